@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_frl.memory_array import memory_record
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.replies import Arrays, count_bytes, rounded_to
+from flwr_frl.strategies.server.replies import Arrays, count_bytes
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import SettingsError, require
 
@@ -188,11 +188,8 @@ class Asynchronous(Participation):
         """Return training messages of the current version for idle clients."""
         pending, nodes = self.strategy.pending, self._idle.draw(self._missing)
         sent = pending.expected[self.strategy.arrayrecord_key]
-        return pending.ask([self._message(n, sent, self.version) for n in nodes])
-
-    def _message(self, node: int, sent: ArrayRecord, version: int) -> Message:
-        config = ConfigRecord({**self.strategy.pending.config, SERVER_ROUND: version})
-        return self.strategy._message(node, sent, config, MessageType.TRAIN)
+        about = sent, pending.config, MessageType.TRAIN
+        return pending.ask([self.strategy._message(node, *about) for node in nodes])
 
     # Who is at work (`Work`).
 
@@ -203,12 +200,12 @@ class Asynchronous(Participation):
 
     def begin(self, messages: Iterable[Message], due: Callable[[int], float]) -> None:
         """Record that the nodes of these messages begin to work."""
+        state = self._state
+        state["versions"][str(self.version)] = self._current
         for message in messages:
             node = message.metadata.dst_node_id
             name = self.strategy.name_of(node)
-            self._state["since"][name] = self.version
-            self._state["due"][name] = due(node)
-            self._state["versions"][str(self.version)] = self._current
+            state["since"][name], state["due"][name] = self.version, due(node)
 
     def end(self, node: int) -> bool:
         """Record that a node is done; return whether its change is recent enough."""
@@ -244,9 +241,12 @@ class Asynchronous(Participation):
 
     def message(self, node: int) -> Message:
         """Return the message that a node has received, made again from its version."""
-        version = self.strategy.pending.asked_in[node]
-        sent = memory_record(self._state["versions"][str(version)])
-        return self._message(node, self.strategy._as_transported(sent), version)
+        pending, strategy = self.strategy.pending, self.strategy
+        version = pending.asked_in[node]
+        config = ConfigRecord({**pending.config, SERVER_ROUND: version})
+        arrays = memory_record(self._state["versions"][str(version)])
+        sent = strategy._as_transported(arrays)
+        return strategy._message(node, sent, config, MessageType.TRAIN)
 
     # Changes.
 
@@ -258,9 +258,9 @@ class Asynchronous(Participation):
         positive. A change of the current version with weight 1 stays as it is.
         """
         staleness = self._staleness[node]
-        weight = (1.0 + staleness) ** -self.staleness_exponent
         if staleness == 0 and self.step_size == 1:
             return arrays
+        weight = (1.0 + staleness) ** -self.staleness_exponent
         version = str(self.strategy.pending.asked_in[node])
         sent = self._state["versions"][version] if self.from_sent else self._current
         moved = {}
@@ -274,7 +274,8 @@ class Asynchronous(Participation):
             change = np.subtract(array, origin, dtype=np.float64)
             change *= step
             change += self._current[name]
-            moved[name] = rounded_to(array.dtype, change)
+            # Arrays without dimensions stay arrays.
+            moved[name] = np.asarray(change, array.dtype)
         return moved
 
     def close(self) -> dict[str, float | list[int]]:
@@ -286,9 +287,9 @@ class Asynchronous(Participation):
             for node, staleness in self._staleness.items()
             if (name := self.strategy.name_of(node)) not in rejected
         }
+        updates, histogram = self.updates, state["staleness"]
         for name, staleness in counted.items():
-            self.updates[name] = self.updates.get(name, 0) + 1
-            histogram = state["staleness"]
+            updates[name] = updates.get(name, 0) + 1
             histogram[str(staleness)] = histogram.get(str(staleness), 0) + 1
         out = set(map(str, state["since"].values()))
         for version in state["versions"].keys() - out:

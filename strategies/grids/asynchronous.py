@@ -96,13 +96,15 @@ class SimulatedWork(ArrivalGrid):
         replies: list[Message] = []
         missing = wanted
         while missing > 0 and queue:
-            # By node, whether its change is recent enough.
+            # By node, whether its change is recent enough; and the number of those.
             delivered: dict[int, bool] = {}
-            while sum(delivered.values()) < missing and queue:
+            recent = 0
+            while recent < missing and queue:
                 at, _, node = heapq.heappop(queue)
                 clock.seconds = max(clock.seconds, at)
                 delivered[node] = work.end(node)
-                if (queue and queue[0][0] == at) or sum(delivered.values()) == missing:
+                recent += delivered[node]
+                if (queue and queue[0][0] == at) or recent == missing:
                     continue
                 more = work.refill()
                 self._begin(more, due)

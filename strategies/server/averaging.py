@@ -126,12 +126,7 @@ class Averaging(
         self._used, self._warned = set[str](), set[str]()
 
     def _is_valid(self, reply: Message) -> bool:
-        try:
-            self.pending.check_content(reply)
-            self.check_train_reply(reply)
-        except InvalidReplyError:
-            return False
-        return True
+        return self.pending.is_valid(reply, self.check_train_reply)
 
     def check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a reply to training can count."""

@@ -54,6 +54,7 @@ MAY_DIFFER = frozenset(
 )
 # The JSON values without parts, which are also the keys that JSON can encode.
 PLAIN = (str, int, float, type(None))
+PLAIN_TYPES = frozenset(PLAIN)
 # Defaults of an earlier version and of this one: a run that named neither goes on.
 FORMER_DEFAULTS = {
     "compressor-k": (0.01, 0.1),
@@ -150,6 +151,8 @@ def _split(
 ) -> tuple[list[tuple[list[str], np.ndarray]], dict[str, Any]]:
     """Return the arrays of a tree with their paths, and a copy of it without them."""
     arrays: list[tuple[list[str], np.ndarray]] = []
+    if PLAIN_TYPES.issuperset(map(type, [*tree, *tree.values()])):
+        return arrays, dict(tree)
     rest: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, PLAIN) and isinstance(key, PLAIN):

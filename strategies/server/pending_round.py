@@ -84,8 +84,10 @@ class PendingRound:
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
         self.bytes_down = self.bytes_up = 0
-        # The expected records, and the number of their bytes.
-        self._sized: tuple[tuple[ArrayRecord, ...], int] = (), 0
+        # The expected records, and the number of bytes of each by its id.
+        self._sized: tuple[tuple[ArrayRecord, ...], dict[int, int]] = (), {}
+        # Numbers of bytes of the replies that `is_valid` has found valid.
+        self._valid: WeakKeyDictionary[Message, int] = WeakKeyDictionary()
         # Decoded arrays, which are views of the replies' bytes, by reply and key.
         self._arrays: WeakKeyDictionary[Message, dict[str, _Decoded]]
         self._arrays = WeakKeyDictionary()
@@ -94,12 +96,13 @@ class PendingRound:
         """Expect arrays of these names, shapes and dtypes under a key."""
         self.expected[key] = like
         self._arrays.clear()
+        self._valid.clear()
 
     def ask(self, messages: list[Message]) -> list[Message]:
         """Store who is asked, count the bytes, and return the same messages."""
         self.asked |= {message.metadata.dst_node_id for message in messages}
         # While the messages exist, so do their records, whose ids are their own.
-        known = dict[int, int]()
+        known = dict(self._expected_bytes()[1])
         self.bytes_down += sum(count_bytes(message, known) for message in messages)
         return messages
 
@@ -110,16 +113,32 @@ class PendingRound:
     @property
     def largest_reply(self) -> float:
         """Limit of a reply in bytes: twice the expected size, plus 16 MiB."""
+        records, sizes = self._expected_bytes()
+        total = sum(sizes[id(record)] for record in records)
+        return largest_reply(total + self.attached_bytes)
+
+    def _expected_bytes(self) -> tuple[tuple[ArrayRecord, ...], dict[int, int]]:
         records = tuple(self.expected.values())
         if records != self._sized[0]:
-            self._sized = records, sum(map(record_bytes, records))
-        return largest_reply(self._sized[1] + self.attached_bytes)
+            self._sized = records, {id(r): record_bytes(r) for r in records}
+        return self._sized
 
-    def check_content(self, reply: Message, size: int | None = None) -> None:
+    def is_valid(self, reply: Message, check: Callable[[Message], object]) -> bool:
+        """Return whether a reply is valid, as `close` finds without a second check."""
+        size = count_bytes(reply)
+        try:
+            self.check_content(reply, size)
+            check(reply)
+        except InvalidReplyError:
+            return False
+        self._valid[reply] = size
+        return True
+
+    def check_content(self, reply: Message, size: int) -> None:
         """Raise `InvalidReplyError` if a reply has unexpected records or is too large.
 
         Numbers and attachments have no expected names, so only their size is limited.
-        ``size`` is the number of the reply's bytes, if it is known.
+        ``size`` is the number of the reply's bytes.
         """
         for key, record in reply.content.items():
             arrays = isinstance(record, ArrayRecord) and key not in self.expected
@@ -128,7 +147,6 @@ class PendingRound:
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
-        size = count_bytes(reply) if size is None else size
         if size > (most := self.largest_reply):
             raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
 
@@ -163,6 +181,7 @@ class PendingRound:
         if key not in decoded or decoded[key].held != held:
             arrays = check_arrays(reply, key, self.expected[key])
             decoded[key] = _Decoded(held, arrays)
+            self._valid.pop(reply, None)
         return dict(decoded[key].arrays)
 
     def forget_arrays(self, reply: Message, key: str) -> None:
@@ -203,7 +222,7 @@ class PendingRound:
         awaited = deque(sorted(self.asked, key=in_order) if use else ())
         for reply in self._in_chunks(replies):
             came.add(reply.metadata.src_node_id)
-            size = count_bytes(reply)
+            size = self._valid.get(reply) or count_bytes(reply)
             self.bytes_up += size
             self._take(reply, size, valid, check)
             while awaited and awaited[0] in came:
@@ -246,14 +265,22 @@ class PendingRound:
                 raise InvalidReplyError("comes twice")
             if reply.has_error():
                 raise InvalidReplyError(f"is an error: {reply.error.reason}")
-            self.check_content(reply, size)
-            check(reply)
+            if not self._is_still_valid(reply):
+                self.check_content(reply, size)
+                check(reply)
             valid[node] = reply
             if reason := unused_state(reply):
                 self.unused[self.name_of(node)] = reason
         except InvalidReplyError as error:
             self.rejections.append((self.name_of(node), one_line(error)))
             log(INFO, "reply of client %s %s", *self.rejections[-1])
+
+    def _is_still_valid(self, reply: Message) -> bool:
+        """Return whether a reply was valid and its arrays were not replaced since."""
+        if reply in self._valid:
+            for key in self.expected:
+                self.arrays(reply, key)
+        return reply in self._valid
 
     @property
     def failure(self) -> str:
