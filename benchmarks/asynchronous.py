@@ -124,8 +124,8 @@ DATA = {
         rounds=60,
         every=3,
         seeds=1,
-        speeds=("groups-10",),
-        communicating=(),
+        speeds=tuple(SPEEDS),
+        communicating=("groups-10",),
         images=50,
     ),
     "people": Data(

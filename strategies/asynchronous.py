@@ -15,7 +15,7 @@ from flwr_frl.memory_array import memory_record
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.replies import Arrays, count_bytes
+from flwr_frl.strategies.server.replies import Arrays, count_bytes, rounded_to
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import SettingsError, require
 
@@ -274,8 +274,7 @@ class Asynchronous(Participation):
             change = np.subtract(array, origin, dtype=np.float64)
             change *= step
             change += self._current[name]
-            # Arrays without dimensions stay arrays.
-            moved[name] = np.asarray(change, array.dtype)
+            moved[name] = rounded_to(array.dtype, change)
         return moved
 
     def close(self) -> dict[str, float | list[int]]:
