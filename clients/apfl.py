@@ -9,7 +9,7 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import Tensors, under, within
+from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.settings import Free, Range
 from flwr_frl.task.training import freeze, loop

@@ -12,6 +12,7 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.device.account import PrivateTraining
+from flwr_frl.clients.device.conversions import to_numpy
 from flwr_frl.clients.device.evaluation import evaluate_model
 from flwr_frl.clients.device.parameter_groups import (
     WHOLE,
@@ -24,7 +25,6 @@ from flwr_frl.clients.device.parameter_groups import (
     check_groups,
     groups_to_fit,
     initial_arrays,
-    to_numpy,
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.traits import extend, missing_attribute

@@ -8,7 +8,8 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import HEAD, Tensors, under, within
+from flwr_frl.clients.device.conversions import Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import features_of, loop

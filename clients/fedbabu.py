@@ -7,7 +7,8 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, under
+from flwr_frl.clients.device.conversions import under
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.fine_tuning import FineTuned, FineTuningSettings
 from flwr_frl.task.settings import Choice
 

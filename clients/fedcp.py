@@ -9,7 +9,8 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, Tensors, under, within
+from flwr_frl.clients.device.conversions import Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel

@@ -8,7 +8,8 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, to_numpy
+from flwr_frl.clients.device.conversions import Tensors, to_numpy
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import CONSENSUS
 from flwr_frl.task.models import SplitModel

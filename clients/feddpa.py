@@ -8,7 +8,7 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import under, within
+from flwr_frl.clients.device.conversions import under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.adapters import is_lora, lora_layers, needs_lora

@@ -4,12 +4,7 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import (
-    Tensors,
-    difference,
-    under,
-    within,
-)
+from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import IN_MEAN, PROXIMAL_WEIGHT
 from flwr_frl.task.settings import SettingsError

@@ -8,12 +8,8 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import (
-    WHOLE,
-    Tensors,
-    under,
-    within,
-)
+from flwr_frl.clients.device.conversions import Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split

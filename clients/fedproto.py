@@ -8,8 +8,9 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.evaluation import class_mask
-from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.traits import NODE_SETTINGS
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES

@@ -9,13 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize, relu
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import (
-    HEAD,
-    REPRESENTATION,
-    Tensors,
-    under,
-    within,
-)
+from flwr_frl.clients.device.conversions import Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel

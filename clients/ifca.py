@@ -8,7 +8,8 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, under
+from flwr_frl.clients.device.conversions import Tensors, under
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.messages import CLUSTER, CLUSTERS

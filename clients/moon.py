@@ -10,12 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import (
-    REPRESENTATION,
-    Tensors,
-    under,
-    within,
-)
+from flwr_frl.clients.device.conversions import Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import REPRESENTATION
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import Range, SettingsError
 from flwr_frl.task.training import freeze, loop

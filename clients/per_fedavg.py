@@ -9,7 +9,7 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import Tensors
+from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.examples import EVALUATION_BATCH, count_targets
 from flwr_frl.task.models import SplitModel

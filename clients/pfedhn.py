@@ -3,7 +3,7 @@
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import difference
+from flwr_frl.clients.device.conversions import difference
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import SettingsError, require
 

@@ -9,14 +9,13 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
+from flwr_frl.clients.device.conversions import to_numpy, to_tensors
 from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
     REPRESENTATION,
     Groups,
     array_names,
-    to_numpy,
-    to_tensors,
 )
 from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.clients.traits import NODE_SETTINGS

@@ -4,13 +4,8 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import (
-    WHOLE,
-    Tensors,
-    difference,
-    under,
-    within,
-)
+from flwr_frl.clients.device.conversions import Tensors, difference, under, within
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.messages import CONTROL, FROM_SHARED, IN_MEAN
 from flwr_frl.task.training import steps_an_epoch
 

@@ -6,7 +6,6 @@ arrays beside the model.
 """
 
 import difflib
-import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -16,6 +15,14 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
+from flwr_frl.clients.device.conversions import (
+    LARGE,
+    Tensors,
+    received_tensors,
+    to_numpy,
+    to_tensors,
+    within,
+)
 from flwr_frl.clients.device.optimizers import OptimizerStates
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.traits import Traits
@@ -26,7 +33,6 @@ from flwr_frl.task.models import SplitModel
 from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.settings import SettingsError
 
-Tensors = dict[str, Tensor]
 Arrays = dict[str, npt.NDArray[np.generic]]
 Groups = tuple[str, ...]
 Config = dict[str, Scalar]
@@ -34,8 +40,6 @@ Reply = tuple[NDArrays, int, Config]
 
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
-# Size in bytes from which received arrays are not copied.
-LARGE = 2**20
 
 
 class ParameterGroups:
@@ -355,52 +359,6 @@ def check_untrained(client: ParameterGroups, model: SplitModel) -> None:
             )
 
 
-def under(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the arrays of a group by their names within it."""
-    return {n[len(group) :]: t for n, t in tensors.items() if n.startswith(group)}
-
-
-def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Prefix names with a group; the inverse of `under`."""
-    return {group + n: t for n, t in tensors.items()}
-
-
-def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array, which shares its memory on the CPU."""
-    array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
-
-
-def to_tensors(
-    arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
-) -> Tensors:
-    """Return copies of arrays on a device."""
-    copies = {n: torch.from_numpy(np.array(value)) for n, value in arrays.items()}
-    return {name: tensor.to(device) for name, tensor in copies.items()}
-
-
-def received_tensors(
-    arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
-) -> Tensors:
-    """Return arrays on a device; large read-only ones on the CPU are not copied.
-
-    All clients of a process then receive the same memory (`check_received`).
-    """
-    large = {
-        name: value
-        for name, value in arrays.items()
-        if device == CPU and value.nbytes >= LARGE and not value.flags.writeable
-    }
-    if not large:
-        return to_tensors(arrays, device)
-    tensors = to_tensors({n: v for n, v in arrays.items() if n not in large}, device)
-    with warnings.catch_warnings():
-        # torch cannot mark a tensor as read-only, and warns.
-        warnings.simplefilter("ignore", UserWarning)
-        tensors |= {name: torch.from_numpy(value) for name, value in large.items()}
-    return {name: tensors[name] for name in arrays}
-
-
 def check_received(client: ParameterGroups) -> None:
     """Raise `SettingsError` if a client has changed a large received array in place."""
     for name, tensor in client.received.items():
@@ -409,11 +367,3 @@ def check_received(client: ParameterGroups) -> None:
                 f"{type(client).__name__} changes self.received[{name!r}] in place, "
                 "which all clients of a process share; it must clone it first"
             )
-
-
-def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:
-    """Return the changes of arrays; of booleans, whether they changed."""
-    return {
-        n: value ^ before[n] if value.dtype == torch.bool else value - before[n]
-        for n, value in after.items()
-    }

@@ -1,13 +1,8 @@
 """Clients that keep a personal model besides the shared one."""
 
 from flwr_frl.clients.base import Client, Config, Reply
-from flwr_frl.clients.device.parameter_groups import (
-    Groups,
-    Tensors,
-    difference,
-    under,
-    within,
-)
+from flwr_frl.clients.device.conversions import Tensors, difference, under, within
+from flwr_frl.clients.device.parameter_groups import Groups
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import Proximal

@@ -19,7 +19,8 @@ from flwr.common import NDArrays, log
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, to_numpy, within
+from flwr_frl.clients.device.conversions import Tensors, to_numpy, within
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import (

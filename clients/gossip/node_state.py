@@ -8,7 +8,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flwr_frl.clients.device.parameter_groups import Arrays, Tensors, to_numpy
+from flwr_frl.clients.device.conversions import Tensors, to_numpy
+from flwr_frl.clients.device.parameter_groups import Arrays
 from flwr_frl.clients.device.state import PREFIX, StoredArrays
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import LARGEST_ENTRY

@@ -18,13 +18,9 @@ from flwr_frl.clients.device.card import (
     unknown_split,
     without_examples,
 )
+from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.file_settings import named_settings
-from flwr_frl.clients.device.parameter_groups import (
-    Tensors,
-    array_names,
-    initial_arrays,
-    under,
-)
+from flwr_frl.clients.device.parameter_groups import array_names, initial_arrays
 from flwr_frl.clients.device.setup import algorithm_of, task_of_device
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import read_checked, usable, versions_in

@@ -13,8 +13,9 @@ from flwr_frl.clients.algorithms import check_named, complete
 from flwr_frl.clients.base import Client, digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import ImageModel, ModelCard
+from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.file_settings import Followed, followed
-from flwr_frl.clients.device.parameter_groups import HEAD, Tensors
+from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.setup import seed_torch
 from flwr_frl.clients.device.state_file import quoted, state_directory
 from flwr_frl.task.checkpoint import (

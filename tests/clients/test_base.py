@@ -20,13 +20,12 @@ from flwr_frl.clients import (
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.base import Client, TrainingSettings
+from flwr_frl.clients.device.conversions import under, within
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
     REPRESENTATION,
     array_names,
     initial_arrays,
-    under,
-    within,
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrep import FedRepSettings

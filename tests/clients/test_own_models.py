@@ -11,7 +11,8 @@ from torch import nn
 
 from flwr_frl import simulate
 from flwr_frl.clients import FedAvgClient, FedRepClient
-from flwr_frl.clients.device.parameter_groups import HEAD, difference
+from flwr_frl.clients.device.conversions import difference
+from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.records import checked
 from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.clients.device.state import PersonalState
