@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flwr_frl.task.models.split_model import SplitModel, on_trial
+from flwr_frl.task.models.side_effects import on_trial
+from flwr_frl.task.models.split_model import SplitModel
 
 # Largest difference of the outputs, relative to the largest output.
 ROUNDING = 1e-4

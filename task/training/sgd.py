@@ -14,7 +14,8 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from flwr_frl.task.devices import CPU, current
 from flwr_frl.task.examples import Batch, ExampleSet
-from flwr_frl.task.models.split_model import Part, SplitModel, on_trial
+from flwr_frl.task.models.side_effects import on_trial
+from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.settings import Checked, Free, Range, SettingsError
 
 # Maps a batch's features and targets and the model to a value added to the loss.

@@ -1,0 +1,90 @@
+"""Side effects of a model's forward pass, found by trying it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
+
+from flwr_frl.task.devices import random_state, set_random_state
+
+
+class Observed(NamedTuple):
+    """Side effects of a forward pass in training mode.
+
+    Parameters
+    ----------
+    random_parts : frozenset of str
+        Parts that draw random numbers.
+    embeds : bool
+        True if an embedding has padding or a maximum norm.
+    """
+
+    random_parts: frozenset[str]
+    embeds: bool
+
+
+@contextmanager
+def on_trial(model: nn.Module) -> Iterator[None]:
+    """Restore a model's modes and buffers and torch's generators after a block.
+
+    Gradients are off within the block.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    state = random_state()
+    with torch.no_grad():
+        try:
+            yield
+        finally:
+            set_random_state(state)
+            for module, training in modes.items():
+                module.training = training
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+class _Embeddings(TorchFunctionMode):
+    """Detects embeddings with padding or a maximum norm, wherever they are called."""
+
+    detected = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        # Everything but inputs and weights is passed by name here.
+        if func is nn.functional.embedding and named["padding_idx"] is not None:
+            self.detected = True
+        embeds = func in (nn.functional.embedding, nn.functional.embedding_bag)
+        if embeds and named["max_norm"] is not None:
+            self.detected = True
+            # On a copy: torch shortens the rows of the weights in place.
+            args = args[0], args[1].clone(), *args[2:]
+        return func(*args, **named)
+
+
+def observe(model: nn.Module, inputs: Tensor) -> Observed:
+    """Return the side effects of a split model's forward pass in training mode.
+
+    Model and generators are left as they were.
+    """
+    if len(inputs) == 1:
+        # Norms without running statistics refuse a single example.
+        inputs = torch.cat([inputs, inputs])
+    state, random_parts, embeddings = random_state(), set(), _Embeddings()
+    with on_trial(model):
+        for module in model.train().modules():
+            # In evaluation mode norms accept one example and keep their statistics.
+            if isinstance(module, _NormBase):
+                module.eval()
+        for name in ("representation", "head"):
+            with embeddings:
+                inputs = model.get_submodule(name)(inputs)
+            if not all(map(torch.equal, state, random_state())):
+                random_parts.add(name)
+                set_random_state(state)
+    return Observed(frozenset(random_parts), embeddings.detected)
