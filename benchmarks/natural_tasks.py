@@ -1,4 +1,4 @@
-"""Tasks whose clients are people, hospitals, schools and fields, for `natural`.
+"""Tasks whose clients are people, hospitals, schools, roles and fields, for `natural`.
 
 Each is a function of a user's own kind: it reads a public data set as it is published
 and returns an `ExampleTask`. A quarter of each client's examples is its test set, drawn
@@ -11,10 +11,12 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from flwr_frl.task import ExampleSet, ExampleTask, Range, SplitModel
 from flwr_frl.task.settings import Free
+from flwr_frl.task.tasks.text import CHARACTERS, PositionwiseLinear
 
 Seed = Annotated[int, Range("[0, inf)")]
 Folder = Annotated[str, Free("a directory with the published files")]
@@ -238,4 +240,74 @@ def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Exampl
         test=test,
         classes=tuple("0123456789"),
         seed=seed,
+    )
+
+
+def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
+    """Return the next character in Shakespeare's plays: 30 roles, a small GRU.
+
+    They are the longest roles, of which the first 10,000 characters are read, in
+    windows of 80 as in LEAF but without overlap; the last quarter is the test set.
+    """
+    files = sorted((Path(data_dir) / "shakespeare-roles").glob("*.txt"))
+    texts = {path.stem: path.read_text("utf-8") for path in files}
+    places = {character: i for i, character in enumerate(CHARACTERS)}
+    train, test = {}, {}
+    for name in sorted(texts, key=lambda name: -len(texts[name]))[:30]:
+        codes = torch.tensor([places.get(c, 0) for c in texts[name][:10_000]])
+        windows = codes.unfold(0, 81, 80)
+        cut = 3 * len(windows) // 4
+        for sets, chosen in ((train, windows[:cut]), (test, windows[cut:])):
+            sets[name] = ExampleSet(chosen[:, :-1].clone(), chosen[:, 1:].clone())
+
+    def model() -> SplitModel:
+        return SplitModel(RecurrentFeatures(), PositionwiseLinear(64, len(CHARACTERS)))
+
+    return ExampleTask(
+        model=model, train=train, test=test, classes=tuple(CHARACTERS), seed=seed
+    )
+
+
+class RecurrentFeatures(nn.Module):
+    """An embedding and a GRU of width 64, with its states at every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(CHARACTERS), 16)
+        self.gru = nn.GRU(16, 64, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return features of shape (n, time, 64)."""
+        features: torch.Tensor = self.gru(self.embedding(tokens))[0]
+        return features
+
+
+def writers(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
+    """Return FEMNIST's digits: 12 writers, 28 x 28 grey images, a small CNN."""
+    train, test = {}, {}
+    for folder in sorted((Path(data_dir) / "femnist").iterdir()):
+        paths = sorted(folder.glob("train/*/*.png"))
+        pixels = np.stack([np.asarray(Image.open(path).convert("L")) for path in paths])
+        images = torch.from_numpy(pixels).float().div(255).sub(0.5)[:, None]
+        digits = torch.tensor([int(path.parent.name) for path in paths])
+        rng = np.random.default_rng([seed, len(train)])
+        order = torch.from_numpy(rng.permutation(len(paths)))
+        cut = len(paths) // 4
+        for sets, chosen in ((test, order[:cut]), (train, order[cut:])):
+            sets[folder.name] = ExampleSet(images[chosen], digits[chosen])
+
+    def model() -> SplitModel:
+        representation = nn.Sequential(
+            nn.Conv2d(1, 8, 5, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 5, stride=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(256, 64),
+            nn.ReLU(),
+        )
+        return SplitModel(representation, nn.Linear(64, 10))
+
+    return ExampleTask(
+        model=model, train=train, test=test, classes=tuple("0123456789"), seed=seed
     )
