@@ -105,7 +105,7 @@ DATA = {
         every=2,
         seeds=3,
         speeds=tuple(SPEEDS),
-        communicating=tuple(SPEEDS),
+        communicating=("fixed", "groups-10"),
     ),
     "images": Data(
         "asynchronous-images",
