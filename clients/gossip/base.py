@@ -244,28 +244,38 @@ class GossipClient(Client):
         messages : list of bytes
             Empty if a node has nothing to send.
         decoded : dict of int to Tensor
-            The decoded messages, by node; empty if `apply_sent` needs none.
+            The decoded messages, by node, if `apply_sent` needs them or if they equal
+            what was compressed.
         """
         vectors, threshold = self.outgoing(server_round)
         rows = vectors.view(-1, self.dimension)
         squares = rows.square().sum(1).tolist()
         messages = [b""] * len(squares)
-        decoded: dict[int, Tensor] = {}
-        for i, (row, square) in enumerate(zip(rows.unbind(), squares, strict=True)):
-            # NaN is not sent: saving the state reports it.
-            if square > threshold:
-                random = self.compressor.is_random
-                generator = randomness(seeds[i]) if random else NO_RANDOMNESS
-                messages[i] = self.compressor.compress(row, generator)
-                if type(self).apply_sent is not GossipClient.apply_sent:
-                    sent = self.compressor.decompress(messages[i], self.dimension)
-                    decoded[i] = sent
-        if decoded:
-            q = torch.zeros_like(rows)
-            for i, sent in decoded.items():
-                q[i].copy_(sent)
-            self.apply_sent(q.view(vectors.shape))
-        return messages, decoded
+        # NaN is not sent: saving the state reports it.
+        sent = [i for i, square in enumerate(squares) if square > threshold]
+        if not sent:
+            return messages, {}
+        chosen = rows if len(sent) == len(squares) else rows[sent]
+        random = self.compressor.is_random
+        generators = [randomness(seeds[i]) if random else NO_RANDOMNESS for i in sent]
+        encoded = self.compressor.compress_rows(chosen, generators)
+        for i, message in zip(sent, encoded, strict=True):
+            messages[i] = message
+        applies = type(self).apply_sent is not GossipClient.apply_sent
+        if self.compressor.is_exact:
+            q = chosen
+        elif applies:
+            q = torch.stack(
+                [self.compressor.decompress(m, self.dimension) for m in encoded]
+            ).to(rows.device)
+        else:
+            return messages, {}
+        if applies:
+            every = q if len(sent) == len(squares) else torch.zeros_like(rows)
+            if every is not q:
+                every[sent] = q
+            self.apply_sent(every.view(vectors.shape))
+        return messages, dict(zip(sent, q.unbind(), strict=True))
 
     def iterate(self, server_round: int) -> float:
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).

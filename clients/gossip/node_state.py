@@ -123,11 +123,14 @@ def gather(
             )
     for members in rows.values():
         former: NodeMatrices = records[members[0]].__dict__["matrices"]
-        chosen = [records[i].__dict__["row"] for i in members]
+        chosen = torch.tensor([records[i].__dict__["row"] for i in members])
         matrices.sent.update(former.sent)
-        x[members] = former.x[chosen]
+        place: Any = torch.tensor(members)
+        if len(members) == len(states):
+            place = slice(None)
+        x[place] = former.x[chosen]
         for name in vectors:
-            matrices.vectors[name][members] = former.vectors[name][chosen]
+            matrices.vectors[name][place] = former.vectors[name][chosen]
     return matrices
 
 

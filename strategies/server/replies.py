@@ -20,6 +20,7 @@ from flwr_frl.strategies.server.checks import (
 from flwr_frl.task.messages import BYTES, PROPERTIES, UNUSED_STATE
 from flwr_frl.task.npy import header
 from flwr_frl.task.npy import is_finite as all_finite
+from flwr_frl.task.records import entries_of
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
@@ -335,7 +336,7 @@ def count_bytes(message: Message, known: dict[int, int] | None = None) -> int:
     if not message.has_content():
         return 0
     total, known = 0, {} if known is None else known
-    for key, record in message.content.items():
+    for key, record in entries_of(message.content).items():
         size = known.get(id(record))
         if size is None:
             size = known[id(record)] = record_bytes(record)
@@ -351,12 +352,15 @@ def largest_reply(expected: float) -> float:
 def record_bytes(record: RecordType) -> int:
     """Return the bytes of a record: serialised arrays, values and names."""
     # Flower's own count fails on empty strings and lists.
+    entries = entries_of(record)
+    total = sum(map(len, entries))
     if isinstance(record, ArrayRecord):
-        return sum(len(name) + num_bytes(array) for name, array in record.items())
-    total = 0
-    for name, value in record.items():
-        total += len(name)
-        if isinstance(value, list):
+        return total + sum(map(num_bytes, entries.values()))
+    for value in entries.values():
+        # Before the general case, for speed: most values are single numbers.
+        if type(value) in (int, float):
+            total += 8
+        elif isinstance(value, list):
             # All entries of a list have the same type.
             if value and isinstance(value[0], str | bytes):
                 total += sum(map(len, cast(list[str], value)))
