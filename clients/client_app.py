@@ -157,8 +157,11 @@ class App(ClientApp):
 
 def named(context: Context, message: Message) -> Context:
     """Return the context, with the registered name of a node that has no other name."""
-    node, record = context.node_config, message.content.get(CONFIG)
-    if "client-name" in node or "partition-id" in node or record is None:
+    node = context.node_config
+    if "client-name" in node or "partition-id" in node:
+        return context
+    record = message.content.get(CONFIG)
+    if record is None:
         return context
     config = check_config(cast(ConfigRecord, record))
     if REGISTERED_NAME not in config:

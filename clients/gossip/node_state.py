@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.device.parameter_groups import Arrays, Tensors, to_numpy
@@ -58,6 +58,9 @@ class NodeMatrices:
         return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
 
 
+_EMPTY = ArrayRecord().__dict__
+
+
 class NodeRecord(StoredArrays):
     """A version of a node's state, which is a row of `NodeMatrices`.
 
@@ -66,8 +69,8 @@ class NodeRecord(StoredArrays):
     """
 
     def __init__(self, matrices: NodeMatrices, row: int) -> None:
-        super().__init__()
-        self.__dict__.update(matrices=matrices, row=row)
+        # Flower's constructor takes as long as the rest of a small state.
+        self.__dict__.update(_EMPTY, _data={}, matrices=matrices, row=row)
 
     def arrays(self) -> Arrays:
         """Return the arrays."""

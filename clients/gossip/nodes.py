@@ -7,7 +7,6 @@ their own clients.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property
 from logging import WARNING, getLogger
 from typing import Any, cast
 
@@ -29,15 +28,14 @@ from flwr_frl.clients.device.setup import (
     Setup,
     build_client,
     cohort_size,
-    partition_id,
     torch_seed,
 )
 from flwr_frl.clients.device.state import PREFIX, replace_versions
 from flwr_frl.clients.gossip.base import VECTORS, GossipClient
+from flwr_frl.clients.gossip.node_data import DataCache, DecodedMessages
 from flwr_frl.clients.gossip.node_state import NodeRecord, gather
 from flwr_frl.clients.gossip.relayed import Exchange
 from flwr_frl.messages import reply_with
-from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import Batch
 from flwr_frl.task.messages import (
@@ -52,12 +50,10 @@ from flwr_frl.task.messages import (
 )
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.records import entries_of, fill
-from flwr_frl.task.resident import train_examples
 from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.training.calls import fewest
 from flwr_frl.task.training.cohort import RefusedKeys
 from flwr_frl.task.training.stacked import Objective
-from flwr_frl.task.training.stacked_batches import PooledExamples
 
 # Settings of simulated nodes; with any other a node may have another task.
 SIMULATED = {"partition-id", "num-partitions"}
@@ -131,89 +127,6 @@ def _key(message: Message, context: Context) -> Hashable:
     is_back = acknowledged != config[EXCHANGED_ROUND]
     common = [cast(Hashable, config[name]) for name in names[:-1]]
     return None if is_back else tuple(common)
-
-
-class NodesData:
-    """The examples of several nodes.
-
-    Parameters
-    ----------
-    task : Task
-        Their task.
-    indices : list of int
-        Their partitions.
-    device : torch.device
-        Where batches are placed.
-    """
-
-    def __init__(self, task: Task, indices: list[int], device: torch.device) -> None:
-        self.task, self.indices, self.device = task, indices, device
-        self.examples = [train_examples(task, i).on(device) for i in indices]
-        self.sizes = [len(each) for each in self.examples]
-        # Only plain examples are drawn together.
-        self.is_plain = min(self.sizes) > 0 and not any(
-            e.augment or e.unlabelled is not None for e in self.examples
-        )
-
-    @cached_property
-    def pool(self) -> PooledExamples:
-        """The examples, of which rows of all nodes are taken at once."""
-        return PooledExamples(self.examples)
-
-
-class DataCache:
-    """The examples of the nodes of the last round, which mostly train in the next."""
-
-    def __init__(self) -> None:
-        self._data: NodesData | None = None
-
-    def get(
-        self, task: Task, contexts: Sequence[Context], device: torch.device
-    ) -> NodesData:
-        """Return the examples of nodes."""
-        indices = [partition_id(context.node_config) for context in contexts]
-        data = self._data
-        if data is None or not (
-            data.task is task and data.device == device and data.indices == indices
-        ):
-            data = self._data = NodesData(task, indices, device)
-        return data
-
-
-class DecodedMessages(dict[bytes, int | None]):
-    """Places of messages among their decoded vectors; None for malformed messages.
-
-    Parameters
-    ----------
-    client : GossipClient
-        Decodes messages, each once.
-    known : mapping of bytes to Tensor
-        Vectors of messages that are decoded already.
-
-    Attributes
-    ----------
-    vectors : list of Tensor
-        The decoded vectors.
-    errors : dict of bytes to ValueError
-        What is wrong with malformed messages.
-    """
-
-    def __init__(self, client: GossipClient, known: Mapping[bytes, Tensor]) -> None:
-        super().__init__()
-        self.vectors: list[Tensor] = []
-        self.errors: dict[bytes, ValueError] = {}
-        self._client, self._known = client, known
-
-    def __missing__(self, data: bytes) -> int | None:
-        """Decode a message."""
-        self[data] = None
-        try:
-            vector = self._known.get(data)
-            self.vectors.append(self._client.decode(data) if vector is None else vector)
-            self[data] = len(self.vectors) - 1
-        except ValueError as error:
-            self.errors[data] = error
-        return self[data]
 
 
 class Nodes:
@@ -357,14 +270,10 @@ class Nodes:
             drawn += [torch.randperm(count) for _ in iterations]
         cohort = self.setup.device.cohort
         most = len(sizes) if cohort == "auto" else cohort_size(cohort)
-        # Nodes with few examples have smaller batches.
-        by_size: dict[tuple[int, int], list[int]] = {}
-        for i, count in enumerate(sizes):
-            by_size.setdefault((min(batch_size, count), i // most), []).append(i)
-        order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)
+        order, lengths = torch.cat(drawn), self.data.lengths.repeat_interleave(times)
         starts = (lengths.cumsum(0) - lengths).view(-1, times, 1)
         groups: list[tuple[Any, list[Batch]]] = []
-        for (size, _), members in by_size.items():
+        for size, members in self.data.groups(batch_size, most):
             rows = order[starts[members] + torch.arange(size)].flatten(1)
             batches = self.data.pool.batches(members, rows, size)
             everyone = len(members) == len(sizes)

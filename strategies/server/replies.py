@@ -106,7 +106,7 @@ def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
     Raises `InvalidReplyError` if there is no record of this key, it has missing or
     extra names, or an array that `decode` refuses.
     """
-    record = reply.content.get(key)
+    record = entries_of(reply.content).get(key)
     if not isinstance(record, ArrayRecord):
         raise InvalidReplyError(f"has no arrays under {key!r}")
     if record.keys() != expected.keys():
@@ -186,18 +186,19 @@ def check_evaluation(reply: Message, weight: str = "") -> dict[str, float]:
 
 def _metric_records(reply: Message) -> list[MetricRecord]:
     # Flower's `metric_records` copies the dictionary.
-    return [r for r in reply.content.values() if isinstance(r, MetricRecord)]
+    records = entries_of(reply.content).values()
+    return [record for record in records if isinstance(record, MetricRecord)]
 
 
 def attached(reply: Message, name: str) -> object:
     """Return a client's attachment by name; None if there is none."""
-    record = reply.content.get(BYTES)
+    record = entries_of(reply.content).get(BYTES)
     return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
 def unused_state(reply: Message) -> str:
     """Return why a client could not use its saved state; empty if it could."""
-    record = reply.content.get(PROPERTIES)
+    record = entries_of(reply.content).get(PROPERTIES)
     reason = record.get(UNUSED_STATE, "") if isinstance(record, ConfigRecord) else ""
     return one_line(reason) if isinstance(reason, str) else ""
 

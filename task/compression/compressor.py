@@ -183,7 +183,11 @@ def _typical_omega(compressor: Compressor, dimension: int) -> float:
 
 def _checked(rows: torch.Tensor) -> Float32s:
     """Return a finite float32 matrix as an array; raise ValueError for others."""
-    if rows.dtype != torch.float32 or rows.dim() != 2 or not 1 <= len(rows[0]) <= 2**32:
+    if (
+        rows.dtype != torch.float32
+        or rows.dim() != 2
+        or not 1 <= rows.shape[1] <= 2**32
+    ):
         raise ValueError(
             f"the vector is {rows.dtype} of shape {tuple(rows.shape[1:])}; "
             "expected float32 of shape (d,), 1 <= d <= 2^32"
