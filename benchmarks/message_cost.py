@@ -1,8 +1,9 @@
-"""What a message costs beside its arithmetic, in one process: CPU time and profile.
+"""What a message of a small client costs beside its arithmetic, in one process.
 
-Logistic regression on digits (64 inputs), all clients in every round, no evaluation.
-The arithmetic is what the client's own steps take: training, mixing with neighbours and
-making its message. The rest is the message: drawn up, checked, answered and aggregated.
+CPU time of a client or node and round, with a profile; all clients take part in every
+round, and there is no evaluation. The arithmetic is training, mixing with neighbours
+and making messages; the rest is the messages themselves: made, checked, answered and
+aggregated.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import pstats
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import track
@@ -20,24 +21,82 @@ from rich.progress import track
 from benchmarks.common import markdown, write
 from flwr_frl.clients import Client, DPSGDClient, GossipClient, SQuARMSGDClient
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.gossip.nodes import Nodes
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import Settings, defaults, resolve
+from flwr_frl.task.settings import Setting, Settings, resolve
+from flwr_frl.task.training.calls import TrainCall
 
-ALGORITHMS = {
-    "fedavg": {"representation-epochs": 1},
-    "dpsgd": {"graph": "ring"},
-    "squarm-sgd": {"compressor": "sign-top-k", "compressor-k": 0.1, "local-steps": 5},
+
+class Case(NamedTuple):
+    """A row of the table.
+
+    Parameters
+    ----------
+    settings : dict
+        Settings that differ from those of all cases.
+    aim : int
+        Microseconds of a client and round that were aimed at; 0 for none.
+    """
+
+    settings: dict[str, Setting]
+    aim: int = 0
+
+    @property
+    def together(self) -> bool:
+        """Whether the clients run together."""
+        return self.settings.get("cohort", "auto") == "auto"
+
+
+OFF: dict[str, Setting] = {"cohort": "off"}
+# 100 clients of 50 examples.
+SOFTMAX: dict[str, Setting] = {
+    "algorithm": "fedavg",
+    "task": "benchmarks.cohort:logistic",
+    "num-clients": 100,
+    "batch-size": 10,
+    "representation-epochs": 1,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
 }
-# Of a client's methods.
-ARITHMETIC = {
+CHOCO: dict[str, Setting] = {
+    "algorithm": "choco-sgd",
+    "compressor": "top-k",
+    "compressor-k": 0.1,
+}
+SQUARM: dict[str, Setting] = {
+    "algorithm": "squarm-sgd",
+    "compressor": "sign-top-k",
+    "compressor-k": 0.1,
+    "local-steps": 5,
+}
+CASES = {
+    "softmax, together": Case(SOFTMAX, 200),
+    "softmax, one by one": Case(SOFTMAX | OFF, 1150),
+    "D-PSGD, ring": Case({"algorithm": "dpsgd", "graph": "ring"}, 90),
+    "D-PSGD, complete graph": Case({"algorithm": "dpsgd", "graph": "complete"}, 120),
+    "CHOCO-SGD, ring": Case(CHOCO | {"graph": "ring"}, 250),
+    "CHOCO-SGD, complete graph": Case(CHOCO | {"graph": "complete"}, 400),
+    "SQuARM-SGD, ring": Case(SQUARM | {"graph": "ring"}, 400),
+    "SQuARM-SGD, complete graph": Case(SQUARM | {"graph": "complete"}, 500),
+    "D-PSGD, ring, one by one": Case({"algorithm": "dpsgd", "graph": "ring"} | OFF),
+    "SQuARM-SGD, ring, one by one": Case(SQUARM | {"graph": "ring"} | OFF),
+}
+PROFILED = ("softmax, together", "softmax, one by one", "D-PSGD, ring")
+# Methods of one client, and of several clients that run together.
+ALONE: dict[type, list[str]] = {
     Client: ["train"],
-    GossipClient: ["iterate"],
-    DPSGDClient: ["mix", "message"],
-    SQuARMSGDClient: ["mix", "message"],
+    GossipClient: ["iterate", "message"],
+    DPSGDClient: ["mix"],
+    SQuARMSGDClient: ["mix"],
 }
-BLOCKS = 20
+TOGETHER: dict[type, list[str]] = {
+    TrainCall: ["together"],
+    Nodes: ["exchange", "iterate"],
+    GossipClient: ["messages"],
+}
+BLOCKS = 10
 
 
 class Clock:
@@ -59,28 +118,23 @@ class Clock:
         return call
 
 
-def settings_for(algorithm: str, clients: int) -> Settings:
+def settings_for(case: Case) -> Settings:
     """Return the settings of a run."""
-    # One by one; earlier commits know nothing else.
-    together = {"cohort": "off"} if "cohort" in defaults() else {}
-    return resolve(
-        {
-            **together,
-            "algorithm": algorithm,
-            "task": "digits",
-            "model": "logistic",
-            "num-clients": clients,
-            "classes-per-client": 10,
-            "fraction-train": 1.0,
-            "consensus-step": 0.1,
-            **ALGORITHMS[algorithm],
-        }
-    )
+    common: dict[str, Setting] = {
+        "task": "digits",
+        "model": "logistic",
+        "num-clients": 60,
+        "classes-per-client": 10,
+        "fraction-train": 1.0,
+        "consensus-step": 0.1,
+    }
+    return resolve(common | case.settings)
 
 
-def prepare(algorithm: str, clients: int) -> Callable[[int], None]:
-    """Return what makes some rounds; the first ones are made."""
-    settings = settings_for(algorithm, clients)
+def prepare(case: Case) -> tuple[Callable[[int], None], int]:
+    """Return what makes some rounds, and the number of clients; three are made."""
+    settings = settings_for(case)
+    clients = int(settings["num-clients"])
     grid = InlineGrid(make_app(dict(settings)), clients)
     strategy = build_strategy(settings)
     arrays = strategy.initialize(grid)
@@ -93,26 +147,30 @@ def prepare(algorithm: str, clients: int) -> Callable[[int], None]:
         done += count
 
     rounds(3)
-    return rounds
+    return rounds, clients
 
 
-def measure(algorithm: str, clients: int, rounds: int) -> tuple[float, float]:
-    """Return milliseconds of a message, and of its arithmetic: the cheapest block's.
+def measure(case: Case, rounds: int) -> tuple[float, float]:
+    """Return microseconds of a client and round, and of its arithmetic.
 
-    The machine does other things as well, which can only add.
+    They are those of the cheapest block: the machine does other things as well, which
+    can only add.
     """
     clock = Clock()
+    methods = TOGETHER if case.together else ALONE
     originals = [
         (kind, name, vars(kind)[name])
-        for kind, names in ARITHMETIC.items()
+        for kind, names in methods.items()
         for name in names
     ]
     for kind, name, method in originals:
-        setattr(kind, name, clock.timed(method))
+        timed = clock.timed(getattr(method, "__func__", method))
+        is_static = isinstance(method, staticmethod)
+        setattr(kind, name, staticmethod(timed) if is_static else timed)
     try:
-        run = prepare(algorithm, clients)
+        run, clients = prepare(case)
         blocks = []
-        for _ in track(range(BLOCKS), algorithm):
+        for _ in range(BLOCKS):
             clock.seconds, began = 0.0, time.process_time()
             run(rounds)
             whole = time.process_time() - began
@@ -120,23 +178,33 @@ def measure(algorithm: str, clients: int, rounds: int) -> tuple[float, float]:
     finally:
         for kind, name, method in originals:
             setattr(kind, name, method)
-    whole, arithmetic = min(blocks, key=lambda block: block[0] - block[1])
-    scale = 1000 / (clients * rounds)
+    whole, arithmetic = min(blocks)
+    scale = 1e6 / (clients * rounds)
     return whole * scale, arithmetic * scale
 
 
-def profile(algorithm: str, clients: int, rounds: int) -> list[tuple[str, str, str]]:
-    """Return where the time goes: function, calls a message, share of the whole."""
-    run = prepare(algorithm, clients)
+def reference() -> float:
+    """Return microseconds of CPU time of a loop in Python, for the machine's speed."""
+    times = []
+    for _ in range(20):
+        began = time.process_time()
+        sum(i * i for i in range(10_000))
+        times.append(time.process_time() - began)
+    return 1e6 * min(times)
+
+
+def profile(case: Case, rounds: int) -> list[tuple[str, str, str]]:
+    """Return where the time goes: function, calls a client and round, share."""
+    run, clients = prepare(case)
     profiler = cProfile.Profile()
     profiler.runcall(run, rounds)
     statistics: Any = pstats.Stats(profiler)
     total = statistics.total_tt
-    own = sorted(statistics.stats.items(), key=lambda item: -item[1][2])[:12]
+    own = sorted(statistics.stats.items(), key=lambda item: -item[1][2])[:15]
     return [
         (
             f"`{Path(place).name}: {name}`" if line else f"`{name}`",
-            f"{calls / (clients * rounds):.1f}",
+            f"{calls / (clients * rounds):.2f}",
             f"{seconds / total:.1%}",
         )
         for (place, line, name), (_, calls, seconds, *_) in own
@@ -146,44 +214,53 @@ def profile(algorithm: str, clients: int, rounds: int) -> list[tuple[str, str, s
 def main() -> None:
     """Measure and write ``results/message_cost``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=60)
     parser.add_argument(
-        "--rounds", type=int, default=30, help=f"in each of {BLOCKS} blocks"
+        "--rounds", type=int, default=5, help=f"in each of {BLOCKS} blocks"
     )
     parser.add_argument("--before", type=Path, help="the JSON of an earlier commit")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    size = arguments.clients, arguments.rounds
-    found = {name: measure(name, *size) for name in ALGORITHMS}
-    profiles = {name: profile(name, *size) for name in ALGORITHMS}
-    data = {"blocks": BLOCKS, "ms": found, "profiles": profiles}
+    loop = reference()
+    found = {
+        name: measure(case, arguments.rounds)
+        for name, case in track(CASES.items(), "cases")
+    }
+    profiles = {name: profile(CASES[name], arguments.rounds) for name in PROFILED}
+    data = {"loop": loop, "microseconds": found, "profiles": profiles}
     before: dict[str, Any] = {}
     if arguments.before:
         before = json.loads(arguments.before.read_text(encoding="utf-8"))
-    rows = []
-    for name, (whole, arithmetic) in found.items():
-        old = before["ms"][name] if before else (float("nan"),) * 2
-        rows.append(
-            (
-                f"`{name}`",
-                f"{old[0] - old[1]:.2f}" if before else "",
-                f"{whole - arithmetic:.2f}",
-                f"{arithmetic:.2f}",
-            )
+    rows = [
+        (
+            name,
+            f"{before['microseconds'][name][0]:.0f}" if before else "",
+            f"{whole:.0f}",
+            f"{CASES[name].aim}" if CASES[name].aim else "",
+            f"{arithmetic:.0f}",
+            f"{whole - arithmetic:.0f}",
+        )
+        for name, (whole, arithmetic) in found.items()
+    ]
+    earlier = ""
+    if before:
+        earlier = (
+            f" *Before* is commit {before['about']['commit']}, on the same machine, "
+            f"where a loop in Python took {before['loop']:.0f} µs; it takes "
+            f"{loop:.0f} µs now."
         )
     body = (
-        f"{arguments.clients} clients, minimum over {BLOCKS} blocks of "
-        f"{arguments.rounds} rounds. CPU time in ms per message (request and reply), "
-        "split into the training itself (*arithmetic*) and all other work "
-        "(*overhead*).\n\n"
-        + markdown(("", "overhead, before", "overhead, now", "arithmetic"), rows)
+        "CPU time in µs of a client and round (request and reply), minimum over "
+        f"{BLOCKS} blocks of {arguments.rounds} rounds. Softmax: 100 clients of 50 "
+        "examples, 64 inputs, 10 classes, batches of 10, one epoch. The others: 60 "
+        "nodes, logistic regression on digits, and one iteration a round (SQuARM-SGD: "
+        "five). Clients run together unless the row says one by one. *Arithmetic* is "
+        "the time in the methods that train, mix and compress, and includes the draw "
+        f"of the examples; *rest* is everything else.{earlier}\n\n"
+        + markdown(("", "before", "now", "aim", "arithmetic", "rest"), rows)
     )
-    for name in ALGORITHMS:
-        columns = ("function", "calls per message", "share of the self time")
-        if before:
-            body += f"\nProfile of `{name}` before ({before['about']['commit']}):\n\n"
-            body += markdown(columns, before["profiles"][name])
-        body += f"\nProfile of `{name}` now:\n\n" + markdown(columns, profiles[name])
+    for name in PROFILED:
+        columns = ("function", "calls per client and round", "share of the self time")
+        body += f"\nProfile of {name}:\n\n" + markdown(columns, profiles[name])
     write("message_cost", "Cost of a message", body, data)
 
 

@@ -41,6 +41,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.simulated import join, simulated_properties
 from flwr_frl.memory_array import memory_record
+from flwr_frl.messages import reply_with
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.messages import (
     ARRAYS,
@@ -156,8 +157,11 @@ class App(ClientApp):
 
 def named(context: Context, message: Message) -> Context:
     """Return the context, with the registered name of a node that has no other name."""
-    node, record = context.node_config, message.content.get(CONFIG)
-    if "client-name" in node or "partition-id" in node or record is None:
+    node = context.node_config
+    if "client-name" in node or "partition-id" in node:
+        return context
+    record = message.content.get(CONFIG)
+    if record is None:
         return context
     config = check_config(cast(ConfigRecord, record))
     if REGISTERED_NAME not in config:
@@ -214,7 +218,7 @@ def make_app(
         client._save_optimizers(config)
         arrays, n, metrics = checked(client, result)
         reply = arrays, setup.device.rounded(n), metrics
-        return Message(pack(message, client, reply, config), reply_to=message)
+        return reply_with(pack(message, client, reply, config), message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -298,7 +302,7 @@ def evaluation_reply(
     epsilon: Config = {} if spent is None else {EXAMPLE_EPSILON: spent}
     all_metrics = {"loss": loss, **metrics, **epsilon}
     records = pack_metrics(client, setup.device.rounded(n), all_metrics)
-    return Message(records, reply_to=message)
+    return reply_with(records, message)
 
 
 app = make_app()

@@ -19,6 +19,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from flwr_frl.messages import message_like
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
@@ -214,20 +215,31 @@ class BaseStrategy(Averaging):
         self.pending = PendingRound(server_round, self.name_of, arrays)
         self.pending.config = config
         self.pending.expect(self.arrayrecord_key, sent)
-        messages = [self._message(node, sent, config, kind) for node in nodes]
+        messages: list[Message] = []
+        for node in nodes:
+            first = messages[0] if messages else None
+            messages.append(self._message(node, sent, config, kind, first))
         if not trains:
             # Replies to an evaluation hold metrics only.
             self.pending.expected = {}
         return self.pending.ask(messages)
 
     def _message(
-        self, node: int, sent: ArrayRecord, config: ConfigRecord, kind: str
+        self,
+        node: int,
+        sent: ArrayRecord,
+        config: ConfigRecord,
+        kind: str,
+        like: Message | None = None,
     ) -> Message:
+        """Return a node's message; ``like`` is another one of its round and kind."""
         content = self.content(node, sent, config)
         # A subclass may send each client arrays of its own.
         record = content.get(self.arrayrecord_key)
         if record is not sent and isinstance(record, ArrayRecord):
             content[self.arrayrecord_key] = self._as_transported(record)
+        if like is not None:
+            return message_like(like, content, dst_node_id=node)
         return Message(content, node, kind, group_id=str(config[SERVER_ROUND]))
 
     # Training.

@@ -208,6 +208,11 @@ class ExampleSet:
         mask = ignored.flatten(1).all(1) if ignored.ndim > 1 else ignored
         return mask if mask.any() else None
 
+    @cached_property
+    def has_ignored(self) -> bool:
+        """True if cross-entropy ignores some of the targets."""
+        return not self.targets.is_floating_point() and int(self.targets.min()) < 0
+
     def on(self, device: torch.device) -> Self:
         """Return the same examples, with each batch moved to a device."""
         if device == self.place:

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 NDArray = npt.NDArray[np.generic]
+# Up to this many values, looking at each is faster than the sum of their squares.
+SMALL = 2**13
 
 
 @lru_cache(maxsize=1024)
@@ -46,6 +48,8 @@ def raw(array: NDArray) -> memoryview:
 
 def is_finite(array: NDArray) -> bool:
     """Return True if no value of an array of numbers is NaN or infinite."""
+    if array.size <= SMALL:
+        return bool(np.logical_and.reduce(np.isfinite(array), axis=None))
     if array.dtype in (np.float32, np.float64) and array.flags.c_contiguous:
         # One pass without a temporary array. If the sum of squares overflows, the
         # values are looked at.

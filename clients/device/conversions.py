@@ -38,6 +38,8 @@ def to_tensors(
 ) -> Tensors:
     """Return copies of arrays on a device."""
     copies = {n: torch.from_numpy(np.array(value)) for n, value in arrays.items()}
+    if device == CPU:
+        return copies
     return {name: tensor.to(device) for name, tensor in copies.items()}
 
 

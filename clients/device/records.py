@@ -3,10 +3,12 @@
 import re
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import NDArray, NDArrays, Scalar
 from torch import Tensor
@@ -37,7 +39,7 @@ from flwr_frl.task.messages import (
     SERVER_ROUND,
     UNUSED_STATE,
 )
-from flwr_frl.task.npy import is_finite
+from flwr_frl.task.npy import dtype_name, is_finite
 from flwr_frl.task.records import fill
 from flwr_frl.task.settings import SettingsError, require
 
@@ -158,8 +160,8 @@ def read_array(
         raise SettingsError(
             f"array {name!r} of the message cannot be read: {reason}"
         ) from None
-    wanted = str(like.dtype).removeprefix("torch.")
-    if values.dtype.name == wanted and values.dtype.isnative:
+    wanted = _name_of(like.dtype)
+    if dtype_name(values.dtype) == wanted and values.dtype.isnative:
         pass
     elif values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
         raise SettingsError(
@@ -175,6 +177,11 @@ def read_array(
     if not finite and not is_finite(values):
         raise SettingsError(f"array {name!r} of the message is not finite")
     return values
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def unpack(message: Message, client: Client) -> NDArrays:
@@ -234,7 +241,7 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
             if n in arrays
         }
         if packed or not record or key == ARRAYS:
-            records[key] = memory_record(packed)
+            fill(records, {key: memory_record(packed)})
     if arrays:
         rest = records.setdefault(ARRAYS, ArrayRecord())
         cast(ArrayRecord, rest).update(memory_record(arrays))
@@ -298,7 +305,8 @@ def pack_metrics(
     numbers = {NUM_EXAMPLES: num_examples, **numbers}
     # Third-party code may return other types, which Flower refuses.
     usual = type(num_examples) is int and all(type(name) is str for name in numbers)
-    records[METRICS] = fill(MetricRecord(), numbers) if usual else MetricRecord(numbers)
+    record = fill(MetricRecord(), numbers) if usual else MetricRecord(numbers)
+    fill(records, {METRICS: record})
     if client.attachments:
         records[BYTES] = ConfigRecord(dict(client.attachments))
     if client.state.unused:

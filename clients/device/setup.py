@@ -50,7 +50,13 @@ from flwr_frl.task.settings import (
     resolve,
     unknown,
 )
-from flwr_frl.task.tasks import build_task, reads_data_dir
+from flwr_frl.task.tasks import (
+    TaskKey,
+    build_task,
+    built_task,
+    reads_data_dir,
+    task_key,
+)
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
@@ -223,6 +229,8 @@ class Setup(NamedTuple):
         Differential privacy of the client's examples.
     run : mapping
         All settings of the run and the node.
+    task : TaskKey
+        The settings of the task among them.
     states : Path, optional
         Directory of the simulated clients' states, if the run can be resumed.
     """
@@ -232,6 +240,7 @@ class Setup(NamedTuple):
     device: DeviceSettings
     privacy: ExamplePrivacy
     run: Settings
+    task: TaskKey
     states: Path | None
 
     def in_round(self, settings: Any, config: Mapping[str, Any]) -> Any:
@@ -354,6 +363,7 @@ def _setup(run: Pairs, node: Pairs) -> Setup:
         device,
         build(ExamplePrivacy, settings),
         settings,
+        task_key(settings),
         states if int(settings["checkpoint-every"]) or settings["resume"] else None,
     )
 
@@ -382,7 +392,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         index = partition_id(node)
         allowed = f"below num-partitions, {num_clients}"
         require(index < num_clients, "partition-id", index, allowed)
-    task = build_task(setup.run, num_clients)
+    task = built_task(setup.task, num_clients)
     acknowledged = config.get(ACKNOWLEDGED_ROUND)
     run = str(config.get(RUN, context.run_id))
     name, experiment = client_name(context), setup.device.experiment

@@ -38,7 +38,7 @@ from flwr_frl.task.files import (
 )
 from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.task.npy import is_finite
-from flwr_frl.task.records import fill
+from flwr_frl.task.records import entries_of, fill
 from flwr_frl.task.training import TrainingDivergedError
 
 Key = TypeVar("Key")
@@ -65,8 +65,8 @@ def replace_versions(
 ) -> None:
     """Store the version of a round, and delete those of rounds that are not kept."""
     fill(records, {f"{PREFIX}{round_}": record})
-    for name in [name for name in records if name.startswith(PREFIX)]:
-        if int(name[len(PREFIX) :]) not in kept:
+    for name in list(entries_of(records)):
+        if name.startswith(PREFIX) and int(name[len(PREFIX) :]) not in kept:
             del records[name]
 
 

@@ -12,7 +12,6 @@ from functools import lru_cache
 from logging import WARNING
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from flwr.app import Message
 from flwr.common import NDArrays, log
@@ -25,11 +24,13 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import (
     LARGEST_ENTRY,
+    NO_RANDOMNESS,
     Exchange,
     Relayed,
     check_state,
     exchanges,
     message_properties,
+    randomness,
 )
 from flwr_frl.clients.gossip.schedules import learning_rate
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
@@ -51,8 +52,6 @@ from flwr_frl.task.training import (
 VECTORS = "gossip."
 # Threshold of a vector that is sent whatever its norm.
 ALWAYS = -1.0
-# For compressors that draw no random numbers.
-NO_RANDOMNESS = np.random.default_rng(0)
 
 
 @dataclass(frozen=True)
@@ -245,28 +244,32 @@ class GossipClient(Client):
         messages : list of bytes
             Empty if a node has nothing to send.
         decoded : dict of int to Tensor
-            The decoded messages, by node; empty if `apply_sent` needs none.
+            The decoded messages, by node, if `apply_sent` needs them or if they equal
+            what was compressed.
         """
         vectors, threshold = self.outgoing(server_round)
         rows = vectors.view(-1, self.dimension)
         squares = rows.square().sum(1).tolist()
-        messages = [b""] * len(squares)
-        decoded: dict[int, Tensor] = {}
-        for i, (row, square) in enumerate(zip(rows.unbind(), squares, strict=True)):
-            # NaN is not sent: saving the state reports it.
-            if square > threshold:
-                random = self.compressor.is_random
-                generator = randomness(seeds[i]) if random else NO_RANDOMNESS
-                messages[i] = self.compressor.compress(row, generator)
-                if type(self).apply_sent is not GossipClient.apply_sent:
-                    sent = self.compressor.decompress(messages[i], self.dimension)
-                    decoded[i] = sent
-        if decoded:
+        # NaN is not sent: saving the state reports it.
+        sent = [i for i, square in enumerate(squares) if square > threshold]
+        chosen = rows if len(sent) == len(rows) else rows[sent]
+        random = self.compressor.is_random
+        generators = [randomness(seeds[i]) if random else NO_RANDOMNESS for i in sent]
+        encoded = self.compressor.compress_rows(chosen, generators)
+        by_node = dict(zip(sent, encoded, strict=True))
+        messages = [by_node.get(i, b"") for i in range(len(rows))]
+        applies = type(self).apply_sent is not GossipClient.apply_sent
+        if not sent or not (applies or self.compressor.is_exact):
+            return messages, {}
+        decoded = chosen
+        if not self.compressor.is_exact:
+            vs = [self.compressor.decompress(m, self.dimension) for m in encoded]
+            decoded = torch.stack(vs).to(rows.device)
+        if applies:
             q = torch.zeros_like(rows)
-            for i, sent in decoded.items():
-                q[i].copy_(sent)
+            q[sent] = decoded
             self.apply_sent(q.view(vectors.shape))
-        return messages, decoded
+        return messages, dict(zip(sent, decoded.unbind(), strict=True))
 
     def iterate(self, server_round: int) -> float:
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).
@@ -395,8 +398,3 @@ class GossipClient(Client):
 @lru_cache(maxsize=4)
 def _zeros(dimension: int) -> Tensor:
     return torch.zeros(dimension)
-
-
-def randomness(seed: int) -> np.random.Generator:
-    """Return a NumPy generator for a seed that depends on run, client and round."""
-    return np.random.default_rng([seed, 0x60551])

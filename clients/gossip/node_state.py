@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.device.conversions import Tensors, to_numpy
@@ -59,6 +59,9 @@ class NodeMatrices:
         return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
 
 
+_EMPTY = ArrayRecord().__dict__
+
+
 class NodeRecord(StoredArrays):
     """A version of a node's state, which is a row of `NodeMatrices`.
 
@@ -67,8 +70,8 @@ class NodeRecord(StoredArrays):
     """
 
     def __init__(self, matrices: NodeMatrices, row: int) -> None:
-        super().__init__()
-        self.__dict__.update(matrices=matrices, row=row)
+        # Flower's constructor takes as long as the rest of a small state.
+        self.__dict__.update(_EMPTY, _data={}, matrices=matrices, row=row)
 
     def arrays(self) -> Arrays:
         """Return the arrays."""
@@ -124,11 +127,14 @@ def gather(
             )
     for members in rows.values():
         former: NodeMatrices = records[members[0]].__dict__["matrices"]
-        chosen = [records[i].__dict__["row"] for i in members]
+        chosen = torch.tensor([records[i].__dict__["row"] for i in members])
         matrices.sent.update(former.sent)
-        x[members] = former.x[chosen]
+        place: Any = torch.tensor(members)
+        if len(members) == len(states):
+            place = slice(None)
+        x[place] = former.x[chosen]
         for name in vectors:
-            matrices.vectors[name][members] = former.vectors[name][chosen]
+            matrices.vectors[name][place] = former.vectors[name][chosen]
     return matrices
 
 

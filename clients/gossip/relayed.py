@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from flwr_frl.clients.base import Config
@@ -17,6 +18,8 @@ LONGEST_ABSENCE = 100_000
 # Successful training exchanges no larger numbers; a single 1e30 would ruin the models
 # of all neighbours.
 LARGEST_ENTRY = 1e6
+# For compressors that draw no random numbers.
+NO_RANDOMNESS = np.random.default_rng(0)
 
 
 class LostStateError(RuntimeError):
@@ -115,3 +118,8 @@ def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relay
         )
     for round_ in range(last_round, newest + 1):
         yield round_, by_round.get(round_, [])
+
+
+def randomness(seed: int) -> np.random.Generator:
+    """Return a NumPy generator for a seed that depends on run, client and round."""
+    return np.random.default_rng([seed, 0x60551])

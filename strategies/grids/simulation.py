@@ -14,7 +14,6 @@ from copy import deepcopy
 from functools import partial
 from logging import ERROR, WARNING
 from typing import Any
-from uuid import uuid4
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -146,6 +145,7 @@ class InlineGrid(Grid):
         self.contexts: MutableMapping[int, Context]
         self.contexts = Contexts(num_clients, run_config or {})
         self._pending: dict[str, Message] = {}
+        self._numbers = itertools.count(1)
         # Reasons of exceptions whose tracebacks have been logged.
         self._shown: set[str] = set()
 
@@ -178,9 +178,10 @@ class InlineGrid(Grid):
         """Store messages and return their ids; pulling answers them."""
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            self._pending[message.metadata.message_id] = message
-            ids.append(message.metadata.message_id)
+            message_id = f"{next(self._numbers)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            self._pending[message_id] = message
+            ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -22,6 +22,7 @@ from flwr_frl.strategies.server.replies import (
     unused_state,
 )
 from flwr_frl.task.messages import BYTES, PROPERTIES, SERVER_ROUND
+from flwr_frl.task.records import entries_of
 
 # Bytes of replies that are made before they are averaged, if clients of this process
 # make them on demand. One by one, small models take 6 % longer.
@@ -140,7 +141,7 @@ class PendingRound:
         Numbers and attachments have no expected names, so only their size is limited.
         ``size`` is the number of the reply's bytes.
         """
-        for key, record in reply.content.items():
+        for key, record in entries_of(reply.content).items():
             arrays = isinstance(record, ArrayRecord) and key not in self.expected
             config = isinstance(record, ConfigRecord) and key not in (BYTES, PROPERTIES)
             if arrays or config:
@@ -155,7 +156,8 @@ class PendingRound:
         for key in self.expected:
             self.arrays(reply, key)
         # Detects repeated content; a Byzantine client can report any round.
-        reported, expected = self._round_of(reply), self._asked_in(reply)
+        expected = self._asked_in(reply)
+        reported = check_metrics(reply).get(SERVER_ROUND, expected)
         if reported != expected:
             raise InvalidReplyError(
                 f"is of round {reported:g}, not of round {expected}"
@@ -176,7 +178,7 @@ class PendingRound:
         differential-privacy wrappers clip the arrays of a reply.
         """
         decoded = self._arrays.setdefault(reply, {})
-        record = reply.content.get(key)
+        record = entries_of(reply.content).get(key)
         held = tuple(record.values()) if isinstance(record, ArrayRecord) else ()
         if key not in decoded or decoded[key].held != held:
             arrays = check_arrays(reply, key, self.expected[key])

@@ -20,6 +20,7 @@ from flwr_frl.strategies.server.checks import (
 from flwr_frl.task.messages import BYTES, PROPERTIES, UNUSED_STATE
 from flwr_frl.task.npy import header
 from flwr_frl.task.npy import is_finite as all_finite
+from flwr_frl.task.records import entries_of
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
@@ -105,7 +106,7 @@ def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
     Raises `InvalidReplyError` if there is no record of this key, it has missing or
     extra names, or an array that `decode` refuses.
     """
-    record = reply.content.get(key)
+    record = entries_of(reply.content).get(key)
     if not isinstance(record, ArrayRecord):
         raise InvalidReplyError(f"has no arrays under {key!r}")
     if record.keys() != expected.keys():
@@ -185,18 +186,19 @@ def check_evaluation(reply: Message, weight: str = "") -> dict[str, float]:
 
 def _metric_records(reply: Message) -> list[MetricRecord]:
     # Flower's `metric_records` copies the dictionary.
-    return [r for r in reply.content.values() if isinstance(r, MetricRecord)]
+    records = entries_of(reply.content).values()
+    return [record for record in records if isinstance(record, MetricRecord)]
 
 
 def attached(reply: Message, name: str) -> object:
     """Return a client's attachment by name; None if there is none."""
-    record = reply.content.get(BYTES)
+    record = entries_of(reply.content).get(BYTES)
     return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
 def unused_state(reply: Message) -> str:
     """Return why a client could not use its saved state; empty if it could."""
-    record = reply.content.get(PROPERTIES)
+    record = entries_of(reply.content).get(PROPERTIES)
     reason = record.get(UNUSED_STATE, "") if isinstance(record, ConfigRecord) else ""
     return one_line(reason) if isinstance(reason, str) else ""
 
@@ -335,7 +337,7 @@ def count_bytes(message: Message, known: dict[int, int] | None = None) -> int:
     if not message.has_content():
         return 0
     total, known = 0, {} if known is None else known
-    for key, record in message.content.items():
+    for key, record in entries_of(message.content).items():
         size = known.get(id(record))
         if size is None:
             size = known[id(record)] = record_bytes(record)
@@ -351,12 +353,15 @@ def largest_reply(expected: float) -> float:
 def record_bytes(record: RecordType) -> int:
     """Return the bytes of a record: serialised arrays, values and names."""
     # Flower's own count fails on empty strings and lists.
+    entries = entries_of(record)
+    total = sum(map(len, entries))
     if isinstance(record, ArrayRecord):
-        return sum(len(name) + num_bytes(array) for name, array in record.items())
-    total = 0
-    for name, value in record.items():
-        total += len(name)
-        if isinstance(value, list):
+        return total + sum(map(num_bytes, entries.values()))
+    for value in entries.values():
+        # Before the general case, for speed: most values are single numbers.
+        if type(value) in (int, float):
+            total += 8
+        elif isinstance(value, list):
             # All entries of a list have the same type.
             if value and isinstance(value[0], str | bytes):
                 total += sum(map(len, cast(list[str], value)))

@@ -31,6 +31,7 @@ on the number of threads, and so would the messages.
 import math
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -54,6 +55,11 @@ class Compressor(ABC):
     @property
     def is_random(self) -> bool:
         """True if ``compress`` draws random numbers."""
+        return False
+
+    @property
+    def is_exact(self) -> bool:
+        """True if C(x) = x."""
         return False
 
     @abstractmethod
@@ -123,7 +129,14 @@ class Compressor(ABC):
             If `x` is not such a tensor, or if its norm is part of the message and
             exceeds the range of float32.
         """
-        return self._encode(_checked(x), generator)
+        return self._encode(_checked(x[None])[0], generator)
+
+    def compress_rows(
+        self, rows: torch.Tensor, generators: Iterable[np.random.Generator]
+    ) -> list[bytes]:
+        """Encode C of each row of a matrix, as `compress`, with a generator each."""
+        pairs = zip(_checked(rows), generators, strict=True)
+        return [self._encode(row, generator) for row, generator in pairs]
 
     def decompress(self, data: bytes, dimension: int) -> torch.Tensor:
         """Decode C(x).
@@ -168,14 +181,18 @@ def _typical_omega(compressor: Compressor, dimension: int) -> float:
     return min(1.0, float(compressor.omega_at(vector)))
 
 
-def _checked(x: torch.Tensor) -> Float32s:
-    """Return a finite 1-D float32 tensor as an array; raise ValueError for others."""
-    if x.dtype != torch.float32 or x.dim() != 1 or not 1 <= len(x) <= 2**32:
+def _checked(rows: torch.Tensor) -> Float32s:
+    """Return a finite float32 matrix as an array; raise ValueError for others."""
+    if (
+        rows.dtype != torch.float32
+        or rows.dim() != 2
+        or not 1 <= rows.shape[1] <= 2**32
+    ):
         raise ValueError(
-            f"the vector is {x.dtype} of shape {tuple(x.shape)}; "
+            f"the vector is {rows.dtype} of shape {tuple(rows.shape[1:])}; "
             "expected float32 of shape (d,), 1 <= d <= 2^32"
         )
-    array: Float32s = x.detach().cpu().numpy()
+    array: Float32s = rows.detach().cpu().numpy()
     if not np.isfinite(array).all():
         raise ValueError("the vector has an entry that is not finite")
     return array

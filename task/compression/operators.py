@@ -26,6 +26,11 @@ from flwr_frl.task.settings import require
 class Identity(Compressor):
     """No compression: the entries as floats. ω = 1; 4 d bytes."""
 
+    @property
+    def is_exact(self) -> bool:
+        """True."""
+        return True
+
     def num_bytes(self, dimension: int) -> int:
         """Return 4 d."""
         return 4 * dimension

@@ -28,6 +28,9 @@ from flwr_frl.task.tasks.text import TextTask
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.tasks.transformer_text import FromTransformer
 
+# The name of a task and its settings.
+TaskKey = tuple[str, tuple[tuple[str, Setting], ...]]
+
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
     "hf": FromHub(),
@@ -105,10 +108,14 @@ def build_task(settings: Settings, num_clients: int) -> Task:
     SettingsError
         If a setting is unknown or invalid.
     """
+    return built_task(task_key(settings), num_clients)
+
+
+def task_key(settings: Settings) -> TaskKey:
+    """Return the settings that `build_task` reads."""
     name = str(settings["task"])
     names = sorted({*model_settings(name), *declared(EvaluationSettings)})
-    read = tuple((n, settings[n]) for n in names if n in settings)
-    return _build(name, read, num_clients)
+    return name, tuple((n, settings[n]) for n in names if n in settings)
 
 
 def reads_data_dir(task: Task, name: str) -> bool:
@@ -124,9 +131,9 @@ def model_settings(name: str) -> frozenset[str]:
 
 
 @run_cache(maxsize=TASKS_AT_A_TIME)
-def _build(
-    name: str, settings: tuple[tuple[str, Setting], ...], num_clients: int
-) -> Task:
+def built_task(key: TaskKey, num_clients: int) -> Task:
+    """Return the task of a `task_key`; see `build_task`."""
+    name, settings = key
     maker, arguments = task_maker(name), dict[str, Any]()
     if "num_clients" in inspect.signature(maker).parameters:
         arguments["num_clients"] = num_clients

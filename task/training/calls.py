@@ -121,7 +121,7 @@ class TrainCall:
     @property
     def fewest(self) -> int | None:
         """See the function `fewest`. Features are small, however large the inputs."""
-        size = 0 if self.has_features else self.examples.inputs[:1].numel()
+        size = 0 if self.has_features else self.examples.inputs.shape[1:].numel()
         return fewest(self.model, size)
 
     @property
@@ -142,16 +142,14 @@ class TrainCall:
     def can_be_padded(self) -> bool:
         """True if batches may be padded with examples of weight 0.
 
-        This requires that the examples of a batch do not affect each other.
+        This requires that the examples of a batch do not affect each other, and that
+        `ExampleSet.has_ignored` is False. It is equal for calls with equal keys.
         """
         independent = self.regularizer is None or type(self.regularizer) is Proximal
         trained = self.model.head if self.has_features else self.model
         modules = all(type(m) in PER_EXAMPLE for m in trained.modules())
-        # cross_entropy is not a mean over the examples if it ignores some targets.
-        targets = self.examples.targets
-        ignores_some = not targets.is_floating_point() and int(targets.min()) < 0
         mean = self.loss in MEANS or type(self.loss) is WeightedCrossEntropy
-        return independent and mean and modules and not ignores_some
+        return independent and mean and modules
 
     def prepared(self) -> ExampleSet:
         """Freeze the model, and return the examples or their features to train on."""
@@ -216,7 +214,9 @@ class TrainCall:
         )
         size, device = first.sgd.batch_size, examples[0].place
         epochs: PaddedBatches | SeparateBatches
-        if all(call.can_be_padded for call in calls):
+        # cross_entropy is not a mean over the examples if it ignores some targets.
+        ignored = any(call.examples.has_ignored for call in calls)
+        if first.can_be_padded and not ignored:
             epochs = PaddedBatches(examples, size, streams)
         else:
             epochs = SeparateBatches(examples, size, streams)

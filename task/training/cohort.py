@@ -88,8 +88,13 @@ class ClientCoroutine(greenlet):
 
     def resume(self, answer: Any = None) -> Any:
         """Return the next call, or the result of the work."""
-        with self.stream:
+        self.stream.__enter__()
+        try:
             return self.switch(*([] if answer is None else [answer]))
+        finally:
+            # Nobody continues the random numbers of a client that is done.
+            if not self.dead:
+                self.stream.__exit__()
 
 
 def current_client() -> ClientCoroutine | None:

@@ -206,7 +206,8 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
     structure = model.structure
     members = structure.members[part]
     for parameter in structure.parameters.values():
-        parameter.requires_grad_(parameter in members)
+        if parameter.requires_grad != (parameter in members):
+            parameter.requires_grad_(parameter in members)
     if structure.has_own_train:
         model.train()
     for module in structure.modules:

@@ -9,6 +9,9 @@ from torch import Tensor
 from flwr_frl.task.devices import RngContext
 from flwr_frl.task.examples import Batch, ExampleSet
 
+# Pooled inputs are copied if they have at most this many bytes.
+POOLED_BYTES = 2**26
+
 
 class StackedBatch(NamedTuple):
     """One batch of each of several clients.
@@ -173,23 +176,52 @@ class PaddedBatches(SeparateBatches):
             yield StackedBatch(x, y, members, w)
 
 
-def stacked_batches(
-    sets: Sequence[ExampleSet], rows: Sequence[Sequence[Tensor]]
-) -> list[Batch]:
-    """Return batches of several clients, each stacked: (clients, batch, ...).
+class PooledExamples:
+    """Examples of several clients, from which rows of all are taken at once.
 
     Parameters
     ----------
     sets : sequence of ExampleSet
         The clients' examples, of one shape and normalised alike, without augmentation.
-    rows : sequence of sequence of Tensor
-        For each client, the examples of each of its batches, int64 (batch,).
     """
-    first, chosen = sets[0], [torch.cat(list(batches)) for batches in rows]
-    pairs = list(zip(sets, chosen, strict=True))
-    inputs = [s.inputs[r if s.rows is None else s.rows[r]] for s, r in pairs]
-    x = first.normalised(torch.cat(inputs).to(first.place))
-    y = torch.cat([s.targets[r] for s, r in pairs]).to(first.place)
-    shape = len(sets), len(rows[0]), len(rows[0][0])
-    stacks = [torch.unflatten(t, 0, shape).unbind(1) for t in (x, y)]
-    return list(zip(*stacks, strict=True))
+
+    def __init__(self, sets: Sequence[ExampleSet]) -> None:
+        self.sets = sets
+        counts = torch.tensor([len(each) for each in sets])
+        self._starts = counts.cumsum(0) - counts
+        self._targets = torch.cat([each.targets for each in sets])
+        self._inputs: Tensor | None = None
+        if sum(each.num_bytes for each in sets) <= POOLED_BYTES:
+            rows = [slice(None) if each.rows is None else each.rows for each in sets]
+            pairs = zip(sets, rows, strict=True)
+            self._inputs = torch.cat([each.inputs[r] for each, r in pairs])
+
+    def batches(
+        self, clients: Sequence[int], rows: Tensor, batch_size: int
+    ) -> list[Batch]:
+        """Return batches of some clients, each stacked: (clients, batch, ...).
+
+        Parameters
+        ----------
+        clients : sequence of int
+            Their places among the sets.
+        rows : Tensor, shape (clients, batches * batch_size)
+            The examples of each client's batches, int64.
+        batch_size : int
+            Examples of a client in a batch.
+        """
+        first = self.sets[0]
+        places = (rows + self._starts[list(clients), None]).flatten()
+        if self._inputs is None:
+            chosen = [
+                each.inputs[r if each.rows is None else each.rows[r]]
+                for each, r in zip((self.sets[i] for i in clients), rows, strict=True)
+            ]
+            inputs = torch.cat(chosen)
+        else:
+            inputs = self._inputs[places]
+        x = first.normalised(inputs.to(first.place))
+        y = self._targets[places].to(first.place)
+        shape = len(clients), -1, batch_size
+        stacks = [torch.unflatten(t, 0, shape).unbind(1) for t in (x, y)]
+        return list(zip(*stacks, strict=True))

@@ -230,3 +230,15 @@ def test_training_skips_batches_of_which_all_targets_are_ignored():
     nothing = ExampleSet(inputs, torch.full((6,), -100))
     assert list(nothing.stream(2)) == []
     assert nothing.draw(2) is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (torch.tensor([0, 1]), False),
+        (torch.tensor([0, -100]), True),
+        (torch.tensor([[-1.0], [2.0]]), False),
+    ],
+)
+def test_only_negative_classes_are_ignored(targets, expected):
+    assert ExampleSet(torch.zeros(2, 1), targets).has_ignored is expected

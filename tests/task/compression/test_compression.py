@@ -618,3 +618,21 @@ def test_from_settings(given_settings, expected):
 )
 def test_bad_compressor_settings(code_of, values, code):
     assert code_of(lambda: from_names(**values)) == code
+
+
+@by_operator
+def test_rows_are_encoded_as_vectors_one_by_one(operator):
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    generators = [np.random.default_rng(i) for i in range(3)]
+    found = operator.compress_rows(rows, generators)
+    one_by_one = zip(rows, range(3), strict=True)
+    assert found == [
+        operator.compress(row, np.random.default_rng(i)) for row, i in one_by_one
+    ]
+
+
+@by_operator
+def test_only_exact_operators_return_every_vector(operator):
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    decoded = operator.decompress(operator.compress(x, np.random.default_rng(0)), 50)
+    assert operator.is_exact == torch.equal(decoded, x)
