@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.algorithms import algorithm_of, client_class
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.card import (
     INITIAL_ONLY,
@@ -25,7 +25,7 @@ from flwr_frl.clients.device.parameter_groups import (
     initial_arrays,
     under,
 )
-from flwr_frl.clients.device.setup import algorithm_of, task_of_device
+from flwr_frl.clients.device.setup import task_of_device
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import read_checked, usable, versions_in
 from flwr_frl.clients.predict.trained import TrainedRun, read_run, read_tensors
