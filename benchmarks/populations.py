@@ -3,7 +3,7 @@
 100 clients are sampled in each round, so that nothing but the start, the evaluation of
 all clients and the end of a run needs to grow with their number. Every client has ten
 examples of eight numbers, and the model is so small that its training takes hardly any
-time. Each run has a process of its own.
+time. Each run has a process of its own; one of them uses Ray.
 """
 
 import argparse
@@ -27,9 +27,16 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 
 ROOT = Path(__file__).resolve().parents[1]
-ALGORITHMS = ("fedavg", "fedrep")
+# The largest population of each algorithm, and that on Ray.
+LARGEST = {"fedavg": 1_000_000, "fedrep": 100_000}
+ON_RAY = 100_000
 POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
 SAMPLED, ROUNDS = 100, 5
+PARTS = {
+    "start": "start (s)",
+    "server": "server's part of a round (s)",
+    "megabytes": "peak memory (MB)",
+}
 FEATURES, EXAMPLES, CLASSES = 8, 10, 2
 
 
@@ -66,21 +73,25 @@ def tiny(num_clients: int) -> ExampleTask:
     return ExampleTask(model, Examples(num_clients), Examples(num_clients))
 
 
-def measure(algorithm: str, num_clients: int) -> dict[str, float]:
-    """Run one algorithm in this process and return CPU seconds, and MB at the peak.
+def measure(
+    algorithm: str, num_clients: int, sampled: int = SAMPLED, backend: str = "inline"
+) -> dict[str, float]:
+    """Run one algorithm and return this process's CPU seconds, and MB at its peak.
 
     Returns
     -------
     dict
         ``start`` (until the first round), ``round`` and ``server`` (medians of a round,
         and of its part outside of the clients), ``evaluation`` (of all clients),
-        ``end`` (all after it), ``megabytes`` (peak of this process).
+        ``end`` (all after it), ``megabytes`` (peak of this process), ``clock`` (until
+        the first round, by the clock).
     """
     from flwr_frl import simulate
     from flwr_frl.strategies.server import rounds as runner
 
     original, evaluate = runner.run_rounds, runner.evaluate
     clients_seconds, marks, evaluation = [0.0], list[tuple[float, float]](), [0.0, 0.0]
+    started = [time.perf_counter()]
 
     def timed(strategy: Any, grid: Any, arrays: Any, rounds: Any, **more: Any) -> Any:
         send, after_round = grid.send_and_receive, more.pop("after_round")
@@ -106,6 +117,7 @@ def measure(algorithm: str, num_clients: int) -> dict[str, float]:
 
         grid.send_and_receive = timed_send
         marks.append((time.process_time(), 0.0))
+        started.append(time.perf_counter())
         return original(strategy, grid, arrays, rounds, after_round=then, **more)
 
     def timed_evaluate(*arguments: Any) -> Any:
@@ -119,10 +131,10 @@ def measure(algorithm: str, num_clients: int) -> dict[str, float]:
         began = time.process_time()
         simulate(
             algorithm,
-            "inline",
+            backend,
             task="benchmarks.populations:tiny",
             clients=num_clients,
-            fraction=SAMPLED / num_clients,
+            fraction=sampled / num_clients,
             rounds=ROUNDS,
             device="cpu",
             evaluate_every=0,
@@ -138,15 +150,18 @@ def measure(algorithm: str, num_clients: int) -> dict[str, float]:
         "evaluation": evaluation[0],
         "end": time.process_time() - evaluation[1],
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "clock": started[1] - started[0],
     }
 
 
-def in_new_process(algorithm: str, num_clients: int) -> dict[str, float]:
+def in_new_process(
+    algorithm: str, num_clients: int, sampled: int = SAMPLED, backend: str = "inline"
+) -> dict[str, float]:
     """Return what `measure` returns in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.populations", "--one", algorithm]
-    done = subprocess.run(
-        [*command, str(num_clients)], cwd=ROOT, capture_output=True, check=True
-    )
+    arguments = algorithm, num_clients, sampled, backend
+    command = [sys.executable, "-m", "benchmarks.populations", "--one"]
+    command += map(str, arguments)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 
@@ -156,13 +171,8 @@ def plot(measured: dict[str, dict[str, dict[str, float]]]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.5), layout="constrained")
-    parts = {
-        "start": "start (s)",
-        "server": "server's part of a round (s)",
-        "megabytes": "peak memory (MB)",
-    }
     for axes, (part, label) in zip(
-        figure.subplots(1, len(parts)), parts.items(), strict=True
+        figure.subplots(1, len(PARTS)), PARTS.items(), strict=True
     ):
         for algorithm, rows in measured.items():
             values = [row[part] for row in rows.values()]
@@ -173,35 +183,48 @@ def plot(measured: dict[str, dict[str, dict[str, float]]]) -> None:
     figure.savefig(RESULTS / "populations.png", dpi=150)
 
 
+def cells(name: str, clients: int, row: dict[str, float]) -> tuple[str, ...]:
+    """Return the row of a table."""
+    return (
+        name,
+        f"{clients:,}",
+        f"{row['start']:.2f}",
+        f"{1000 * row['start'] / clients:.2f}",
+        f"{1000 * row['round']:.0f}",
+        f"{1000 * row['server']:.1f}",
+        f"{1000 * row['evaluation'] / clients:.2f}",
+        f"{row['end']:.1f}",
+        f"{row['megabytes']:.0f}",
+    )
+
+
 def main() -> None:
     """Measure and write ``results/populations``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--largest", type=int, default=POPULATIONS[-1])
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one[0], int(options.one[1]))))
+        algorithm, clients, sampled, backend = options.one
+        measured_here = measure(algorithm, int(clients), int(sampled), backend)
+        print(json.dumps(measured_here))
         return
-    sizes = [n for n in POPULATIONS if n <= options.largest]
     measured = {
-        algorithm: {str(n): in_new_process(algorithm, n) for n in sizes}
-        for algorithm in ALGORITHMS
+        algorithm: {
+            str(n): in_new_process(algorithm, n)
+            for n in POPULATIONS
+            if n <= min(largest, options.largest)
+        }
+        for algorithm, largest in LARGEST.items()
     }
+    on_ray = min(ON_RAY, options.largest)
+    ray = in_new_process("fedavg", on_ray, backend="ray")
     rows = [
-        (
-            f"`{algorithm}`",
-            f"{int(n):,}",
-            f"{row['start']:.2f}",
-            f"{1000 * row['start'] / int(n):.2f}",
-            f"{1000 * row['round']:.0f}",
-            f"{1000 * row['server']:.1f}",
-            f"{1000 * row['evaluation'] / int(n):.2f}",
-            f"{row['end']:.1f}",
-            f"{row['megabytes']:.0f}",
-        )
+        cells(f"`{algorithm}`", int(n), row)
         for algorithm, by_size in measured.items()
         for n, row in by_size.items()
     ]
+    rows.append(cells("`fedavg` on Ray", on_ray, ray))
     columns = (
         "algorithm",
         "clients",
@@ -219,13 +242,16 @@ def main() -> None:
         "The start is all that happens before the first round, and the server's part "
         "of a round is all of it that is not done by its clients. All clients are "
         "evaluated once, after the last round; the end is what follows: their states, "
-        "the checkpoint and the report.\n\n"
+        "the checkpoint and the report. On Ray, times are those of the main process "
+        f"alone, and the first round began {ray['clock']:.0f} s after the command by "
+        "the clock, on a machine that was busy with other work.\n\n"
         + markdown(columns, rows)
         + "\n![populations](populations.png)\n"
     )
     plot(measured)
     heading = "Time and memory against the number of clients"
-    write("populations", heading, body, {"populations": measured})
+    data = {"populations": measured, "ray": {str(on_ray): ray}}
+    write("populations", heading, body, data)
 
 
 if __name__ == "__main__":

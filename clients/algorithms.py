@@ -191,3 +191,8 @@ __all__ = [
     "short_name",
     "takes_newcomers",
 ]
+
+
+def algorithm_of(kind: type[Client]) -> dict[str, str]:
+    """Return the metadata of a client's files about its algorithm."""
+    return {"algorithm": f"{kind.__module__}:{kind.__qualname__}"}

@@ -195,7 +195,7 @@ class Client(ParameterGroups, NumPyClient):
         """
         classes = tuple(map(str, self.task.classes or ()))
         about_frozen = self._about_frozen()
-        self.task.check(self.index)
+        counts = example_counts(self.task, self.index)
         _ = self.training_loss  # Checks the class weights.
         if self._private:
             self._private.check(self.task.scratch_model)
@@ -208,10 +208,9 @@ class Client(ParameterGroups, NumPyClient):
         return {
             NUM_CLASSES: len(classes),
             CLASSES_DIGEST: digest(classes),
-            NUM_EXAMPLES: len(self.task.train_examples(self.index)),
-            NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
             STRUCTURE: digest(structure),
             **about_frozen,
+            **counts,
             SHARED_BYTES: sum(a.nbytes for a in shared.values()),
         }
 
@@ -349,6 +348,15 @@ class Client(ParameterGroups, NumPyClient):
             self.train(part, self.settings.newcomer_epochs)
             return
         fit_rounds(self, self.settings.newcomer_epochs)
+
+
+def example_counts(task: Task, index: int) -> Config:
+    """Check a client's examples, and return how many it trains on and tests with."""
+    task.check(index)
+    return {
+        NUM_EXAMPLES: len(task.train_examples(index)),
+        NUM_TEST_EXAMPLES: len(task.test_examples(index)),
+    }
 
 
 def fit_rounds(client: Client, rounds: int) -> None:

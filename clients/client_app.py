@@ -1,7 +1,7 @@
 """The Flower ClientApp: translates between messages and calls of a NumPyClient."""
 
-from collections.abc import Callable, Iterator, Sequence
-from logging import ERROR, WARNING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from logging import ERROR
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from flwr.common import log
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
 from flwr_frl.clients.device.optimizers import OptimizerStates, keeps_optimizers
 from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.properties import properties_of
 from flwr_frl.clients.device.records import (
     check_config,
     checked,
@@ -28,6 +29,7 @@ from flwr_frl.clients.device.records import (
     pack_metrics,
     unpack,
 )
+from flwr_frl.clients.device.same_model import answer_together
 from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
     FrozenConfig,
@@ -37,9 +39,8 @@ from flwr_frl.clients.device.setup import (
     client_setup,
     cohort_size,
     seed_torch,
-    unread,
 )
-from flwr_frl.clients.device.simulated import join, simulated_properties
+from flwr_frl.clients.device.simulated import join
 from flwr_frl.memory_array import memory_record
 from flwr_frl.messages import reply_with
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
@@ -50,20 +51,16 @@ from flwr_frl.task.messages import (
     EXAMPLE_EPSILON,
     FITTED,
     INITIAL_ARRAYS,
-    INPUTS,
     NEWCOMER,
-    NUM_EXAMPLES,
-    NUM_TEST_EXAMPLES,
     PROPERTIES,
     REFUSAL,
     REGISTERED_NAME,
     RUN,
     STATISTICS,
 )
+from flwr_frl.task.records import fill
 from flwr_frl.task.run_cache import begin_run, current_run
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.tasks import reads_data_dir
-from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training import each_together
 
 
@@ -85,6 +82,22 @@ class App(ClientApp):
         self.device = str((run_config or {}).get("device", "auto"))
         # Sent to workers, which may hold caches of an earlier command.
         self.command = current_run()
+
+    def read_message(self, message: Message, context: Context) -> tuple[Setup, Config]:
+        """Return a client's settings and its message's config; use its device."""
+        record = message.content.get(CONFIG)
+        record = record if isinstance(record, ConfigRecord) else ConfigRecord()
+        # Only flwr-frl's ServerApp names the run.
+        setup = client_setup(context, self.run_config, strict=RUN in record)
+        self._use_device(setup)
+        return setup, check_config(record)
+
+    @staticmethod
+    def _use_device(setup: Setup) -> None:
+        # Setting the same number again takes longer than reading it.
+        if torch.get_num_threads() != setup.device.torch_threads:
+            torch.set_num_threads(setup.device.torch_threads)
+        use(setup.device.device)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; running out of memory raises a one-line error."""
@@ -108,8 +121,8 @@ class App(ClientApp):
     ) -> Iterator[Message]:
         """Answer messages of several clients together.
 
-        Nodes of a graph exchange and train as rows of matrices, if they can; other
-        clients as in
+        Nodes of a graph exchange and train as rows of matrices, and clients with the
+        same model test it as one, if they can; others as in
         `flwr_frl.task.training.each_together`.
 
         Parameters
@@ -119,14 +132,20 @@ class App(ClientApp):
         messages, contexts : sequence
             The messages, and the contexts of their nodes.
         """
-        if self.size <= 1:
+        if self.size <= 1 or all_of(MessageType.QUERY, messages):
             return (work() for work in works)
         auto = self.cohort == "auto"
-        fitted = self._fit_nodes(messages, contexts, only_if_faster=auto)
-        others = [work for i, work in enumerate(works) if i not in fitted]
+        if all_of(MessageType.EVALUATE, messages):
+            begin_run(self.command)
+            done = answer_together(
+                messages, contexts, self.read_message, evaluation_reply
+            )
+        else:
+            done = self._fit_nodes(messages, contexts, only_if_faster=auto)
+        others = [work for i, work in enumerate(works) if i not in done]
         size = AUTO_ON_CPU if auto and current() == CPU else self.size
         rest = each_together(others, size, only_if_faster=auto)
-        return (fitted[i] if i in fitted else next(rest) for i in range(len(works)))
+        return (done.pop(i) if i in done else next(rest) for i in range(len(works)))
 
     def _fit_nodes(
         self,
@@ -135,9 +154,8 @@ class App(ClientApp):
         only_if_faster: bool,
     ) -> dict[int, Message]:
         """Answer the training messages that nodes of a graph can answer together."""
-        types = {message.metadata.message_type for message in messages}
         # Mods must see every message.
-        if self.mods or len(messages) < 2 or types != {MessageType.TRAIN}:
+        if self.mods or len(messages) < 2 or not all_of(MessageType.TRAIN, messages):
             return {}
         begin_run(self.command)
         try:
@@ -147,12 +165,16 @@ class App(ClientApp):
         fit_nodes: Any = getattr(setup.kind, "fit_nodes", None)
         if fit_nodes is None:
             return {}
-        torch.set_num_threads(setup.device.torch_threads)
-        use(setup.device.device)
+        self._use_device(setup)
         answers: dict[int, Message] = fit_nodes(
             setup, messages, contexts, only_if_faster
         )
         return answers
+
+
+def all_of(kind: str, messages: Iterable[Message]) -> bool:
+    """Return whether all messages are of a type."""
+    return all(message.metadata.message_type == kind for message in messages)
 
 
 def named(context: Context, message: Message) -> Context:
@@ -198,13 +220,7 @@ def make_app(
     def open_message(
         message: Message, context: Context
     ) -> tuple[Setup, Client, Config]:
-        record = message.content.get(CONFIG)
-        record = record if isinstance(record, ConfigRecord) else ConfigRecord()
-        # Only flwr-frl's ServerApp names the run.
-        setup = client_setup(context, run_config, strict=RUN in record)
-        torch.set_num_threads(setup.device.torch_threads)
-        use(setup.device.device)
-        config = check_config(record)
+        setup, config = app.read_message(message, context)
         seed_torch(context, int(setup.run["seed"]), config)
         return setup, build_client(context, setup, config), config
 
@@ -240,34 +256,16 @@ def make_app(
         properties: Config = {CLIENT: name}
         try:
             properties[CLIENT] = name = client_name(context)
-            setup, client, config = open_message(message, context)
-            properties |= client.get_properties(config)
-            for count in properties.keys() & {NUM_EXAMPLES, NUM_TEST_EXAMPLES}:
-                properties[count] = setup.device.rounded(cast(int, properties[count]))
-            keeps = bool(client.personal) or keeps_optimizers(client.settings)
-            if RUN in config and keeps:
-                properties |= cast(Config, client.state.kept())
+            setup, config = app.read_message(message, context)
             refusal = config.get(REFUSAL)
-            if "partition-id" in context.node_config:
-                properties |= simulated_properties(client, context, setup.run)
-            else:
-                for note in getattr(client.task, "notes", ()):
-                    log(WARNING, "%s", note)
-            # Only here: each message of a device has its own process and its own log.
-            ignored = unread(context.node_config, type(client))
-            if not reads_data_dir(client.task, str(setup.run["task"])):
-                ignored += [n for n in context.node_config if n == "data-dir"]
-            for unknown in ignored:
-                log(WARNING, "%s in the node config is not read", unknown)
-            if isinstance(client.task, ImageTask):
-                properties |= zip(INPUTS, client.task.shape, strict=True)
+            properties |= properties_of(context, setup, config)
         except SettingsError as error:
             # Raised, it would be buried in a traceback of Flower's.
             refusal = properties[REFUSAL] = str(error)
         if refusal is not None:
             log(ERROR, "client %s takes no part: %s", name, refusal)
-        records = RecordDict({PROPERTIES: ConfigRecord(dict(properties))})
-        return Message(records, reply_to=message)
+        records = {PROPERTIES: fill(ConfigRecord(), properties)}
+        return Message(fill(RecordDict(), records), reply_to=message)
 
     def arrays_reply(message: Message, arrays: Arrays) -> Message:
         return Message(RecordDict({ARRAYS: memory_record(arrays)}), reply_to=message)

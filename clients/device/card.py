@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.clients.algorithms import algorithm_of
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import LARGEST, followed
 from flwr_frl.task.base import BaseTask, Task
 from flwr_frl.task.checkpoint import with_earlier_settings
@@ -373,3 +375,13 @@ def unknown_split(partition: str) -> SettingsError:
         f"its clients' examples were split by {partition!r}, whose code is run only "
         "where you name it, too: by partition=... of load_run"
     )
+
+
+def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
+    """Return the metadata of a client's files: its model's card and its algorithm."""
+    card = dict[str, str]()
+    if isinstance(task, ImageTask):
+        card = ModelCard.of(task).metadata()
+        if not is_built_by_name(task):
+            del card["model"]
+    return {**card, **algorithm_of(kind)}

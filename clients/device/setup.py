@@ -22,7 +22,7 @@ from flwr_frl.clients.algorithms import (
 )
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.account import PrivateTraining
-from flwr_frl.clients.device.card import ModelCard, is_built_by_name
+from flwr_frl.clients.device.card import about_state
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import state_directory
 from flwr_frl.task import devices
@@ -57,7 +57,6 @@ from flwr_frl.task.tasks import (
     reads_data_dir,
     task_key,
 )
-from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
@@ -145,6 +144,22 @@ def partition_id(node: Settings) -> int:
     return int(index)
 
 
+def partition(node: Settings, run: Settings) -> tuple[int, int]:
+    """Return a node's partition of the data and the number of partitions.
+
+    These are 0 and 0 for a device, whose task has all of its data.
+    """
+    if "partition-id" not in node:
+        return 0, 0
+    partitions = node.get("num-partitions", run["num-clients"])
+    valid = isinstance(partitions, int) and partitions >= 1
+    require(valid, "num-partitions", partitions, "an integer, at least 1")
+    index, num_partitions = partition_id(node), int(partitions)
+    allowed = f"below num-partitions, {num_partitions}"
+    require(index < num_partitions, "partition-id", index, allowed)
+    return index, num_partitions
+
+
 def unread(node: Settings, kind: type[Client]) -> list[str]:
     """Return the unknown names in a node config, which may be another app's.
 
@@ -159,21 +174,6 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
         if difflib.get_close_matches(plain, known, cutoff=NEARLY):
             raise unknown("name in the node config", name, known)
     return names
-
-
-def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
-    """Return the metadata of a client's files: its model's card and its algorithm."""
-    card = dict[str, str]()
-    if isinstance(task, ImageTask):
-        card = ModelCard.of(task).metadata()
-        if not is_built_by_name(task):
-            del card["model"]
-    return {**card, **algorithm_of(kind)}
-
-
-def algorithm_of(kind: type[Client]) -> dict[str, str]:
-    """Return the metadata of a client's files about its algorithm."""
-    return {"algorithm": f"{kind.__module__}:{kind.__qualname__}"}
 
 
 def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
@@ -382,16 +382,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         ``checkpoint-round`` if the server tracks them.
     """
     node, kind = context.node_config, setup.kind
-    # A device's task has all of its data.
-    num_clients, index = 0, 0
-    if "partition-id" in node:
-        partitions = node.get("num-partitions", setup.run["num-clients"])
-        valid = isinstance(partitions, int) and partitions >= 1
-        require(valid, "num-partitions", partitions, "an integer, at least 1")
-        num_clients = int(partitions)
-        index = partition_id(node)
-        allowed = f"below num-partitions, {num_clients}"
-        require(index < num_clients, "partition-id", index, allowed)
+    index, num_clients = partition(node, setup.run)
     task = built_task(setup.task, num_clients)
     acknowledged = config.get(ACKNOWLEDGED_ROUND)
     run = str(config.get(RUN, context.run_id))

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from logging import ERROR
-from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
@@ -20,11 +19,7 @@ from flwr_frl.task.held_out import fewer
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
-    CLASS_COUNTS,
     FITTED,
-    HELD_CLASSES,
-    NEWCOMER,
-    OWN_NAME,
     RUN,
     SHARE,
 )
@@ -121,27 +116,3 @@ def join(client: Client, parameters: NDArrays, config: Config, seed: int) -> Eva
     loss, num_examples, metrics = client.test(client.deployed_model())
     metrics[FITTED] = len(client.task.train_examples(client.index))
     return loss, num_examples, metrics
-
-
-def simulated_properties(
-    client: Client, context: Context, run: Settings
-) -> dict[str, Any]:
-    """Return properties that a simulated client reports and a device does not.
-
-    They are its folder's name and its training examples of each class, if there are
-    folders and classes, and whether it joins after training.
-    """
-    task, properties = client.task, dict[str, Any]()
-    names = getattr(task, "client_names", ())
-    if client.index < len(names):
-        properties[OWN_NAME] = str(names[client.index])
-    if task.classes:
-        targets = task.train_examples(client.index).targets.numpy()
-        held, counts = np.unique(targets[targets >= 0], return_counts=True)
-        properties[HELD_CLASSES] = [str(task.classes[c]) for c in held]
-        properties[CLASS_COUNTS] = counts.tolist()
-    num_clients = int(context.node_config.get("num-partitions", 0))
-    new_clients, seed = int(run["new-clients"]), int(run["seed"])
-    if client.index in newcomers(num_clients, new_clients, seed):
-        properties[NEWCOMER] = True
-    return properties

@@ -8,7 +8,7 @@ from flwr.app import Context, RecordDict
 
 from flwr_frl.clients.algorithms import client_class, takes_newcomers
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.card import ModelCard
+from flwr_frl.clients.device.card import ModelCard, about_state
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.parameter_groups import (
     groups_to_fit,
@@ -17,7 +17,6 @@ from flwr_frl.clients.device.parameter_groups import (
 )
 from flwr_frl.clients.device.setup import (
     DeviceSettings,
-    about_state,
     check_task,
     task_of_device,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.algorithms import algorithm_of, client_class
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.card import (
     INITIAL_ONLY,
@@ -21,7 +21,7 @@ from flwr_frl.clients.device.card import (
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.parameter_groups import array_names, initial_arrays
-from flwr_frl.clients.device.setup import algorithm_of, task_of_device
+from flwr_frl.clients.device.setup import task_of_device
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import read_checked, usable, versions_in
 from flwr_frl.clients.predict.trained import TrainedRun, read_run, read_tensors

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.task.messages import CONFIG, REGISTERED_NAME
+from flwr_frl.task.records import fill
 
 # Flower's error for an app without a query handler, such as its templates.
 ANSWERS_NO_QUERY = "No query function registered"
@@ -93,8 +94,9 @@ class RegisteredNames:
     ) -> Message:
         """Return a query to a node; empty values of the config are left out."""
         given = {name: value for name, value in config.items() if value}
-        about = ConfigRecord({**given, **self.config(node)})
-        return Message(RecordDict({CONFIG: about} if about else {}), node, kind)
+        about = fill(ConfigRecord(), {**given, **self.config(node)})
+        content = fill(RecordDict(), {CONFIG: about} if about else {})
+        return Message(content, node, kind)
 
 
 def keys_of(grid: Grid) -> dict[int, str]:

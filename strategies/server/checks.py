@@ -86,14 +86,11 @@ def check_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """
     _check_names(properties)
     for name, value in properties.items():
-        values = value if isinstance(value, list) else [value]
-        if sum(len(v) if isinstance(v, str | bytes) else 8 for v in values) > (
-            LONGEST_VALUE
-        ):
-            raise InvalidReplyError(f"has too long a value of {name!r}")
-        for single in values:
+        for single in value if isinstance(value, list) else (value,):
             if isinstance(single, float) and not abs(single) <= LARGEST:
                 raise InvalidReplyError(f"has {name!r} = {single}")
+        if _length(value) > LONGEST_VALUE:
+            raise InvalidReplyError(f"has too long a value of {name!r}")
     for name in (CLIENT, STRUCTURE, REFUSAL):
         if not isinstance(properties.get(name, ""), str):
             raise InvalidReplyError(f"has no text as {name!r}")
@@ -102,6 +99,13 @@ def check_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     if CLIENT in properties:
         check_name(properties[CLIENT])
     return dict(properties)
+
+
+def _length(value: object) -> int:
+    """Return about how many bytes a value has."""
+    if isinstance(value, list):
+        return sum(map(_length, value))
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 def check_values(values: Mapping[str, Any]) -> dict[str, float]:

@@ -29,12 +29,12 @@ from flwr_frl.strategies.server.checks import (
     several,
     vote,
 )
+from flwr_frl.strategies.server.replies import reply_properties
 from flwr_frl.task.messages import (
     CLASSES_DIGEST,
     CLIENT,
     NEWCOMER,
     OWN_NAME,
-    PROPERTIES,
     REFUSAL,
     RUN,
     STRUCTURE,
@@ -251,7 +251,7 @@ class ClientManager:
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if reply.has_content():
-                reported[node] = reply.content.config_records.get(PROPERTIES, {})
+                reported[node] = reply_properties(reply)
             elif ANSWERS_NO_QUERY in str(reply.error.reason):
                 reported[node] = {}
                 if self.foreign_app and not self.answers_no_query:

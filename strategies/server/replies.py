@@ -196,10 +196,16 @@ def attached(reply: Message, name: str) -> object:
     return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
+def reply_properties(reply: Message) -> Mapping[str, Any]:
+    """Return the properties in a reply; none if it has none."""
+    # Flower's `config_records` copies the dictionary.
+    record = entries_of(reply.content).get(PROPERTIES)
+    return entries_of(record) if isinstance(record, ConfigRecord) else {}
+
+
 def unused_state(reply: Message) -> str:
     """Return why a client could not use its saved state; empty if it could."""
-    record = entries_of(reply.content).get(PROPERTIES)
-    reason = record.get(UNUSED_STATE, "") if isinstance(record, ConfigRecord) else ""
+    reason = reply_properties(reply).get(UNUSED_STATE, "")
     return one_line(reason) if isinstance(reason, str) else ""
 
 

@@ -2,7 +2,12 @@
 
 from flwr_frl.task.training.calls import GradientCall, TrainCall, features_of
 from flwr_frl.task.training.cohort import each_together, scratch_model, together
-from flwr_frl.task.training.local_training import evaluate, gradient, train
+from flwr_frl.task.training.local_training import (
+    evaluate,
+    evaluate_each,
+    gradient,
+    train,
+)
 from flwr_frl.task.training.sgd import (
     SGD,
     OneExampleError,
@@ -31,6 +36,7 @@ __all__ = [
     "TrainingDivergedError",
     "each_together",
     "evaluate",
+    "evaluate_each",
     "features_of",
     "freeze",
     "gradient",

@@ -5,7 +5,7 @@ a custom step uses directly. Where clients train together (`cohort`), equal call
 `train` and `gradient` are computed as one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -133,9 +133,30 @@ def evaluate(
         integers or the model has one output, and without examples.
     """
     model.eval()
+    batches = examples.on(current()).batches(EVALUATION_BATCH)
+    return _means(((model(inputs), targets) for inputs, targets in batches), loss)
+
+
+@torch.no_grad()
+def evaluate_each(
+    model: SplitModel, sets: Sequence[ExampleSet], loss: Loss
+) -> list[tuple[float, float]]:
+    """Return what `evaluate` does for each of several clients' examples.
+
+    They are one batch, so the model must treat each example by itself.
+    """
+    model.eval()
+    here = [examples.on(current()) for examples in sets]
+    inputs = [e.inputs if e.is_plain else e.first(len(e)) for e in here]
+    outputs = model(torch.cat(inputs)).split([len(examples) for examples in here])
+    pairs = zip(outputs, here, strict=True)
+    return [_means([(o, e.targets.to(e.place))], loss) for o, e in pairs]
+
+
+def _means(batches: Iterable[tuple[Tensor, Tensor]], loss: Loss) -> tuple[float, float]:
+    """Return the mean loss and the accuracy of batches of outputs and targets."""
     total, correct, counted, classes = 0.0, 0, 0, False
-    for inputs, targets in examples.on(current()).batches(EVALUATION_BATCH):
-        outputs = model(inputs)
+    for outputs, targets in batches:
         classes = are_classes(targets, outputs.shape[1:2])
         # A sequence has a class at every position; ignored ones are negative.
         n = int((targets >= 0).sum()) if classes else len(targets)

@@ -1,0 +1,138 @@
+"""The properties that clients report to the server before the first round."""
+
+from logging import WARNING
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Context
+from flwr.common import ConfigRecordValues, log
+
+from flwr_frl.clients.base import Client, Config, example_counts
+from flwr_frl.clients.device.optimizers import keeps_optimizers
+from flwr_frl.clients.device.setup import (
+    Setup,
+    build_client,
+    partition,
+    seed_torch,
+    unread,
+)
+from flwr_frl.clients.device.simulated import newcomers
+from flwr_frl.task.base import Task
+from flwr_frl.task.messages import (
+    CLASS_COUNTS,
+    HELD_CLASSES,
+    INPUTS,
+    NEWCOMER,
+    NUM_EXAMPLES,
+    NUM_TEST_EXAMPLES,
+    OWN_NAME,
+    RUN,
+)
+from flwr_frl.task.run_cache import run_object
+from flwr_frl.task.settings import Settings
+from flwr_frl.task.tasks import reads_data_dir
+from flwr_frl.task.tasks.image import ImageTask
+
+
+class CommonProperties(dict[tuple[int, int], tuple[Setup, Task, Config]]):
+    """Properties of simulated clients that differ in nothing but their examples.
+
+    The keys are the id of a setup, which the value holds, and the number of clients.
+    """
+
+
+def properties_of(context: Context, setup: Setup, config: Config) -> Config:
+    """Return the properties that a client reports.
+
+    Of the simulated clients that differ in nothing but their examples, only the first
+    one is built: a simulation may have 100,000.
+
+    Parameters
+    ----------
+    context, setup : Context, Setup
+        The client's context, and its settings.
+    config : dict
+        Config of the query.
+
+    Raises
+    ------
+    SettingsError
+        If the client cannot take part.
+    """
+    index, num_clients = partition(context.node_config, setup.run)
+    alike = differs_in_examples_only(context, setup)
+    first, key = run_object(CommonProperties), (id(setup), num_clients)
+    if alike and key in first:
+        _, task, common = first[key]
+        properties = {**common, **example_counts(task, index)}
+    else:
+        seed_torch(context, int(setup.run["seed"]), config)
+        client = build_client(context, setup, config)
+        task, properties = client.task, _reported_by(client, context, setup, config)
+        if alike:
+            first[key] = setup, task, dict(properties)
+    for count in properties.keys() & {NUM_EXAMPLES, NUM_TEST_EXAMPLES}:
+        properties[count] = setup.device.rounded(cast(int, properties[count]))
+    if "partition-id" in context.node_config:
+        properties |= simulated_properties(task, index, num_clients, setup.run)
+    return properties
+
+
+def differs_in_examples_only(context: Context, setup: Setup) -> bool:
+    """Return whether clients with this setup have the same properties but for data."""
+    kind, weights = setup.kind, getattr(setup.algorithm, "class_weights", "none")
+    return (
+        context.node_config.keys() == {"partition-id", "num-partitions"}
+        and kind.get_properties is Client.get_properties
+        and isinstance(kind.shared, tuple)
+        and weights == "none"
+        # A client reports the rounds whose states it has.
+        and setup.states is None
+        and not context.state
+    )
+
+
+def _reported_by(
+    client: Client, context: Context, setup: Setup, config: Config
+) -> Config:
+    """Return the properties of a client that has been built."""
+    properties = client.get_properties(config)
+    if RUN in config and (client.personal or keeps_optimizers(client.settings)):
+        properties |= cast(Config, client.state.kept())
+    if isinstance(client.task, ImageTask):
+        properties |= zip(INPUTS, client.task.shape, strict=True)
+    # Only here: each message of a device has its own process and its own log.
+    if "partition-id" not in context.node_config:
+        for note in getattr(client.task, "notes", ()):
+            log(WARNING, "%s", note)
+    ignored = unread(context.node_config, type(client))
+    if not reads_data_dir(client.task, str(setup.run["task"])):
+        ignored += [name for name in context.node_config if name == "data-dir"]
+    for unknown in ignored:
+        log(WARNING, "%s in the node config is not read", unknown)
+    # Flower checks the types, as a subclass may have added properties.
+    ConfigRecord(cast(dict[str, ConfigRecordValues], properties))
+    return properties
+
+
+def simulated_properties(
+    task: Task, index: int, num_clients: int, run: Settings
+) -> dict[str, Any]:
+    """Return properties that a simulated client reports and a device does not.
+
+    They are its folder's name and its training examples of each class, if there are
+    folders and classes, and whether it joins after training.
+    """
+    properties = dict[str, Any]()
+    names = getattr(task, "client_names", ())
+    if index < len(names):
+        properties[OWN_NAME] = str(names[index])
+    if task.classes:
+        targets = task.train_examples(index).targets.numpy()
+        held, counts = np.unique(targets[targets >= 0], return_counts=True)
+        properties[HELD_CLASSES] = [str(task.classes[c]) for c in held]
+        properties[CLASS_COUNTS] = counts.tolist()
+    new_clients, seed = int(run["new-clients"]), int(run["seed"])
+    if index in newcomers(num_clients, new_clients, seed):
+        properties[NEWCOMER] = True
+    return properties

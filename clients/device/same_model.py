@@ -1,0 +1,118 @@
+"""Evaluations of clients that test the same model: their examples form one batch.
+
+A client without a state of its own tests the model as it was received. In a large
+population most clients have never trained, and have no state.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from math import prod
+
+from flwr.app import ArrayRecord, Context, Message
+
+from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.device.evaluation import evaluate_clients
+from flwr_frl.clients.device.records import unpack
+from flwr_frl.clients.device.setup import Setup, build_client, partition
+from flwr_frl.task.base import Task
+from flwr_frl.task.examples import EVALUATION_BATCH
+from flwr_frl.task.messages import ACKNOWLEDGED_ROUND
+from flwr_frl.task.resident import test_examples
+from flwr_frl.task.settings import SettingsError
+
+# Most numbers in the inputs of a batch: larger ones gain nothing.
+LARGEST = 2**16
+Reader = Callable[[Message, Context], tuple[Setup, Config]]
+Answer = Callable[[Message, Setup, Client, Evaluation], Message]
+
+
+def answer_together(
+    messages: Sequence[Message],
+    contexts: Sequence[Context],
+    read: Reader,
+    answer: Answer,
+) -> dict[int, Message]:
+    """Answer the evaluations of clients that have received the same model.
+
+    Parameters
+    ----------
+    messages, contexts : sequence
+        Messages of evaluations, and the contexts of their nodes.
+    read : callable
+        Returns a client's setup and the config of its message.
+    answer : callable
+        Makes the reply from a message, its client's setup, a client and the result.
+
+    Returns
+    -------
+    dict of int to Message
+        Replies by the positions of their messages; none for clients that must be
+        evaluated one by one.
+    """
+    groups: dict[Hashable, list[tuple[int, int]]] = {}
+    for position, pair in enumerate(zip(messages, contexts, strict=True)):
+        try:
+            setup, config = read(*pair)
+            index, num_clients = partition(pair[1].node_config, setup.run)
+        except SettingsError:
+            continue
+        if tests_received_model(pair[1], setup, config):
+            records = pair[0].content.values()
+            arrays = (id(r) for r in records if isinstance(r, ArrayRecord))
+            key = id(setup), num_clients, *arrays
+            groups.setdefault(key, []).append((position, index))
+    replies: dict[int, Message] = {}
+    for members in groups.values():
+        first = members[0][0]
+        setup, config = read(messages[first], contexts[first])
+        client = build_client(contexts[first], setup, config)
+        if client.task.metrics or not client.model.is_layered:
+            continue
+        client.receive(unpack(messages[first], client), config)
+        for batch in _batches(client.task, members):
+            positions, indices = zip(*batch, strict=True)
+            try:
+                results = evaluate_clients(client.task, indices, client.model)
+            # One by one, only the client whose examples do not fit fails.
+            except Exception:
+                continue
+            for position, result in zip(positions, results, strict=True):
+                message = messages[position]
+                replies[position] = answer(message, setup, client, result)
+    return replies
+
+
+def tests_received_model(context: Context, setup: Setup, config: Config) -> bool:
+    """Return whether a client tests what it receives and initial personal arrays."""
+    kind = setup.kind
+    hooks = "evaluate", "deployed_model", "test", "receive"
+    return (
+        context.node_config.keys() == {"partition-id", "num-partitions"}
+        and not context.state
+        and setup.states is None
+        # A client whose state is lost reports it.
+        and not (kind.personal and config.get(ACKNOWLEDGED_ROUND))
+        and all(getattr(kind, name) is getattr(Client, name) for name in hooks)
+        and isinstance(kind.shared, tuple)
+        and not kind.traits.also_test_global
+        and not setup.privacy.dp_noise
+    )
+
+
+def _batches(
+    task: Task, members: Sequence[tuple[int, int]]
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield clients in groups whose test examples are one batch each."""
+    batch: list[tuple[int, int]] = []
+    numbers = 0
+    for member in members:
+        examples = test_examples(task, member[1])
+        if not 0 < len(examples) <= EVALUATION_BATCH:
+            continue
+        more = len(examples) * prod(examples.inputs.shape[1:])
+        if batch and numbers + more > LARGEST:
+            yield batch
+            batch, numbers = [], 0
+        batch.append(member)
+        numbers += more
+    if batch:
+        yield batch

@@ -1,0 +1,119 @@
+"""Properties of simulated clients, of which only the first one is built."""
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from torch import nn
+
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device import properties
+from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.run_cache import begin_run
+from flwr_frl.task.settings import resolve
+
+
+def sized(num_clients: int) -> ExampleTask:
+    """Return a task in which client i has i + 1 examples of class i % 2."""
+    sets = [
+        ExampleSet(torch.ones(i + 1, 2), torch.full((i + 1,), i % 2))
+        for i in range(num_clients)
+    ]
+    return ExampleTask(
+        lambda: SplitModel(nn.Linear(2, 3), nn.Linear(3, 2)),
+        sets,
+        sets,
+        classes=("a", "b"),
+    )
+
+
+def wrong(num_clients: int) -> ExampleTask:
+    """Return a task in which a class of the last client does not exist."""
+    task = sized(num_clients)
+    sets = [*task.train[:-1], ExampleSet(torch.ones(2, 2), torch.tensor([0, 2]))]
+    return ExampleTask(task.model, sets, sets, classes=("a", "b"))
+
+
+def reported(algorithm="fedavg", task="sized", num_clients=4, **settings):
+    """Return what each of the clients reports, and how many were built for it."""
+    begin_run()
+    config = resolve(
+        {
+            "algorithm": algorithm,
+            "task": f"{__name__}:{task}",
+            "num-clients": num_clients,
+            "device": "cpu",
+            **settings,
+        }
+    )
+    grid = InlineGrid(make_app(config), num_clients)
+    queries = [
+        Message(RecordDict({"config": ConfigRecord({"run": "r"})}), node, "query")
+        for node in grid.get_node_ids()
+    ]
+    replies = list(grid.send_and_receive(queries))
+    return [dict(reply.content["properties"]) for reply in replies], config
+
+
+@pytest.fixture
+def built(monkeypatch):
+    indices, build = [], properties.build_client
+
+    def counted(context, setup, config):
+        indices.append(context.node_config["partition-id"])
+        return build(context, setup, config)
+
+    monkeypatch.setattr(properties, "build_client", counted)
+    return indices
+
+
+def test_each_client_reports_its_own_examples(built):
+    found, _ = reported()
+    assert built == [0]
+    assert [p["num-examples"] for p in found] == [1, 2, 3, 4]
+    assert [p["num-test-examples"] for p in found] == [1, 2, 3, 4]
+    assert [p["class-counts"] for p in found] == [[1], [2], [3], [4]]
+    assert [p["held-classes"] for p in found] == [["a"], ["b"], ["a"], ["b"]]
+    assert [p["client"] for p in found] == [f"{i:06d}" for i in range(4)]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "scaffold", "flute"])
+def test_properties_are_those_of_the_built_client(algorithm):
+    found, config = reported(algorithm)
+    for i, held in enumerate(found):
+        node = {"partition-id": i, "num-partitions": 4}
+        context = Context(1, i + 1, node, RecordDict(), {})
+        client = build_client(context, client_setup(context, config), {})
+        expected = client.get_properties({})
+        assert {name: held[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        # It reports a mask of the client's classes.
+        ("flute", {}),
+        # Weights depend on a client's examples.
+        ("fedavg", {"class-weights": "balanced"}),
+        # Clients report which rounds' states they have.
+        ("fedrep", {"checkpoint-every": 1}),
+    ],
+)
+def test_clients_that_differ_in_more_than_examples_are_built(
+    algorithm, settings, built, tmp_path
+):
+    reported(algorithm, output=str(tmp_path), **settings)
+    assert built == [0, 1, 2, 3]
+
+
+def test_count_multiple_rounds_the_counts_of_all_clients():
+    found, _ = reported(**{"count-multiple": 3})
+    # The nearest multiples of 3, at least 3, of 1 to 4.
+    assert [p["num-examples"] for p in found] == [3, 3, 3, 3]
+
+
+def test_a_client_whose_examples_do_not_fit_is_refused(built):
+    found, _ = reported(task="wrong")
+    assert built == [0]
+    assert ["refusal" in p for p in found] == [False, False, False, True]

@@ -1,0 +1,141 @@
+"""Evaluations of clients that test the same model, as one batch."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from torch import nn
+
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device import same_model
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import resolve
+
+# Test examples of each client; the last one has none.
+SIZES = (3, 1, 4, 2, 0)
+
+
+def inputs_of(client: int, count: int) -> torch.Tensor:
+    return torch.arange(2.0 * count).reshape(count, 2) - client
+
+
+def model() -> SplitModel:
+    return SplitModel(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), nn.Linear(3, 2))
+
+
+def clients(num_clients: int) -> ExampleTask:
+    train = [ExampleSet(torch.ones(2, 2), torch.arange(2))] * num_clients
+    test = [
+        ExampleSet(inputs_of(i, n), torch.arange(n) % 2)
+        for i, n in enumerate(SIZES[:num_clients])
+    ]
+    return ExampleTask(model, train, test, classes=("a", "b"))
+
+
+def one_does_not_fit(num_clients: int) -> ExampleTask:
+    task = clients(num_clients)
+    sets = list(task.test)
+    # Two numbers an example when the run begins, later three.
+    sets[1] = Growing(sets[1].inputs, sets[1].targets)
+    return ExampleTask(model, task.train, sets, classes=("a", "b"))
+
+
+class Growing(ExampleSet):
+    """Examples that have another shape once they are evaluated."""
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name == "inputs" and Growing.grown:
+            return torch.cat([value, value], 1)
+        return value
+
+    grown = False
+
+
+def evaluated(task, algorithm="fedavg", rounds=1, **settings):
+    """Return the clients' metrics by name, and the run's summary."""
+    config = resolve(
+        {
+            "algorithm": algorithm,
+            "task": f"{__name__}:{task}",
+            "num-clients": len(SIZES),
+            "fraction-train": 0.4,
+            "device": "cpu",
+            **settings,
+        }
+    )
+    grid, strategy = InlineGrid(make_app(config), len(SIZES)), build_strategy(config)
+    arrays = strategy.initialize(grid)
+    Growing.grown = task == "one_does_not_fit"
+    try:
+        run_rounds(strategy, grid, arrays, range(1, rounds + 1))
+    finally:
+        Growing.grown = False
+    return strategy.evaluation.metrics, strategy
+
+
+def test_each_client_has_the_loss_and_accuracy_of_its_own_examples():
+    config = resolve(
+        {
+            "algorithm": "fedavg",
+            "task": f"{__name__}:clients",
+            "num-clients": len(SIZES),
+            "device": "cpu",
+        }
+    )
+    grid, strategy = InlineGrid(make_app(config), len(SIZES)), build_strategy(config)
+    arrays = strategy.initialize(grid)
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+    values = {name: array.numpy() for name, array in arrays.items()}
+    for i, n in enumerate(SIZES[:4]):
+        x, y = inputs_of(i, n).numpy(), np.arange(n) % 2
+        weight, bias = (values[f"representation.0.{w}"] for w in ("weight", "bias"))
+        hidden = np.maximum(x @ weight.T + bias, 0)
+        outputs = hidden @ values["head.weight"].T + values["head.bias"]
+        log_sum = np.log(np.exp(outputs).sum(1))
+        metrics = strategy.evaluation.metrics[f"{i:06d}"]
+        loss = np.mean(log_sum - outputs[np.arange(n), y])
+        assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+        assert metrics["accuracy"] == np.mean(outputs.argmax(1) == y)
+        assert metrics["num-examples"] == n
+    # It has no examples, and no metrics.
+    assert f"{4:06d}" not in strategy.evaluation.metrics
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "local", "fedavg-ft"])
+def test_metrics_equal_those_of_one_client_after_the_other(algorithm):
+    together = evaluated("clients", algorithm, rounds=3)[0]
+    alone = evaluated("clients", algorithm, rounds=3, cohort="off")[0]
+    assert together.keys() == alone.keys()
+    for name, metrics in alone.items():
+        assert together[name] == pytest.approx(metrics, rel=1e-5), name
+
+
+def test_clients_without_a_state_are_one_batch(monkeypatch):
+    sizes, evaluate = [], same_model.evaluate_clients
+
+    def counted(task, indices, model):
+        sizes.append(len(indices))
+        return evaluate(task, indices, model)
+
+    monkeypatch.setattr(same_model, "evaluate_clients", counted)
+    evaluated("clients", "fedrep")
+    # Two of five have trained a head; which of the others has no examples is random.
+    assert sizes in ([2], [3])
+    sizes.clear()
+    evaluated("clients", "fedavg")
+    assert sizes == [4]
+    sizes.clear()
+    # Its clients train before they are tested.
+    evaluated("clients", "fedavg-ft")
+    assert sizes == []
+
+
+def test_only_the_client_whose_examples_do_not_fit_fails():
+    metrics, strategy = evaluated("one_does_not_fit")
+    assert sorted(metrics) == ["000000", "000002", "000003"]
+    assert [name for name, _ in strategy.pending.rejections] == ["000001"]
