@@ -91,5 +91,5 @@ class FLUTERegression(
 
     def gram(self) -> Matrix:
         """Return G, of shape (k, k): the mean of H_i H_iᵀ over all heads so far."""
-        grams = [np.float64(h[HEAD_WEIGHT]) for h in self.heads.values()]
-        return np.asarray(sum(h.T @ h for h in grams) / len(grams))
+        weights = [h[HEAD_WEIGHT].astype(np.float64) for h in self.heads.values()]
+        return np.asarray(sum(h.T @ h for h in weights) / len(weights))
