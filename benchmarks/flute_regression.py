@@ -1,4 +1,4 @@
-"""FLUTE for regression on schools and patients: does its regularizer help?
+"""FLUTE for regression on schools and patients, with and without its regularizer.
 
 ``python -m benchmarks.flute_regression --data-dir DIR`` compares `flute-regression`
 with other algorithms on two tasks of `benchmarks.natural`. Without its regularizer,
