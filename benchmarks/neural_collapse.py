@@ -169,7 +169,7 @@ def main() -> None:
     data, best = dict[str, Any](), dict[str, Tensor]()
     for problem in PROBLEMS:
         found = [solve(problem, seed) for seed in SEEDS]
-        heads, loss = min(found, key=lambda pair: pair[1])
+        heads, _ = min(found, key=lambda pair: pair[1])
         best[problem.name] = heads
         between = [measure(own)["between"] for own, _ in found]
         losses = [loss for _, loss in found]
