@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.common import markdown, write
 from benchmarks.natural import (
-    RATES,
     TASKS,
     TUNING_SEED,
     clients_of,
@@ -29,9 +28,13 @@ from benchmarks.natural import (
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
 
 CHOSEN = ("school", "parkinson")
-ALGORITHMS = ("flute-regression", "fedper", "fedrep", "fedavg-ft", "fedavg", "local")
+ALGORITHMS = ("flute-regression", "fedper", "fedrep", "local")
+RATES = (0.01, 0.05)
 # Step sizes η_r of the regularizer.
-STEPS = (0.0005, 0.002, 0.008)
+STEPS = (0.0005, 0.008)
+# Without a limit, representation and head that train together diverge in some runs with
+# the larger learning rate, with the regularizer or without.
+LIMIT = {"max-gradient-norm": 1.0}
 
 
 class Choice(NamedTuple):
@@ -52,9 +55,9 @@ def job(
 ) -> Job:
     """Return a run of an algorithm."""
     run = job_of(output, data, task, name, choice.rate, seed)
-    if not choice.step:
-        return run
-    settings = {**run.settings, "regularizer-learning-rate": choice.step}
+    settings = {**run.settings, **LIMIT}
+    if choice.step:
+        settings["regularizer-learning-rate"] = choice.step
     return run._replace(place=run.place / f"{choice.step}", settings=settings)
 
 
@@ -90,7 +93,7 @@ BODY = """Root-mean-square error on each client's test set, mean over the client
 (lower is better), of {seeds} seeds ± their standard deviation. `flute-regression` adds
 the regularizer of FLUTE's linear case, with a network's features, to `fedper`: without
 the regularizer they are the same. All have the same model, rounds, local epochs and
-batches. Learning rates, of {rates}, and the regularizer's step size η_r, of {steps},
+batches, and gradients are limited to a norm of 1. Learning rates, of {rates}, and the regularizer's step size η_r, of {steps},
 are chosen on validation sets. Clients are compared pair by pair, by their mean over the
 seeds, with a two-sided sign test. The worst tenth is the mean over the worst tenth of
 the clients.
@@ -103,7 +106,7 @@ def main() -> int:
     """Make the runs that are missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, help="the published files")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", default="results/flute_regression")
     arguments = parser.parse_args()
     output, data_dir, seeds = (
