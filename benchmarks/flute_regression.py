@@ -93,10 +93,10 @@ BODY = """Root-mean-square error on each client's test set, mean over the client
 (lower is better), of {seeds} seeds ± their standard deviation. `flute-regression` adds
 the regularizer of FLUTE's linear case, with a network's features, to `fedper`: without
 the regularizer they are the same. All have the same model, rounds, local epochs and
-batches, and gradients are limited to a norm of 1. Learning rates, of {rates}, and the regularizer's step size η_r, of {steps},
-are chosen on validation sets. Clients are compared pair by pair, by their mean over the
-seeds, with a two-sided sign test. The worst tenth is the mean over the worst tenth of
-the clients.
+batches, and gradients are limited to a norm of 1. Learning rates, of {rates}, and the
+regularizer's step size η_r, of {steps}, are chosen on validation sets. Clients are
+compared pair by pair, by their mean over the seeds, with a two-sided sign test. The
+worst tenth is the mean over the worst tenth of the clients.
 
 {tables}
 """
