@@ -1,4 +1,4 @@
-"""SRPFL's Figures 3 to 6: accuracy against simulated time.
+"""SRPFL's Figures 3 to 8: accuracy against simulated time.
 
 Who trains does not depend on the communication time C.T., so one run gives the curves
 of all C.T.: its clock plus C.T. for each round. With ``--fraction 0.2`` it is the
@@ -212,6 +212,11 @@ def main() -> None:
     parser.add_argument("--initial-nodes", type=int, default=10)
     parser.add_argument("--evaluate-every", type=int, default=2)
     parser.add_argument("--run-config", default="", help="further settings")
+    parser.add_argument(
+        "--shown-data",
+        default="CIFAR-10, 100 clients, 5 shards each",
+        help="the page's description of data that --run-config changes",
+    )
     parser.add_argument("--name", default="", help="added to the results' names")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="ray")
@@ -265,7 +270,7 @@ def main() -> None:
     name += f"-{arguments.name}" if arguments.name else ""
     further = f"{arguments.run_config}, " if arguments.run_config else ""
     body = (
-        f"CIFAR-10, 100 clients, 5 shards each, {arguments.fraction:.0%} per round, "
+        f"{arguments.shown_data}, {arguments.fraction:.0%} per round, "
         f"{arguments.rounds} rounds, one head epoch and one representation epoch, "
         f"speeds `{arguments.speed_model}`, {further}n0 = {arguments.initial_nodes}, "
         f"doubled every {arguments.stage} rounds, seed {arguments.seed}. Times are "
@@ -315,7 +320,7 @@ def plot(runs: dict[str, Rows], name: str) -> None:
             axes.plot(
                 *curve(rows, communication),
                 label=algorithm,
-                color=colours[base],
+                color=colours.get(base, "black"),
                 ls="-" if algorithm in PAIRS else "--",
             )
         axes.set(xlabel="simulated time", title=f"C.T. = {communication}")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.flute import FLUTE as FLUTE
     from flwr_frl.strategies.flute import FLUTELinear as FLUTELinear
     from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar
+    from flwr_frl.strategies.flute_regression import FLUTERegression as FLUTERegression
     from flwr_frl.strategies.gossip.base import Gossip as Gossip
     from flwr_frl.strategies.gpfl import GPFL as GPFL
     from flwr_frl.strategies.ifca import IFCA as IFCA

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
-from flwr_frl.strategies.flute import HeadsOnServer
+from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.task.messages import HEAD, PROTOTYPE_COUNTS, PROTOTYPES
@@ -23,7 +22,7 @@ TOLERANCE = 1e-12
 
 
 class FedPAC(
-    HeadsOnServer,
+    TrainedHeads,
     FedProto,
     client="flwr_frl.clients.fedpac:FedPACClient",
     needs_arrays=(PROTOTYPES, PROTOTYPE_COUNTS),
@@ -45,38 +44,6 @@ class FedPAC(
     sets α below 0.001 to 0 and changes the quadratic program if its matrix has an
     eigenvalue below 0; here it is solved unchanged.
     """
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.initial_head: Arrays = self.state.setdefault("initial", {})
-
-    def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return the initial representation and no centroids; keep the initial head."""
-        return self._without_head(super().initialize(grid))
-
-    def open_round(
-        self,
-        nodes: list[int],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        server_round: int,
-        kind: str,
-    ) -> list[Message]:
-        """Split the head from a whole model, with which Flower's ``start`` begins."""
-        if any(name.startswith("head.") for name in arrays):
-            arrays = self._without_head(arrays)
-        return super().open_round(nodes, arrays, config, server_round, kind)
-
-    def _without_head(self, whole: ArrayRecord) -> ArrayRecord:
-        """Store a model's head as the initial one, and return the rest."""
-        names = [name for name in whole if name.startswith("head.")]
-        self.initial_head.clear()
-        self.initial_head.update({name: whole[name].numpy() for name in names})
-        return ArrayRecord({n: a for n, a in whole.items() if n not in names})
-
-    def head(self, name: str) -> Arrays:
-        """Return a client's head, the initial one if it has not trained yet."""
-        return self.heads.get(name, self.initial_head)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

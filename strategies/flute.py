@@ -64,8 +64,64 @@ class HeadsOnServer(BaseStrategy):
                 log(WARNING, "the step on client %s's head is not finite", name)
 
 
+class TrainedHeads(HeadsOnServer):
+    """Heads that begin as the head of the initial model, which is one linear layer."""
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.initial_head: Arrays = self.state.setdefault("initial", {})
+
+    def initialize(self, grid: Grid) -> ArrayRecord:
+        """Return the initial representation, and keep the initial head."""
+        return self._split(super().initialize(grid))
+
+    def open_round(
+        self,
+        nodes: list[int],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+    ) -> list[Message]:
+        """Split the head from a whole model, with which Flower's ``start`` begins."""
+        if any(name.startswith("head.") for name in arrays):
+            arrays = self._split(arrays)
+        return super().open_round(nodes, arrays, config, server_round, kind)
+
+    def _split(self, whole: ArrayRecord) -> ArrayRecord:
+        """Store a model's head as the initial one, and return the rest."""
+        names = [name for name in whole if name.startswith("head.")]
+        if HEAD_WEIGHT not in names or whole[HEAD_WEIGHT].numpy().ndim != 2:
+            raise SettingsError(
+                f"{type(self).__name__} needs a head that is one linear layer; this "
+                f"one has {names}"
+            )
+        self.initial_head.clear()
+        self.initial_head.update({name: whole[name].numpy() for name in names})
+        return ArrayRecord({n: a for n, a in whole.items() if n not in names})
+
+    def head(self, name: str) -> Arrays:
+        """Return a client's head, the initial one if it has not trained yet."""
+        return self.heads.get(name, self.initial_head)
+
+    def save_weights(self, replies: list[Message], weights: npt.NDArray[Any]) -> None:
+        """Store the returned heads with new weights, of shape (n, m, k)."""
+        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
+        # Copies: the received arrays are views of whole messages.
+        improved = [
+            {**{n: a.copy() for n, a in head.items()}, HEAD_WEIGHT: weight}
+            for head, weight in zip(heads, weights, strict=True)
+        ]
+        self.save_heads(self.pending.names(replies), improved)
+
+    def returned_weights(self, replies: list[Message]) -> npt.NDArray[Any]:
+        """Return the weights of the returned heads, of shape (n, m, k)."""
+        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
+        return np.stack([head[HEAD_WEIGHT] for head in heads])
+
+
 class FLUTE(
-    HeadsOnServer,
+    TrainedHeads,
     client="flwr_frl.clients.flute:FLUTEClient",
     # A head returns to its own client only.
     supports_client_dp=True,
@@ -98,7 +154,6 @@ class FLUTE(
         self.server_learning_rate = server_learning_rate
         validate(self)
         self.regularizer = regularizer
-        self.initial_head: Arrays = self.state.setdefault("initial", {})
         # Masks of the clients' classes, as last reported, by name.
         self._classes: dict[str, str] = {}
         self.clients.refusal_of = self._refusal_of
@@ -118,38 +173,6 @@ class FLUTE(
             "train with its head as the ArrayRecord 'head'"
         )
 
-    def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return the initial representation, and keep the initial head."""
-        return self._split(super().initialize(grid))
-
-    def open_round(
-        self,
-        nodes: list[int],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        server_round: int,
-        kind: str,
-    ) -> list[Message]:
-        """Split the head from a whole model, with which Flower's ``start`` begins."""
-        if any(name.startswith("head.") for name in arrays):
-            arrays = self._split(arrays)
-        return super().open_round(nodes, arrays, config, server_round, kind)
-
-    def _split(self, whole: ArrayRecord) -> ArrayRecord:
-        """Store a model's head as the initial one, and return the rest."""
-        names = [name for name in whole if name.startswith("head.")]
-        if HEAD_WEIGHT not in names or whole[HEAD_WEIGHT].numpy().ndim != 2:
-            raise SettingsError(
-                f"FLUTE needs a head that is one linear layer; this one has {names}"
-            )
-        self.initial_head.clear()
-        self.initial_head.update({name: whole[name].numpy() for name in names})
-        return ArrayRecord({n: a for n, a in whole.items() if n not in names})
-
-    def head(self, name: str) -> Arrays:
-        """Return a client's head, the initial one if it has not trained yet."""
-        return self.heads.get(name, self.initial_head)
-
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
@@ -157,19 +180,9 @@ class FLUTE(
         arrays = self.mean(replies)
         if arrays is None:
             return None
-        names = self.pending.names(replies)
-        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
-        weights = self.improve(
-            np.stack([head[HEAD_WEIGHT] for head in heads]),
-            np.array([list(self._classes[name]) for name in names]) == "1",
-        )
-        # Copies: the received arrays are views of whole messages.
-        copies = [{n: a.copy() for n, a in head.items()} for head in heads]
-        improved = [
-            {**head, HEAD_WEIGHT: weight}
-            for head, weight in zip(copies, weights, strict=True)
-        ]
-        self.save_heads(names, improved)
+        classes = [list(self._classes[name]) for name in self.pending.names(replies)]
+        heads = self.returned_weights(replies)
+        self.save_weights(replies, self.improve(heads, np.array(classes) == "1"))
         return to_record(arrays)
 
     def improve(

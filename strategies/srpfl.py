@@ -7,7 +7,7 @@ Flower's differential-privacy strategies do.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Annotated, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -17,10 +17,10 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals, with_retries
+from flwr_frl.strategies.grids.arrivals import with_retries
+from flwr_frl.strategies.grids.first_replies import FirstReplies, StageOptions
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.grids.stages import (
-    automatic_stages,
     exact_stages,
     listed_stages,
     theory_stages,
@@ -37,143 +37,10 @@ from flwr_frl.task.settings import (
     validate,
 )
 
-# Key, in the wrapped strategy's state, of the number of rounds that ``auto`` divides
-# into stages.
-STAGED = "staged-rounds"
 # Values of ``rounds-per-stage`` that follow from the speeds.
 THEORIES = ("theory", "theory-exact")
-
-
-class FirstReplies(Participation):
-    """Close each round at the first n valid replies of the sampled clients.
-
-    Parameters
-    ----------
-    sampling : Participation
-        How clients are sampled, which SRPFL does not change.
-    initial_nodes : int
-        The number of replies n in the first stage.
-    lengths : sequence of int, optional
-        Length of each stage in rounds; the last one also holds for all later stages.
-        By default `automatic_stages`.
-    num_rounds : int, optional
-        Number of rounds of the run.
-    state : dict, optional
-        The strategy's state. It saves the number of rounds, so that a run that is
-        resumed with more rounds keeps its stages.
-    sample_for : {"round", "stage"}, default "round"
-        How long a sample of clients is kept.
-    examples_of : callable, optional
-        Returns a node's number of training examples. A round then closes when the
-        examples of the replies reach the share n / N of those of all sampled clients,
-        so that they double from stage to stage (appendix C).
-    """
-
-    def __init__(
-        self,
-        sampling: Participation,
-        initial_nodes: int,
-        lengths: Sequence[int] | None = None,
-        num_rounds: int | None = None,
-        state: dict[str, Any] | None = None,
-        sample_for: str = "round",
-        examples_of: Callable[[int], int] | None = None,
-    ) -> None:
-        super().__init__(sampling.fraction, sampling.least, sampling.seed, False)
-        self.initial_nodes, self.lengths = initial_nodes, lengths
-        self.num_rounds = num_rounds
-        self.sample_for = sample_for
-        self.examples_of = examples_of
-        self._state: dict[str, Any] = {} if state is None else state
-        self._end_checked = self._warned = False
-        if num_rounds:
-            self.set_rounds(num_rounds)
-
-    def set_rounds(self, num_rounds: int) -> None:
-        """Set the number of rounds that ``auto`` divides into stages."""
-        self.num_rounds = num_rounds
-        if self.lengths is None:
-            self._state[STAGED] = num_rounds
-
-    def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
-        """Raise `SettingsError` unless there are enough clients for the first stage."""
-        super().check(num_clients, sample)
-        sampled = len(sample())
-        allowed = f"at most {sampled}, the number of sampled clients"
-        valid = self.initial_nodes <= sampled
-        require(valid, "initial-nodes", self.initial_nodes, allowed)
-
-    def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
-        """Return a grid that can close a round at the first replies."""
-        return grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid, name_of)
-
-    def nodes(self, server_round: int, sampled: int) -> int:
-        """Return the number of replies that close a round: min(N, 2^r n0).
-
-        The round is counted from 1 and belongs to stage r, counted from 0; N clients
-        are sampled.
-        """
-        return self._stage(server_round, sampled)[0]
-
-    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
-        """Return the nodes that train in a round; for ``stage``, of its stage's first.
-
-        The sample of a stage stays the same while the same nodes are connected.
-        """
-        chosen = super().sample(server_round, nodes, others)
-        if self.sample_for == "round":
-            return chosen
-        first = self._stage(server_round, len(chosen))[1]
-        return super().sample(first, nodes, others)
-
-    def _stage(self, server_round: int, sampled: int) -> tuple[int, int]:
-        """Return a round's number of replies and the first round of its stage."""
-        lengths = self.lengths
-        if lengths is None and sampled > self.initial_nodes:
-            rounds = self._state.get(STAGED) or self.num_rounds or 0
-            allowed = "given for rounds-per-stage='auto'"
-            require(rounds > 0, "num_rounds", self.num_rounds, allowed)
-            lengths = automatic_stages(self.initial_nodes, sampled, rounds)
-        count, end, stage = self.initial_nodes, 0, 0
-        while lengths and count < sampled:
-            start, end = end, end + lengths[min(stage, len(lengths) - 1)]
-            if server_round <= end:
-                return count, start + 1
-            count, stage = 2 * count, stage + 1
-        return sampled, end + 1
-
-    def open(
-        self,
-        server_round: int,
-        messages: list[Message],
-        grid: Grid,
-        is_valid: Callable[[Message], bool],
-    ) -> None:
-        """Have the grid close the round at n replies, if it is an `ArrivalGrid`."""
-        if isinstance(grid, ArrivalGrid):
-            self._check_end(len(messages))
-            sampled = len(messages)
-            count, weight_of = self.nodes(server_round, sampled), self.examples_of
-            if weight_of is not None and count < sampled:
-                nodes = [message.metadata.dst_node_id for message in messages]
-                count = max(1, count * sum(map(weight_of, nodes)) // sampled)
-                grid.wait_for(count, is_valid, weight_of)
-            else:
-                grid.wait_for(count, is_valid)
-        elif not self._warned:
-            self._warned = True
-            log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
-
-    def _check_end(self, sampled: int) -> None:
-        """Warn in the first round if the run will not reach the last stage."""
-        if self._end_checked or self.num_rounds is None:
-            return
-        self._end_checked = True
-        count = self.nodes(self.num_rounds, sampled)
-        if count < sampled:
-            text = "SRPFL ends before its last stage: round %d, the last one, waits "
-            text += "for %d of %d sampled clients; rounds-per-stage='auto' comes to all"
-            log(WARNING, text, self.num_rounds, count, sampled)
+# Value of ``rounds-per-stage`` for FLANP's stopping rule.
+BY_GRADIENT = "gradient"
 
 
 class SRPFL(
@@ -197,14 +64,21 @@ class SRPFL(
         lengths in the first half of the rounds, and all sampled clients in the second.
         ``theory`` (only as a setting): lengths by `theory_stages`; ``theory-exact``: by
         `exact_stages`, without the first stages that have no round. As a setting, a
-        list has commas between the numbers.
+        list has commas between the numbers. ``gradient``: FLANP's stopping rule, by
+        ``stage-threshold``.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, if settings choose it.
     contraction : float, default 0.1
         a in (0, 1), the contraction of linear FedRep in one round, for ``theory`` and
         ``theory-exact``; smaller values give longer stages.
-    sample_for : {"round", "stage"}, default "round"
-        Sample the N clients in every round, or once for a stage (remark 3.2).
+    stage_threshold : float, default 0.1
+        θ in (0, 1), for ``gradient``: a stage of n clients ends once the squared norm
+        of a round's change of the shared arrays is at most θ n0 / n times that of the
+        first round (`StageOptions`).
+    sample_for : {"round", "stage", "run"}, default "round"
+        Sample the N clients in every round, once for a stage (remark 3.2), or once for
+        the run. With ``run``, only the first n clients of a stage train until it ends,
+        and they also take part in all later stages, as in FLANP (remark 3.3).
     doubles : {"clients", "examples"}, default "clients"
         What doubles from stage to stage: the number of replies n, or the training
         examples of the replies, beginning with the share n0 / N (appendix C).
@@ -221,17 +95,19 @@ class SRPFL(
         initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
         rounds_per_stage: Annotated[
             int | str | Sequence[int],
-            Free("numbers with commas between, theory, theory-exact or auto"),
+            Free("numbers with commas between, theory, theory-exact, gradient or auto"),
         ] = "auto",
         srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
         contraction: Annotated[float, Range("(0, 1)")] = 0.1,
-        sample_for: Annotated[str, Choice("round", "stage")] = "round",
+        stage_threshold: Annotated[float, Range("(0, 1)")] = 0.1,
+        sample_for: Annotated[str, Choice("round", "stage", "run")] = "round",
         doubles: Annotated[str, Choice("clients", "examples")] = "clients",
         num_rounds: int | None = None,
     ) -> None:
         self.strategy = strategy
         self.initial_nodes = initial_nodes
         self.contraction = contraction
+        self.stage_threshold = stage_threshold
         self.sample_for = sample_for
         self.doubles = doubles
         validate(self)
@@ -242,15 +118,25 @@ class SRPFL(
         allowed = "used with a speed-model other than 'none'"
         theory = rounds_per_stage in THEORIES
         require(not theory, "rounds-per-stage", rounds_per_stage, allowed)
-        automatic = rounds_per_stage == "auto"
+        by_gradient = rounds_per_stage == BY_GRADIENT
+        allowed = "used with a strategy of flwr_frl"
+        valid = ours is not None or not by_gradient
+        require(valid, "rounds-per-stage", rounds_per_stage, allowed)
+        valid = ours is not None or sample_for != "run"
+        require(valid, "sample-for", sample_for, allowed)
+        automatic = by_gradient or rounds_per_stage == "auto"
         self.participation = FirstReplies(
             ours.participation if ours else Participation(1.0, 1, 0),
             initial_nodes,
             None if automatic else listed_stages(rounds_per_stage),
             num_rounds,
             ours.state if ours else None,
-            sample_for,
-            examples_in(ours) if ours and doubles == "examples" else None,
+            StageOptions(
+                sample_for,
+                stage_threshold if by_gradient else 0.0,
+                ours.name_of if ours else str,
+                examples_in(ours) if ours and doubles == "examples" else None,
+            ),
         )
 
     @classmethod
@@ -290,6 +176,7 @@ class SRPFL(
             wrapped,
             initial_nodes,
             stages,
+            stage_threshold=float(settings["stage-threshold"]),
             sample_for=str(settings["sample-for"]),
             doubles=str(settings["doubles"]),
             num_rounds=int(settings["num-server-rounds"]),
@@ -352,7 +239,10 @@ class LGSRPFL(SRPFL):
 
 
 class FLANP(SRPFL):
-    """SRPFL over FedAvg: the same doubling (Reisizadeh et al., 2022)."""
+    """SRPFL over FedAvg: the same doubling (Reisizadeh et al., 2022).
+
+    ``rounds-per-stage='gradient' sample-for='run'`` are FLANP's own rules.
+    """
 
     base = "fedavg"
 

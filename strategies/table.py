@@ -7,6 +7,10 @@ _TABLE = {
     "lg-fedavg": ("lg_fedavg:LGFedAvg", "LG-FedAvg (Liang et al., 2020)"),
     "flute": ("flute:FLUTE", "FLUTE (Liu et al., ICML 2024)"),
     "flute-star": ("flute:FLUTEStar", "FLUTE with more head epochs"),
+    "flute-regression": (
+        "flute_regression:FLUTERegression",
+        "FLUTE with the linear case's regularizer",
+    ),
     "fedavg": ("fedavg:FedAvg", "FedAvg (McMahan et al., AISTATS 2017)"),
     "fedavg-ft": ("fedavg:FedAvg-ft", "FedAvg, with heads fine-tuned in the end"),
     "fedprox": ("fedprox:FedProx", "FedProx (Li et al., MLSys 2020)"),

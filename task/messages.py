@@ -13,6 +13,8 @@ BYTES = "bytes"
 CONTROL = "control."
 # Prefix of FedDBE's consensual mean features.
 CONSENSUS = "consensus."
+# FLUTE for regression: the matrix A, and a client's second moment of the features.
+COUPLING = "coupling.matrix"
 # FedProto: each class's mean features, and the number of examples behind each mean.
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"

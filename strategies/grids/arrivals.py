@@ -7,7 +7,7 @@ replies, including differential-privacy wrappers and Flower's own FedAvg.
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from logging import INFO, WARNING
@@ -60,22 +60,25 @@ class ArrivalGrid(GridDecorator):
         self._wanted: int | None = None
         self._is_valid: Callable[[Message], bool] = lambda reply: True
         self._weight_of: Callable[[int], int] = lambda node: 1
+        self._required: Container[int] = ()
 
     def wait_for(
         self,
         count: int,
         is_valid: Callable[[Message], bool] | None = None,
         weight_of: Callable[[int], int] | None = None,
+        required: Container[int] = (),
     ) -> None:
         """Close the next `send_and_receive` after this number of valid replies.
 
         ``is_valid`` returns whether a reply without error counts; all do by default.
         ``weight_of`` returns for how many replies that of a node counts, by default
-        one.
+        one. Nodes in ``required`` have a place among them, however late they reply.
         """
         self._wanted = count
         self._is_valid = is_valid or (lambda reply: True)
         self._weight_of = weight_of or (lambda node: 1)
+        self._required = required
 
     def weight(self, messages: Iterable[Message], everybody: bool) -> int:
         """Return for how many replies those to some messages count."""
@@ -293,7 +296,10 @@ class RealArrivals(ArrivalGrid):
                 self._silent.pop(message.metadata.dst_node_id, None)
                 fine = not reply.has_error() and self._is_valid(reply)
                 counts = everybody or fine
-                if valid < wanted or not counts:
+                places = wanted - valid
+                if not everybody and message.metadata.dst_node_id not in self._required:
+                    places -= self.weight(self._awaited(current), everybody)
+                if places > 0 or not counts:
                     replies.append(reply)
                     valid += self.weight([message], everybody) if counts else 0
                 else:
@@ -315,6 +321,11 @@ class RealArrivals(ArrivalGrid):
         busy_until = 0.0 if waited_for else time.monotonic() + wait
         self._owe(current, busy_until, wait)
         return replies
+
+    def _awaited(self, current: dict[str, Message]) -> list[Message]:
+        """Return the unanswered messages to required nodes."""
+        required = self._required
+        return [m for m in current.values() if m.metadata.dst_node_id in required]
 
     def _owe(self, messages: dict[str, Message], until: float, wait: float) -> None:
         """Record that replies to these messages, by their ids, are late."""

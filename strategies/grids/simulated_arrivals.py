@@ -62,11 +62,15 @@ class SimulatedArrivals(ArrivalGrid):
             return list(self.grid.send_and_receive(messages, timeout=timeout))
         times = self.speeds.times(_round_of(messages[0]))
 
-        def arrival(message: Message) -> tuple[float, int]:
-            position = self.position_of(message.metadata.dst_node_id)
-            return float(times[position]), position
+        def time_of(message: Message) -> float:
+            return float(times[self.position_of(message.metadata.dst_node_id)])
 
-        left, last = sorted(messages, key=arrival), 0.0
+        def order(message: Message) -> tuple[bool, float, int]:
+            node = message.metadata.dst_node_id
+            required = node in self._required
+            return not required, time_of(message), self.position_of(node)
+
+        left, last = sorted(messages, key=order), 0.0
         everybody = wanted is None
         missing = len(left) if wanted is None else wanted
         replies: list[Message] = []
@@ -75,7 +79,7 @@ class SimulatedArrivals(ArrivalGrid):
             reached = np.flatnonzero(np.cumsum(weights) >= missing)
             count = int(reached[0]) + 1 if len(reached) else len(left)
             asked, left = left[:count], left[count:]
-            last = arrival(asked[-1])[0]
+            last = max(last, *map(time_of, asked))
             # Restore the strategy's order.
             chosen = {message.metadata.dst_node_id for message in asked}
             batch = [m for m in messages if m.metadata.dst_node_id in chosen]

@@ -171,6 +171,7 @@ class Averaging(
             metrics |= self._train_metrics(valid)
             self.ledger.acknowledge(pending.rounds(valid), server_round)
             self.clients.settle()
+            self.participation.note(pending.names(valid), pending.sent, arrays)
         metrics |= self.participation.close()
         if self.privacy:
             metrics |= self.privacy.spent()

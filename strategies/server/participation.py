@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.replies import Arrays
@@ -87,6 +87,9 @@ class Participation:
         is_valid : callable
             Returns whether a reply without error can count.
         """
+
+    def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
+        """Note the clients whose replies counted, the sent arrays and the new ones."""
 
     @property
     def updates(self) -> dict[str, int] | None:

@@ -277,6 +277,11 @@ class PartitionSettings(Checked):
     test_partition : {"same", "all"}, default "same"
         ``same`` splits test examples like training examples; with ``all``, every client
         is tested on all test examples.
+    client_examples : int, default 0
+        Largest number of training examples of a client; 0 sets no limit. Test examples
+        are not limited. SRPFL's FEMNIST has 150, or 100 and a spread of 50.
+    client_examples_spread : int, default 0
+        A random number up to this one is added to ``client-examples`` for each client.
     """
 
     seed: Annotated[int, Seed] = 0
@@ -287,6 +292,8 @@ class PartitionSettings(Checked):
     size_sigma: Annotated[float, Range("[0, inf)")] = 1.0
     label_groups: Annotated[int, Range("[1, inf)")] = 4
     test_partition: Annotated[str, Choice("same", "all")] = "same"
+    client_examples: Annotated[int, Range("[0, inf)")] = 0
+    client_examples_spread: Annotated[int, Range("[0, inf)")] = 0
 
     def labels(
         self,
@@ -378,6 +385,11 @@ def partition(
             f"training examples (the first: client {empty[0]}); use fewer clients",
             "num-clients",
         )
+    if settings.client_examples:
+        rng = np.random.default_rng([settings.seed, 0x51CE])
+        added = rng.integers(settings.client_examples_spread + 1, size=num_clients)
+        pairs = zip(train, settings.client_examples + added, strict=True)
+        train = [np.sort(rng.permutation(part)[:size]) for part, size in pairs]
     return train, test
 
 

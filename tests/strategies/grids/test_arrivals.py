@@ -58,7 +58,8 @@ def send(grid: RealArrivals, wanted: int | None, **options) -> list[int]:
         for node in grid.get_node_ids()
     ]
     if wanted is not None:
-        grid.wait_for(wanted, options.get("is_valid"), options.get("weight_of"))
+        counted = options.get("is_valid"), options.get("weight_of")
+        grid.wait_for(wanted, *counted, options.get("required", ()))
     replies = grid.send_and_receive(messages, timeout=options.get("timeout"))
     return [r.metadata.src_node_id for r in replies]
 
@@ -109,6 +110,10 @@ def test_what_counts_in_training_counts_there_alone(caplog) -> None:
         ({1: 9, 2: 1, 4: 2, 5: 3}, [], 5, {"weight_of": WEIGHTS.get}, [2, 4]),
         ({1: 9, 2: 1, 4: 2, 5: 3}, [4], 5, {"weight_of": WEIGHTS.get}, [2, 4, 5]),
         ({1: 1, 2: 2}, [], 100, {"weight_of": WEIGHTS.get}, [1, 2]),
+        # A place is kept for the slow node 1, so 4, which is faster, comes too late.
+        ({1: 9, 2: 1, 3: 2, 4: 3}, [], 3, {"required": {1}}, [2, 3, 1]),
+        # Without its reply the place is another's.
+        ({1: 1, 2: 2, 3: 3, 4: 4}, [1], 3, {"required": {1}}, [1, 2, 3, 4]),
         # A deadline closes the round.
         ({1: 1, 2: float("inf")}, [], 2, {"timeout": 0.05}, [1]),
     ],

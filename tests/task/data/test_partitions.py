@@ -318,6 +318,23 @@ def test_all_clients_test_on_everything():
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_clients_can_have_fewer_training_examples(name):
+    train, test = labels_of(6, 400), labels_of(6, 20)
+    usual, usual_tests = split_of(train, test, 12, partition=name)
+    for first, spread in ((150, 0), (100, 50), (10_000, 0)):
+        limits = {"client_examples": first, "client_examples_spread": spread}
+        parts, tests = split_of(train, test, 12, partition=name, **limits)
+        for part, whole in zip(parts, usual, strict=True):
+            low, high = min(first, len(whole)), min(first + spread, len(whole))
+            assert low <= len(part) <= high
+            assert len(np.unique(part)) == len(part)
+            assert set(part) <= set(whole)
+        assert all(map(np.array_equal, tests, usual_tests))
+        if spread and name == "iid":
+            assert len({len(part) for part in parts}) > 4
+
+
 # Groups of clients with permuted labels
 
 

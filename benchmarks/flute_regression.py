@@ -1,0 +1,172 @@
+"""FLUTE for regression on schools and patients, with and without its regularizer.
+
+``python -m benchmarks.flute_regression --data-dir DIR`` compares `flute-regression`
+with other algorithms on two tasks of `benchmarks.natural`. Without its regularizer,
+`flute-regression` is FedPer. Learning rates and the regularizer's step size are chosen
+by `benchmarks.natural`'s rule, on validation sets with a seed of their own. Finished
+runs in ``--output`` are not made again.
+"""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import markdown, write
+from benchmarks.natural import (
+    TASKS,
+    TUNING_SEED,
+    clients_of,
+    compare,
+    job_of,
+    sign_test,
+    value_of,
+    worst_decile,
+)
+from benchmarks.runs import Job, carry_out_all, exit_status, finished
+
+CHOSEN = ("school", "parkinson")
+ALGORITHMS = ("flute-regression", "fedper", "fedrep", "local")
+RATES = (0.01, 0.05)
+# Step sizes η_r of the regularizer.
+STEPS = (0.0005, 0.008)
+# Without a limit, representation and head that train together diverge in some runs with
+# the larger learning rate, with the regularizer or without.
+LIMIT = {"max-gradient-norm": 1.0}
+
+
+class Choice(NamedTuple):
+    """A learning rate, and the step size of the regularizer (0: there is none)."""
+
+    rate: float
+    step: float
+
+
+def choices(algorithm: str) -> list[Choice]:
+    """Return the choices among which validation decides."""
+    steps = STEPS if algorithm == "flute-regression" else (0.0,)
+    return [Choice(rate, step) for rate in RATES for step in steps]
+
+
+def job(
+    output: Path, data: str, task: str, name: str, choice: Choice, seed: int
+) -> Job:
+    """Return a run of an algorithm."""
+    run = job_of(output, data, task, name, choice.rate, seed)
+    settings = {**run.settings, **LIMIT}
+    if choice.step:
+        settings["regularizer-learning-rate"] = choice.step
+    return run._replace(place=run.place / f"{choice.step}", settings=settings)
+
+
+def best(output: Path, data: str, task: str, name: str) -> Choice:
+    """Return the choice with the lowest error on the validation sets."""
+    tried = choices(name)
+    jobs = [job(output, data, task, name, choice, TUNING_SEED) for choice in tried]
+    values = [value_of(run, task) for run in jobs]
+    return tried[int(np.nanargmin(values))]
+
+
+def row(
+    task: str, name: str, choice: Choice, runs: dict[str, list[Job]]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return an algorithm's row and its numbers."""
+    measure = TASKS[task].measure
+    values = [value_of(run, task) for run in runs[name]]
+    clients = {n: [clients_of(r, measure) for r in jobs] for n, jobs in runs.items()}
+    worst = float(np.mean([worst_decile(c, -1) for c in clients[name]]))
+    better, worse = compare(clients["flute-regression"], clients[name], -1)
+    p = sign_test(better, worse)
+    numbers = {**choice._asdict(), "values": values, "worst": worst}
+    against = ""
+    if name != "flute-regression":
+        numbers |= {"better": better, "worse": worse}
+        against = f"{better} : {worse} (p = {p:.2g})"
+    spread = f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
+    chosen = f"{choice.rate}" + (f", η_r {choice.step}" if choice.step else "")
+    return [f"`{name}`", spread, f"{worst:.3f}", against, chosen], numbers
+
+
+BODY = """Root-mean-square error on each client's test set, mean over the clients
+(lower is better), of {seeds} seeds ± their standard deviation. `flute-regression` adds
+the regularizer of FLUTE's linear case, with a network's features, to `fedper`: without
+the regularizer they are the same. All have the same model, rounds, local epochs and
+batches, and gradients are limited to a norm of 1. Learning rates, of {rates}, and the
+regularizer's step size η_r, of {steps}, are chosen on validation sets. Clients are
+compared pair by pair, by their mean over the seeds, with a two-sided sign test. The
+worst tenth is the mean over the worst tenth of the clients.
+
+{tables}
+"""
+
+
+def main() -> int:
+    """Make the runs that are missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", required=True, help="the published files")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--output", default="results/flute_regression")
+    arguments = parser.parse_args()
+    output, data_dir, seeds = (
+        Path(arguments.output),
+        arguments.data_dir,
+        arguments.seeds,
+    )
+
+    def missing(jobs: Iterable[Job]) -> list[Job]:
+        return [run for run in jobs if finished(run) is None]
+
+    def tuning() -> list[Job]:
+        return missing(
+            job(output, data_dir, task, name, choice, TUNING_SEED)
+            for task in CHOSEN
+            for name in ALGORITHMS
+            for choice in choices(name)
+        )
+
+    def of_seeds(task: str, name: str) -> list[Job]:
+        choice = best(output, data_dir, task, name)
+        return [
+            job(output, data_dir, task, name, choice, seed) for seed in range(seeds)
+        ]
+
+    def waiting() -> list[Job]:
+        return missing(
+            run
+            for task in CHOSEN
+            for name in ALGORITHMS
+            for run in of_seeds(task, name)
+        )
+
+    def make() -> None:
+        carry_out_all("learning rates", tuning(), tuning)
+        carry_out_all("regression", waiting(), waiting)
+        tables, data = [], dict[str, dict[str, Any]]()
+        heads = ["algorithm", "error", "worst tenth"]
+        heads += ["clients for which `flute-regression` is better : worse"]
+        heads += ["learning rate"]
+        for task in CHOSEN:
+            runs = {name: of_seeds(task, name) for name in ALGORITHMS}
+            data[task], lines = {}, []
+            for name in ALGORITHMS:
+                choice = best(output, data_dir, task, name)
+                line, data[task][name] = row(task, name, choice, runs)
+                lines.append(line)
+            title = TASKS[task].title
+            text = markdown(heads, lines)
+            tables.append(f"## {title[0].upper()}{title[1:]}\n\n{text}")
+        body = BODY.format(
+            seeds=seeds,
+            rates=", ".join(map(str, RATES)),
+            steps=", ".join(map(str, STEPS)),
+            tables="\n".join(tables),
+        )
+        write("flute_regression", "FLUTE's regularizer for regression", body, data)
+
+    return exit_status(make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,232 @@
+"""Figures of the papers on a small part of CIFAR-10: NC2 by round, and local epochs.
+
+``python -m benchmarks.papers_small --data-dir DIR`` has 20 clients with 80 images each,
+as the small leaderboard, and `cifar10-cnn`. FLUTE, Figures 5 and 7: accuracy, Global
+NC2 and Averaged Local NC2 by round. FedRep, Figure 5: accuracy by the number of local
+epochs, of the heads (FedRep) or of the model (FedAvg). Finished runs in ``--output``
+are not made again.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import RESULTS, markdown, write
+from benchmarks.leaderboard_cells import partition_of, subset
+from benchmarks.runs import Job, carry_out_all, exit_status, finished
+from flwr_frl.strategies.report.results import METRICS, read_rows
+from flwr_frl.task.settings import Setting
+
+CLIENTS, IMAGES, ROUNDS, CLASSES = 20, 80, 40, 10
+SETTINGS: dict[str, Setting] = {
+    "task": "image-folder",
+    "model": "cifar10-cnn",
+    "num-clients": CLIENTS,
+    "num-server-rounds": ROUNDS,
+    "fraction-train": 0.15,
+    "evaluate-last": 5,
+    "augment-head": False,
+    "bfloat16": True,
+}
+CELLS = ("shards-2",)
+# Methods of FLUTE's figures: algorithm and settings.
+METHODS: dict[str, tuple[str, dict[str, Setting]]] = {
+    "FedAvg": ("fedavg", {}),
+    "LG-FedAvg": ("lg-fedavg", {}),
+    "FedPer": ("fedper", {}),
+    "FedRep": ("fedrep", {"head-epochs": 1}),
+    "FedRep*": ("fedrep", {"head-epochs": 10}),
+    "FedRoD": ("fedrod", {}),
+    "FedCP": ("fedcp", {"fedcp-lambda": 0.1}),
+    "FLUTE": ("flute", {}),
+    "FLUTE*": ("flute-star", {}),
+}
+CURVES = ("accuracy", "global-nc2", "local-nc2")
+EPOCHS = (1, 2, 5)
+# The setting that has FedRep's or FedAvg's local epochs.
+EPOCHS_OF = {"fedrep": "head-epochs", "fedavg": "representation-epochs"}
+EPOCHS_CELL = "shards-2"
+
+
+class Figures:
+    """The runs of both figures."""
+
+    def __init__(self, data_dir: Path, output: Path, seeds: int) -> None:
+        train = CLIENTS * IMAGES // CLASSES
+        folder = subset(data_dir.absolute(), output, train, train // 2)
+        self.output, self.seeds = output, seeds
+        self.common = {**SETTINGS, "data-dir": str(folder)}
+
+    def job(self, place: str, algorithm: str, cell: str, own: Any, seed: int) -> Job:
+        """Return a run."""
+        settings = {**self.common, **partition_of(cell), **own, "seed": seed}
+        return Job(self.output / place / f"{cell}-{seed}", algorithm, settings)
+
+    def curves(self, method: str, cell: str) -> list[Job]:
+        """Return the runs of a method, by seed."""
+        algorithm, own = METHODS[method]
+        own = {"evaluate-every": 4, **own}
+        place = f"curves-{method.replace('*', '-star')}"
+        seeds = range(self.seeds)
+        return [self.job(place, algorithm, cell, own, seed) for seed in seeds]
+
+    def epochs(self, algorithm: str, epochs: int) -> list[Job]:
+        """Return the runs with a number of local epochs, by seed."""
+        own = {"evaluate-every": 0, EPOCHS_OF[algorithm]: epochs}
+        place, seeds = f"epochs-{algorithm}-{epochs}", range(self.seeds)
+        return [self.job(place, algorithm, EPOCHS_CELL, own, seed) for seed in seeds]
+
+    def missing(self) -> list[Job]:
+        """Return all runs that are not finished."""
+        jobs = [j for e in EPOCHS for a in EPOCHS_OF for j in self.epochs(a, e)]
+        jobs += [j for c in CELLS for m in METHODS for j in self.curves(m, c)]
+        return [job for job in jobs if finished(job) is None]
+
+
+def rows_of(job: Job) -> list[dict[str, Any]]:
+    """Return a finished run's rounds."""
+    return read_rows(job.place / job.algorithm / METRICS)
+
+
+def mean_curve(jobs: list[Job], name: str) -> tuple[list[int], list[float]]:
+    """Return the evaluated rounds, and a metric's mean over the seeds."""
+    runs = [{r["round"]: r[name] for r in rows_of(job) if name in r} for job in jobs]
+    rounds = sorted(set.intersection(*map(set, runs)))
+    return rounds, [float(np.mean([run[r] for run in runs])) for r in rounds]
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Return the mean, and the standard deviation if there are several values."""
+    text = f"{np.mean(values):.{digits}f}"
+    return text + (f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else "")
+
+
+def final(jobs: list[Job]) -> list[float]:
+    """Return the accuracy of the last rounds in %, by seed."""
+    return [100 * float((finished(job) or {})["accuracy"]) for job in jobs]
+
+
+def curves_table(data: dict[str, Any]) -> str:
+    """Return accuracy and both NC2 after the last round."""
+    rows = [
+        (
+            method,
+            *(
+                cell
+                for own in (cells[c] for c in CELLS)
+                for cell in (
+                    spread(own["final"]),
+                    f"{own['global-nc2'][1][-1]:.3f}",
+                    f"{own['local-nc2'][1][-1]:.3f}",
+                )
+            ),
+        )
+        for method, cells in data.items()
+    ]
+    heads = [
+        f"{name}, {cell}"
+        for cell in CELLS
+        for name in ("accuracy (%)", "Global NC2", "Local NC2")
+    ]
+    return markdown(("method", *heads), rows)
+
+
+def plot(curves: dict[str, Any], epochs: dict[str, list[list[float]]]) -> None:
+    """Draw both figures."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 1 + 3 * len(CELLS)), layout="constrained")
+    panels = figure.subplots(len(CELLS), len(CURVES), squeeze=False)
+    for row, cell in zip(panels, CELLS, strict=True):
+        for axes, name in zip(row, CURVES, strict=True):
+            for i, (method, cells) in enumerate(curves.items()):
+                ours = method.startswith("FLUTE")
+                axes.plot(
+                    *cells[cell][name], color=f"C{i}", lw=2 if ours else 1, label=method
+                )
+            axes.set(title=f"{name}, {cell}", xlabel="round")
+            axes.grid(alpha=0.3)
+    panels[0][-1].legend(fontsize=7)
+    figure.savefig(RESULTS / "papers_small-nc2.png", dpi=120)
+
+    figure = Figure(figsize=(5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for algorithm, values in epochs.items():
+        means = [float(np.mean(own)) for own in values]
+        low, high = ([f(own) for own in values] for f in (min, max))
+        (line,) = axes.plot(EPOCHS, means, marker="o", label=algorithm)
+        axes.fill_between(EPOCHS, low, high, alpha=0.2, color=line.get_color(), lw=0)
+    axes.set(xlabel="local epochs E", ylabel="accuracy, %", xticks=EPOCHS)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(RESULTS / "papers_small-epochs.png", dpi=120)
+
+
+BODY = """{clients} clients, {rounds} rounds, 3 clients per round, {images} training
+images a client (CIFAR-10 as JPEG) and half as many for its tests, `cifar10-cnn`, one
+local epoch, learning rate 0.01, seeds: {seeds}. Accuracy is the mean over all clients
+and the last 5 rounds, in %. This is far smaller than the papers' protocol, with which
+[the papers' tables](papers_tables.md) were made; compare methods with each other only,
+and with one seed only where they are far apart.
+
+## FLUTE, Figures 5 and 7: NC2 by round
+
+FedRep* and FLUTE* have 10 epochs of the head, FedRep has one. NC2 is that of the last
+round; curves are means over the seeds.
+
+{curves}
+
+![Accuracy, Global NC2 and Local NC2 by round](papers_small-nc2.png)
+
+## FedRep, Figure 5: local epochs
+
+{cell}. FedRep's E are epochs of the head, followed by one of the representation;
+FedAvg's E are epochs of the whole model.
+
+{epochs}
+
+![Accuracy by the number of local epochs](papers_small-epochs.png)
+"""
+
+
+def main() -> int:
+    """Make the runs that are missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--output", default="results/papers_small")
+    arguments = parser.parse_args()
+    output = Path(arguments.output).absolute()
+    figures = Figures(Path(arguments.data_dir), output, arguments.seeds)
+
+    def curves_of(method: str, cell: str) -> dict[str, Any]:
+        jobs = figures.curves(method, cell)
+        return {n: mean_curve(jobs, n) for n in CURVES} | {"final": final(jobs)}
+
+    def make() -> None:
+        missing: Callable[[], list[Job]] = figures.missing
+        carry_out_all("small figures", missing(), missing)
+        curves = {m: {c: curves_of(m, c) for c in CELLS} for m in METHODS}
+        epochs = {a: [final(figures.epochs(a, e)) for e in EPOCHS] for a in EPOCHS_OF}
+        plot(curves, epochs)
+        rows = [(f"`{a}`", *map(spread, values)) for a, values in epochs.items()]
+        body = BODY.format(
+            clients=CLIENTS,
+            rounds=ROUNDS,
+            images=IMAGES,
+            seeds=", ".join(map(str, range(arguments.seeds))),
+            cell=EPOCHS_CELL,
+            curves=curves_table(curves),
+            epochs=markdown(("method", *(f"E = {e}" for e in EPOCHS)), rows),
+        )
+        title = "NC2 by round and local epochs, on a small part of CIFAR-10"
+        write("papers_small", title, body, {"curves": curves, "epochs": epochs})
+
+    return exit_status(make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

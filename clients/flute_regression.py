@@ -1,0 +1,70 @@
+"""FLUTE for regression: features that are balanced with the heads of all clients."""
+
+from dataclasses import dataclass
+
+import torch
+from flwr.common import NDArrays
+from torch import Tensor
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, Tensors
+from flwr_frl.clients.traits import linear_head
+from flwr_frl.task.messages import COUPLING
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.training import features_of
+
+COUPLING_GROUP = "coupling."
+
+
+@dataclass(frozen=True)
+class QuadraticPenalty:
+    """The mean of ψ(x)ᵀ A ψ(x) over the features ψ(x) of a batch.
+
+    Parameters
+    ----------
+    matrix : Tensor, shape (k, k)
+        A, symmetric.
+    """
+
+    matrix: Tensor
+
+    def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
+        """Return the penalty, a scalar."""
+        flat = features.flatten(0, -2)
+        return ((flat @ self.matrix.to(flat.dtype)) * flat).sum(-1).mean()
+
+
+class FLUTERegressionClient(
+    Client,
+    requires=(linear_head("FLUTE for regression"),),
+    # The server keeps the heads of the clients that train, and no others.
+    newcomer_groups=(HEAD,),
+):
+    """The server sends representation, head and A; the second moment is returned.
+
+    The loss is the task's plus mean_x ψ(x)ᵀ A ψ(x).
+    """
+
+    shared = (*WHOLE, COUPLING_GROUP)
+    settings: TrainingSettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return zeros for A."""
+        weight = self.model.linear_head("FLUTE for regression").weight
+        width = weight.shape[1]
+        return {"matrix": torch.zeros(width, width, dtype=weight.dtype)}
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train head and representation together for ``representation-epochs``."""
+        self.receive(parameters, config)
+        penalty = QuadraticPenalty(self.received[COUPLING])
+        loss = self.train("all", self.settings.representation_epochs, penalty)
+        return self.send(loss, {**self.model.state_dict(), COUPLING: self.moment()})
+
+    def moment(self) -> Tensor:
+        """Return mean ψ(x) ψ(x)ᵀ, of shape (k, k), over the training examples."""
+        examples = self.train_examples.without_augmentation()
+        pairs = features_of(self.model.eval(), examples, self.settings)
+        features = pairs.inputs.flatten(0, -2)
+        dtype = self.received[COUPLING].dtype
+        return (features.T @ features / len(features)).to(dtype)

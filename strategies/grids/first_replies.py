@@ -1,0 +1,239 @@
+"""SRPFL's participation: a round ends with its first replies, more in later stages.
+
+Used by `flwr_frl.strategies.srpfl.SRPFL`. FLANP's rules (Reisizadeh et al., 2022;
+SRPFL, remark 3.3) are options: keep the clients of early stages, and end a stage once
+the mean gradient is small.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals
+from flwr_frl.strategies.grids.stages import automatic_stages
+from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.task.settings import require
+
+# Keys in the wrapped strategy's state. The number of rounds that ``auto`` divides into
+# stages:
+STAGED = "staged-rounds"
+# the names of the clients that take part in all later rounds:
+KEPT = "kept-clients"
+# the stage, from 0, and the first round's squared change:
+STAGE, FIRST_CHANGE = "srpfl-stage", "first-change"
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """How SRPFL's stages choose clients and end.
+
+    Parameters
+    ----------
+    sample_for : {"round", "stage", "run"}, default "round"
+        How long a sample of clients is kept. With ``run``, clients whose replies have
+        counted also take part in all later rounds, and only they do until the next
+        stage.
+    threshold : float, default 0
+        θ > 0 ends stages by FLANP's rule, and not by their lengths: stage r, with
+        n = 2^r n0 clients, ends when ‖Δ‖² ≤ θ n0 / n ‖Δ_1‖². Δ is the change of the
+        shared arrays in a round, and Δ_1 that of the first round. With one gradient
+        step, Δ = −η ∇L_n, so this is FLANP's ‖∇L_n‖² ≤ 2 μ c / (n s) for s examples a
+        client, with θ = 2 μ c / (n0 s ‖∇L_1‖²).
+    name_of : callable, optional
+        Returns a node's name, for ``run``.
+    examples_of : callable, optional
+        Returns a node's number of training examples. A round then closes when the
+        examples of the replies reach the share n / N of those of all sampled clients,
+        so that they double from stage to stage (appendix C).
+    """
+
+    sample_for: str = "round"
+    threshold: float = 0.0
+    name_of: Callable[[int], str] = str
+    examples_of: Callable[[int], int] | None = None
+
+
+class FirstReplies(Participation):
+    """Close each round at the first n valid replies of the sampled clients.
+
+    Parameters
+    ----------
+    sampling : Participation
+        How clients are sampled, which SRPFL does not change.
+    initial_nodes : int
+        The number of replies n in the first stage.
+    lengths : sequence of int, optional
+        Length of each stage in rounds; the last one also holds for all later stages.
+        By default `automatic_stages`.
+    num_rounds : int, optional
+        Number of rounds of the run.
+    state : dict, optional
+        The strategy's state. It saves the number of rounds, so that a run that is
+        resumed with more rounds keeps its stages.
+    options : StageOptions, optional
+        How stages choose clients and end.
+    """
+
+    def __init__(
+        self,
+        sampling: Participation,
+        initial_nodes: int,
+        lengths: Sequence[int] | None = None,
+        num_rounds: int | None = None,
+        state: dict[str, Any] | None = None,
+        options: StageOptions | None = None,
+    ) -> None:
+        super().__init__(sampling.fraction, sampling.least, sampling.seed, False)
+        self.initial_nodes, self.lengths = initial_nodes, lengths
+        self.num_rounds = num_rounds
+        self.options = options or StageOptions()
+        self._state: dict[str, Any] = {} if state is None else state
+        self._end_checked = self._warned = False
+        # Number of clients of the run's sample, with ``run``.
+        self._pool: int | None = None
+        # The last round that was opened, and whether it was in the last stage.
+        self._round, self._is_last = 0, False
+        if num_rounds:
+            self.set_rounds(num_rounds)
+
+    def set_rounds(self, num_rounds: int) -> None:
+        """Set the number of rounds that ``auto`` divides into stages."""
+        self.num_rounds = num_rounds
+        if self.lengths is None:
+            self._state[STAGED] = num_rounds
+
+    def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+        """Raise `SettingsError` unless there are enough clients for the first stage."""
+        super().check(num_clients, sample)
+        sampled = len(sample())
+        allowed = f"at most {sampled}, the number of sampled clients"
+        valid = self.initial_nodes <= sampled
+        require(valid, "initial-nodes", self.initial_nodes, allowed)
+
+    def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
+        """Return a grid that can close a round at the first replies."""
+        return grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid, name_of)
+
+    def nodes(self, server_round: int, sampled: int) -> int:
+        """Return the number of replies that close a round: min(N, 2^r n0).
+
+        The round is counted from 1 and belongs to stage r, counted from 0; N clients
+        are sampled.
+        """
+        return self._stage(server_round, sampled)[0]
+
+    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
+        """Return the nodes that train in a round, by ``sample_for``.
+
+        The sample of a stage or a run stays the same while the same nodes are
+        connected.
+        """
+        chosen = super().sample(server_round, nodes, others)
+        if self.options.sample_for == "stage":
+            first = self._stage(server_round, len(chosen))[1]
+            return super().sample(first, nodes, others)
+        if self.options.sample_for == "run":
+            chosen = super().sample(1, nodes, others)
+            self._pool = len(chosen)
+            kept = [node for node in nodes if self._is_kept(node)]
+            full = len(self._kept) >= self.nodes(server_round, self._pool)
+            if full and kept:
+                return kept
+            return [node for node in nodes if node in chosen or node in kept]
+        return chosen
+
+    @property
+    def _kept(self) -> list[str]:
+        """Names of the clients that take part in all later rounds."""
+        names: list[str] = self._state.get(KEPT, [])
+        return names
+
+    def _is_kept(self, node: int) -> bool:
+        return bool(self._kept) and self.options.name_of(node) in self._kept
+
+    def _stage(self, server_round: int, sampled: int) -> tuple[int, int]:
+        """Return a round's number of replies and the first round of its stage."""
+        if self.options.threshold:
+            stage, first = self._state.get(STAGE, [0, 1])
+            return min(sampled, self.initial_nodes * 2**stage), first
+        lengths = self.lengths
+        if lengths is None and sampled > self.initial_nodes:
+            rounds = self._state.get(STAGED) or self.num_rounds or 0
+            allowed = "given for rounds-per-stage='auto'"
+            require(rounds > 0, "num_rounds", self.num_rounds, allowed)
+            lengths = automatic_stages(self.initial_nodes, sampled, rounds)
+        count, end, stage = self.initial_nodes, 0, 0
+        while lengths and count < sampled:
+            start, end = end, end + lengths[min(stage, len(lengths) - 1)]
+            if server_round <= end:
+                return count, start + 1
+            count, stage = 2 * count, stage + 1
+        return sampled, end + 1
+
+    def open(
+        self,
+        server_round: int,
+        messages: list[Message],
+        grid: Grid,
+        is_valid: Callable[[Message], bool],
+    ) -> None:
+        """Have the grid close the round at n replies, if it is an `ArrivalGrid`."""
+        self._round = server_round
+        if isinstance(grid, ArrivalGrid):
+            sampled = len(messages)
+            self._check_end(self._pool or sampled)
+            count = min(sampled, self.nodes(server_round, self._pool or sampled))
+            self._is_last = count == (self._pool or sampled)
+            nodes = [message.metadata.dst_node_id for message in messages]
+            weight_of = self.options.examples_of
+            if weight_of is not None and count < sampled:
+                count = max(1, count * sum(map(weight_of, nodes)) // sampled)
+            else:
+                weight_of = None
+            required = frozenset(filter(self._is_kept, nodes))
+            grid.wait_for(count, is_valid, weight_of, required)
+        elif not self._warned:
+            self._warned = True
+            log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
+
+    def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
+        """Keep the clients that took part, and end the stage if the change is small."""
+        if self.options.sample_for == "run":
+            self._state[KEPT] = sorted({*self._kept, *names})
+        if not self.options.threshold or self._is_last:
+            return
+        change = squared_change(sent, arrays)
+        first: float = self._state.setdefault(FIRST_CHANGE, change)
+        stage, _ = self._state.get(STAGE, [0, 1])
+        if change <= self.options.threshold / 2**stage * first:
+            text = "SRPFL: stage %d ends, with %.3g of the first round's squared change"
+            log(INFO, text, stage, change / first if first else 0.0)
+            self._state[STAGE] = [stage + 1, self._round + 1]
+
+    def _check_end(self, sampled: int) -> None:
+        """Warn in the first round if the run will not reach the last stage."""
+        if self._end_checked or self.num_rounds is None or self.options.threshold:
+            return
+        self._end_checked = True
+        count = self.nodes(self.num_rounds, sampled)
+        if count < sampled:
+            text = "SRPFL ends before its last stage: round %d, the last one, waits "
+            text += "for %d of %d sampled clients; rounds-per-stage='auto' comes to all"
+            log(WARNING, text, self.num_rounds, count, sampled)
+
+
+def squared_change(sent: ArrayRecord, arrays: ArrayRecord) -> float:
+    """Return ‖new − sent‖² over the arrays of floating-point numbers."""
+    total = 0.0
+    for name, array in arrays.items():
+        new = array.numpy()
+        if name in sent and new.dtype.kind == "f":
+            change = np.subtract(new, sent[name].numpy(), dtype=np.float64)
+            total += float(np.sum(change**2))
+    return total

@@ -1,0 +1,121 @@
+"""FLANP's rules in SRPFL: stages end by the gradient, and early clients stay."""
+
+import json
+
+import algorithm_runs
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import SRPFL
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.tasks.linear import LinearTask
+
+CLIENTS, ROUNDS, SAMPLES, RATE, THRESHOLD = 12, 40, 20, 0.05, 0.2
+RULES = {"rounds_per_stage": "gradient", "sample_for": "run"}
+
+
+def trained_clients(folder, **more) -> list[list[int]]:
+    """Run FLANP, and return the clients that trained in each round."""
+    chosen = {**RULES, "stage_threshold": THRESHOLD, "speed_model": "fixed"}
+    chosen |= {"num_server_rounds": ROUNDS, **more}
+    settings = algorithm_runs.settings_of(
+        "flanp",
+        task="linear",
+        output=str(folder),
+        num_clients=CLIENTS,
+        fraction_train=1.0,
+        initial_nodes=2,
+        samples=SAMPLES,
+        # One gradient step on all examples.
+        batch_size=SAMPLES,
+        learning_rate=RATE,
+        momentum=0.0,
+        weight_decay=0.0,
+        representation_epochs=1,
+        evaluate_every=0,
+        evaluate_last=1,
+        **chosen,
+    )
+    grid = InlineGrid(make_app(settings), CLIENTS)
+    trained: list[list[int]] = []
+    send = grid.send_and_receive
+
+    def spy(messages, *, timeout=None):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "train":
+            trained.append([m.metadata.dst_node_id - 1 for m in messages])
+        return send(messages, timeout=timeout)
+
+    grid.send_and_receive = spy
+    run(grid, settings)
+    lines = (folder / "flanp" / "metrics.jsonl").read_text().splitlines()
+    counts = [json.loads(line)["clients"] for line in lines]
+    assert counts[-len(trained) :] == list(map(len, trained))
+    return trained
+
+
+def test_flanp_equals_gradient_descent_on_the_fastest_until_it_is_small(tmp_path):
+    trained = trained_clients(tmp_path)
+    task = LinearTask(samples=SAMPLES, num_clients=CLIENTS)
+    data = [task.draw(i) for i in range(CLIENTS)]
+    model = task.initial_model()
+    b = model.representation.weight.detach().numpy().T.astype(float)
+    w = model.head.weight.detach().numpy()[0].astype(float)
+    fastest = np.argsort(SpeedModel("fixed", CLIENTS).times(1))
+    n, first, expected = 2, None, []
+    for _ in range(ROUNDS):
+        chosen = sorted(fastest[:n].tolist())
+        expected.append(chosen)
+        grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
+        for x, y in (data[i] for i in chosen):
+            towards = 2 * x.T @ (x @ b @ w - y) / SAMPLES / n
+            grad_b, grad_w = grad_b + np.outer(towards, w), grad_w + b.T @ towards
+        squared = (grad_b**2).sum() + (grad_w**2).sum()
+        first = squared if first is None else first
+        b, w = b - RATE * grad_b, w - RATE * grad_w
+        # ‖∇L_n‖² ≤ 2 μ c / (n s), of which the constants are those of two clients.
+        if n < CLIENTS and squared <= THRESHOLD * first * 2 / n:
+            n = min(2 * n, CLIENTS)
+    assert trained == expected
+    assert {len(chosen) for chosen in expected} == {2, 4, 8, 12}
+
+
+def test_early_clients_stay_though_others_are_faster_later(tmp_path) -> None:
+    more = {"speed_model": "dynamic", "rounds_per_stage": "3"}
+    trained = trained_clients(tmp_path, **more)
+    stages = trained[0:3], trained[3:6], trained[6:9], trained[9:]
+    assert [len(stage[0]) for stage in stages] == [2, 4, 8, 12]
+    speeds = SpeedModel("dynamic", CLIENTS)
+    early: set[int] = set()
+    for number, stage in enumerate(stages):
+        assert all(chosen == stage[0] for chosen in stage)
+        # The first of the others, in the stage's first round, fill the places.
+        times = speeds.times(3 * number + 1)
+        others = [i for i in np.argsort(times).tolist() if i not in early]
+        early |= set(others[: len(stage[0]) - len(early)])
+        assert set(stage[0]) == early
+    # In at least one of these rounds the fastest are others.
+    fastest = set(np.argsort(speeds.times(4))[:4].tolist())
+    assert not set(stages[0][0]) <= fastest
+
+
+def test_a_resumed_run_goes_on_in_its_stage(tmp_path) -> None:
+    at_once = trained_clients(tmp_path / "a")
+    folder = tmp_path / "b"
+    before = trained_clients(folder, num_server_rounds=15)
+    after = trained_clients(tmp_path / "c", resume=str(folder))
+    assert before + after == at_once
+
+
+@pytest.mark.parametrize(
+    "rules", [{"rounds_per_stage": "gradient"}, {"sample_for": "run"}]
+)
+def test_the_rules_need_a_strategy_of_this_package(rules) -> None:
+    with pytest.raises(SettingsError) as caught:
+        SRPFL(FlowerFedAvg(), **rules)
+    assert caught.value.code in ("rounds-per-stage", "sample-for")
