@@ -18,7 +18,14 @@ TOLERANCE = 1e-9
 HUGE = 1e300
 
 
-class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
+_SYNTHETIC = "flwr_frl.strategies.multi_task:SyntheticMultiTask"
+
+
+class MultiTask(
+    Gossip,
+    client="flwr_frl.clients.multi_task:MultiTaskClient",
+    task_overrides={"qcqp": _SYNTHETIC, "multi-task-logistic": _SYNTHETIC},
+):
     """Relay compressed copies between neighbours; every node has its own model.
 
     Neighbours iterate in lockstep, so the others wait for a node that is offline. The
@@ -108,3 +115,9 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
             f"client {name} is lost: {reason}; multi-task optimisation needs every "
             "node of the graph"
         )
+
+
+class SyntheticMultiTask(
+    MultiTask, client="flwr_frl.clients.multi_task:SyntheticMultiTaskClient"
+):
+    """The chapter's problems (section 4.5), whose costs and constraints are drawn."""

@@ -50,6 +50,14 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "rank-tolerance": (0.0, 1.5),
         "transport": ("float16",),
     },
+    "multi-task": {
+        "constrained-part": ("tail",),
+        "constraint-bound": (-1.0,),
+        "primal-steps": (0,),
+        "radius": ("wide", "0"),
+        # Above 1 / saddle-step squared.
+        "dual-regularizer": (1e7,),
+    },
     "fedrep": {"new-clients": (-1,)},
     # An outsider's settings are checked like ours.
     "outsiders:Hooked": {"fewest": (100, 2.5)},
@@ -81,6 +89,8 @@ CASES = [
     ),
     ("fedrep", {"task": "linear", "initialization": "moment"}, "initialization"),
     ("scaffold", {"weighting": "examples", "largest-share": 0.5}, "largest-share"),
+    ("multi-task", {"radius": "1", "bandit-radius": 2.0}, "bandit-radius"),
+    ("multi-task", {"task": "qcqp", "bandit-radius": 20.0}, "bandit-radius"),
     (
         "representation-transfer",
         {"task": "transfer", "target-samples": 1},
@@ -114,8 +124,6 @@ def test_a_bad_value_is_refused_with_its_name(algorithm, given, code):
 @pytest.mark.parametrize(
     ("algorithm", "given", "words"),
     [
-        ("multi-task", {"task": "digits"}, "it needs a MultiTaskSetup, as of qcqp or"),
-        ("multi-task", {"task": "linear"}, "it needs a MultiTaskSetup, as of qcqp or"),
         ("fedrep", {"task": "qcqp"}, "there is nothing to train on; the algorithm for"),
         ("dpsgd", {"task": "multi-task-logistic"}, "there is nothing to train on; "),
         ("representation-transfer", {"task": "qcqp"}, "there is nothing to train on; "),

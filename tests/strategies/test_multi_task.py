@@ -11,14 +11,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from benchmarks.multi_task_network import Network
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.clients.multi_task import SyntheticMultiTaskSettings
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.compression.per_tensor import create
 from flwr_frl.task.saddle_point.problems import directed
-from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.tasks import build_task
+from flwr_frl.task.saddle_point.settings import SaddlePointSettings
+from flwr_frl.task.settings import SettingsError, build
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 
 NODES = 6
@@ -95,9 +96,10 @@ def run(rounds, *, away=(), changes=None, **given):
 def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
     graph = build_graph("erdos-renyi", NODES, 0.5, 3)
     pairs = directed(graph.edges)
-    setup = MultiTaskSetup(problem, 3, saddle_step=step, bandit_radius=zeta)
+    settings = SaddlePointSettings(saddle_step=step, bandit_radius=zeta)
+    setup = MultiTaskSetup(problem, 3)
     whole = Network(
-        setup.saddle_point(range(NODES), pairs.tolist()),
+        setup.saddle_point(range(NODES), pairs.tolist(), settings),
         operator or create("top-k", k=2),
         3,
     )
@@ -288,13 +290,19 @@ def test_duals_of_a_wrong_length_are_no_error():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dual-regularizer": 1e7}, "delta times the squared step size is 4000"),
-        ({"radius": -1.0}, "radius is -1.0; expected a number above 0"),
+        (
+            {"dual-regularizer": 1e7, "saddle-step": 0.02},
+            "dual-regularizer is 10000000.0; expected at most 2500",
+        ),
+        ({"radius": "-1.0"}, "radius is '-1.0'; expected auto or a number above 0"),
         ({"saddle-step": 0.0}, "saddle-step is 0.0; expected a number above 0"),
         ({"bandit-radius": -1.0}, "bandit-radius is -1.0; expected at least 0"),
-        ({"bandit-radius": 30.0}, "zeta is 30.0"),
+        (
+            {"bandit-radius": 30.0},
+            "bandit-radius is 30.0; expected a number below",
+        ),
     ],
 )
 def test_bad_settings_are_rejected(given, message):
     with pytest.raises(SettingsError, match=message):
-        build_task(settings_of(**given), NODES)
+        build(SyntheticMultiTaskSettings, given)
