@@ -48,6 +48,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "representation-transfer": {
         "num-sources": (0, 20),
         "rank-tolerance": (0.0, 1.5),
+        "phase-two-epochs": (-1,),
         "transport": ("float16",),
     },
     "multi-task": {
@@ -100,6 +101,11 @@ CASES = [
         "representation-transfer",
         {"task": "transfer", "noise-variance": 0.0},
         "noise-variance",
+    ),
+    (
+        "representation-transfer",
+        {"task": "transfer", "source-outputs": 0},
+        "source-outputs",
     ),
 ]
 
