@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ from flwr_frl.task.saddle_point.algorithm import (
 )
 from flwr_frl.task.saddle_point.noise import Noise
 from flwr_frl.task.saddle_point.problems import KnownProblem, Proximity
-from flwr_frl.task.saddle_point.sets import Ball, Everywhere
+from flwr_frl.task.saddle_point.sets import Ball, ConvexSet, Everywhere
 from flwr_frl.task.saddle_point.settings import SaddlePointSettings
 from flwr_frl.task.settings import Choice, Free, Range, SettingsError
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
@@ -100,6 +100,8 @@ class MultiTaskClient(Client):
     personal = WHOLE
     settings_type: type = MultiTaskSettings
     settings: SaddlePointSettings
+    # X if ``radius`` is ``auto``.
+    default_set: ClassVar[ConvexSet] = Everywhere()
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
@@ -264,22 +266,24 @@ class MultiTaskClient(Client):
         """Return this node's number in the graph, its algorithm and its noise."""
         node = int(config["node"])
         neighbours = tuple(sorted(neighbours_of(config).values()))
-        return node, *self.prepared(node, neighbours)
+        omega = self.compressor.omega(self.message_dimension)
+        variables = int(config["dual-variables"])
+        settings = self.settings.resolved(self.default_set, variables, omega)
+        return node, *self.prepared(settings, node, neighbours)
 
     def prepared(
-        self, node: int, neighbours: tuple[int, ...]
+        self, settings: Any, node: int, neighbours: tuple[int, ...]
     ) -> tuple[SaddlePoint, Noise]:
         """Return the algorithm and the noise of a node and its neighbours."""
-        settings = cast(MultiTaskSettings, self.settings)
         examples = self.train_examples.on(self.device)
         loss, size = self.task.loss, settings.batch_size
         problem = ModelProblem(node, self.model, examples, loss, size)
         pairs = np.array([(node, j) for j in neighbours], np.int64)
         constraint = Proximity(pairs, np.full(len(pairs), -settings.constraint_bound))
         algorithm = settings.algorithm(
-            problem, constraint, pairs, Everywhere(), self.exchanged
+            problem, constraint, pairs, self.default_set, self.exchanged
         )
-        direction = settings.bandit_direction if settings.bandit_radius else ""
+        direction = settings.bandit_direction if settings.zeta else ""
         return algorithm, Noise(problem, self.settings.seed, direction, block=1)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
@@ -314,6 +318,7 @@ class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
 
     task: MultiTaskSetup
     settings_type = SyntheticMultiTaskSettings
+    default_set = Ball()
 
     def _exchanged_entries(
         self,
@@ -329,10 +334,10 @@ class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
         """Return None: x̃ is random."""
 
     def prepared(
-        self, node: int, neighbours: tuple[int, ...]
+        self, settings: Any, node: int, neighbours: tuple[int, ...]
     ) -> tuple[SaddlePoint, Noise]:
         """Return the algorithm and the noise of a node and its neighbours."""
-        return _prepared(self.task, self.settings, node, neighbours)
+        return _prepared(self.task, settings, node, neighbours)
 
     def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
         """Return the expected cost of the point."""

@@ -41,8 +41,8 @@ class MultiTask(
     ) -> RecordDict:
         """Add the node's number and neighbours to the config.
 
-        The entries are ``node``, ``neighbours`` (names) and ``neighbour-nodes``
-        (numbers).
+        The entries are ``node``, ``neighbours`` (names), ``neighbour-nodes`` (numbers)
+        and ``dual-variables``, their number in the whole graph.
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
@@ -51,6 +51,7 @@ class MultiTask(
         entries["node"] = i
         entries["neighbours"] = [self.boxes.names[j] for j in neighbours]
         entries["neighbour-nodes"] = neighbours
+        entries["dual-variables"] = 2 * len(self._edges)
         return content
 
     def check_train_reply(self, reply: Message) -> None:
