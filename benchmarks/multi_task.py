@@ -32,13 +32,13 @@ from flwr_frl.strategies.gossip.graphs import erdos_renyi
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint
 from flwr_frl.task.saddle_point.problems import (
     QCQP,
-    Ball,
     Float64s,
     LogisticRegression,
     Proximity,
     build_problem,
     directed,
 )
+from flwr_frl.task.saddle_point.sets import Ball
 
 NODES, STEP, DELTA = 30, 1e-3, 100.0
 EDGE_PROBABILITY = {"qcqp": 0.15, "logistic": 0.3}

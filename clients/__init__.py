@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from flwr_frl.clients.local import LocalClient as LocalClient
     from flwr_frl.clients.moon import MOONClient as MOONClient
     from flwr_frl.clients.multi_task import MultiTaskClient as MultiTaskClient
+    from flwr_frl.clients.multi_task import (
+        SyntheticMultiTaskClient as SyntheticMultiTaskClient,
+    )
     from flwr_frl.clients.per_fedavg import HFMAMLClient as HFMAMLClient
     from flwr_frl.clients.per_fedavg import PerFedAvgClient as PerFedAvgClient
     from flwr_frl.clients.pfedfda import PFedFDAClient as PFedFDAClient

@@ -1,6 +1,6 @@
 """CHOCO-SGD (Koloskova et al., ICML 2019): decentralised SGD with compression."""
 
-from flwr_frl.clients.gossip.base import CompressedGossipSettings
+from flwr_frl.clients.gossip.settings import CompressedGossipSettings
 from flwr_frl.clients.squarm_sgd import SQuARMSGDClient
 
 

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from flwr_frl.clients.gossip.base import ALWAYS, GossipClient, GossipSettings
+from flwr_frl.clients.gossip.base import ALWAYS, GossipClient
 from flwr_frl.clients.gossip.relayed import Exchange
+from flwr_frl.clients.gossip.settings import GossipSettings
 
 
 class DPSGDClient(GossipClient):

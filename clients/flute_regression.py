@@ -7,7 +7,8 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, Tensors
+from flwr_frl.clients.device.conversions import Tensors
+from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.messages import COUPLING
 from flwr_frl.task.models import SplitModel

@@ -1,8 +1,9 @@
 """Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,18 @@ import torch
 from flwr.common import NDArrays, log
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
+from flwr_frl.clients.device.conversions import to_numpy, to_tensors
+from flwr_frl.clients.device.parameter_groups import WHOLE, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.relayed import check_state, exchanges, message_properties
+from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.clients.gossip.inbox import Inbox, neighbours_of
+from flwr_frl.clients.gossip.model_problem import ModelProblem, head_entries, load
+from flwr_frl.clients.gossip.relayed import (
+    LARGEST_ENTRY,
+    check_state,
+    message_properties,
+)
+from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
@@ -27,13 +38,53 @@ from flwr_frl.task.saddle_point.algorithm import (
     exchange_stream,
 )
 from flwr_frl.task.saddle_point.noise import Noise
-from flwr_frl.task.tasks.multi_task import DIMENSION, MultiTaskSetup
+from flwr_frl.task.saddle_point.problems import KnownProblem, Proximity
+from flwr_frl.task.saddle_point.sets import Ball, ConvexSet, Everywhere
+from flwr_frl.task.saddle_point.settings import SaddlePointSettings
+from flwr_frl.task.settings import Choice, Free, Range, SettingsError
+from flwr_frl.task.tasks.multi_task import MultiTaskSetup
+from flwr_frl.task.training import TrainingDivergedError
 
-INBOX = "inbox."
+
+@dataclass(frozen=True)
+class SyntheticMultiTaskSettings(SaddlePointSettings, CompressionSettings):
+    """Settings of multi-task optimisation on the chapter's problems."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges, also in combination with the problems' default X."""
+        super().__post_init__()
+        self.feasible(Ball())
 
 
-class MultiTaskClient(Client, task_type=MultiTaskSetup):
+@dataclass(frozen=True)
+class MultiTaskSettings(SaddlePointSettings, CompressionSettings):
+    """Settings of multi-task optimisation on a task's own model and examples.
+
+    Parameters
+    ----------
+    constraint_bound : float, default 1
+        b in the constraint ‖θ_i − θ_j‖² ≤ b between neighbours.
+    constrained_part : {"all", "head"}, default "all"
+        What θ_i in the constraint is: all parameters of a node's model, or those of its
+        head. Only these are sent to the neighbours.
+    batch_size : int, default 10
+        Examples per step.
+    averaged_output : bool, default False
+        Use the mean of the parameters of all iterations as a node's model, as in the
+        theory, instead of the last ones.
+    """
+
+    constraint_bound: Annotated[float, Range("[0, inf)")] = 1.0
+    constrained_part: Annotated[str, Choice("all", "head")] = "all"
+    batch_size: Annotated[int, Range("[1, inf)")] = 10
+    averaged_output: Annotated[bool, Free()] = False
+
+
+class MultiTaskClient(Client):
     """Algorithms 2 and 3: a node whose model is constrained by its neighbours' models.
+
+    The cost f_i is the loss of the task's model on a batch of the node's examples, and
+    g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the task's initial model.
 
     The first message is the uncompressed starting point; each later round runs one
     iteration and sends C(x̃ − x̂). An iteration needs one message from every neighbour,
@@ -42,66 +93,139 @@ class MultiTaskClient(Client, task_type=MultiTaskSetup):
     """
 
     shared = ()
-    task: MultiTaskSetup
-    settings_type = CompressionSettings
-    settings: CompressionSettings
+    personal = WHOLE
+    settings_type: type = MultiTaskSettings
+    settings: SaddlePointSettings
+    # X if ``radius`` is ``auto``.
+    default_set: ClassVar[ConvexSet] = Everywhere()
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
-        self.compressor = from_settings(settings, (DIMENSION,))
+        self.flat = FlatParameters.of(self.model)
+        self.exchanged, sizes = self._exchanged_entries()
+        self.message_dimension = sum(sizes)
+        self.compressor = from_settings(settings, sizes)
         self.refused = 0
+        # Arrays of this node's last round; empty before the first one.
+        self.stored: Mapping[str, npt.NDArray[Any]] = {}
+
+    def _exchanged_entries(
+        self,
+    ) -> tuple[npt.NDArray[np.int64] | None, tuple[int, ...]]:
+        """Return the constrained entries, None for all, and the parameters' sizes."""
+        settings = cast(MultiTaskSettings, self.settings)
+        if settings.constrained_part == "all":
+            return None, self.flat.sizes
+        entries, sizes = head_entries(self.model)
+        if not sizes:
+            raise SettingsError(
+                "constrained-part is 'head'; expected 'all', as the head of this model "
+                "has no parameters to train"
+            )
+        return entries, sizes
 
     def _structure(self) -> list[object]:
-        """Return what must be the same for all nodes: the problem and C."""
-        return [repr(self.task), repr(self.compressor)]
+        """Return what all nodes must have in common, including all settings."""
+        named = self.model.named_parameters()
+        shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
+        return [*shapes, self.task.classes, repr(self.settings), repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
         """Add ``message-bytes``, ``first-message-bytes`` and C's ω."""
         return {
             **super().get_properties(config),
-            **message_properties(self.compressor, DIMENSION),
-            "first-message-bytes": Identity().num_bytes(DIMENSION),
+            **message_properties(self.compressor, self.message_dimension),
+            "first-message-bytes": Identity().num_bytes(self.message_dimension),
         }
+
+    # One round.
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Run one iteration if every neighbour's message has arrived.
 
         The reply has the attachment ``message``, empty while waiting, and the metrics
-        ``train-loss`` (the expected cost), ``refused`` and ``iterations`` (so far).
+        ``train-loss`` (`cost`), ``refused`` and ``iterations`` (so far).
         """
-        node, algorithm, noise = self.prepare(config)
-        saved = self.state.load() or {}
+        self.receive(parameters, config)
         check_state(self.state, config)
-        if self.state.round == 0:
-            # State of an earlier run; the neighbours start afresh, too.
-            saved = {}
-        inbox = self.collect(saved, config)
-        if not saved:
-            state = algorithm.start(self.task.seed)
+        node, algorithm, noise = self.prepare(config)
+        inbox = Inbox.of(self.stored, config, self.state.round)
+        self.refused += inbox.refused
+        if not self.stored:
+            state = algorithm.start(self.settings.seed, self.initial_parameters())
             data = self.post(algorithm, state, node)
         else:
-            state, data = State.from_arrays(saved), b""
-            if all(inbox.values()):
-                messages = [queue.pop(0) for queue in inbox.values()]
-                self.take(algorithm, state, messages)
-                algorithm.iterate(state, *noise.at(state.iteration + 1))
+            state, data = State.from_arrays(self.stored), b""
+            if inbox.is_complete:
+                self.take(algorithm, state, inbox.next_messages())
+                self.iterate(algorithm, state, noise)
                 data = self.post(algorithm, state, node)
-        cost = float(algorithm.problem.expected(algorithm.point(state))[0])
-        queues = {INBOX + n: _packed(queue) for n, queue in inbox.items() if queue}
-        self.state.save({**state.arrays(), **queues}, int(config[SERVER_ROUND]))
+        cost = self.cost(algorithm, state, noise)
+        load(self.flat, self.output(algorithm, state))
+        model = personal_arrays(self, WHOLE)
+        arrays = {**model, **state.arrays(), **inbox.arrays()}
+        self.state.save(arrays, int(config[SERVER_ROUND]))
         metrics: Config = {
             "train-loss": cost,
             "refused": self.refused,
             "iterations": state.iteration,
         }
         self.attachments["message"] = data
-        return [], 1, metrics
+        examples = len(self.task.train_examples(self.index))
+        return [], max(1, examples), metrics
+
+    @torch.no_grad()
+    def receive(self, parameters: NDArrays, config: Config) -> None:
+        """Load this node's model, which is stored beside the algorithm's state."""
+        stored = self.state.load() or {}
+        # Nothing is reused from an earlier run: the neighbours start afresh, too.
+        self.stored = stored if self.state.round else {}
+        initial = self.task.initial_state
+        model = {name: a for name, a in self.stored.items() if name in initial}
+        self.received, self.saved = {}, to_tensors(model, self.device)
+        self.model.load({**initial, **self.saved})
+
+    def initial_parameters(self) -> npt.NDArray[np.float64] | None:
+        """Return x̃ before the first iteration, shape (1, d), or None for random x̃."""
+        return to_numpy(self.flat.vector)[None].astype(np.float64)
+
+    def iterate(self, algorithm: SaddlePoint, state: State, noise: Noise) -> None:
+        """Run an iteration, with further local steps if ``primal-steps`` is above 1."""
+        steps = self.settings.primal_steps
+        first = state.iteration * steps + 1
+        algorithm.iterate(state, *noise.at(first))
+        for step in range(first + 1, first + steps):
+            algorithm.local_step(state, *noise.at(step))
+        if not np.isfinite(state.raw.astype(np.float32)).all():
+            raise TrainingDivergedError(
+                f"a parameter is not finite after iteration {state.iteration} with "
+                f"saddle-step {self.settings.saddle_step}; try a smaller one"
+            )
+
+    def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
+        """Return the mean loss of the iteration's batches.
+
+        Without an iteration, it is the loss of the next one's first batch.
+        """
+        problem = cast(ModelProblem, algorithm.problem)
+        if not problem.losses:
+            samples, _ = noise.at(state.iteration * self.settings.primal_steps + 1)
+            return float(problem.value(algorithm.point(state), samples)[0])
+        return float(np.mean(problem.losses))
+
+    def output(self, algorithm: SaddlePoint, state: State) -> npt.NDArray[np.float64]:
+        """Return the parameters of this node's model, shape (d,)."""
+        settings = cast(MultiTaskSettings, self.settings)
+        averaged = settings.averaged_output and state.iteration > 0
+        rows = state.average if averaged else algorithm.point(state)
+        output: npt.NDArray[np.float64] = rows[0]
+        return output
 
     def post(self, algorithm: SaddlePoint, state: State, node: int) -> bytes:
         """Return this node's next message, and update its own copy (lines 2 to 5)."""
-        stream = exchange_stream(self.task.seed, node, state.iteration + 1)
+        stream = exchange_stream(self.settings.seed, node, state.iteration + 1)
         return algorithm.send(state, self.compressor, stream)
 
     def take(
@@ -119,11 +243,14 @@ class MultiTaskClient(Client, task_type=MultiTaskSetup):
             One message from each neighbour, with its sender's name.
         """
         operator = Identity() if state.iteration == 0 else self.compressor
-        zero = operator.compress(torch.zeros(DIMENSION), np.random.default_rng(0))
+        dimension = self.message_dimension
+        zero = operator.compress(torch.zeros(dimension), np.random.default_rng(0))
         valid = []
         for sender, data in messages:
             try:
-                decode(operator, data, DIMENSION)
+                largest = np.abs(decode(operator, data, dimension)).max()
+                if largest > LARGEST_ENTRY:
+                    raise ValueError(f"it has an entry above {LARGEST_ENTRY:g}")
                 valid.append(data)
             except ValueError as error:
                 log(WARNING, "message of neighbour %s refused: %s", sender, error)
@@ -134,83 +261,110 @@ class MultiTaskClient(Client, task_type=MultiTaskSetup):
     def prepare(self, config: Config) -> tuple[int, SaddlePoint, Noise]:
         """Return this node's number in the graph, its algorithm and its noise."""
         node = int(config["node"])
-        neighbours = tuple(sorted(_neighbours(config).values()))
-        return node, *_prepared(self.task, node, neighbours)
+        neighbours = tuple(sorted(neighbours_of(config).values()))
+        omega = self.compressor.omega(self.message_dimension)
+        variables = int(config["dual-variables"])
+        settings = self.settings.resolved(self.default_set, variables, omega)
+        return node, *self.prepared(settings, node, neighbours)
 
-    def collect(
-        self, saved: Mapping[str, npt.NDArray[Any]], config: Config
-    ) -> dict[str, list[tuple[str, bytes]]]:
-        """Return each neighbour's unused (name, message) pairs, oldest first, by name.
-
-        Neighbours are in the order of their numbers.
-        """
-        neighbours = _neighbours(config)
-        inbox: dict[str, list[tuple[str, bytes]]] = {}
-        for name in sorted(neighbours, key=lambda n: neighbours[n]):
-            inbox[name] = [(name, m) for m in _unpacked(saved.get(INBOX + name))]
-        for _, messages in exchanges(config, self.state.round):
-            for message in messages:
-                if message.sender in inbox:
-                    inbox[message.sender].append((message.sender, message.data))
-                else:
-                    text = "message of %r refused: not a neighbour"
-                    log(WARNING, text, message.sender)
-                    self.refused += 1
-        return inbox
+    def prepared(
+        self, settings: Any, node: int, neighbours: tuple[int, ...]
+    ) -> tuple[SaddlePoint, Noise]:
+        """Return the algorithm and the noise of a node and its neighbours."""
+        examples = self.train_examples.on(self.device)
+        loss, size = self.task.loss, settings.batch_size
+        problem = ModelProblem(node, self.model, examples, loss, size)
+        pairs = np.array([(node, j) for j in neighbours], np.int64)
+        constraint = Proximity(pairs, np.full(len(pairs), -settings.constraint_bound))
+        algorithm = settings.algorithm(
+            problem, constraint, pairs, self.default_set, self.exchanged
+        )
+        direction = settings.bandit_direction if settings.zeta else ""
+        return algorithm, Noise(problem, self.settings.seed, direction, block=1)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Evaluate the time average of the points, the algorithm's output.
+        """Test this node's model; report no examples before its first iteration.
 
-        The loss is its expected cost F_i. The metrics are ``loss-point``, the expected
-        cost of the last point; ``constraint``, the largest g_ij at the node's last
-        point; and ``iterations``. The attachment ``duals`` contains λ_ij in float64, in
-        the order of the neighbours' numbers, for the server's check.
+        The metrics are those of `tested`; ``constraint``, the largest g_ij at the
+        node's last point; and ``iterations``. The attachment ``duals`` contains λ_ij in
+        float64, in the order of the neighbours' numbers, for the server's check, and
+        ``sketch`` is as of `flwr_frl.clients.gossip.base.GossipClient.evaluate`.
         """
-        _, algorithm, _ = self.prepare(config)
-        saved = self.state.load()
+        self.receive(parameters, config)
         check_state(self.state, config)
-        if saved is None or self.state.round == 0:
+        if not self.stored or not int(self.stored["iteration"]):
             return float("nan"), 0, {}
-        state = State.from_arrays(saved)
-        if state.iteration == 0:
-            return float("nan"), 0, {}
-        problem, point = algorithm.problem, algorithm.point(state)
-        x_j = algorithm.feasible.project(state.known)
-        x_i = np.repeat(point, len(x_j), axis=0)
-        metrics: Config = {
-            "loss-point": float(problem.expected(point)[0]),
-            "constraint": float(algorithm.constraint.value(x_i, x_j).max()),
-            "iterations": state.iteration,
-        }
+        state = State.from_arrays(self.stored)
+        _, algorithm, _ = self.prepare(config)
+        loss, examples, metrics = self.tested(algorithm, state)
+        metrics["constraint"] = float(algorithm.constraints(state).max())
+        metrics["iterations"] = state.iteration
         self.attachments["duals"] = state.duals.astype("<f8").tobytes()
-        return float(problem.expected(state.average)[0]), 1, metrics
+        return loss, examples, metrics
+
+    def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
+        """Test this node's model on its test examples, with the task's metrics."""
+        if not self._own_data or len(self.flat.vector) >= SMALLEST_SKETCHED:
+            self.attachments["sketch"] = sketch(to_numpy(self.flat.vector)).tobytes()
+        return self.test(self.model)
+
+
+class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
+    """A node with one of the chapter's problems: random x̃, c_ij of the problem."""
+
+    task: MultiTaskSetup
+    settings_type = SyntheticMultiTaskSettings
+    default_set = Ball()
+
+    def _exchanged_entries(
+        self,
+    ) -> tuple[npt.NDArray[np.int64] | None, tuple[int, ...]]:
+        """Return None, for all entries, and the parameters' sizes."""
+        return None, self.flat.sizes
+
+    def _structure(self) -> list[object]:
+        """Add the problem."""
+        return [repr(self.task), *super()._structure()]
+
+    def initial_parameters(self) -> None:
+        """Return None: x̃ is random."""
+
+    def prepared(
+        self, settings: Any, node: int, neighbours: tuple[int, ...]
+    ) -> tuple[SaddlePoint, Noise]:
+        """Return the algorithm and the noise of a node and its neighbours."""
+        return _prepared(self.task, settings, node, neighbours)
+
+    def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
+        """Return the expected cost of the point."""
+        return _expected(algorithm, algorithm.point(state))
+
+    def output(self, algorithm: SaddlePoint, state: State) -> npt.NDArray[np.float64]:
+        """Return the mean of the points of all iterations, shape (d,)."""
+        output: npt.NDArray[np.float64] = state.average[0]
+        return output
+
+    def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
+        """Evaluate the expected cost F_i of the time average, the algorithm's output.
+
+        The metric ``loss-point`` is the expected cost of the last point.
+        """
+        last = _expected(algorithm, algorithm.point(state))
+        return _expected(algorithm, state.average), 1, {"loss-point": last}
+
+
+def _expected(algorithm: SaddlePoint, x: npt.NDArray[np.float64]) -> float:
+    return float(cast(KnownProblem, algorithm.problem).expected(x)[0])
 
 
 @run_cache(maxsize=1024)
 def _prepared(
-    setup: MultiTaskSetup, node: int, neighbours: tuple[int, ...]
+    setup: MultiTaskSetup,
+    settings: SaddlePointSettings,
+    node: int,
+    neighbours: tuple[int, ...],
 ) -> tuple[SaddlePoint, Noise]:
     """Draw a node's costs once per process instead of once per message."""
-    algorithm = setup.saddle_point([node], [(node, j) for j in neighbours])
-    return algorithm, Noise(algorithm.problem, setup.seed, setup.bandit_direction)
-
-
-def _neighbours(config: Config) -> dict[str, int]:
-    lists = cast(dict[str, list[Any]], config)
-    names, numbers = lists["neighbours"], lists["neighbour-nodes"]
-    return dict(zip(names, numbers, strict=True))
-
-
-def _packed(queue: list[tuple[str, bytes]]) -> npt.NDArray[np.uint8]:
-    """Return messages as one array, each preceded by its length in four bytes."""
-    framed = b"".join(len(m).to_bytes(4, "little") + m for _, m in queue)
-    return np.frombuffer(framed, np.uint8)
-
-
-def _unpacked(array: npt.NDArray[Any] | None) -> list[bytes]:
-    data, messages = b"" if array is None else array.tobytes(), []
-    while data:
-        end = 4 + int.from_bytes(data[:4], "little")
-        messages.append(data[4:end])
-        data = data[end:]
-    return messages
+    pairs = [(node, j) for j in neighbours]
+    algorithm = setup.saddle_point([node], pairs, settings)
+    return algorithm, Noise(algorithm.problem, settings.seed, settings.bandit_direction)

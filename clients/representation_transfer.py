@@ -1,5 +1,6 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5): sources and targets."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -9,7 +10,13 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import to_numpy, to_tensors
+from flwr_frl.clients.device.conversions import (
+    Tensors,
+    to_numpy,
+    to_tensors,
+    under,
+    within,
+)
 from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
@@ -23,8 +30,13 @@ from flwr_frl.task.base import Matrix
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.combined import (
+    CombinedRepresentation,
+    has_positions,
+    one_per_row,
+)
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.settings import Checked, Choice, Range
+from flwr_frl.task.settings import Checked, Choice, Range, require
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.training import train
 from flwr_frl.task.transfer import (
@@ -37,6 +49,9 @@ from flwr_frl.task.transfer import (
     phase_two,
     phase_two_descent,
 )
+
+# Prefixes of arrays that a target saves after phase 2.
+SOURCES, PHASE_ONE = "sources.", "phase-1."
 
 
 @dataclass(frozen=True)
@@ -129,8 +144,9 @@ class RepresentationTransferClient(TransferClient, task_type=TransferTask):
     """Linear regression: sources fit y ≈ X B w and send B; targets learn in two phases.
 
     Source (equation 5.3): least squares determine only the product θ = B w, and any B
-    whose span contains θ attains the minimum. We use the smallest, with k = 1: the
-    direction B = θ / ‖θ‖, while the head w = ‖θ‖ stays on the client. With fewer
+    whose span contains θ attains the minimum. We use the smallest: the direction
+    B = θ / ‖θ‖, while the head w = ‖θ‖ stays on the client. With k outputs
+    (``source-outputs``), B has the directions of the k products as columns. With fewer
     samples than dimensions, θ is the least-norm solution.
 
     Target (section 5.3): phase 1 fits a head on V to the first half of the samples, and
@@ -145,19 +161,21 @@ class RepresentationTransferClient(TransferClient, task_type=TransferTask):
     settings: RepresentationTransferSettings
 
     def get_parameters(self, config: Config) -> NDArrays:
-        """Return zeros in the shape (1, d) of the sources' Bᵀ."""
-        return [np.zeros((1, self.task.dimension))]
+        """Return zeros in the shape (k, d) of the sources' Bᵀ."""
+        return [np.zeros((self.task.source_outputs, self.task.dimension))]
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
-        """Fit y ≈ X B w, save w, and send Bᵀ of shape (1, d)."""
+        """Fit y ≈ X B w, save wᵀ of shape (k, k), and send Bᵀ of shape (k, d)."""
         x, y = self.task.draw(self.index)
-        theta = phase_two(np.zeros(x.shape[1]), x, y)
-        norm = float(np.linalg.norm(theta))
-        head = {"head.weight": np.array([[norm]])}
+        outputs = y.reshape(len(y), -1)
+        theta = phase_two(np.zeros((x.shape[1], outputs.shape[1])), x, outputs)
+        norms = np.linalg.norm(theta, axis=0)
+        head = {"head.weight": np.diag(norms)}
         self.state.save(head, int(config[SERVER_ROUND]))
-        loss = float(np.mean((y - x @ theta) ** 2))
-        # θ = 0 has no direction; B is then 0, too.
-        return [theta[None] / (norm or 1.0)], len(y), {"train-loss": loss}
+        loss = float(np.mean((outputs - x @ theta) ** 2))
+        # θ = 0 has no direction; its column of B is then 0, too.
+        directions = theta / np.where(norms > 0, norms, 1.0)
+        return [directions.T], len(y), {"train-loss": loss}
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Return θ₁ as ``phase-1`` and θ₂ as ``phase-2``, given Vᵀ of shape (q, d).
@@ -207,10 +225,15 @@ class FeatureTransferSettings(FedRepSettings, RoleSettings):
         of a basis.
     source_epochs : int, default 50
         Epochs in which a source trains its whole model.
+    phase_two_epochs : int, default 0
+        Epochs of phase 2, in which a target trains its whole model, the sources'
+        representations included, on a random half of its examples; the head is then
+        trained on the other half. 0 leaves phase 2 out.
     """
 
     rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01
     source_epochs: Annotated[int, Range("[0, inf)")] = 50
+    phase_two_epochs: Annotated[int, Range("[0, inf)")] = 0
 
 
 class FeatureTransferClient(TransferClient):
@@ -219,9 +242,10 @@ class FeatureTransferClient(TransferClient):
     A source trains its whole model for ``source-epochs`` and sends the representation
     φ_i. A target's features are [φ_1(x) … φ_m(x)], projected onto an orthonormal basis
     of their span on its training examples (the principal directions whose singular
-    values are above ``rank-tolerance`` times the largest). It trains a linear head on
-    them for ``head-epochs``, and saves the basis and the head. The representations
-    themselves stay fixed: there is no phase 2.
+    values are above ``rank-tolerance`` times the largest). Phase 1 trains a linear head
+    on them for ``head-epochs``. Phase 2 (``phase-two-epochs``) then trains the whole
+    model, from this initialisation, on other examples (section 5.3.2): the φ_i, the
+    basis and the head. The target saves everything that it has trained.
     """
 
     personal = (HEAD,)
@@ -239,9 +263,35 @@ class FeatureTransferClient(TransferClient):
         """Return a linear head on the features of all m sources, given arrays (m, …).
 
         The result contains ``basis``, shape (features of all sources, q),
-        ``head.weight`` and ``head.bias``. The loss is the mean over the last epoch.
+        ``head.weight`` and ``head.bias``. After phase 2 it also contains the trained
+        ``sources.`` arrays (m, …), and basis and head of phase 1 under ``phase-1.``.
+        The loss is the mean over the last epoch.
         """
-        examples = self.train_examples.without_augmentation()
+        examples, epochs = self.train_examples, self.settings.phase_two_epochs
+        if not epochs:
+            v, head, loss = self.phase_one(parameters, examples)
+            return _arrays(v, head), loss
+        n = len(examples)
+        allowed = "0 for a target with one example, as each phase needs one"
+        require(n > 1, "phase-two-epochs", epochs, allowed)
+        order = torch.randperm(n)
+        first, second = (examples.subset(h) for h in (order[: n // 2], order[n // 2 :]))
+        v, head, _ = self.phase_one(parameters, first)
+        before = within(PHASE_ONE, to_tensors(_arrays(v, head), self.device))
+        model, loss = self.phase_two(parameters, v, head, second)
+        combined = cast(CombinedRepresentation, model.representation)
+        sources = within(SOURCES, combined.stacked(self._names_within()))
+        trained = {n: to_numpy(value) for n, value in {**sources, **before}.items()}
+        return {**_arrays(combined.basis, head), **trained}, loss
+
+    def phase_one(
+        self, parameters: NDArrays, examples: ExampleSet
+    ) -> tuple[Tensor, nn.Linear, float]:
+        """Train a head on the fixed features (section 5.3.1).
+
+        Returns the basis, the head, and the mean loss over the last epoch.
+        """
+        examples = examples.without_augmentation()
         features = self.features(parameters, examples)
         tolerance = self.settings.rank_tolerance
         columns = to_numpy(features).astype(np.float64).T
@@ -250,12 +300,44 @@ class FeatureTransferClient(TransferClient):
         head = nn.Linear(v.shape[1], outputs).to(self.device)
         model = SplitModel(nn.Identity(), head)
         epochs = self.settings.head_epochs
-        projected = ExampleSet(features @ v, _one_per_row(examples.targets))
+        projected = ExampleSet(features @ v, one_per_row(examples.targets))
         loss = train(
             model, "head", projected, self.training_loss, epochs, self.settings
         )
-        learned = {name: to_numpy(value) for name, value in model.tensors.items()}
-        return {"basis": to_numpy(v), **learned}, loss
+        return v, head, loss
+
+    def phase_two(
+        self, parameters: NDArrays, v: Tensor, head: nn.Linear, examples: ExampleSet
+    ) -> tuple[SplitModel, float]:
+        """Train the whole model from the result of phase 1 (section 5.3.2).
+
+        Returns the model and the mean loss over the last epoch. ``head`` is part of the
+        model.
+        """
+        states = self._source_states(parameters)
+        combined = CombinedRepresentation.of(
+            self.model.representation,
+            (under(REPRESENTATION, state) for state in states),
+            v.clone(),
+            has_positions(examples.targets),
+        )
+        model = SplitModel(combined.to(self.device), head)
+        epochs, sgd = self.settings.phase_two_epochs, self.settings
+
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return self.training_loss(outputs, one_per_row(targets))
+
+        return model, train(model, "all", examples, loss, epochs, sgd)
+
+    def _names_within(self) -> list[str]:
+        names = array_names(self, self.shared)
+        return [name.removeprefix(REPRESENTATION) for name in names]
+
+    def _source_states(self, parameters: NDArrays) -> Iterator[Tensors]:
+        """Yield the representation of each source, given arrays of shape (m, …)."""
+        names = array_names(self, self.shared)
+        for source in zip(*parameters, strict=True):
+            yield to_tensors(dict(zip(names, source, strict=True)), self.device)
 
     @torch.no_grad()
     def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
@@ -263,10 +345,8 @@ class FeatureTransferClient(TransferClient):
 
         If the examples are sequences with a class at every position, so are the rows.
         """
-        names = array_names(self, self.shared)
-        columns, at_positions = [], _has_positions(examples.targets)
-        for source in zip(*parameters, strict=True):
-            state = to_tensors(dict(zip(names, source, strict=True)), self.device)
+        columns, at_positions = [], has_positions(examples.targets)
+        for state in self._source_states(parameters):
             self.model.load_state_dict(state, strict=False)
             self.model.eval()
             batches = examples.batches(EVALUATION_BATCH)
@@ -279,27 +359,46 @@ class FeatureTransferClient(TransferClient):
         return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
 
     def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
-        """Test this target's head on the features of all sources."""
+        """Test this target's model.
+
+        After phase 2, the metrics include those of phase 1, with the suffix
+        ``-phase-1``.
+        """
         examples = test_examples(self.task, self.index)
         if len(examples) == 0:
             return 0.0, 0, {}
-        tensors = to_tensors(saved, self.device)
-        v, weight, bias = (tensors[n] for n in ("basis", "head.weight", "head.bias"))
+        trained = [saved.get(SOURCES + n) for n in self._names_within()]
+        if trained[0] is None:
+            loss, metrics = self._tested(parameters, saved, examples)
+            return loss, len(examples), metrics
+        loss, metrics = self._tested(cast(NDArrays, trained), saved, examples)
+        start = len(PHASE_ONE)
+        before = {n[start:]: a for n, a in saved.items() if n.startswith(PHASE_ONE)}
+        first_loss, first = self._tested(parameters, before, examples)
+        for name, value in {"loss": first_loss, **first}.items():
+            metrics[f"{name}-phase-1"] = value
+        return loss, len(examples), metrics
+
+    def _tested(
+        self, parameters: NDArrays, saved: Arrays, examples: ExampleSet
+    ) -> tuple[float, Config]:
+        """Return loss and metrics of a basis and a head on the features of sources."""
+        names = "basis", "head.weight", "head.bias"
+        tensors = to_tensors({name: saved[name] for name in names}, self.device)
+        v, weight, bias = tensors.values()
         head = nn.Linear(v.shape[1], len(weight)).to(self.device)
         model = SplitModel(nn.Identity(), head)
         model.head.load_state_dict({"weight": weight, "bias": bias})
         projected = ExampleSet(
-            self.features(parameters, examples) @ v, _one_per_row(examples.targets)
+            self.features(parameters, examples) @ v, one_per_row(examples.targets)
         )
-        loss, metrics = measure(self.task, model, projected)
-        return loss, len(examples), metrics
+        return measure(self.task, model, projected)
 
 
-def _has_positions(targets: Tensor) -> bool:
-    """Return True if each target is a sequence of classes."""
-    return targets.ndim > 1 and not targets.is_floating_point()
-
-
-def _one_per_row(targets: Tensor) -> Tensor:
-    """Return the targets of the rows of `RepresentationTransferClient.features`."""
-    return targets.flatten() if _has_positions(targets) else targets
+def _arrays(v: Tensor, head: nn.Linear) -> Arrays:
+    """Return a basis and a head as arrays to save."""
+    return {
+        "basis": to_numpy(v).copy(),
+        "head.weight": to_numpy(head.weight).copy(),
+        "head.bias": to_numpy(head.bias).copy(),
+    }

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.base import CompressedGossipSettings, GossipClient
+from flwr_frl.clients.gossip.base import GossipClient
 from flwr_frl.clients.gossip.relayed import Exchange
 from flwr_frl.clients.gossip.schedules import threshold
+from flwr_frl.clients.gossip.settings import CompressedGossipSettings
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import Free, Range
 

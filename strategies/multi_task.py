@@ -18,7 +18,14 @@ TOLERANCE = 1e-9
 HUGE = 1e300
 
 
-class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
+_SYNTHETIC = "flwr_frl.strategies.multi_task:SyntheticMultiTask"
+
+
+class MultiTask(
+    Gossip,
+    client="flwr_frl.clients.multi_task:MultiTaskClient",
+    task_overrides={"qcqp": _SYNTHETIC, "multi-task-logistic": _SYNTHETIC},
+):
     """Relay compressed copies between neighbours; every node has its own model.
 
     Neighbours iterate in lockstep, so the others wait for a node that is offline. The
@@ -34,8 +41,8 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     ) -> RecordDict:
         """Add the node's number and neighbours to the config.
 
-        The entries are ``node``, ``neighbours`` (names) and ``neighbour-nodes``
-        (numbers).
+        The entries are ``node``, ``neighbours`` (names), ``neighbour-nodes`` (numbers)
+        and ``dual-variables``, their number in the whole graph.
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
@@ -44,6 +51,7 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         entries["node"] = i
         entries["neighbours"] = [self.boxes.names[j] for j in neighbours]
         entries["neighbour-nodes"] = neighbours
+        entries["dual-variables"] = 2 * len(self._edges)
         return content
 
     def check_train_reply(self, reply: Message) -> None:
@@ -108,3 +116,9 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
             f"client {name} is lost: {reason}; multi-task optimisation needs every "
             "node of the graph"
         )
+
+
+class SyntheticMultiTask(
+    MultiTask, client="flwr_frl.clients.multi_task:SyntheticMultiTaskClient"
+):
+    """The chapter's problems (section 4.5), whose costs and constraints are drawn."""

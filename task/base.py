@@ -390,4 +390,6 @@ class RegressionTask(BaseTask):
 
 
 def _examples(x: Matrix, y: Matrix) -> ExampleSet:
-    return ExampleSet(torch.from_numpy(x).float(), torch.from_numpy(y[:, None]).float())
+    # The model has one output; there may be several.
+    y = y.reshape(len(y), -1)[:, :1].copy()
+    return ExampleSet(torch.from_numpy(x).float(), torch.from_numpy(y).float())

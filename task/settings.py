@@ -262,7 +262,7 @@ def resolve(
     ----------
     overrides : mapping of str to bool, int, float or str
         Settings in kebab-case. An int is converted where the default is a float, and a
-        number where the default is ``"auto"``.
+        number where the default is ``"auto"`` or a number in quotes.
     guests : iterable of callable
         Third-party classes and functions, which declare additional settings.
     strict : bool, default True
@@ -296,7 +296,7 @@ def resolve(
             kind = type(settings[name])
             if kind is float and type(value) is int:
                 value = float(value)
-            if settings[name] == "auto" and type(value) in (int, float):
+            if _takes_numbers(settings[name]) and type(value) in (int, float):
                 value = str(value)
             require(
                 type(value) is kind, name, value, f"a value of type {kind.__name__}"
@@ -308,6 +308,16 @@ def resolve(
         require(fits, name, value, "an integer of 64 bits")
         settings[name] = value
     return settings
+
+
+def _takes_numbers(default: Setting) -> bool:
+    """Return True if a default is text in which numbers are allowed."""
+    if default == "auto" or type(default) is not str:
+        return default == "auto"
+    try:
+        return math.isfinite(float(default))
+    except ValueError:
+        return False
 
 
 def is_path(name: object) -> bool:

@@ -4,6 +4,7 @@ Each function computes a theorem's quantity from the true models, so it applies 
 synthetic tasks such as `flwr_frl.task.tasks.linear.LinearTask`. FedRep: Collins et al.,
 ICML 2021, theorem 1. SRPFL: Tziotis et al., TMLR 2023, theorem 4.7, lemma B.1 and
 equation (12). FLUTE: Liu et al., ICML 2024, theorems 5.1 and 5.5 and equation (16).
+Multi-task optimisation: Singh, UCLA 2024, theorems 3 and 4.
 Absolute constants that the theorems leave open are arguments, 1 by default.
 """
 
@@ -242,3 +243,55 @@ class FLUTETheory:
         largest, clients = self.singular_values[0], self.models.shape[1]
         above = largest**2 * math.sqrt(self.rank)
         return float(above / (math.sqrt(clients) * eta * self.gap**2))
+
+
+@dataclass(frozen=True)
+class MultiTaskTheory:
+    """Quantities of theorems 3 and 4 on decentralised multi-task optimisation.
+
+    Parameters
+    ----------
+    dual_variables : int
+        m, twice the number of edges.
+    gradient_bound : float
+        G, the largest norm of the gradient of a constraint g_ij with respect to both of
+        its arguments, on X (assumption 6).
+    omega : float
+        ω of the compression operator, in (0, 1].
+    bandit : bool, default False
+        Bandit feedback (theorem 4) instead of sample feedback (theorem 3).
+    """
+
+    dual_variables: int
+    gradient_bound: float
+    omega: float
+    bandit: bool = False
+
+    @property
+    def _product(self) -> float:
+        """64 (1 + m) G² / ω², or for bandit feedback 256 (1 + m) G² / ω²."""
+        factor = 256 if self.bandit else 64
+        m, g = self.dual_variables, self.gradient_bound
+        return factor * (1 + m) * g**2 / self.omega**2
+
+    @property
+    def largest_step(self) -> float:
+        """Largest η for which δ is real: 1 / √(64 (1 + m) G² / ω²)."""
+        return 1 / math.sqrt(self._product)
+
+    def regularizer(self, step_size: float) -> float:
+        """Return δ = (1 − √(1 − 64 η² (1 + m) G² / ω²)) / (4 η²), for η = a / √T.
+
+        With bandit feedback, 64 is replaced by 256.
+        """
+        root = math.sqrt(max(0.0, 1 - self._product * step_size**2))
+        # The same number without cancellation.
+        return self._product / (4 * (1 + root))
+
+    def iterations(self, a: float) -> float:
+        """Return the number of iterations that T must exceed, for η = a / √T."""
+        return a**2 * self._product
+
+    def perturbation(self, iterations: int) -> float:
+        """Return ζ = 1 / T of theorem 4."""
+        return 1 / iterations

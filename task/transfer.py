@@ -179,7 +179,8 @@ def benign_index(eigenvalues: Matrix, samples: int, b: float = 1.0) -> int | Non
 class TransferData(Checked):
     """Source and target tasks with a nearly common representation (section 5.5.1).
 
-    V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I).
+    V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I);
+    with k outputs, each output has a head w_i of its own.
     Targets have θ* = u + v with u = V* w, v ~ N(0, σ_T² I) and x ~ N(0, Σ_T), where Σ_T
     has the eigenvalues exp(−j/τ) + 1e-4. Outputs are y = xᵀ θ* + N(0, σ²).
 
@@ -219,6 +220,9 @@ class TransferData(Checked):
         Seed of all random values.
     role : {"auto", "source", "target"}, default "auto"
         Role of every client, for a device's own data; ``auto`` decides by the index.
+    source_outputs : int, default 1
+        Outputs of a source, k, and directions of its representation. Fewer sources then
+        span V*. Algorithms other than representation transfer use the first output.
 
     Raises
     ------
@@ -237,6 +241,7 @@ class TransferData(Checked):
     noise_variance: Annotated[float, Range("(0, inf)")] = 1e-3
     seed: Annotated[int, Seed] = 0
     role: Annotated[str, Choice(*ROLES)] = "auto"
+    source_outputs: Annotated[int, Range("[1, inf)")] = 1
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -244,8 +249,8 @@ class TransferData(Checked):
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
         samples = self.source_samples, self.target_samples, TEST_EXAMPLES
-        longest = max(self.rank, *samples)
-        what = "dimension times the largest of rank, source- and target-samples"
+        longest = max(self.rank, self.source_outputs, *samples)
+        what = "dimension times the largest of rank, source-outputs and samples"
         require_drawable(self.dimension * longest, what)
 
     @cached_property
@@ -265,35 +270,46 @@ class TransferData(Checked):
         return is_source(self.role, client, self.num_sources)
 
     def model(self, client: int) -> Matrix:
-        """Return a client's true model θ*, shape (dimension,)."""
+        """Return a client's true model θ*, shape (dimension,).
+
+        For a source with k > 1 outputs, the shape is (dimension, k).
+        """
         rng = np.random.default_rng([self.seed, 0x7A52, client])
-        u: Matrix = self.span @ (rng.standard_normal(self.rank) / np.sqrt(self.rank))
-        if self.is_source(client):
+        source = self.is_source(client)
+        several = source and self.source_outputs > 1
+        shape = (self.rank, self.source_outputs) if several else (self.rank,)
+        u: Matrix = self.span @ (rng.standard_normal(shape) / np.sqrt(self.rank))
+        if source:
             return u
         return u + rng.standard_normal(self.dimension) * 10 ** (-self.ratio_db / 20)
 
     def draw(
         self, client: int, draw: int = 0, samples: int | None = None
     ) -> tuple[Matrix, Matrix]:
-        """Return samples of a client: draw 0 for training, draw 1 for testing."""
+        """Return samples of a client: draw 0 for training, draw 1 for testing.
+
+        y has the shape (n,), or (n, k) for a source with k > 1 outputs.
+        """
         source = self.is_source(client)
         n = samples or (self.source_samples if source else self.target_samples)
         rng = np.random.default_rng([self.seed, 0x7A53, client, draw])
         x = rng.standard_normal((n, self.dimension))
         if not source:
             x *= np.sqrt(self.eigenvalues)
-        noise = rng.standard_normal(n) * np.sqrt(self.noise_variance)
-        return x, x @ self.model(client) + noise
+        outputs = x @ self.model(client)
+        noise = rng.standard_normal(outputs.shape) * np.sqrt(self.noise_variance)
+        return x, outputs + noise
 
     def excess_risk(self, client: int, model: Matrix) -> float:
         """Return EER(θ, θ*) = R(θ) − R(θ*), with R(θ) = E (y − xᵀ θ)² (equation 5.2).
 
-        It is (θ − θ*)ᵀ Σ (θ − θ*), as the noise is independent of x.
+        It is (θ − θ*)ᵀ Σ (θ − θ*), as the noise is independent of x; for several
+        outputs, the sum over them.
         """
         difference = model - self.model(client)
         source = self.is_source(client)
         variances = np.ones(self.dimension) if source else self.eigenvalues
-        return float(difference**2 @ variances)
+        return float(np.sum(variances @ difference**2))
 
     def errors(self, client: int, *models: Matrix) -> list[float]:
         """Return the test errors of models relative to that of θ* (Table 5.1).

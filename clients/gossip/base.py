@@ -7,10 +7,9 @@ without training or sending. This preserves the mean of the nodes' models.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from logging import WARNING
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import Message
@@ -33,6 +32,10 @@ from flwr_frl.clients.gossip.relayed import (
     randomness,
 )
 from flwr_frl.clients.gossip.schedules import learning_rate
+from flwr_frl.clients.gossip.settings import (
+    CompressedGossipSettings,
+    GossipSettings,
+)
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
@@ -41,43 +44,18 @@ from flwr_frl.task.compression.per_tensor import (
     from_settings,
 )
 from flwr_frl.task.messages import SERVER_ROUND
-from flwr_frl.task.settings import Free
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import (
-    SGD,
     TrainingDivergedError,
     gradient,
     trainable_examples,
 )
 
 VECTORS = "gossip."
+# The vector of the mean over the iterations.
+AVERAGE = "average"
 # Threshold of a vector that is sent whatever its norm.
 ALWAYS = -1.0
-
-
-@dataclass(frozen=True)
-class GossipSettings(SGD):
-    """Local SGD of a node.
-
-    Parameters
-    ----------
-    learning_rate_schedule : str, default "constant"
-        η_t at iteration t: ``constant``; ``inverse:A`` for base / (t + A); or
-        ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
-        and a division by FACTOR at each of the iterations T1, T2, ….
-    """
-
-    learning_rate_schedule: Annotated[
-        str, Free("constant, inverse:A or steps:WARMUP:T1,T2,...:FACTOR")
-    ] = "constant"
-    # Number of iterations H between two exchanges.
-    local_steps: ClassVar[int] = 1
-    # Threshold c_t of the trigger; 0 sends every non-zero difference.
-    trigger: ClassVar[str] = "0"
-
-
-@dataclass(frozen=True)
-class CompressedGossipSettings(GossipSettings, CompressionSettings):
-    """Local SGD of a node, and the compression of its messages."""
 
 
 class GossipClient(Client):
@@ -98,7 +76,7 @@ class GossipClient(Client):
     settings_type: type = CompressedGossipSettings
     settings: GossipSettings
     # Personal vectors beside the model, each with d entries, initially 0.
-    vectors: ClassVar[tuple[str, ...]] = ("momentum",)
+    vectors: tuple[str, ...] = ("momentum",)
     # Whether the messages of rounds that a node missed are mixed when it is back.
     replays_missed_rounds: ClassVar[bool] = True
 
@@ -109,8 +87,10 @@ class GossipClient(Client):
         self.flat = FlatParameters.of(self.model)
         self.x = self.flat.vector
         self.rate = learning_rate(
-            self.settings.learning_rate_schedule, self.settings.learning_rate
+            self.settings.learning_rate_schedule, self.settings.base_rate
         )
+        if self.settings.averaged_output:
+            self.vectors = (*self.vectors, AVERAGE)
         self.compressor = (
             from_settings(settings, self.flat.sizes)
             if isinstance(settings, CompressionSettings)
@@ -169,7 +149,14 @@ class GossipClient(Client):
         self.catch_up(parameters, config)
         if not self._own_data or self.dimension >= SMALLEST_SKETCHED:
             self.attachments["sketch"] = sketch(to_numpy(self.x)).tobytes()
-        return self.test(self.model)
+        return self.test(self.deployed_model())
+
+    def deployed_model(self) -> SplitModel:
+        """Return the model, or its mean over the iterations (``averaged-output``)."""
+        if self.settings.averaged_output and self.state.round:
+            with torch.no_grad():
+                self.x.copy_(self.vector(AVERAGE))
+        return self.model
 
     def catch_up(self, parameters: NDArrays, config: Config) -> None:
         """Load this node's state and replay all exchanges since its round."""
@@ -319,6 +306,11 @@ class GossipClient(Client):
 
         Weight decay is part of g.
         """
+        if self.settings.averaged_output:
+            # Of iterations that this node has missed, x counts as the iterate.
+            first = t % self.settings.local_steps == 0
+            counted = self.state.round * self.settings.local_steps if first else t
+            self.vector(AVERAGE).lerp_(self.x, 1 - counted / (t + 1))
         beta, decay = self.settings.momentum, self.settings.weight_decay
         if decay:
             g.addcmul_(self.x, self.flat.decayed, value=decay)

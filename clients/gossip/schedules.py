@@ -15,11 +15,11 @@ def learning_rate(text: str, base: float) -> Schedule:
     Parameters
     ----------
     text : str
-        ``constant``; ``inverse:A`` for base / (t + A) with A > 0; or
+        ``constant`` or ``theory``; ``inverse:A`` for base / (t + A) with A > 0; or
         ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
         and a division by FACTOR ≥ 1 at each of the iterations T1, T2, ....
     base : float
-        The setting ``learning-rate``.
+        The setting ``learning-rate``, or the theory's learning rate.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def learning_rate(text: str, base: float) -> Schedule:
     """
     kind, *rest = text.split(":")
     try:
-        if kind == "constant" and not rest:
+        if text in ("constant", "theory"):
             return lambda t: base
         if kind == "inverse":
             (shift,) = map(float, rest)
@@ -46,7 +46,7 @@ def learning_rate(text: str, base: float) -> Schedule:
     except (ValueError, IndexError):
         pass
     raise SettingsError(
-        f"learning-rate-schedule is {text!r}; expected constant, inverse:A or "
+        f"learning-rate-schedule is {text!r}; expected constant, theory, inverse:A or "
         "steps:WARMUP:T1,T2,...:FACTOR"
     )
 

@@ -46,8 +46,9 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
     ----------
     consensus_step : float or str, default "auto"
         γ, in (0, 1]. ``auto`` derives it from the fraction of a Gaussian vector that a
-        message conveys; ``theory`` from the worst case, which gives a small γ. With
-        RandK of 1 %, the nodes did not converge for any step that was tried.
+        message conveys; ``theory`` (Theorem 2) and ``theorem-1`` from the worst case,
+        which gives a small γ. With RandK of 1 %, the nodes did not converge for any
+        step that was tried.
     **base
         As for `GraphStrategy`.
 

@@ -23,8 +23,8 @@ from flwr_frl.task.settings import SettingsError
 
 Weights = NDArray[np.float64]
 # Rules that derive γ.
-RULES = ("auto", "theory")
-ALLOWED = "auto, theory or a number in (0, 1]"
+RULES = ("auto", "theory", "theorem-1")
+ALLOWED = "auto, theory, theorem-1 or a number in (0, 1]"
 # A smaller step needs thousands of rounds to bring the nodes together.
 SMALL = 1e-3
 # In training, the distance between nodes never grows by this factor while the number of
@@ -85,8 +85,7 @@ def consensus_step(weights: Weights, omega: float) -> float:
 
     with δ and λ of `Spectrum` and the compression operator's ω in (0, 1] (Singh 2024,
     section 3.3.2, Theorem 2; section 3.2.1 refers to it for γ). It is a worst-case
-    value, far below the best step in practice. Theorem 1 gives a smaller one, under
-    weaker assumptions and without event triggering.
+    value, far below the best step in practice.
     """
     delta, lambda_max = spectrum(weights)
     return (2 * delta * omega) / (
@@ -95,6 +94,21 @@ def consensus_step(weights: Weights, omega: float) -> float:
         + 16 * lambda_max**2
         + 8 * delta * lambda_max**2
         - 16 * delta * omega
+    )
+
+
+def relaxed_consensus_step(weights: Weights, omega: float) -> float:
+    """Return the γ of Theorem 1, under weaker assumptions and without a trigger.
+
+    γ = 2 δ ω³ / (4 δ² ω² + δ² + 128 λ² + 24 ω² λ²) (section 3.3.1), smaller than that
+    of `consensus_step`.
+    """
+    delta, lambda_max = spectrum(weights)
+    return (2 * delta * omega**3) / (
+        4 * delta**2 * omega**2
+        + delta**2
+        + 128 * lambda_max**2
+        + 24 * omega**2 * lambda_max**2
     )
 
 
@@ -113,7 +127,8 @@ class ConsensusStep:
     ----------
     setting : float or str
         γ in (0, 1]; ``auto`` for `practical_step` with ω at a Gaussian vector; or
-        ``theory`` for `consensus_step` with the worst-case ω.
+        ``theory`` for `consensus_step` and ``theorem-1`` for `relaxed_consensus_step`,
+        both with the worst-case ω.
 
     Attributes
     ----------
@@ -146,8 +161,12 @@ class ConsensusStep:
         """
         practical = practical_step(typical_omega)
         if self.value == 0:
-            theory = self.rule == "theory"
-            self.value = consensus_step(weights, omega) if theory else practical
+            steps = {
+                "auto": lambda: practical,
+                "theory": lambda: consensus_step(weights, omega),
+                "theorem-1": lambda: relaxed_consensus_step(weights, omega),
+            }
+            self.value = steps[self.rule]()
             log(INFO, "consensus step: %.3g (%s)", self.value, self.rule)
         if self.value < SMALL:
             text = "consensus step %.3g is so small that messages have almost no "

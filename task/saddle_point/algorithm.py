@@ -12,9 +12,11 @@ point      x_i, the copy projected onto X; gradients are evaluated at it
 
 An iteration of a node consists of ``send``, ``receive`` and ``iterate``, which work on
 a group of nodes, stored as rows of arrays; a device has a group of one. Computation is
-in float64. Most messages are float32; as each is a
-difference to the copy, which sender and receivers update by the decoded message, its
-rounding error does not accumulate.
+in float64. Most messages are float32; as each is a difference to the copy, which sender
+and receivers update by the decoded message, its rounding error does not accumulate.
+
+If the constraints concern only some entries of the parameters, such as a head, only
+these are exchanged. The copy of the other entries, which nobody else has, equals x̃_i.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,18 +29,15 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_frl.task.compression.per_tensor import Compressor, Identity
-from flwr_frl.task.saddle_point.problems import (
-    Ball,
-    ConvexSet,
-    Float64s,
-    PairConstraint,
-    Pairs,
-    Problem,
-)
+from flwr_frl.task.saddle_point.noise import two_point_gradient
+from flwr_frl.task.saddle_point.problems import Float64s, PairConstraint, Pairs, Problem
+from flwr_frl.task.saddle_point.sets import Ball, ConvexSet
 from flwr_frl.task.settings import require
 
 # First words of the random seeds, after those of the problems.
 _START, _EXCHANGE = 0x4D545, 0x4D547
+# Upper bound of δ η²: 1, with an allowance for rounding.
+LARGEST_DECAY = 1 + 1e-9
 
 
 @dataclass
@@ -53,7 +52,7 @@ class State:
         Raw parameters x̃_i.
     copy : ndarray, shape (n, d)
         The nodes' own public copies x̂_i.
-    known : ndarray, shape (E, d)
+    known : ndarray, shape (E, d) or (E, number of exchanged entries)
         For each edge (i, j), node i's version of its neighbour's copy x̂_j.
     duals : ndarray, shape (E,)
         Dual variables λ_ij.
@@ -87,40 +86,6 @@ def exchange_stream(seed: int, node: int, iteration: int) -> np.random.Generator
     return np.random.default_rng([_EXCHANGE, seed, node, iteration])
 
 
-def two_point_gradient(
-    problem: Problem, x: Float64s, samples: Float64s, directions: Float64s, zeta: float
-) -> Float64s:
-    """Estimate gradients from two function values (Algorithm 3, lines 10 and 11).
-
-    For u on the sphere, (d / 2ζ) [f(x + ζ u) − f(x − ζ u)] u is an unbiased estimate of
-    the gradient of E f(x + ζ v), v uniform on the unit ball (section 4.4, Fact 1). For
-    a quadratic f, and any u with E u uᵀ = I / d, it is an unbiased estimate of the
-    gradient of f.
-
-    Parameters
-    ----------
-    problem : Problem
-        The costs f of n nodes.
-    x : ndarray, shape (n, d)
-        The points.
-    samples : ndarray, shape (n, s)
-        One sample per node, used for both values.
-    directions : ndarray, shape (n, d)
-        u, from `flwr_frl.task.saddle_point.noise.Noise`.
-    zeta : float
-        ζ > 0.
-
-    Returns
-    -------
-    ndarray, shape (n, d)
-        The estimates.
-    """
-    ahead = problem.value(x + zeta * directions, samples)
-    behind = problem.value(x - zeta * directions, samples)
-    slope = problem.dimension / (2 * zeta) * (ahead - behind)
-    return slope[:, None] * directions
-
-
 @dataclass(frozen=True, eq=False)
 class SaddlePoint:
     """Algorithms 2 (sample feedback) and 3 (bandit feedback) for a group of nodes.
@@ -144,6 +109,10 @@ class SaddlePoint:
     zeta : float, default 0
         Perturbation ζ of bandit feedback (1e-4 in section 4.5); 0 means sample
         feedback.
+    exchanged : ndarray of int, optional
+        Indices of the entries that the constraints concern; by default all. X is then
+        the product of two sets of the kind of ``feasible``, one for these entries and
+        one for the others.
 
     Raises
     ------
@@ -158,13 +127,15 @@ class SaddlePoint:
     step: float = 1e-3
     regularizer: float = 100.0
     zeta: float = 0.0
+    exchanged: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers and the edges."""
         require(0 < self.step < np.inf, "the step size", self.step, "above 0")
         require(self.regularizer > 0, "delta", self.regularizer, "above 0")
         decay = self.regularizer * self.step**2
-        require(decay <= 1, "delta times the squared step size", decay, "at most 1")
+        small = decay <= LARGEST_DECAY
+        require(small, "delta times the squared step size", decay, "at most 1")
         require(self.zeta >= 0, "zeta", self.zeta, "at least 0")
         _ = self._set  # Rejects a zeta that is too large.
         edges = [tuple(edge) for edge in self.pairs.tolist()]
@@ -190,23 +161,57 @@ class SaddlePoint:
         """Index of each node's first edge."""
         return np.searchsorted(self._row, np.arange(len(self.problem.nodes)))
 
-    def start(self, seed: int) -> State:
-        """Return the state before the first iteration: random x̃ in X, all else zero.
+    @property
+    def message_dimension(self) -> int:
+        """Number of entries that a message contains."""
+        whole = self.problem.dimension
+        return whole if self.exchanged is None else len(self.exchanged)
 
-        The chapter specifies no distribution; we project samples of N(0, I_d). They are
-        rounded to float32, so that the first, uncompressed message, which contains
-        float32, makes x̂ = x̃ exact, as the algorithms require.
+    def start(self, seed: int, initial: Float64s | None = None) -> State:
+        """Return the state before the first iteration: x̃ in X, all else zero.
+
+        The chapter has a random x̃, without a distribution; by default we project
+        samples of N(0, I_d). They are rounded to float32, so that the first,
+        uncompressed message, which contains float32, makes x̂ = x̃ exact, as the
+        algorithms require.
+
+        Parameters
+        ----------
+        seed : int
+            Seed of the samples.
+        initial : ndarray, shape (n, d), optional
+            What to project instead of samples, such as a model's initial parameters.
         """
         nodes, d = self.problem.nodes, self.problem.dimension
-        streams = [np.random.default_rng([_START, seed, node]) for node in nodes]
-        drawn = np.array([stream.standard_normal(d) for stream in streams])
-        raw = self._set.project(drawn).astype(np.float32).astype(np.float64)
+        if initial is None:
+            streams = [np.random.default_rng([_START, seed, node]) for node in nodes]
+            initial = np.array([stream.standard_normal(d) for stream in streams])
+        raw = self._projected(initial).astype(np.float32).astype(np.float64)
         edges, zero = len(self.pairs), np.zeros_like(raw)
-        return State(raw, zero, np.zeros((edges, d)), np.zeros(edges), zero.copy())
+        known = np.zeros((edges, self.message_dimension))
+        return State(raw, zero, known, np.zeros(edges), zero.copy())
 
     def point(self, state: State) -> Float64s:
         """Return x_i as of the last message: the projected copies (line 6)."""
-        return self._set.project(state.copy)
+        return self._projected(state.copy)
+
+    def constraints(self, state: State) -> Float64s:
+        """Return g_ij(x_i, x_j) of every edge, as of the last messages."""
+        ends = self._exchanged(self.point(state))[self._row]
+        return self.constraint.value(ends, self._set.project(state.known))
+
+    def _exchanged(self, x: Float64s) -> Float64s:
+        return x if self.exchanged is None else x[:, self.exchanged]
+
+    def _projected(self, x: Float64s) -> Float64s:
+        """Return the points of X nearest to the rows of `x`, shape (n, d)."""
+        if self.exchanged is None:
+            return self._set.project(x)
+        others = np.delete(np.arange(x.shape[1]), self.exchanged)
+        nearest = np.empty_like(x)
+        for entries in (self.exchanged, others):
+            nearest[:, entries] = self._set.project(x[:, entries])
+        return nearest
 
     def send(
         self, state: State, compressor: Compressor | None, stream: np.random.Generator
@@ -231,13 +236,19 @@ class SaddlePoint:
         """
         if compressor and state.iteration == 0:
             compressor = Identity()
-        (difference,) = state.raw - state.copy
+        (difference,) = self._exchanged(state.raw - state.copy)
         if compressor is None:
             message: bytes = difference.astype("<f8").tobytes()
         else:
             single = torch.from_numpy(difference.astype(np.float32))
             message = compressor.compress(single, stream)
-        state.copy = state.copy + decode(compressor, message, len(difference))
+        sent = decode(compressor, message, len(difference))
+        if self.exchanged is None:
+            state.copy = state.copy + sent
+        else:
+            copy = state.raw.copy()
+            copy[:, self.exchanged] = state.copy[:, self.exchanged] + sent
+            state.copy = copy
         return message
 
     def receive(
@@ -265,7 +276,7 @@ class SaddlePoint:
             )
         if compressor and state.iteration == 0:
             compressor = Identity()
-        d = self.problem.dimension
+        d = self.message_dimension
         decoded = [decode(compressor, message, d) for message in messages]
         state.known = state.known + np.array(decoded)
 
@@ -282,19 +293,49 @@ class SaddlePoint:
         samples, directions : ndarray, shapes (n, s) and (n, d)
             See `Noise.at`.
         """
-        t, eta = state.iteration + 1, self.step
+        t, eta, duals = state.iteration + 1, self.step, state.duals
         x, neighbours = self.point(state), self._set.project(state.known)
         state.average = x / t + (t - 1) / t * state.average
-        ends, duals = x[self._row], state.duals
-        gradient = self._cost_gradient(x, samples, directions)
-        pull = duals[:, None] * self.constraint.gradient(ends, neighbours)
-        # The factor 2: L has a term for either end of an edge (equation 4.4).
-        gradient = gradient + 2 * np.add.reduceat(pull, self._first_edge)
-        state.raw = self._set.project(state.raw - eta * gradient)
-        violation = self.constraint.value(ends, neighbours)
+        self._descend(state, x, neighbours, samples, directions)
+        violation = self.constraint.value(self._exchanged(x)[self._row], neighbours)
         ascent = violation - self.regularizer * eta * duals
         state.duals = np.maximum(duals + eta * ascent, 0)
         state.iteration = t
+
+    def local_step(self, state: State, samples: Float64s, directions: Float64s) -> None:
+        """Run one more update of x̃_i between two exchanges.
+
+        As in ``iterate``, but at x̃_i, as x_i has not changed, and with the new λ_ij:
+        x̃_i ← Π_X(x̃_i − η [∇f_i(x̃_i) + 2 Σ_j λ_ij ∇g_ij(x̃_i, x_j)]). The chapter names
+        local iterations as future work (section 4.6).
+
+        Parameters
+        ----------
+        state, samples, directions
+            As for ``iterate``.
+        """
+        neighbours = self._set.project(state.known)
+        self._descend(state, state.raw, neighbours, samples, directions)
+
+    def _descend(
+        self,
+        state: State,
+        x: Float64s,
+        neighbours: Float64s,
+        samples: Float64s,
+        directions: Float64s,
+    ) -> None:
+        """Update x̃ with gradients at x (line 11)."""
+        gradient = self._cost_gradient(x, samples, directions)
+        ends = self._exchanged(x)[self._row]
+        pull = state.duals[:, None] * self.constraint.gradient(ends, neighbours)
+        # The factor 2: L has a term for either end of an edge (equation 4.4).
+        pull = 2 * np.add.reduceat(pull, self._first_edge)
+        if self.exchanged is None:
+            gradient = gradient + pull
+        else:
+            gradient[:, self.exchanged] += pull
+        state.raw = self._projected(state.raw - self.step * gradient)
 
     def _cost_gradient(
         self, x: Float64s, samples: Float64s, directions: Float64s

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_frl.task.settings import require, unknown
+from flwr_frl.task.settings import unknown
 
 Float64s = NDArray[np.float64]
 Pairs = NDArray[np.int64]
@@ -71,6 +71,10 @@ class Problem(Protocol):
 
         See `value` for the parameters.
         """
+
+
+class KnownProblem(Problem, Protocol):
+    """Costs whose expectations are known."""
 
     def expected(self, x: Float64s) -> Float64s:
         """Return the exact expected costs F_i(x_i), shape (n,), at x, shape (n, d)."""
@@ -302,62 +306,6 @@ class Proximity:
         return 2 * (x_i - x_j)
 
 
-class ConvexSet(Protocol):
-    """A closed, convex and bounded set X."""
-
-    def project(self, x: Float64s) -> Float64s:
-        """Return the point of X nearest to each row of `x`, shape (n, d)."""
-
-    def shrunk(self, zeta: float) -> "ConvexSet":
-        """Return {(1 − ζ/r) x + (ζ/r) y0: x in X} (section 4.4).
-
-        B(y0, r) is a ball inside X. All points within ζ of the result lie in X.
-
-        Parameters
-        ----------
-        zeta : float
-            The perturbation ζ, in (0, r).
-
-        Raises
-        ------
-        SettingsError
-            If `zeta` is out of range.
-        """
-
-
-@dataclass(frozen=True)
-class Ball:
-    """A ball around the origin.
-
-    Parameters
-    ----------
-    radius : float, default 20
-        R/2; chapter 4 has R = 40.
-
-    Raises
-    ------
-    SettingsError
-        If the radius is not a positive number.
-    """
-
-    radius: float = 20.0
-
-    def __post_init__(self) -> None:
-        """Check the radius."""
-        require(0 < self.radius < np.inf, "the ball's radius", self.radius, "above 0")
-
-    def project(self, x: Float64s) -> Float64s:
-        """Scale each row to a length of at most the radius."""
-        norms = np.sqrt(dot(x, x))
-        return x * (self.radius / np.maximum(norms, self.radius))[:, None]
-
-    def shrunk(self, zeta: float) -> "Ball":
-        """Return the ball with radius reduced by ζ."""
-        allowed = f"above 0 and below {self.radius}"
-        require(0 < zeta < self.radius, "zeta", zeta, allowed)
-        return Ball(self.radius - zeta)
-
-
 def directed(edges: Sequence[tuple[int, int]]) -> Pairs:
     """Return (i, j) and (j, i) of every edge as rows, in lexicographic order."""
     return np.array(sorted([*edges, *((j, i) for i, j in edges)]), np.int64)
@@ -372,7 +320,7 @@ PROBLEMS: dict[str, tuple[type[QCQP] | type[LogisticRegression], float, float]] 
 
 def build_problem(
     name: str, nodes: Sequence[int], pairs: Pairs, seed: int
-) -> tuple[Problem, Proximity]:
+) -> tuple[KnownProblem, Proximity]:
     """Draw one of the chapter's problems (section 4.5) with proximity constraints.
 
     Parameters
@@ -394,5 +342,5 @@ def build_problem(
     if name not in PROBLEMS:
         raise unknown("problem", name, PROBLEMS)
     kind, low, high = PROBLEMS[name]
-    problem = kind.create(nodes, seed)
+    problem: KnownProblem = kind.create(nodes, seed)
     return problem, Proximity.create(pairs, seed, low, high)

@@ -12,9 +12,10 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint
-from flwr_frl.task.saddle_point.noise import DIRECTIONS
-from flwr_frl.task.saddle_point.problems import Ball, Pairs, build_problem
-from flwr_frl.task.settings import Checked, Choice, Range, Seed
+from flwr_frl.task.saddle_point.problems import Pairs, build_problem
+from flwr_frl.task.saddle_point.sets import Ball
+from flwr_frl.task.saddle_point.settings import SaddlePointSettings
+from flwr_frl.task.settings import Checked, Seed
 from flwr_frl.task.training import Loss
 
 DIMENSION = 10
@@ -29,34 +30,14 @@ class MultiTaskSetup(Checked, BaseTask):
     problem : {"qcqp", "logistic"}
         The problem.
     seed : int, default 0
-        Seed of the costs, the constraints, the start and the samples.
-    radius : float, default 20
-        Radius of the ball X, which contains all models.
-    saddle_step : float, default 1e-3
-        Step size η.
-    dual_regularizer : float, default 100
-        δ, with δ η² ≤ 1 (appendix B).
-    bandit_radius : float, default 0
-        ζ of bandit feedback (Algorithm 3); 0 means sample feedback (Algorithm 2).
-    bandit_direction : {"sphere", "bernoulli", "gaussian"}, default "sphere"
-        Distribution of the perturbations of bandit feedback (section 4.4.1).
+        Seed of the costs and the constraints.
     """
 
     problem: str
     seed: Annotated[int, Seed] = 0
-    radius: Annotated[float, Range("(0, inf)")] = 20.0
-    saddle_step: Annotated[float, Range("(0, inf)")] = 1e-3
-    dual_regularizer: Annotated[float, Range("(0, inf)")] = 100.0
-    bandit_radius: Annotated[float, Range("[0, inf)")] = 0.0
-    bandit_direction: Annotated[str, Choice(*DIRECTIONS)] = DIRECTIONS[0]
 
     classes: ClassVar[tuple[str, ...]] = ()
     untrainable: ClassVar[str] = "the algorithm for it is multi-task"
-
-    def __post_init__(self) -> None:
-        """Check the ranges, also in combination."""
-        super().__post_init__()
-        self.saddle_point([0], [(0, 1)])
 
     @property
     def loss(self) -> Loss:
@@ -64,9 +45,12 @@ class MultiTaskSetup(Checked, BaseTask):
         return nn.functional.mse_loss
 
     def saddle_point(
-        self, nodes: Sequence[int], pairs: Sequence[tuple[int, int]]
+        self,
+        nodes: Sequence[int],
+        pairs: Sequence[tuple[int, int]],
+        settings: SaddlePointSettings,
     ) -> SaddlePoint:
-        """Return the algorithm for some nodes.
+        """Return the algorithm for some nodes; by default X is a ball of radius 20.
 
         Parameters
         ----------
@@ -74,18 +58,12 @@ class MultiTaskSetup(Checked, BaseTask):
             The nodes, in increasing order.
         pairs : sequence of (int, int)
             Their edges (i, j), in lexicographic order.
+        settings : SaddlePointSettings
+            The algorithm's settings.
         """
         edges: Pairs = np.array(pairs, np.int64)
         problem, constraint = build_problem(self.problem, nodes, edges, self.seed)
-        return SaddlePoint(
-            problem,
-            constraint,
-            edges,
-            feasible=Ball(self.radius),
-            step=self.saddle_step,
-            regularizer=self.dual_regularizer,
-            zeta=self.bandit_radius,
-        )
+        return settings.algorithm(problem, constraint, edges, Ball())
 
     def initial_model(self) -> SplitModel:
         """Return a placeholder model: zeros as ``head.weight``, shape (1, d)."""

@@ -15,8 +15,8 @@ from flwr_frl.clients import (
     FedRepLinearClient,
     FLUTEClient,
     LocalClient,
-    MultiTaskClient,
     RepresentationTransferClient,
+    SyntheticMultiTaskClient,
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.base import Client, TrainingSettings
@@ -279,7 +279,7 @@ def test_sent_tensors_are_copies_in_c_order():
     assert all((array == 0).all() for array in rest)
 
 
-@pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS if n != "multi-task"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
     model = "resnet20" if algorithm == "fedbn" else "digits-cnn"
     adapters = "lora" if algorithm in ("fedsa-lora", "ffa-lora", "feddpa") else "none"
@@ -393,7 +393,7 @@ def test_evaluate_tests_the_deployed_model():
         (FLUTEClient, task_of(), "needs .*classes, to which its heads belong"),
         (FedRepLinearClient, task_of(), "needs a LinearTask"),
         (RepresentationTransferClient, LinearTask(), "needs a TransferTask"),
-        (MultiTaskClient, LinearTask(), "needs a MultiTaskSetup"),
+        (SyntheticMultiTaskClient, LinearTask(), "needs a MultiTaskSetup"),
     ],
 )
 def test_a_task_that_an_algorithm_cannot_use_is_refused(kind, task, words):

@@ -52,7 +52,7 @@ WRAPPED = {
 
 def test_there_is_a_client_for_every_algorithm():
     for algorithm in ALGORITHMS:
-        for task in ("qcqp",) if algorithm == "multi-task" else ("digits", "linear"):
+        for task in ("digits", "linear"):
             kind = client_class(resolve({"algorithm": algorithm, "task": task}))
             assert issubclass(kind, Client)
             if algorithm in WRAPPED:
@@ -197,7 +197,6 @@ def test_a_node_overrides_only_the_settings_that_its_algorithm_names():
         ({"classes_per_client": 0}, {}, "classes-per-client is 0; "),
         ({"algorithm": "fedavg", "task": "qcqp"}, {}, "algorithm 'fedavg' and task 'q"),
         ({"algorithm": "flute", "task": "transfer"}, {}, "algorithm 'flute' and task"),
-        ({"algorithm": "multi-task"}, {}, "algorithm 'multi-task' and task 'digits': "),
         ({"algorithm": "fedrap"}, {}, "unknown algorithm 'fedrap'; did you mean"),
         ({"task": "image-folder"}, {"data-dir": "/no"}, "data-dir is '/no'; "),
         ({}, {"count-multiple": 0}, "count-multiple is 0; "),

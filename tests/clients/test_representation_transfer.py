@@ -224,11 +224,104 @@ def test_a_target_s_head_on_the_projected_features():
     assert right.mean() > 0.5
 
 
-def test_a_target_with_a_class_at_every_position(tmp_path):
+def test_phase_two_trains_the_whole_model_on_the_other_half():
+    parameters = stacked_sources()
+    # One batch an epoch, so that the order of the examples does not matter.
+    plain = {**IMAGES, "batch_size": 200, "momentum": 0.0, "weight_decay": 0.0}
+    plain |= {"learning_rate": 0.05}
+    context = new_context()
+    client = client_of(5, context, **plain, phase_two_epochs=5)
+    torch.manual_seed(7)
+    _, _, metrics = client.fit(parameters, {"server-round": 2})
+    kept = PersonalState(context).load()
+    # Phase 1 on the first half.
+    examples = client.task.train_examples(5)
+    torch.manual_seed(7)
+    order = torch.randperm(len(examples))
+    half = len(examples) // 2
+    alone = client_of(5, **plain)
+    v, head, _ = alone.phase_one(parameters, examples.subset(order[:half]))
+    for name, value in (("basis", v), ("head.weight", head.weight)):
+        np.testing.assert_allclose(
+            kept[f"phase-1.{name}"], value.detach(), atol=1e-6, err_msg=name
+        )
+    # Phase 2: gradient descent on all parameters, from there.
+    names = [n[15:] for n in array_names(client, ("representation.",))]
+    sources = []
+    for i in (0, 1):
+        source = client.task.initial_model().representation
+        arrays = [torch.from_numpy(p[i]) for p in parameters]
+        source.load_state_dict(dict(zip(names, arrays, strict=True)))
+        sources.append(source)
+    v = v.clone().requires_grad_()
+    trained = [*sources[0].parameters(), *sources[1].parameters(), v]
+    trained += [head.weight, head.bias]
+    (inputs, targets), *_ = examples.subset(order[half:]).batches(200)
+    for parameter in trained:
+        parameter.requires_grad_()
+    for _ in range(5):
+        features = torch.cat([source(inputs) for source in sources], dim=1)
+        logits = features @ v @ head.weight.T + head.bias
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        steps = torch.autograd.grad(loss, trained)
+        with torch.no_grad():
+            for parameter, step in zip(trained, steps, strict=True):
+                parameter -= 0.05 * step
+    assert metrics["train-loss"] == pytest.approx(loss.item(), abs=1e-5)
+    moved = 0.0
+    for i, source in enumerate(sources):
+        for name, value in source.state_dict().items():
+            found = kept[f"sources.{name}"][i]
+            np.testing.assert_allclose(found, value, atol=1e-5, err_msg=name)
+            moved += np.abs(found - parameters[names.index(name)][i]).sum()
+    assert moved > 1e-3
+    np.testing.assert_allclose(kept["basis"], v.detach(), atol=1e-5)
+    np.testing.assert_allclose(kept["head.weight"], head.weight.detach(), atol=1e-5)
+    # The test uses what was trained.
+    test = client.task.test_examples(5)
+    (inputs, targets), *_ = test.batches(len(test))
+    with torch.no_grad():
+        features = torch.cat([source(inputs) for source in sources], dim=1)
+        logits = features @ v @ head.weight.T + head.bias
+    tested_loss, _, tested = client_of(
+        5, context, **plain, phase_two_epochs=5
+    ).evaluate(parameters, {})
+    expected = torch.nn.functional.cross_entropy(logits, targets).item()
+    assert tested_loss == pytest.approx(expected, abs=1e-4)
+    assert tested["loss-phase-1"] > tested_loss
+    assert 0 <= tested["accuracy-phase-1"] <= 1
+
+
+def test_a_source_with_several_outputs_sends_all_their_directions():
+    context = new_context()
+    given = {"source_outputs": 2, "rank": 2, "noise_variance": 1e-12, "num_sources": 1}
+    client = client_of(0, context, **given)
+    start = client.get_parameters({})
+    assert start[0].shape == (2, 10)
+    (b,), n, metrics = client.fit(start, {"server-round": 1})
+    x, y = client.task.draw(0)
+    assert (x.shape, y.shape, n) == ((100, 10), (100, 2), 100)
+    theta = minimum_norm(x, y)
+    np.testing.assert_allclose(np.linalg.norm(b, axis=1), 1, atol=1e-12)
+    head = PersonalState(context).load()["head.weight"]
+    np.testing.assert_allclose(b.T @ head, theta, atol=1e-10)
+    assert metrics["train-loss"] == pytest.approx(np.mean((y - x @ theta) ** 2))
+    # One source spans V*, which with one output takes two.
+    q = np.linalg.qr(client.task.span).Q
+    np.testing.assert_allclose(q @ (q.T @ b.T), b.T, atol=1e-5)
+    assert np.linalg.matrix_rank(b, tol=0.01) == 2
+    # Other algorithms learn the first output.
+    targets = client.task.train_examples(0).targets.numpy()
+    np.testing.assert_allclose(targets, y[:, :1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_target_with_a_class_at_every_position(tmp_path, epochs):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text("abcd" * 20)
     task = {"task": "text-folder", "data_dir": str(tmp_path), "lstm_width": 4}
     more = {"sequence_length": 4, "num_sources": 2, "clients": 3, "rounds": 2}
+    more |= {"phase_two_epochs": epochs}
     found = simulate(
         *("representation-transfer", "inline"),
         **{**task, **more, "output": str(tmp_path / "out")},

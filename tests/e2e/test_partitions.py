@@ -26,6 +26,10 @@ CASES = {
     "choco-sgd": ("choco-sgd", f'{GRAPH} compressor="top-k" compressor-k=0.1'),
     "squarm-sgd": ("squarm-sgd", f'{GRAPH} compressor="sign-top-k" trigger="1"'),
     "multi-task": ("multi-task", 'task="qcqp"'),
+    "multi-task of models": (
+        "multi-task",
+        f'{DIGITS} model="logistic" saddle-step=0.05 primal-steps=2',
+    ),
     "transfer of images": (
         "representation-transfer",
         f'{DIGITS} model="mlp-2" {TRANSFER}',

@@ -48,7 +48,16 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "representation-transfer": {
         "num-sources": (0, 20),
         "rank-tolerance": (0.0, 1.5),
+        "phase-two-epochs": (-1,),
         "transport": ("float16",),
+    },
+    "multi-task": {
+        "constrained-part": ("tail",),
+        "constraint-bound": (-1.0,),
+        "primal-steps": (0,),
+        "radius": ("wide", "0"),
+        # Above 1 / saddle-step squared.
+        "dual-regularizer": (1e7,),
     },
     "fedrep": {"new-clients": (-1,)},
     # An outsider's settings are checked like ours.
@@ -81,6 +90,8 @@ CASES = [
     ),
     ("fedrep", {"task": "linear", "initialization": "moment"}, "initialization"),
     ("scaffold", {"weighting": "examples", "largest-share": 0.5}, "largest-share"),
+    ("multi-task", {"radius": "1", "bandit-radius": 2.0}, "bandit-radius"),
+    ("multi-task", {"task": "qcqp", "bandit-radius": 20.0}, "bandit-radius"),
     (
         "representation-transfer",
         {"task": "transfer", "target-samples": 1},
@@ -90,6 +101,11 @@ CASES = [
         "representation-transfer",
         {"task": "transfer", "noise-variance": 0.0},
         "noise-variance",
+    ),
+    (
+        "representation-transfer",
+        {"task": "transfer", "source-outputs": 0},
+        "source-outputs",
     ),
 ]
 
@@ -114,8 +130,6 @@ def test_a_bad_value_is_refused_with_its_name(algorithm, given, code):
 @pytest.mark.parametrize(
     ("algorithm", "given", "words"),
     [
-        ("multi-task", {"task": "digits"}, "it needs a MultiTaskSetup, as of qcqp or"),
-        ("multi-task", {"task": "linear"}, "it needs a MultiTaskSetup, as of qcqp or"),
         ("fedrep", {"task": "qcqp"}, "there is nothing to train on; the algorithm for"),
         ("dpsgd", {"task": "multi-task-logistic"}, "there is nothing to train on; "),
         ("representation-transfer", {"task": "qcqp"}, "there is nothing to train on; "),

@@ -11,14 +11,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from benchmarks.multi_task_network import Network
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.clients.multi_task import SyntheticMultiTaskSettings
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.compression.per_tensor import create
 from flwr_frl.task.saddle_point.problems import directed
-from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.tasks import build_task
+from flwr_frl.task.saddle_point.sets import Ball, Everywhere
+from flwr_frl.task.saddle_point.settings import SaddlePointSettings
+from flwr_frl.task.settings import SettingsError, build
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 
 NODES = 6
@@ -95,9 +97,10 @@ def run(rounds, *, away=(), changes=None, **given):
 def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
     graph = build_graph("erdos-renyi", NODES, 0.5, 3)
     pairs = directed(graph.edges)
-    setup = MultiTaskSetup(problem, 3, saddle_step=step, bandit_radius=zeta)
+    settings = SaddlePointSettings(saddle_step=step, bandit_radius=zeta)
+    setup = MultiTaskSetup(problem, 3)
     whole = Network(
-        setup.saddle_point(range(NODES), pairs.tolist()),
+        setup.saddle_point(range(NODES), pairs.tolist(), settings),
         operator or create("top-k", k=2),
         3,
     )
@@ -288,13 +291,55 @@ def test_duals_of_a_wrong_length_are_no_error():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dual-regularizer": 1e7}, "delta times the squared step size is 4000"),
-        ({"radius": -1.0}, "radius is -1.0; expected a number above 0"),
+        (
+            {"dual-regularizer": 1e7, "saddle-step": 0.02},
+            "dual-regularizer is 10000000.0; expected at most 2500",
+        ),
+        ({"radius": "-1.0"}, "radius is '-1.0'; expected auto or a number above 0"),
         ({"saddle-step": 0.0}, "saddle-step is 0.0; expected a number above 0"),
-        ({"bandit-radius": -1.0}, "bandit-radius is -1.0; expected at least 0"),
-        ({"bandit-radius": 30.0}, "zeta is 30.0"),
+        ({"bandit-radius": -1.0}, "bandit-radius is -1.0; expected theory or a number"),
+        (
+            {"bandit-radius": "wide"},
+            "bandit-radius is 'wide'; expected theory or a",
+        ),
+        (
+            {"dual-regularizer": "none"},
+            "dual-regularizer is 'none'; expected auto,",
+        ),
+        (
+            {"bandit-radius": 30.0},
+            "bandit-radius is 30.0; expected a number below",
+        ),
     ],
 )
 def test_bad_settings_are_rejected(given, message):
     with pytest.raises(SettingsError, match=message):
-        build_task(settings_of(**given), NODES)
+        build(SyntheticMultiTaskSettings, given)
+
+
+@pytest.mark.parametrize(("zeta", "factor"), [("0", 64), ("theory", 256)])
+def test_the_regularizer_and_the_perturbation_of_the_theorems(zeta, factor):
+    given = {"compressor": "identity", "saddle_step": 2e-5, "num_server_rounds": 8}
+    given |= {"bandit_radius": zeta, "radius": 2.0}
+    theory, _, _, _ = run(8, dual_regularizer="theory", **given)
+    # Theorem 3, or 4: G = 2 sqrt(2) ||x_i - x_j|| <= 8 sqrt(2) on the ball of radius 2,
+    # and two dual variables for each edge.
+    m = 2 * len(build_graph("erdos-renyi", NODES, 0.5, 3).edges)
+    inside = factor * 2e-5**2 * (1 + m) * (8 * 2**0.5) ** 2
+    delta = (1 - (1 - inside) ** 0.5) / (4 * 2e-5**2)
+    if zeta == "theory":
+        given["bandit_radius"] = 1 / 8
+    number, _, _, _ = run(8, dual_regularizer=delta, **given)
+    for found, expected in zip(theory, number, strict=True):
+        for name in ("raw", "duals"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+    assert max(state["duals"].max() for state in theory) > 0
+
+
+def test_a_step_too_large_for_the_theorems_is_one_line():
+    settings = SaddlePointSettings(dual_regularizer="theory", saddle_step=1e-3)
+    for x, name in ((Ball(), "saddle-step"), (Everywhere(), "dual-regularizer")):
+        with pytest.raises(SettingsError) as error:
+            settings.resolved(x, 12, 1.0)
+        assert error.value.code == name
+        assert "\n" not in str(error.value)

@@ -8,6 +8,7 @@ import pytest
 from flwr_frl.task.theory import (
     FedRepTheory,
     FLUTETheory,
+    MultiTaskTheory,
     srpfl_target_error,
     subset_singular_values,
 )
@@ -127,3 +128,26 @@ def test_the_first_rounds_are_those_of_gradient_descent_on_exact_models():
         step_w = b.T @ (b @ w - models) - difference @ w / 2
         b, w = b - eta * step_b, w - eta * step_w
     assert sizes[0] < theory.gap / 4 <= sizes[last]
+
+
+# Multi-task optimisation, theorems 3 and 4
+
+
+@pytest.mark.parametrize(("bandit", "factor"), [(False, 64), (True, 256)])
+def test_multi_task_s_regularizer_by_hand(bandit, factor):
+    theory = MultiTaskTheory(3, 2.0, 0.5, bandit)
+    # (1 + m) G^2 / omega^2 = 4 * 4 / 0.25 = 64.
+    assert theory.largest_step == pytest.approx(1 / math.sqrt(factor * 64))
+    assert theory.iterations(3.0) == pytest.approx(9 * factor * 64)
+    assert theory.perturbation(250) == pytest.approx(0.004)
+    eta = theory.largest_step
+    assert theory.regularizer(eta) == pytest.approx(1 / (4 * eta**2))
+    eta = eta * math.sqrt(3) / 2
+    # The root is that of 1 - 3 / 4.
+    delta = theory.regularizer(eta)
+    assert delta == pytest.approx(0.5 / (4 * eta**2))
+    # It makes the coefficient of the dual variables' norm 0 (equation B.6).
+    coefficient = factor / 16 * 64 + delta**2 * eta**2 - delta / 2
+    assert coefficient == pytest.approx(0, abs=1e-8)
+    # As eta vanishes, delta tends to a constant.
+    assert theory.regularizer(1e-12) == pytest.approx(factor * 64 / 8)

@@ -52,7 +52,7 @@ TINY = {
 }
 # Algorithms that need another task, or whose defaults are of no use in so few steps.
 UNUSUAL: dict[str, dict[str, Any]] = {
-    "multi-task": {"task": "qcqp"},
+    "multi-task": {"saddle-step": 0.05},
     # For models without buffers.
     "feddyn": {"task": "cohort_tasks:dense"},
     "pfedhn": {"task": "cohort_tasks:dense"},

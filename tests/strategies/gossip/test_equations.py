@@ -235,3 +235,64 @@ def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
     assert (
         choco.rows[-1]["consensus-distance"] < choco.rows[3]["consensus-distance"] / 20
     )
+
+
+# What the theorems assume
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "choco-sgd"])
+@pytest.mark.parametrize("cohort", ["off", "auto"])
+def test_the_averaged_output_is_the_mean_of_all_iterates(algorithm, cohort):
+    network = Network(algorithm, averaged_output=True, cohort=cohort)
+    iterates = []
+    for _ in range(8):
+        iterates.append(network.models())
+        network.go(evaluate=True)
+    averages = [node.saved["average"] for node in network.nodes()]
+    expected = np.mean(iterates, axis=0)
+    np.testing.assert_allclose(averages, expected, rtol=0, atol=1e-6)
+    # Clients are tested with it.
+    losses = []
+    for i, x in enumerate(expected):
+        test = network.task.test_examples(i)
+        (inputs, targets), *_ = test.batches(len(test))
+        logits = inputs.flatten(1).numpy() @ x[:-10].reshape(10, 64).T + x[-10:]
+        logits -= logits.max(1, keepdims=True)
+        right = logits[np.arange(len(test)), targets.numpy()]
+        losses.append(np.mean(np.log(np.exp(logits).sum(1)) - right))
+    assert network.rows[-1]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    plain = Network(algorithm, cohort=cohort).go(8)
+    np.testing.assert_array_equal(network.models(), plain.models())
+
+
+def test_the_averaged_output_counts_local_steps_and_missed_rounds():
+    network = Network("squarm-sgd", averaged_output=True, local_steps=3)
+    network.grid.down = away
+    network.go(2)
+    before = network.node(2)
+    network.go(3)  # Node 2 is away.
+    after = network.node(2)
+    np.testing.assert_array_equal(before.saved["average"], after.saved["average"])
+    # Of 18 iterations it has made the first 6; the next 9 count as its model now.
+    x0, own = after.x, data_of(network)[2]
+    x1 = x0 - 0.1 * gradient(x0, *own)
+    x2 = x1 - 0.1 * gradient(x1, *own)
+    expected = (6 * before.saved["average"] + 10 * x0 + x1 + x2) / 18
+    found = network.go().node(2).saved["average"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert np.abs(x2 - x0).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"), [("dpsgd", 1), ("choco-sgd", 1), ("squarm-sgd", 4)]
+)
+def test_the_learning_rate_of_the_theorems(algorithm, steps):
+    given = {"momentum": 0.75, "num_server_rounds": 45, "local_steps": steps}
+    schedule = {"learning_rate_schedule": "theory", "learning_rate": 7.0}
+    network = Network(algorithm, **given, **schedule)
+    # (1 - 0.75) sqrt(5 / 45), and half of it for four times the iterations.
+    rate = 0.25 / 3 / np.sqrt(steps)
+    fixed = Network(algorithm, **given, learning_rate=float(rate))
+    np.testing.assert_allclose(
+        network.go(3).models(), fixed.go(3).models(), rtol=0, atol=1e-7
+    )

@@ -21,9 +21,11 @@ from flwr_frl.strategies.gossip.graphs import (
     torus,
 )
 from flwr_frl.strategies.gossip.mixing import (
+    ConsensusStep,
     Spectrum,
     consensus_step,
     metropolis_weights,
+    relaxed_consensus_step,
     spectrum,
     uniform_weights,
 )
@@ -337,6 +339,18 @@ def test_consensus_step_worked_by_hand():
     # delta = 1/4, lambda = 1, omega = 1/2: 1/4 / (16 + 1/16 + 16 + 2 - 2).
     gamma = consensus_step(metropolis_weights(star(4)), 0.5)
     assert gamma == pytest.approx(0.25 / 32.0625)
+
+
+def test_consensus_step_of_theorem_1_worked_by_hand():
+    # delta = lambda = omega = 1: 2 / (4 + 1 + 128 + 24).
+    gamma = relaxed_consensus_step(uniform_weights(complete(6)), 1)
+    assert gamma == pytest.approx(2 / 157)
+    # delta = 1/4, lambda = 1, omega = 1/2: 1/16 / (1/16 + 1/16 + 128 + 6).
+    gamma = relaxed_consensus_step(metropolis_weights(star(4)), 0.5)
+    assert gamma == pytest.approx(1 / 16 / 134.125)
+    step = ConsensusStep("theorem-1")
+    step.derive(metropolis_weights(star(4)), 0.5, 0.9)
+    assert step.value == gamma
 
 
 @pytest.mark.parametrize("graph", [ring(8), star(5), complete(4), torus(9)], ids=str)

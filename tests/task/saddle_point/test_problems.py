@@ -8,12 +8,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from flwr_frl.task.saddle_point.problems import (
     QCQP,
-    Ball,
     LogisticRegression,
     Proximity,
     build_problem,
     directed,
 )
+from flwr_frl.task.saddle_point.sets import Ball
 
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
 PAIRS = directed(EDGES)

@@ -28,18 +28,17 @@ from flwr_frl.task.saddle_point.algorithm import (
     State,
     decode,
     exchange_stream,
-    two_point_gradient,
 )
-from flwr_frl.task.saddle_point.noise import Noise
+from flwr_frl.task.saddle_point.noise import Noise, two_point_gradient
 from flwr_frl.task.saddle_point.problems import (
     PROBLEMS,
     QCQP,
-    Ball,
     LogisticRegression,
     Proximity,
     build_problem,
     directed,
 )
+from flwr_frl.task.saddle_point.sets import Ball
 
 FALSE_ALARM = 1e-9
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))

@@ -1,0 +1,234 @@
+"""Multi-task optimisation of models equals a few lines of NumPy and torch."""
+
+from functools import partial
+
+import algorithm_runs
+import numpy as np
+import pytest
+from curve_tasks import INPUTS, SEED, WIDTH, curves, table
+from flwr.app import ArrayRecord
+
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.clients.predict import load_run
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.gossip.graphs import build_graph
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+
+NODES, BATCH = 4, 6
+TOP_K = {"compressor": "top-k", "compressor_k": 2.0, "per_tensor": True}
+# In the order of the model's parameters: two weights and two biases.
+SIZES = (WIDTH * INPUTS, WIDTH, WIDTH, 1)
+HEAD = np.arange(WIDTH * INPUTS + WIDTH, sum(SIZES))
+
+
+settings_of = partial(
+    algorithm_runs.settings_of,
+    "multi-task",
+    task="curve_tasks:curves",
+    num_clients=NODES,
+    batch_size=BATCH,
+    seed=SEED,
+    compressor="identity",
+    saddle_step=0.05,
+    dual_regularizer=1.0,
+    constraint_bound=0.01,
+)
+
+
+def run(rounds, **given):
+    """Return the nodes' states and the metrics of every round."""
+    settings = settings_of(**given)
+    grid = InlineGrid(make_app(settings), NODES)
+    strategy, rows = build_strategy(settings), []
+    run_rounds(
+        strategy,
+        grid,
+        strategy.initialize(grid),
+        range(1, rounds + 1),
+        after_round=lambda r, a, m: rows.append(m),
+    )
+    states = []
+    for context in grid.contexts.values():
+        newest = max(context.state, key=lambda n: int(n.removeprefix(PREFIX)))
+        record = context.state[newest]
+        assert isinstance(record, ArrayRecord)
+        states.append({name: array.numpy() for name, array in record.items()})
+    return states, rows
+
+
+def gradient(x, node, rows):
+    """Gradient of the mean squared error of tanh(A x + a) w + c, by hand."""
+    inputs, targets = (entries[rows] for entries in table(node))
+    a, bias, w, c = np.split(x, np.cumsum(SIZES)[:-1])
+    hidden = np.tanh(inputs @ a.reshape(WIDTH, INPUTS).T + bias)
+    slope = 2 * (hidden @ w + c - targets[:, 0]) / len(rows)
+    back = slope[:, None] * w * (1 - hidden**2)
+    return np.concatenate(
+        [(back.T @ inputs).ravel(), back.sum(0), hidden.T @ slope, [slope.sum()]]
+    )
+
+
+def loss(x, node, rows):
+    inputs, targets = (entries[rows] for entries in table(node))
+    a, bias, w, c = np.split(x, np.cumsum(SIZES)[:-1])
+    hidden = np.tanh(inputs @ a.reshape(WIDTH, INPUTS).T + bias)
+    return np.mean((hidden @ w + c - targets[:, 0]) ** 2)
+
+
+def noise(node, draw, zeta=0.0):
+    """Rows of a batch and a direction on the sphere, as the nodes draw them."""
+    rng = np.random.default_rng([0x4D546, SEED, node, draw - 1])
+    rows = rng.choice(20, BATCH, replace=False)
+    normal = rng.standard_normal(sum(SIZES)) if zeta else np.zeros(1)
+    return rows, normal / np.linalg.norm(normal) if zeta else normal
+
+
+def largest(vector, sizes, k):
+    """Keep the k largest entries of every tensor."""
+    kept = np.zeros_like(vector)
+    for part in np.split(np.arange(len(vector)), np.cumsum(sizes)[:-1]):
+        top = part[np.argsort(-np.abs(vector[part]), kind="stable")[:k]]
+        kept[top] = vector[top]
+    return kept
+
+
+def initial():
+    model = curves(NODES).initial_model()
+    vectors = [p.detach().numpy().ravel() for p in model.parameters()]
+    return np.concatenate(vectors).astype(np.float64)
+
+
+def plain(
+    iterations,
+    *,
+    eta=0.05,
+    delta=1.0,
+    b=0.01,
+    entries=None,
+    steps=1,
+    k=0,
+    zeta=0.0,
+):
+    """Algorithms 2 and 3, node by node and line by line, with local steps."""
+    entries = np.arange(sum(SIZES)) if entries is None else entries
+    sizes = SIZES if len(entries) == sum(SIZES) else SIZES[2:]
+    edges = [
+        e
+        for i, j in build_graph("ring", NODES, 0.5, SEED).edges
+        for e in ((i, j), (j, i))
+    ]
+    raw = np.tile(initial(), (NODES, 1))
+    copy, average = np.zeros_like(raw), np.zeros_like(raw)
+    duals = dict.fromkeys(edges, 0.0)
+    for t in range(1, iterations + 1):
+        for i in range(NODES):
+            q = (raw[i] - copy[i]).astype(np.float32)[entries]
+            own = raw[i].copy()
+            own[entries] = copy[i][entries] + (
+                largest(q, sizes, k) if k and t > 1 else q
+            )
+            copy[i] = own
+        x = copy.copy()
+        average += (x - average) / t
+        old = dict(duals)
+        for i, j in edges:
+            g = np.sum((x[i] - x[j])[entries] ** 2) - b
+            duals[i, j] = max(0, old[i, j] + eta * (g - delta * eta * old[i, j]))
+        for i in range(NODES):
+            for h in range(steps):
+                at, lam = (x[i], old) if h == 0 else (raw[i].copy(), duals)
+                rows, u = noise(i, (t - 1) * steps + h + 1, zeta)
+                if zeta:
+                    apart = loss(at + zeta * u, i, rows) - loss(at - zeta * u, i, rows)
+                    slope = len(at) / (2 * zeta) * apart * u
+                else:
+                    slope = gradient(at, i, rows)
+                for _, j in (e for e in edges if e[0] == i):
+                    slope[entries] += 2 * lam[i, j] * 2 * (at - x[j])[entries]
+                raw[i] = raw[i] - eta * slope
+    return raw, average, [duals[e] for e in sorted(edges)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "tolerance"),
+    [
+        ({}, {}, 1e-5),
+        ({"constrained_part": "head"}, {"entries": HEAD}, 1e-5),
+        ({"primal_steps": 3}, {"steps": 3}, 1e-5),
+        (TOP_K, {"k": 2}, 1e-5),
+        ({**TOP_K, "constrained_part": "head"}, {"k": 2, "entries": HEAD}, 1e-5),
+        # Differences of float32 losses, times d / 2 zeta.
+        ({"bandit_radius": 0.1, "saddle_step": 0.01}, {"zeta": 0.1, "eta": 0.01}, 1e-3),
+    ],
+    ids=["all", "head", "local steps", "top-k", "top-k of the head", "bandit"],
+)
+def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
+    # The first round only sends the start.
+    states, rows = run(26, **given)
+    raw, average, duals = plain(25, **expected)
+    for name, wanted in (("raw", raw), ("average", average)):
+        found = np.concatenate([state[name] for state in states])
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
+    found = np.concatenate([state["duals"] for state in states])
+    np.testing.assert_allclose(found, duals, rtol=0, atol=tolerance)
+    assert max(duals) > 0, "no constraint was ever at work"
+    assert np.abs(raw - initial()).max() > 0.01
+    assert rows[-1]["iterations"] == 25
+    assert rows[-1]["dual-mismatch"] == 0
+
+
+def test_with_inactive_constraints_every_node_trains_alone():
+    states, rows = run(31, constraint_bound=1e6)
+    for node, state in enumerate(states):
+        x = initial()
+        for t in range(1, 31):
+            x -= 0.05 * gradient(x, node, noise(node, t)[0])
+        np.testing.assert_allclose(state["raw"][0], x, rtol=0, atol=1e-5)
+        assert not state["duals"].any()
+    assert rows[-1]["constraint"] < 0
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+def test_a_bound_of_zero_brings_the_nodes_together(part):
+    def spread(bound):
+        given = {"constrained_part": part, "dual_regularizer": 0.01}
+        states, _ = run(400, constraint_bound=bound, **given)
+        x = np.concatenate([state["raw"] for state in states])
+        x = x[:, HEAD] if part == "head" else x
+        return np.linalg.norm(x - x.mean(0), axis=1).max()
+
+    assert spread(0.0) < 0.2 * spread(1e6)
+
+
+def test_a_node_is_tested_with_its_model_and_the_task_s_metrics():
+    for averaged, name in ((False, "copy"), (True, "average")):
+        states, rows = run(4, averaged_output=averaged)
+        losses = []
+        for node, state in enumerate(states):
+            x = state[name][0]
+            losses.append(loss(x, node, np.arange(20)))
+            weight = state["head.weight"].ravel()
+            np.testing.assert_allclose(weight, x[HEAD[:-1]], atol=1e-6)
+        assert rows[-1]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+        assert rows[-1]["largest"] > 0
+        assert rows[-1]["consensus-distance"] > 0
+
+
+def test_each_node_keeps_its_batch_norm_statistics():
+    states, _ = run(5, task="curve_tasks:normed")
+    means = [state["representation.1.running_mean"] for state in states]
+    counts = [int(state["representation.1.num_batches_tracked"]) for state in states]
+    assert np.abs(means[0] - means[1]).max() > 1e-3
+    # The first round evaluates a batch for its loss.
+    assert counts == [5] * NODES
+
+
+def test_every_node_predicts_with_its_model(tmp_path):
+    outcome = algorithm_runs.run_tiny("multi-task", tmp_path)
+    for client in ("000000", "000003"):
+        model, _ = load_run(tmp_path / "multi-task", client, task="cohort_tasks:normed")
+        for name, value in model.state_dict().items():
+            kept = outcome.arrays[f"{client}/{name}"]
+            np.testing.assert_array_equal(value.numpy(), kept)
