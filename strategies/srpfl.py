@@ -214,7 +214,8 @@ class SRPFL(
     def summary(self) -> None:
         """Log the configuration."""
         text = "\t├──> SRPFL: the first %d clients, doubled after %s rounds"
-        log(INFO, text, self.initial_nodes, self.participation.lengths or "auto")
+        stages = BY_GRADIENT if self.participation.options.threshold else "auto"
+        log(INFO, text, self.initial_nodes, self.participation.lengths or stages)
         self.strategy.summary()
 
 

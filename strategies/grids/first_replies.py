@@ -141,21 +141,19 @@ class FirstReplies(Participation):
         if self.options.sample_for == "run":
             chosen = super().sample(1, nodes, others)
             self._pool = len(chosen)
-            kept = [node for node in nodes if self._is_kept(node)]
-            full = len(self._kept) >= self.nodes(server_round, self._pool)
-            if full and kept:
-                return kept
-            return [node for node in nodes if node in chosen or node in kept]
+            kept, total = self._kept(nodes), len(self._state.get(KEPT, []))
+            if kept and total >= self.nodes(server_round, self._pool):
+                return [node for node in nodes if node in kept]
+            either = kept.union(chosen)
+            return [node for node in nodes if node in either]
         return chosen
 
-    @property
-    def _kept(self) -> list[str]:
-        """Names of the clients that take part in all later rounds."""
-        names: list[str] = self._state.get(KEPT, [])
-        return names
-
-    def _is_kept(self, node: int) -> bool:
-        return bool(self._kept) and self.options.name_of(node) in self._kept
+    def _kept(self, nodes: list[int]) -> frozenset[int]:
+        """Return the nodes whose clients take part in all later rounds."""
+        names = frozenset(self._state.get(KEPT, []))
+        if not names:
+            return frozenset()
+        return frozenset(n for n in nodes if self.options.name_of(n) in names)
 
     def _stage(self, server_round: int, sampled: int) -> tuple[int, int]:
         """Return a round's number of replies and the first round of its stage."""
@@ -196,8 +194,7 @@ class FirstReplies(Participation):
                 count = max(1, count * sum(map(weight_of, nodes)) // sampled)
             else:
                 weight_of = None
-            required = frozenset(filter(self._is_kept, nodes))
-            grid.wait_for(count, is_valid, weight_of, required)
+            grid.wait_for(count, is_valid, weight_of, self._kept(nodes))
         elif not self._warned:
             self._warned = True
             log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
@@ -205,7 +202,7 @@ class FirstReplies(Participation):
     def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
         """Keep the clients that took part, and end the stage if the change is small."""
         if self.options.sample_for == "run":
-            self._state[KEPT] = sorted({*self._kept, *names})
+            self._state[KEPT] = sorted({*self._state.get(KEPT, []), *names})
         if not self.options.threshold or self._is_last:
             return
         change = squared_change(sent, arrays)

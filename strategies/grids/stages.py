@@ -33,7 +33,7 @@ def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
         parts = [part.strip() for part in lengths.split(",") if part.strip()]
         valid = bool(parts) and all(part.isdecimal() and int(part) for part in parts)
         allowed = "a number of rounds, several with commas between them, each at least "
-        allowed += "1, 'theory', 'theory-exact' or 'auto'"
+        allowed += "1, 'theory', 'theory-exact', 'gradient' or 'auto'"
         require(valid, "rounds-per-stage", lengths, allowed)
         return tuple(map(int, parts))
     listed = (lengths,) if isinstance(lengths, int) else tuple(lengths)
