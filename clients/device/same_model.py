@@ -4,6 +4,7 @@ A client without a state of its own tests the model as it was received. In a lar
 population most clients have never trained, and have no state.
 """
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import prod
 
@@ -63,22 +64,29 @@ def answer_together(
     replies: dict[int, Message] = {}
     for members in groups.values():
         first = members[0][0]
-        setup, config = read(messages[first], contexts[first])
-        client = build_client(contexts[first], setup, config)
-        if client.task.metrics or not client.model.is_layered:
-            continue
-        client.receive(unpack(messages[first], client), config)
-        for batch in _batches(client.task, members):
-            positions, indices = zip(*batch, strict=True)
-            try:
-                results = evaluate_clients(client.task, indices, client.model)
-            # One by one, only the client whose examples do not fit fails.
-            except Exception:
+        message, context = messages[first], contexts[first]
+        setup, config = read(message, context)
+        # One by one, each client whose message or examples do not fit gives the reason.
+        with contextlib.suppress(Exception):
+            client = build_client(context, setup, config)
+            if client.task.metrics or not client.model.is_layered:
                 continue
-            for position, result in zip(positions, results, strict=True):
+            client.receive(unpack(message, client), config)
+            for position, result in _results(client, members):
                 message = messages[position]
                 replies[position] = answer(message, setup, client, result)
     return replies
+
+
+def _results(
+    client: Client, members: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, Evaluation]]:
+    """Yield the positions of clients and their results, but not of failed batches."""
+    for batch in _batches(client.task, members):
+        positions, indices = zip(*batch, strict=True)
+        with contextlib.suppress(Exception):
+            results = evaluate_clients(client.task, indices, client.model)
+            yield from zip(positions, results, strict=True)
 
 
 def tests_received_model(context: Context, setup: Setup, config: Config) -> bool:

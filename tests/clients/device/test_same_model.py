@@ -139,3 +139,21 @@ def test_only_the_client_whose_examples_do_not_fit_fails():
     metrics, strategy = evaluated("one_does_not_fit")
     assert sorted(metrics) == ["000000", "000002", "000003"]
     assert [name for name, _ in strategy.pending.rejections] == ["000001"]
+
+
+def test_arrays_that_do_not_fit_are_an_error_of_each_client():
+    config = resolve(
+        {
+            "algorithm": "fedavg",
+            "task": f"{__name__}:clients",
+            "num-clients": len(SIZES),
+            "device": "cpu",
+        }
+    )
+    grid, strategy = InlineGrid(make_app(config), len(SIZES)), build_strategy(config)
+    arrays = strategy.initialize(grid)
+    del arrays["head.bias"]
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(messages))
+    assert len(replies) == len(SIZES)
+    assert all("head.bias" in reply.error.reason for reply in replies)
