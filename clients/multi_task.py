@@ -127,10 +127,11 @@ class MultiTaskClient(Client):
         return entries, sizes
 
     def _structure(self) -> list[object]:
-        """Return what all nodes must have in common, including all settings."""
+        """Return what must be the same for all nodes: parameters, classes and C."""
         named = self.model.named_parameters()
         shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
-        return [*shapes, self.task.classes, repr(self.settings), repr(self.compressor)]
+        messages = self.message_dimension, repr(self.compressor)
+        return [*shapes, self.task.classes, *messages]
 
     def get_properties(self, config: Config) -> Config:
         """Add ``message-bytes``, ``first-message-bytes`` and C's ω."""
@@ -263,7 +264,7 @@ class MultiTaskClient(Client):
         node = int(config["node"])
         neighbours = tuple(sorted(neighbours_of(config).values()))
         omega = self.compressor.omega(self.message_dimension)
-        variables = int(config["dual-variables"])
+        variables = int(config.get("dual-variables", 0))
         settings = self.settings.resolved(self.default_set, variables, omega)
         return node, *self.prepared(settings, node, neighbours)
 

@@ -167,15 +167,17 @@ class RepresentationTransferClient(TransferClient, task_type=TransferTask):
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
         """Fit y ≈ X B w, save wᵀ of shape (k, k), and send Bᵀ of shape (k, d)."""
         x, y = self.task.draw(self.index)
-        outputs = y.reshape(len(y), -1)
-        theta = phase_two(np.zeros((x.shape[1], outputs.shape[1])), x, outputs)
-        norms = np.linalg.norm(theta, axis=0)
+        columns = y.reshape(len(y), -1).T
+        thetas = [phase_two(np.zeros(x.shape[1]), x, column) for column in columns]
+        norms = [float(np.linalg.norm(theta)) for theta in thetas]
         head = {"head.weight": np.diag(norms)}
         self.state.save(head, int(config[SERVER_ROUND]))
-        loss = float(np.mean((outputs - x @ theta) ** 2))
+        pairs = zip(columns, thetas, strict=True)
+        losses = [np.mean((column - x @ theta) ** 2) for column, theta in pairs]
         # θ = 0 has no direction; its column of B is then 0, too.
-        directions = theta / np.where(norms > 0, norms, 1.0)
-        return [directions.T], len(y), {"train-loss": loss}
+        scaled = zip(thetas, norms, strict=True)
+        directions = np.array([theta / (norm or 1.0) for theta, norm in scaled])
+        return [directions], len(y), {"train-loss": float(np.mean(losses))}
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Return θ₁ as ``phase-1`` and θ₂ as ``phase-2``, given Vᵀ of shape (q, d).

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from logging import ERROR
-from typing import cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -10,7 +10,7 @@ from flwr.common import log
 
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.server.replies import attached, check_metrics
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.settings import Free, SettingsError
 
 # Relative tolerance for dual variables, as machines may round differently.
 TOLERANCE = 1e-9
@@ -30,11 +30,32 @@ class MultiTask(
 
     Neighbours iterate in lockstep, so the others wait for a node that is offline. The
     values of the mixing weights are not used.
+
+    Parameters
+    ----------
+    dual_regularizer : float or str, default "auto"
+        δ, with δ η² ≤ 1 (appendix B). ``auto`` is 100, as in the chapter's experiments;
+        ``theory`` is that of theorem 3, or with bandit feedback of theorem 4, which
+        needs a bounded X and a very small step size. Clients then receive the number of
+        dual variables.
+    **base
+        As for `Gossip`.
     """
 
     uses_consensus_step = False
     # The first exchange is not compressed.
     length_properties = ("message-bytes", "first-message-bytes")
+
+    def __init__(
+        self,
+        *,
+        dual_regularizer: Annotated[
+            float | str, Free("auto, theory or a number above 0")
+        ] = "auto",
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.dual_regularizer = dual_regularizer
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
@@ -42,7 +63,7 @@ class MultiTask(
         """Add the node's number and neighbours to the config.
 
         The entries are ``node``, ``neighbours`` (names), ``neighbour-nodes`` (numbers)
-        and ``dual-variables``, their number in the whole graph.
+        and, for ``dual-regularizer="theory"``, ``dual-variables``.
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
@@ -51,7 +72,8 @@ class MultiTask(
         entries["node"] = i
         entries["neighbours"] = [self.boxes.names[j] for j in neighbours]
         entries["neighbour-nodes"] = neighbours
-        entries["dual-variables"] = 2 * len(self._edges)
+        if self.dual_regularizer == "theory":
+            entries["dual-variables"] = 2 * len(self._edges)
         return content
 
     def check_train_reply(self, reply: Message) -> None:

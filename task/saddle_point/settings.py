@@ -28,9 +28,8 @@ class SaddlePointSettings(Checked):
     saddle_step : float, default 1e-3
         Step size η of the parameters and of the dual variables.
     dual_regularizer : float or str, default "auto"
-        δ, with δ η² ≤ 1 (appendix B). ``auto`` is 100, as in the chapter's experiments;
-        ``theory`` is that of theorem 3, or with bandit feedback of theorem 4, which
-        needs a bounded X and a very small step size.
+        δ, with δ η² ≤ 1 (appendix B): ``auto`` is 100, and ``theory`` that of theorem 3
+        or 4 (`resolved`).
     radius : float or str, default "auto"
         Radius of the ball X, which contains all parameters. ``auto`` is 20 for the
         chapter's problems, and sets no bound for other tasks.

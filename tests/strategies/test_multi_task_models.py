@@ -232,3 +232,15 @@ def test_every_node_predicts_with_its_model(tmp_path):
         for name, value in model.state_dict().items():
             kept = outcome.arrays[f"{client}/{name}"]
             np.testing.assert_array_equal(value.numpy(), kept)
+
+
+def test_a_resumed_run_may_have_more_rounds(tmp_path):
+    given = {"num_server_rounds": 2, "task": "curve_tasks:curves"}
+    algorithm_runs.run_tiny("multi-task", tmp_path, **given)
+    given |= {"num_server_rounds": 4, "resume": str(tmp_path)}
+    resumed = algorithm_runs.run_tiny("multi-task", tmp_path, **given)
+    whole = algorithm_runs.run_tiny(
+        "multi-task", num_server_rounds=4, task="curve_tasks:curves"
+    )
+    assert resumed.rows[-1]["iterations"] == 3
+    algorithm_runs.assert_same(resumed, whole)
