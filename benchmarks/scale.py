@@ -223,7 +223,8 @@ def plot(series: Sequence[Series]) -> None:
             x = np.geomspace(s.x[0], s.x[-1], 50)
             axes.plot(x, [s.line.at(v) for v in x], "-", color=drawn.get_color())
         grid[0, column].set_yscale("log")
-        grid[1, column].set_ylim(bottom=0)
+        most = max(max(s.y) for s in series if s.name == name and "MB" in s.part)
+        grid[1, column].set_ylim(0, 1.2 * most)
         for axes in grid[:, column]:
             axes.set_xscale("log")
             axes.set_xlabel(name)
