@@ -40,6 +40,7 @@ METHODS: dict[str, tuple[str, dict[str, Setting]]] = {
     "FedRep": ("fedrep", {"head-epochs": 1}),
     "FedRep*": ("fedrep", {"head-epochs": 10}),
     "FedRoD": ("fedrod", {}),
+    "FedCP": ("fedcp", {"fedcp-lambda": 0.1}),
     "FLUTE": ("flute", {}),
     "FLUTE*": ("flute-star", {}),
 }
