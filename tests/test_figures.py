@@ -2,16 +2,15 @@
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from benchmarks import fedrep_samples
 from benchmarks.figures import PAGES, RESULTS_PAGE
 from benchmarks.held import ALL_FIGURES, agrees, dirty, numbers, wrong_figures
 from benchmarks.reproduce import Entry, check, duration, entries, main, seconds, show
-from flwr_frl.strategies.report.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = (
@@ -170,11 +169,10 @@ def test_the_list_has_the_reason_where_there_is_no_page():
 
 
 def test_figure_1_of_fedrep_has_the_settings_of_section_5_1():
-    words = shlex.split(entries()["fedrep-figure-1"].command)
-    arguments, given = parse(words[2:])
-    assert arguments.algorithms == ["fedrep", "fedavg", "local"]
-    size = [given[name] for name in ("num-clients", "dimension", "rank")]
-    assert (given["task"], size) == ("linear", [100, 20, 2])
+    shown = (fedrep_samples.CLIENTS, fedrep_samples.DIMENSION, fedrep_samples.RANK)
+    assert shown == (100, 20, 2)
+    assert fedrep_samples.METHODS == ("Local only", "FedAvg", "FedRep")
+    assert entries()["fedrep_samples"].command
 
 
 def test_no_reason_denies_a_task_that_there_is():
