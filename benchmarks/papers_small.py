@@ -109,6 +109,11 @@ def final(jobs: list[Job]) -> list[float]:
     return [100 * float((finished(job) or {})["accuracy"]) for job in jobs]
 
 
+def last(curve: tuple[list[int], list[float]]) -> str:
+    """Return the last value; empty for heads of several layers, which have no NC2."""
+    return f"{curve[1][-1]:.3f}" if curve[1] else ""
+
+
 def curves_table(data: dict[str, Any]) -> str:
     """Return accuracy and both NC2 after the last round."""
     rows = [
@@ -119,8 +124,8 @@ def curves_table(data: dict[str, Any]) -> str:
                 for own in (cells[c] for c in CELLS)
                 for cell in (
                     spread(own["final"]),
-                    f"{own['global-nc2'][1][-1]:.3f}",
-                    f"{own['local-nc2'][1][-1]:.3f}",
+                    last(own["global-nc2"]),
+                    last(own["local-nc2"]),
                 )
             ),
         )
@@ -175,7 +180,7 @@ and with one seed only where they are far apart.
 ## FLUTE, Figures 5 and 7: NC2 by round
 
 FedRep* and FLUTE* have 10 epochs of the head, FedRep has one. NC2 is that of the last
-round; curves are means over the seeds.
+round, for heads of one layer; curves are means over the seeds.
 
 {curves}
 

@@ -43,8 +43,8 @@ class FLUTERegression(
         Step size η_l of the clients.
     regularizer_learning_rate : float, default 0
         Step size η_r of R; 0 means ``learning-rate``. A is multiplied by η_r / η_l.
-        Features with a large second moment need a small one, such as 0.002; otherwise
-        training diverges.
+        Features with a large second moment need a small one, such as 0.0005; otherwise
+        training may diverge.
     gamma1 : float, default 0.25
         Weight γ1 of −tr(S G).
     gamma2 : float, default 0.125

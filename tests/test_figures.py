@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import fedrep_samples
 from benchmarks.figures import PAGES, RESULTS_PAGE
 from benchmarks.held import ALL_FIGURES, agrees, dirty, numbers, wrong_figures
 from benchmarks.reproduce import Entry, check, duration, entries, main, seconds, show
@@ -165,6 +166,13 @@ def test_times_are_those_of_the_pages():
 def test_the_list_has_the_reason_where_there_is_no_page():
     entry = Entry(shows="Figure 1", why="a drawing")
     assert show(ROOT, "nothing", entry) == "nothing: Figure 1\n    not here: a drawing"
+
+
+def test_figure_1_of_fedrep_has_the_settings_of_section_5_1():
+    shown = (fedrep_samples.CLIENTS, fedrep_samples.DIMENSION, fedrep_samples.RANK)
+    assert shown == (100, 20, 2)
+    assert fedrep_samples.METHODS == ("Local only", "FedAvg", "FedRep")
+    assert entries()["fedrep_samples"].command
 
 
 def test_no_reason_denies_a_task_that_there_is():
