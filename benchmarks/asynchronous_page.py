@@ -295,7 +295,7 @@ personal heads: it needs a third of the time of synchronous rounds or less, and 
 close to them unless some clients are far slower than the rest, which it leaves behind,
 or the base is FedRep on images, where it ends up to 6 points lower; there, take SRPFL
 while messages are cheap and synchronous rounds if they are not; for a single global
-model, FedBuff saves as much time and ends between 8 points below and 6 above.
+model, FedBuff saves as much time and ends between 13 points below and 6 above.
 
 {title}; {seeds}.
 {sampled} clients are at work at a time, in {rounds} synchronous rounds or for as many
