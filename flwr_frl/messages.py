@@ -41,6 +41,7 @@ def reply_with(content: RecordDict, message: Message) -> Message:
         dst_node_id=asked.src_node_id,
         src_task_id=asked.dst_task_id,
         dst_task_id=asked.src_task_id,
+        delivered_at="",
         created_at=now,
         ttl=asked.created_at + asked.ttl - now,
     )

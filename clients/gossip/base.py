@@ -253,8 +253,10 @@ class GossipClient(Client):
             vs = [self.compressor.decompress(m, self.dimension) for m in encoded]
             decoded = torch.stack(vs).to(rows.device)
         if applies:
-            q = torch.zeros_like(rows)
-            q[sent] = decoded
+            q = decoded
+            if len(sent) < len(rows):
+                q = torch.zeros_like(rows)
+                q[sent] = decoded
             self.apply_sent(q.view(vectors.shape))
         return messages, dict(zip(sent, decoded.unbind(), strict=True))
 

@@ -57,8 +57,11 @@ PLAIN = (str, int, float, type(None))
 PLAIN_TYPES = frozenset(PLAIN)
 # Defaults of an earlier version and of this one: a run that named neither goes on.
 FORMER_DEFAULTS = {
+    "bandit-radius": (0.0, "0"),
     "compressor-k": (0.01, 0.1),
+    "dual-regularizer": (100.0, "auto"),
     "fedcp-lambda": (5.0, 0.2),
+    "radius": (20.0, "auto"),
     "text-windows": ("sliding", "disjoint"),
 }
 
