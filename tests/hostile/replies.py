@@ -112,8 +112,14 @@ class Target:
         asked = self.asked
         exchange = PendingRound(asked.server_round, self.inner.name_of, asked.sent)
         exchange.asked = set(asked.asked)
+        exchange.asked_in = dict(asked.asked_in)
         exchange.expected = dict(asked.expected)
         self.inner.pending = exchange
+        if isinstance(work := self.inner.participation, Asynchronous):
+            # As a grid does with every client whose reply it delivers.
+            delivered = {reply.metadata.src_node_id for reply in replies}
+            for node in delivered.intersection(work.due()):
+                work.end(node)
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
             own, _ = self.inner.snapshot()()
