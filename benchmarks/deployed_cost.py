@@ -1,4 +1,4 @@
-"""What a message costs on a SuperLink and two SuperNodes, by process and by part.
+"""CPU time of a message on a SuperLink and two SuperNodes, by process and part.
 
 One round of FedAvg without training, with models of two sizes. The difference of their
 CPU times is the cost of the bytes; what both have in common is the start of processes,

@@ -28,7 +28,7 @@ from flwr_frl.task.theory import FedRepTheory
 CLIENTS, DIMENSION, RANK, NOISE = 100, 20, 2, 1e-3
 SAMPLES = (3, 5, 10, 15, 20, 25, 30, 40, 60, 100)
 METHODS = ("Local only", "FedAvg", "FedRep")
-# Of the rate: numbers of clients and examples of a client in a round, and the start.
+# Cases for the rate: number of clients, examples per client and round, and start.
 CASES = (
     (20, 50, "moments"),
     (20, 500, "moments"),
@@ -143,7 +143,7 @@ def rate_table(data: list[dict[str, Any]]) -> str:
         runs = own["runs"]
         found = np.array([run["distances"] for run in runs])
         bound = np.array([run["bound"] for run in runs])
-        # Of the last ten rounds with a distance above rounding.
+        # Mean contraction over the last ten rounds.
         last = [float(np.mean(np.array(d)[-10:] / np.array(d)[-11:-1])) for d in found]
         rows.append(
             (

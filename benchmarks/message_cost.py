@@ -1,4 +1,4 @@
-"""What a message of a small client costs beside its arithmetic, in one process.
+"""CPU time of a small client's messages and of its arithmetic, in one process.
 
 CPU time of a client or node and round, with a profile; all clients take part in every
 round, and there is no evaluation. The arithmetic is training, mixing with neighbours

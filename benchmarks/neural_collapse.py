@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2)
 
 
 class Problem(NamedTuple):
-    """What is minimised: its name, whether features are common, and λ3."""
+    """A minimisation problem: its name, whether features are common, and λ3."""
 
     name: str
     together: bool

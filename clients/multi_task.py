@@ -65,8 +65,8 @@ class MultiTaskSettings(SaddlePointSettings, CompressionSettings):
     constraint_bound : float, default 1
         b in the constraint ‖θ_i − θ_j‖² ≤ b between neighbours.
     constrained_part : {"all", "head"}, default "all"
-        What θ_i in the constraint is: all parameters of a node's model, or those of its
-        head. Only these are sent to the neighbours.
+        Parameters θ_i that are constrained: all parameters of a node's model, or those
+        of its head. Only these are sent to the neighbours.
     batch_size : int, default 10
         Examples per step.
     averaged_output : bool, default False

@@ -272,14 +272,7 @@ class FLUTELinear(
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d) with entries from N(0, α²)."""
-        if self.gamma1 > 2 * self.gamma2:
-            log(
-                WARNING,
-                "gamma1 is %g, more than 2 gamma2 = %g: the regularizer has no lower "
-                "bound, and FLUTE usually diverges; lower gamma1 if the error grows",
-                self.gamma1,
-                2 * self.gamma2,
-            )
+        warn_if_unbounded(self.gamma1, self.gamma2)
         start = self._random((self.rank, self.dimension), "representation")
         return to_record({REPRESENTATION_WEIGHT: start})
 
@@ -332,3 +325,15 @@ class FLUTELinear(
             return None
         self.save_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
         return to_record({REPRESENTATION_WEIGHT: new_b.T})
+
+
+def warn_if_unbounded(gamma1: float, gamma2: float) -> None:
+    """Warn if the linear case's regularizer has no lower bound."""
+    if gamma1 > 2 * gamma2:
+        log(
+            WARNING,
+            "gamma1 is %g, more than 2 gamma2 = %g: the regularizer has no lower "
+            "bound, and FLUTE usually diverges; lower gamma1 if the error grows",
+            gamma1,
+            2 * gamma2,
+        )

@@ -5,14 +5,17 @@ is that of its linear case, in which BᵀB is the second moment of the features 
 whitened inputs; other representations have their features' second moment in its place.
 """
 
-from logging import WARNING
 from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
-from flwr.common import log
 
-from flwr_frl.strategies.flute import HEAD_WEIGHT, Matrix, TrainedHeads
+from flwr_frl.strategies.flute import (
+    HEAD_WEIGHT,
+    Matrix,
+    TrainedHeads,
+    warn_if_unbounded,
+)
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.messages import COUPLING
 from flwr_frl.task.settings import Range, validate
@@ -67,9 +70,7 @@ class FLUTERegression(
         self.regularizer_learning_rate = regularizer_learning_rate
         self.gamma1, self.gamma2 = gamma1, gamma2
         validate(self)
-        if gamma1 > 2 * gamma2:
-            text = "gamma1 is %g, more than 2 gamma2 = %g: the regularizer has no lower"
-            log(WARNING, text + " bound", gamma1, 2 * gamma2)
+        warn_if_unbounded(gamma1, gamma2)
 
     def aggregate(
         self, server_round: int, replies: list[Message]

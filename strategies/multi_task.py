@@ -39,7 +39,7 @@ class MultiTask(
         needs a bounded X and a very small step size. Clients then receive the number of
         dual variables.
     **base
-        As for `Gossip`.
+        Arguments of `Gossip`.
     """
 
     uses_consensus_step = False

@@ -44,8 +44,8 @@ class CommonProperties(dict[tuple[int, int], tuple[Setup, Task, Config]]):
 def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     """Return the properties that a client reports.
 
-    Of the simulated clients that differ in nothing but their examples, only the first
-    one is built: a simulation may have 100,000.
+    Simulated clients often differ in their examples only. Then the first one is built,
+    and the others report its properties with their own numbers of examples.
 
     Parameters
     ----------

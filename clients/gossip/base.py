@@ -309,7 +309,7 @@ class GossipClient(Client):
         Weight decay is part of g.
         """
         if self.settings.averaged_output:
-            # Of iterations that this node has missed, x counts as the iterate.
+            # The mean uses x for iterations that this node has missed.
             first = t % self.settings.local_steps == 0
             counted = self.state.round * self.settings.local_steps if first else t
             self.vector(AVERAGE).lerp_(self.x, 1 - counted / (t + 1))

@@ -91,7 +91,7 @@ class DecodedMessages(dict[bytes, int | None]):
     vectors : list of Tensor
         The decoded vectors.
     errors : dict of bytes to ValueError
-        What is wrong with malformed messages.
+        Errors of malformed messages, by message.
     """
 
     def __init__(self, client: GossipClient, known: Mapping[bytes, Tensor]) -> None:

@@ -180,7 +180,7 @@ class SaddlePoint:
         seed : int
             Seed of the samples.
         initial : ndarray, shape (n, d), optional
-            What to project instead of samples, such as a model's initial parameters.
+            Points to project instead of samples, such as a model's initial parameters.
         """
         nodes, d = self.problem.nodes, self.problem.dimension
         if initial is None:
@@ -312,7 +312,7 @@ class SaddlePoint:
         Parameters
         ----------
         state, samples, directions
-            As for ``iterate``.
+            The same arguments as in ``iterate``.
         """
         neighbours = self._set.project(state.known)
         self._descend(state, state.raw, neighbours, samples, directions)

@@ -108,7 +108,7 @@ class SaddlePointSettings(Checked):
         feasible : ConvexSet
             X if ``radius`` is ``auto``.
         dual_variables, omega
-            As for `MultiTaskTheory`. The constraints are proximity constraints.
+            Arguments of `MultiTaskTheory`, whose constraints are proximity constraints.
 
         Raises
         ------

@@ -237,7 +237,7 @@ def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
     )
 
 
-# What the theorems assume
+# Assumptions of the theorems
 
 
 @pytest.mark.parametrize("algorithm", ["dpsgd", "choco-sgd"])
