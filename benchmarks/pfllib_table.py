@@ -51,13 +51,18 @@ class Method(NamedTuple):
     settings: Mapping[str, Setting] = MappingProxyType({})
 
 
+# FedALA's and FedDBE's authors also test with 20 clients, all in every round.
 METHODS = {
     "fedavg": Method("FedAvg"),
+    "fedprox": Method("FedProx", ("-mu", "0.1"), {"proximal-mu": 0.1}),
+    "scaffold": Method("SCAFFOLD"),
     "local": Method("Local"),
     "fedper": Method("FedPer"),
     "fedrep": Method("FedRep", ("-pls", "1")),
     "ditto": Method("Ditto", ("-pls", "1", "-mu", "0.1"), {"ditto-lambda": 0.1}),
     "fedrod": Method("FedRoD"),
+    "fedala": Method("FedALA"),
+    "feddbe": Method("FedDBE", ("-mo", "1", "-klw", "50"), {"dbe-kappa": 50.0}),
 }
 
 
