@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -17,11 +18,12 @@ from flwr_frl.task.checks import (
     TriedExamples,
     check_head,
     check_metrics,
+    check_model,
     try_examples,
 )
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.models.frozen import frozen_tensors, new_model
+from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.memory_format import (
     computes_the_same_channels_last,
     has_dense_convolutions,
@@ -59,6 +61,13 @@ class BaseTask(ABC):
         """Return a new model, the same for every client and every call."""
 
     @cached_property
+    def _initial(self) -> tuple[SplitModel, dict[str, Tensor]]:
+        """Initial model and a copy of its state, as initialising another takes time."""
+        model = new_model(self)
+        check_model(model)
+        return model, deepcopy(model.state_dict())
+
+    @property
     def scratch_model(self) -> SplitModel:
         """Model that all clients of a process share; its content is arbitrary.
 
@@ -68,37 +77,12 @@ class BaseTask(ABC):
             If the initial model has uninitialised parameters, 16-bit values that are
             trained, values that are not finite, or frozen parameters only.
         """
-        model = new_model(self)
-        if (frozen := frozen_tensors(model)) and not any(
-            True for _ in model.parameters()
-        ):
-            raise SettingsError(
-                f"the model's {min(frozen)!r} does not require a gradient, and neither "
-                "does any other parameter; at least one must, to be trained"
-            )
-        for name, value in model.state_dict().items():
-            if is_lazy(value):
-                raise SettingsError(
-                    f"the model's {name!r} has no shape yet; a lazy module must be "
-                    "given its number of inputs, or be called once in model()"
-                )
-            if value.dtype in (torch.float16, torch.bfloat16):
-                dtype = str(value.dtype).removeprefix("torch.")
-                raise SettingsError(
-                    f"the model's {name!r} is {dtype}; expected float32 (set "
-                    "bfloat16=true to train in 16 bits)"
-                )
-            if not value.isfinite().all():
-                raise SettingsError(
-                    f"the model's {name!r} is not finite; what never changes, a mask "
-                    "of -inf say, must be a buffer with persistent=False"
-                )
-        return model
+        return self._initial[0]
 
-    @cached_property
+    @property
     def initial_state(self) -> dict[str, Tensor]:
         """State dict of the common initial model. Treat it as read-only."""
-        return new_model(self).state_dict()
+        return self._initial[1]
 
     def check(self, client: int) -> None:
         """Try the model, the loss and the metrics on a client's first examples.
@@ -279,9 +263,11 @@ class ExampleTask(BaseTask):
                     inputs = examples.on(torch.device("cpu")).first(2)
                     check_head(module, head, inputs)
             self._tried.add("head")
-        # Makes a second model after `scratch_model`; the two must not share tensors.
         super().check(client)
-        self.initial_state  # noqa: B018
+        if "second model" not in self._tried:
+            # It must not share parameters with the first.
+            self._new_module()
+            self._tried.add("second model")
 
     def _new_module(self) -> nn.Module:
         """Call `model`, and raise `SettingsError` unless it returns a new module."""

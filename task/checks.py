@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
+from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.models.pretrained import logits_of
 from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.npy import is_finite
 from flwr_frl.task.settings import SettingsError, reason_of
 from flwr_frl.task.types import Task
 
@@ -36,6 +39,45 @@ RESERVED = frozenset(
         *("epsilon", "delta", "example-epsilon"),
     )
 )
+
+
+def check_model(model: SplitModel) -> None:
+    """Refuse an initial model that cannot be trained or sent.
+
+    Parameters
+    ----------
+    model : SplitModel
+        A model of `new_model`.
+
+    Raises
+    ------
+    SettingsError
+        If it has uninitialised parameters, 16-bit values that are trained, values that
+        are not finite, or frozen parameters only.
+    """
+    frozen = frozen_tensors(model)
+    if frozen and not any(True for _ in model.parameters()):
+        raise SettingsError(
+            f"the model's {min(frozen)!r} does not require a gradient, and neither "
+            "does any other parameter; at least one must, to be trained"
+        )
+    for name, value in model.state_dict().items():
+        if is_lazy(value):
+            raise SettingsError(
+                f"the model's {name!r} has no shape yet; a lazy module must be "
+                "given its number of inputs, or be called once in model()"
+            )
+        if value.dtype in (torch.float16, torch.bfloat16):
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise SettingsError(
+                f"the model's {name!r} is {dtype}; expected float32 (set "
+                "bfloat16=true to train in 16 bits)"
+            )
+        if not is_finite(value.cpu().numpy()):
+            raise SettingsError(
+                f"the model's {name!r} is not finite; what never changes, a mask "
+                "of -inf say, must be a buffer with persistent=False"
+            )
 
 
 class TriedExamples:

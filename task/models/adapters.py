@@ -123,7 +123,7 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
     require(valid, "adapters", settings.adapters, allowed)
     twin = changed(task, {"initial_model": AdaptedModel(task, settings)})
     # These are of the model without adapters.
-    for name in ("initial_state", "scratch_model", "_tried_examples"):
+    for name in ("_initial", "_tried_examples"):
         vars(twin).pop(name, None)
     return twin
 

@@ -155,8 +155,7 @@ def built_task(key: TaskKey, num_clients: int) -> Task:
         # A copy: the user's function may return the same object for all seeds, with
         # models of an earlier seed already built.
         task = changed(task, {"seed": evaluation.seed})
-        for model in ("initial_state", "scratch_model"):
-            vars(task).pop(model, None)
+        vars(task).pop("_initial", None)
     task = with_adapters(task, build(AdapterSettings, dict(settings)))
     return with_evaluation(task, evaluation)
 

@@ -63,7 +63,7 @@ def test_a_head_that_is_the_last_thing_is_tried_once():
     task = task_of(model)
     for client in (0, 1, 0, 1):
         task.check(client)
-    # One is tried, one is the scratch model, and one is that to begin with.
+    # Its head is checked, it becomes the scratch model, and it is compared with that.
     assert len(made) == 3
 
 
@@ -93,10 +93,22 @@ def test_parameters_that_are_returned_twice(model, head):
     line = "with parameters that it has returned before"
     with pytest.raises(SettingsError, match=line):
         task_of(model, head).check(0)
-    task = task_of(model, head)
-    assert task.initial_state
-    with pytest.raises(SettingsError, match=line):
-        task.scratch_model  # noqa: B018
+
+
+def test_a_task_makes_one_model_until_it_is_checked():
+    made = []
+
+    def model():
+        made.append(1)
+        return Net()
+
+    task = task_of(model)
+    initial = {name: value.clone() for name, value in task.initial_state.items()}
+    with torch.no_grad():
+        task.scratch_model.head.weight.zero_()
+    assert len(made) == 1
+    for name, value in task.initial_state.items():
+        assert torch.equal(value, initial[name])
 
 
 def test_what_never_learns_may_be_common_to_all_models():
