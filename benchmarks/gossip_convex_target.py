@@ -2,7 +2,7 @@
 
 Logistic regression, 60 nodes on a ring, all 60,000 training digits, 20,000 iterations
 at most. Each method runs with the paper's step size, and SQuARM-SGD with its threshold,
-and with the values that the page ``gossip_convex`` chose on 8,000 digits.
+and with the values that the page ``gossip_convex`` chose.
 ``--data-dir`` is torchvision's root with MNIST's idx files, unpacked, in ``MNIST/raw``.
 """
 
@@ -10,32 +10,34 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import markdown, write
-from benchmarks.gossip import Run, methods, quiet, watch
+from benchmarks.common import RESULTS, markdown, write
+from benchmarks.gossip import SENT, Run, methods, quiet, watch
 from benchmarks.gossip_convex import SHARED, folder
-from flwr_frl.task.settings import Setting
+from flwr_frl.strategies.report.results import read_json
+from flwr_frl.task.settings import Setting, Settings
 
 TARGET = 0.12
 KEPT = 10.0
 # c_0 of the dissertation. It is "raised in steps" there; these steps are our choice.
 TRIGGER = "5000:5000:1000:6000"
 WITH_TRIGGER = f"SQuARM, c = {TRIGGER}"
-# a of a / (t + 100), and the consensus step: the paper's a = 1 with our default step,
-# and the values chosen in `gossip_convex`.
-PAPER = "paper's"
-TUNED: dict[str, tuple[float, str]] = {
-    "D-PSGD": (10.0, "auto"),
-    "CHOCO (Sign)": (10.0, "1"),
-    "CHOCO (TopK)": (10.0, "0.015"),
-    "SQuARM, no trigger": (3.0, "0.06"),
-    WITH_TRIGGER: (3.0, "0.06"),
-}
+PAPER, TUNED = "paper's", "tuned"
+# The paper's step size has a = 1; the consensus step is our default.
+AS_IN_PAPER: Settings = {"learning-rate": 1.0, "consensus-step": "auto"}
+METHODS = ("D-PSGD", "CHOCO (Sign)", "CHOCO (TopK)", SENT, WITH_TRIGGER)
+
+
+def tuned(name: str) -> Settings:
+    """Return the learning rate and consensus step that ``gossip_convex`` chose."""
+    runs = read_json(RESULTS / "gossip_convex.json")["runs"]
+    settings = runs[SENT if name == WITH_TRIGGER else name]["0"]["settings"]
+    return {key: settings.get(key, value) for key, value in AS_IN_PAPER.items()}
 
 
 def run(name: str, step: str, settings: dict[str, Setting], arguments: Any) -> Run:
     """Run a method until the target, if this has not been done yet."""
-    rate, consensus = TUNED[name] if step != PAPER else (1.0, "auto")
-    given = {**settings, "learning-rate": rate, "consensus-step": consensus, "seed": 0}
+    chosen = AS_IN_PAPER if step == PAPER else tuned(name)
+    given: dict[str, Setting] = {**settings, **chosen, "seed": 0}
     local = int(given.get("local-steps", 1))
     given["num-server-rounds"] = arguments.iterations // local
     looks = arguments.iterations // arguments.every
@@ -80,13 +82,14 @@ def main() -> None:
     quiet()
     made, train, test = folder(arguments.data_dir, arguments.output)
     shared = SHARED | {"data-dir": str(made), "dirichlet-alpha": 1.0}
-    rows = {n: m for n, m in methods(KEPT, (), [TRIGGER]).items() if n in TUNED}
+    rows = {n: m for n, m in methods(KEPT, (), [TRIGGER]).items() if n in METHODS}
+    steps = PAPER, TUNED
     runs = {
         (name, step): run(name, step, shared | method.settings, arguments)
-        for step in (PAPER, "tuned")
+        for step in steps
         for name, method in rows.items()
     }
-    base = {step: runs[WITH_TRIGGER, step] for step in (PAPER, "tuned")}
+    base = {step: runs[WITH_TRIGGER, step] for step in steps}
     columns = [
         "method",
         "step size a / (t + 100) and consensus step",
@@ -107,7 +110,7 @@ def main() -> None:
         "five times within the first of them, or after "
         f"{arguments.iterations:,} iterations. The paper's step size has a = 1, here "
         "with our default consensus step; the tuned values are those that "
-        "[gossip_convex](gossip_convex.md) chose by validation on 8,000 digits. In "
+        "[gossip_convex](gossip_convex.md) chose by validation. In "
         "the dissertation SQuARM needs 120 times fewer bits than CHOCO with Sign, 10 "
         "to 15 times fewer than CHOCO with TopK and about 1,000 times fewer than "
         "D-PSGD.\n\n" + markdown(columns, table)
