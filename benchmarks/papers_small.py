@@ -1,10 +1,11 @@
-"""Figures of the papers on a small part of CIFAR-10: NC2 by round, and local epochs.
+"""Figures of the papers on a small part of CIFAR-10.
 
 ``python -m benchmarks.papers_small --data-dir DIR`` has 20 clients with 80 images each,
-as the small leaderboard, and `cifar10-cnn`. FLUTE, Figures 5 and 7: accuracy, Global
+as the small leaderboard, and `cifar10-cnn`. FLUTE, Figures 5 to 8: accuracy, Global
 NC2 and Averaged Local NC2 by round. FedRep, Figure 5: accuracy by the number of local
-epochs, of the heads (FedRep) or of the model (FedAvg). Finished runs in ``--output``
-are not made again.
+epochs, of the heads (FedRep) or of the model (FedAvg); Figure 6: accuracy of new
+clients by the number of epochs in which they train their head. Finished runs in
+``--output`` are not made again.
 """
 
 import argparse
@@ -31,7 +32,7 @@ SETTINGS: dict[str, Setting] = {
     "augment-head": False,
     "bfloat16": True,
 }
-CELLS = ("shards-2",)
+CELLS = ("shards-2", "shards-5")
 # Methods of FLUTE's figures: algorithm and settings.
 METHODS: dict[str, tuple[str, dict[str, Setting]]] = {
     "FedAvg": ("fedavg", {}),
@@ -49,10 +50,19 @@ EPOCHS = (1, 2, 5)
 # The setting that has FedRep's or FedAvg's local epochs.
 EPOCHS_OF = {"fedrep": "head-epochs", "fedavg": "representation-epochs"}
 EPOCHS_CELL = "shards-2"
+# New clients, the epochs in which they train their head, and the setting that has them.
+NEW, NEW_EPOCHS = 5, (1, 2, 5, 10)
+NEW_EPOCHS_OF = {
+    "fedrep": "newcomer-epochs",
+    "fedper": "newcomer-epochs",
+    "fedavg-ft": "finetune-epochs",
+}
+# Accuracies of an algorithm by number of epochs and seed.
+ByEpochs = dict[str, list[list[float]]]
 
 
 class Figures:
-    """The runs of both figures."""
+    """The runs of all figures."""
 
     def __init__(self, data_dir: Path, output: Path, seeds: int) -> None:
         train = CLIENTS * IMAGES // CLASSES
@@ -79,9 +89,22 @@ class Figures:
         place, seeds = f"epochs-{algorithm}-{epochs}", range(self.seeds)
         return [self.job(place, algorithm, EPOCHS_CELL, own, seed) for seed in seeds]
 
+    def newcomers(self, algorithm: str, epochs: int) -> list[Job]:
+        """Return the runs whose new clients train for some epochs, by seed."""
+        own = {
+            "evaluate-every": 0,
+            "new-clients": NEW,
+            NEW_EPOCHS_OF[algorithm]: epochs,
+        }
+        place, seeds = f"newcomers-{algorithm}-{epochs}", range(self.seeds)
+        return [self.job(place, algorithm, EPOCHS_CELL, own, seed) for seed in seeds]
+
     def missing(self) -> list[Job]:
         """Return all runs that are not finished."""
         jobs = [j for e in EPOCHS for a in EPOCHS_OF for j in self.epochs(a, e)]
+        jobs += [
+            j for e in NEW_EPOCHS for a in NEW_EPOCHS_OF for j in self.newcomers(a, e)
+        ]
         jobs += [j for c in CELLS for m in METHODS for j in self.curves(m, c)]
         return [job for job in jobs if finished(job) is None]
 
@@ -104,9 +127,9 @@ def spread(values: list[float], digits: int = 1) -> str:
     return text + (f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else "")
 
 
-def final(jobs: list[Job]) -> list[float]:
-    """Return the accuracy of the last rounds in %, by seed."""
-    return [100 * float((finished(job) or {})["accuracy"]) for job in jobs]
+def final(jobs: list[Job], name: str = "accuracy") -> list[float]:
+    """Return the final accuracy in %, by seed."""
+    return [100 * float((finished(job) or {})[name]) for job in jobs]
 
 
 def last(curve: tuple[list[int], list[float]]) -> str:
@@ -139,8 +162,14 @@ def curves_table(data: dict[str, Any]) -> str:
     return markdown(("method", *heads), rows)
 
 
-def plot(curves: dict[str, Any], epochs: dict[str, list[list[float]]]) -> None:
-    """Draw both figures."""
+def epochs_table(epochs: tuple[int, ...], values: ByEpochs) -> str:
+    """Return accuracies by number of epochs."""
+    rows = [(f"`{name}`", *map(spread, own)) for name, own in values.items()]
+    return markdown(("method", *(f"E = {e}" for e in epochs)), rows)
+
+
+def plot(curves: dict[str, Any], epochs: ByEpochs, newcomers: ByEpochs) -> None:
+    """Draw all figures."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 1 + 3 * len(CELLS)), layout="constrained")
@@ -157,16 +186,20 @@ def plot(curves: dict[str, Any], epochs: dict[str, list[list[float]]]) -> None:
     panels[0][-1].legend(fontsize=7)
     figure.savefig(RESULTS / "papers_small-nc2.png", dpi=120)
 
-    figure = Figure(figsize=(5, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for algorithm, values in epochs.items():
-        means = [float(np.mean(own)) for own in values]
-        low, high = ([f(own) for own in values] for f in (min, max))
-        (line,) = axes.plot(EPOCHS, means, marker="o", label=algorithm)
-        axes.fill_between(EPOCHS, low, high, alpha=0.2, color=line.get_color(), lw=0)
-    axes.set(xlabel="local epochs E", ylabel="accuracy, %", xticks=EPOCHS)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    panels = (
+        (EPOCHS, epochs, "local epochs E, all clients"),
+        (NEW_EPOCHS, newcomers, "epochs of the head, new clients"),
+    )
+    for axes, (ticks, found, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        for algorithm, values in found.items():
+            means = [float(np.mean(own)) for own in values]
+            low, high = ([f(own) for own in values] for f in (min, max))
+            (line,) = axes.plot(ticks, means, marker="o", label=algorithm)
+            axes.fill_between(ticks, low, high, alpha=0.2, color=line.get_color(), lw=0)
+        axes.set(xlabel=label, ylabel="accuracy, %", xticks=ticks)
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.savefig(RESULTS / "papers_small-epochs.png", dpi=120)
 
 
@@ -177,7 +210,7 @@ and the last 5 rounds, in %. This is far smaller than the papers' protocol, with
 [the papers' tables](papers_tables.md) were made; compare methods with each other only,
 and with one seed only where they are far apart.
 
-## FLUTE, Figures 5 and 7: NC2 by round
+## FLUTE, Figures 5 to 8: NC2 by round
 
 FedRep* and FLUTE* have 10 epochs of the head, FedRep has one. NC2 is that of the last
 round, for heads of one layer; curves are means over the seeds.
@@ -193,7 +226,15 @@ FedAvg's E are epochs of the whole model.
 
 {epochs}
 
-![Accuracy by the number of local epochs](papers_small-epochs.png)
+![Accuracy by the number of epochs; bands span the seeds](papers_small-epochs.png)
+
+## FedRep, Figure 6: new clients
+
+{cell}. {new} of the {clients} clients take no part in the training, and train a head
+afterwards on the representation that has been learned, for E epochs. The paper trains
+on FEMNIST's letters, and its new clients have digits.
+
+{newcomers}
 """
 
 
@@ -201,7 +242,7 @@ def main() -> int:
     """Make the runs that are missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--output", default="results/papers_small")
     arguments = parser.parse_args()
     output = Path(arguments.output).absolute()
@@ -216,8 +257,13 @@ def main() -> int:
         carry_out_all("small figures", missing(), missing)
         curves = {m: {c: curves_of(m, c) for c in CELLS} for m in METHODS}
         epochs = {a: [final(figures.epochs(a, e)) for e in EPOCHS] for a in EPOCHS_OF}
-        plot(curves, epochs)
-        rows = [(f"`{a}`", *map(spread, values)) for a, values in epochs.items()]
+        newcomers = {
+            a: [
+                final(figures.newcomers(a, e), "accuracy-newcomers") for e in NEW_EPOCHS
+            ]
+            for a in NEW_EPOCHS_OF
+        }
+        plot(curves, epochs, newcomers)
         body = BODY.format(
             clients=CLIENTS,
             rounds=ROUNDS,
@@ -225,10 +271,13 @@ def main() -> int:
             seeds=", ".join(map(str, range(arguments.seeds))),
             cell=EPOCHS_CELL,
             curves=curves_table(curves),
-            epochs=markdown(("method", *(f"E = {e}" for e in EPOCHS)), rows),
+            epochs=epochs_table(EPOCHS, epochs),
+            new=NEW,
+            newcomers=epochs_table(NEW_EPOCHS, newcomers),
         )
-        title = "NC2 by round and local epochs, on a small part of CIFAR-10"
-        write("papers_small", title, body, {"curves": curves, "epochs": epochs})
+        data = {"curves": curves, "epochs": epochs, "newcomers": newcomers}
+        title = "NC2 by round, epochs and new clients, on a small part of CIFAR-10"
+        write("papers_small", title, body, data)
 
     return exit_status(make)
 
