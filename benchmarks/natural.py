@@ -165,15 +165,17 @@ def table(
     scale, digits = (1, 3) if about.measure in ERRORS else (100, 1)
     data: dict[str, Any] = {}
     finals: dict[str, list[dict[str, float]]] = {}
+    diverged = []
     for algorithm in algorithms:
         rate = chosen_rate(output, data_dir, task, algorithm)
         jobs = [
             job_of(output, data_dir, task, algorithm, rate, seed)
             for seed in range(about.seeds)
         ]
-        jobs = [job for job in jobs if finished(job) is not None]
         values = [value_of(job, task) for job in jobs]
-        if not jobs or np.isnan(values).any():
+        if failed := int(np.isnan(values).sum()):
+            cell = f"diverged with {failed} of {about.seeds} seeds"
+            diverged.append([f"`{algorithm}`", cell, "", "", "", f"{rate}", ""])
             continue
         finals[algorithm] = [clients_of(job, about.measure) for job in jobs]
         sizes = [(finished(job) or {})["bytes"] / 1e6 for job in jobs]
@@ -217,11 +219,11 @@ def table(
         "learning rate",
         "MB",
     ]
-    return markdown(heads, lines), data
+    return markdown(heads, lines + diverged), {name: data[name] for name in order}
 
 
 def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw each algorithm's gain over local training, by task."""
+    """Draw each algorithm's measure, by task."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(16, 7), layout="constrained")
