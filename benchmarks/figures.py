@@ -4,17 +4,30 @@ A `Figure` is a place in a text, the page behind it, and the numbers there, from
 page's JSON. `benchmarks.held` compares them.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import NamedTuple
 
-from benchmarks import peers_names as peer
+from benchmarks.page_values import (
+    Data,
+    at_same_time,
+    beside_peers,
+    cosines,
+    factors,
+    gain_of_frozen_features,
+    held_back,
+    message_sizes,
+    of_triggers,
+    ranks,
+    softmax_beside_peers,
+    target,
+    time_and_gap,
+    transfer,
+)
 from benchmarks.published import PAPERS
 
-Data = dict[str, Any]
 PAGES = Path("benchmarks") / "results"
 # The text that has the tables of results.
 RESULTS_PAGE = "docs/results.md"
@@ -90,64 +103,6 @@ def _seeds(label: str, row: str) -> Figure:
     return Figure(RESULTS_PAGE, pattern, "papers_tables", seeds_of(row))
 
 
-def ranks(data: Data) -> list[float]:
-    """Return how many algorithms the leaderboard has, and two of their places."""
-    means = {
-        name: fmean(fmean(run["accuracy"] for run in runs) for runs in cells.values())
-        for name, cells in data["results"].items()
-        if all("accuracy" in run for runs in cells.values() for run in runs)
-    }
-    order = sorted(means, key=lambda name: -means[name])
-    places = [order.index(name) + 1 for name in ("pfedfda", "flute-star")]
-    return [len(data["results"]), *places]
-
-
-def of_triggers(data: Data) -> list[float]:
-    """Return in how many runs to the target a trigger costs bits, and how many are."""
-    ratios = [
-        ratio
-        for name, own in data["measured"].items()
-        if name.startswith("SQuARM, c = ")
-        for ratio in own["ratio"]
-        if not math.isnan(ratio)
-    ]
-    return [sum(ratio >= 1 for ratio in ratios), len(ratios)]
-
-
-def held_back(data: Data) -> list[float]:
-    """Return the share of messages in % that the lowest trigger holds back."""
-    return [100 - 100 * fmean(data["measured"]["SQuARM, c = 1e4"]["sizes"])]
-
-
-def time_and_gap(fast: str) -> Callable[[Data], list[float]]:
-    """Return the shares of the base's time, and the points of difference in the end."""
-
-    def values(data: Data) -> list[float]:
-        entry = data[fast]
-        shares = [a / b for a, b in (entry[f"C.T. {c}"] for c in (0, 10, 100))]
-        base = next(name for name in entry["final"] if name != fast)
-        gap = 100 * (entry["final"][fast] - entry["final"][base])
-        reached = [share for share in shares if not math.isnan(share)]
-        return [*(reached or [math.nan]), gap]
-
-    return values
-
-
-def at_same_time(data: Data) -> list[float]:
-    """Return SRPFL's lead over FedRep in points when the latter's time is over."""
-    (times, accuracies), limit = (
-        data["curves"]["srpfl"],
-        data["curves"]["fedrep"][0][-1],
-    )
-    done = [a for time, a in zip(times, accuracies, strict=True) if time <= limit]
-    return [100 * (done[-1] - data["srpfl"]["final"]["fedrep"])]
-
-
-def target(data: Data) -> list[float]:
-    """Return the error in % that all methods of a gossip page reach."""
-    return [100 * data["target"]]
-
-
 GOSSIP = (
     "no communication",
     "D-PSGD",
@@ -177,100 +132,6 @@ def _gossip(model: str, page: str) -> Iterator[Figure]:
 def _measured(row: str, what: str, is_error: bool) -> Callable[[Data], list[float]]:
     scale = 100 if is_error else 1
     return lambda data: [scale * fmean(data["measured"][row][what])]
-
-
-def factors(problem: str, gap: str) -> Callable[[Data], list[float]]:
-    """Return how many times fewer bits than without compression, mean over seeds."""
-
-    def values(data: Data) -> list[float]:
-        results = data["problems"][problem]["results"]
-        seeds = range(len(results["vanilla"]))
-        spent = {n: [run["crossed"][gap][1] for run in results[n]] for n in SCHEMES}
-        return [
-            fmean(spent["vanilla"][seed] / spent[name][seed] for seed in seeds)
-            for name in SCHEMES[1:]
-        ]
-
-    return values
-
-
-SCHEMES = ("vanilla", "TopK", "Sign", "SignTopK")
-TRANSFER = ("error-phase-1", "error", "error-scratch")
-
-
-def transfer(data: Data) -> list[float]:
-    """Return the errors with 100 + 100 samples and 20 dB."""
-    return [fmean(run[n] for run in data["true"]["100"]["20.0"]) for n in TRANSFER]
-
-
-def gain_of_frozen_features(data: Data) -> list[float]:
-    """Return how much faster a round with features computed once is."""
-    each, once, representation = data["head-epochs"].values()
-    return [(each + representation) / (once + representation)]
-
-
-def beside_peers(data: Data) -> list[float]:
-    """Return rounds of flwr-frl and of other libraries in those of the bare loop."""
-    long, short, fedavg, *_ = (
-        {
-            name: median(s for seconds in each["seconds"] for s in seconds)
-            for name, each in by_name.items()
-        }
-        for by_name in data["works"].values()
-    )
-    pairs = [
-        (work, name) for work in (long, short) for name in (peer.INLINE, peer.PFLLIB)
-    ]
-    pairs += [(fedavg, name) for name in PEERS]
-    return [work[name] / work[peer.BARE] for work, name in pairs]
-
-
-def softmax_beside_peers(data: Data) -> list[float]:
-    """Return the CPU time of a round of softmax regression in the bare loop's."""
-    (by_name,) = data["works"].values()
-    cpu = {
-        name: median(s for seconds in each["cpu"] for s in seconds)
-        for name, each in by_name.items()
-    }
-    return [cpu[name] / cpu[peer.BARE] for name in SMALL_PEERS]
-
-
-SMALL_PEERS = (
-    peer.INLINE,
-    peer.ONE_BY_ONE,
-    peer.FEDJAX,
-    peer.BLAZEFL,
-    peer.PFL,
-    peer.FLUKE,
-    peer.PFLLIB,
-)
-PEERS = (
-    peer.INLINE,
-    peer.PFLLIB,
-    peer.BLAZEFL,
-    peer.RAY,
-    peer.BLAZEFL_PROCESSES,
-    peer.FLOWER,
-    peer.CHANNELS_LAST,
-)
-
-
-def cosines(algorithm: str) -> Callable[[Data], list[float]]:
-    """Return the mean cosine for each model."""
-    return lambda data: [
-        fmean(data["cosines"][f"{algorithm}/{model}"]) for model in ("logistic", "mlp")
-    ]
-
-
-def message_sizes(data: Data) -> list[float]:
-    """Return what a device receives: MB of FedRep, kB of LG-FedAvg and SQuARM-SGD."""
-    sizes = {name: found["float32"] for name, found in data["bytes"].items()}
-    squarm = sizes["squarm-sgd, sign-top-k"]
-    return [
-        sizes["fedrep"]["down"][0] / 1e6,
-        sizes["lg-fedavg"]["down"][0] / 1e3,
-        *(squarm[way][0] / 1e3 for way in ("down", "up")),
-    ]
 
 
 def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.figures import FIGURES, PAGES, RESULTS_PAGE, Data, Figure
+from benchmarks.figures import FIGURES, PAGES, RESULTS_PAGE, Figure
+from benchmarks.page_values import Data
 from benchmarks.readme_figures import README_FIGURES
 
 ALL_FIGURES = (*FIGURES, *README_FIGURES)

@@ -6,7 +6,8 @@ Those of the results are in `benchmarks.figures`.
 from collections.abc import Callable
 from statistics import fmean
 
-from benchmarks.figures import Data, Figure, beside_peers
+from benchmarks.figures import Figure
+from benchmarks.page_values import Data, beside_peers
 
 
 def means(data: Data) -> list[float]:

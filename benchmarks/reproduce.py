@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # As a file as well as with `-m`; Opacus, too, installs a package `benchmarks`.
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import PAGES, Data  # noqa: E402
+from benchmarks.figures import PAGES  # noqa: E402
 from benchmarks.held import dirty, read, wrong_figures  # noqa: E402
+from benchmarks.page_values import Data  # noqa: E402
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,57 +1,30 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5): sources and targets."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, cast
 
 import numpy as np
-import torch
 from flwr.common import NDArrays
-from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import (
-    Tensors,
-    to_numpy,
-    to_tensors,
-    under,
-    within,
-)
-from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.parameter_groups import (
-    HEAD,
     REPRESENTATION,
     Groups,
-    array_names,
 )
-from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.clients.traits import NODE_SETTINGS
 from flwr_frl.task.base import Matrix
-from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.messages import SERVER_ROUND
-from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.combined import (
-    CombinedRepresentation,
-    has_positions,
-    one_per_row,
-)
-from flwr_frl.task.resident import test_examples
-from flwr_frl.task.settings import Checked, Choice, Range, require
+from flwr_frl.task.settings import Checked, Choice, Range
 from flwr_frl.task.tasks.transfer import TransferTask
-from flwr_frl.task.training import train
 from flwr_frl.task.transfer import (
     ROLES,
     TransferData,
-    basis,
     halves,
     is_source,
     phase_one,
     phase_two,
     phase_two_descent,
 )
-
-# Prefixes of arrays that a target saves after phase 2.
-SOURCES, PHASE_ONE = "sources.", "phase-1."
 
 
 @dataclass(frozen=True)
@@ -214,193 +187,3 @@ class RepresentationTransferClient(TransferClient, task_type=TransferTask):
             "error-scratch": alone,
         }
         return second * best, len(self.task.test_examples(self.index)), errors
-
-
-@dataclass(frozen=True)
-class FeatureTransferSettings(FedRepSettings, RoleSettings):
-    """Settings of representation transfer for nonlinear models.
-
-    Parameters
-    ----------
-    rank_tolerance : float, default 0.01
-        Singular values below this fraction of the largest do not count towards the rank
-        of a basis.
-    source_epochs : int, default 50
-        Epochs in which a source trains its whole model.
-    phase_two_epochs : int, default 0
-        Epochs of phase 2, in which a target trains its whole model, the sources'
-        representations included, on a random half of its examples; the head is then
-        trained on the other half. 0 leaves phase 2 out.
-    """
-
-    rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01
-    source_epochs: Annotated[int, Range("[0, inf)")] = 50
-    phase_two_epochs: Annotated[int, Range("[0, inf)")] = 0
-
-
-class FeatureTransferClient(TransferClient):
-    """Representation transfer for nonlinear models, which the theory does not cover.
-
-    A source trains its whole model for ``source-epochs`` and sends the representation
-    φ_i. A target's features are [φ_1(x) … φ_m(x)], projected onto an orthonormal basis
-    of their span on its training examples (the principal directions whose singular
-    values are above ``rank-tolerance`` times the largest). Phase 1 trains a linear head
-    on them for ``head-epochs``. Phase 2 (``phase-two-epochs``) then trains the whole
-    model, from this initialisation, on other examples (section 5.3.2): the φ_i, the
-    basis and the head. The target saves everything that it has trained.
-    """
-
-    personal = (HEAD,)
-    settings_type = FeatureTransferSettings
-    settings: FeatureTransferSettings
-
-    def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train the whole model and save the head."""
-        self.receive(parameters, config)
-        loss = self.train("all", self.settings.source_epochs)
-        self.save(config)
-        return self.send(loss)
-
-    def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Return a linear head on the features of all m sources, given arrays (m, …).
-
-        The result contains ``basis``, shape (features of all sources, q),
-        ``head.weight`` and ``head.bias``. After phase 2 it also contains the trained
-        ``sources.`` arrays (m, …), and basis and head of phase 1 under ``phase-1.``.
-        The loss is the mean over the last epoch.
-        """
-        examples, epochs = self.train_examples, self.settings.phase_two_epochs
-        if not epochs:
-            v, head, loss = self.phase_one(parameters, examples)
-            return _arrays(v, head), loss
-        n = len(examples)
-        allowed = "0 for a target with one example, as each phase needs one"
-        require(n > 1, "phase-two-epochs", epochs, allowed)
-        order = torch.randperm(n)
-        first, second = (examples.subset(h) for h in (order[: n // 2], order[n // 2 :]))
-        v, head, _ = self.phase_one(parameters, first)
-        before = within(PHASE_ONE, to_tensors(_arrays(v, head), self.device))
-        model, loss = self.phase_two(parameters, v, head, second)
-        combined = cast(CombinedRepresentation, model.representation)
-        sources = within(SOURCES, combined.stacked(self._names_within()))
-        trained = {n: to_numpy(value) for n, value in {**sources, **before}.items()}
-        return {**_arrays(combined.basis, head), **trained}, loss
-
-    def phase_one(
-        self, parameters: NDArrays, examples: ExampleSet
-    ) -> tuple[Tensor, nn.Linear, float]:
-        """Train a head on the fixed features (section 5.3.1).
-
-        Returns the basis, the head, and the mean loss over the last epoch.
-        """
-        examples = examples.without_augmentation()
-        features = self.features(parameters, examples)
-        tolerance = self.settings.rank_tolerance
-        columns = to_numpy(features).astype(np.float64).T
-        v = torch.from_numpy(basis([columns], tolerance)).float().to(self.device)
-        outputs = len(self.task.classes) or examples.targets.shape[1]
-        head = nn.Linear(v.shape[1], outputs).to(self.device)
-        model = SplitModel(nn.Identity(), head)
-        epochs = self.settings.head_epochs
-        projected = ExampleSet(features @ v, one_per_row(examples.targets))
-        loss = train(
-            model, "head", projected, self.training_loss, epochs, self.settings
-        )
-        return v, head, loss
-
-    def phase_two(
-        self, parameters: NDArrays, v: Tensor, head: nn.Linear, examples: ExampleSet
-    ) -> tuple[SplitModel, float]:
-        """Train the whole model from the result of phase 1 (section 5.3.2).
-
-        Returns the model and the mean loss over the last epoch. ``head`` is part of the
-        model.
-        """
-        states = self._source_states(parameters)
-        combined = CombinedRepresentation.of(
-            self.model.representation,
-            (under(REPRESENTATION, state) for state in states),
-            v.clone(),
-            has_positions(examples.targets),
-        )
-        model = SplitModel(combined.to(self.device), head)
-        epochs, sgd = self.settings.phase_two_epochs, self.settings
-
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            return self.training_loss(outputs, one_per_row(targets))
-
-        return model, train(model, "all", examples, loss, epochs, sgd)
-
-    def _names_within(self) -> list[str]:
-        names = array_names(self, self.shared)
-        return [name.removeprefix(REPRESENTATION) for name in names]
-
-    def _source_states(self, parameters: NDArrays) -> Iterator[Tensors]:
-        """Yield the representation of each source, given arrays of shape (m, …)."""
-        names = array_names(self, self.shared)
-        for source in zip(*parameters, strict=True):
-            yield to_tensors(dict(zip(names, source, strict=True)), self.device)
-
-    @torch.no_grad()
-    def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
-        """Return [φ_1(x) … φ_m(x)], shape (n, m k), given arrays of shape (m, …).
-
-        If the examples are sequences with a class at every position, so are the rows.
-        """
-        columns, at_positions = [], has_positions(examples.targets)
-        for state in self._source_states(parameters):
-            self.model.load_state_dict(state, strict=False)
-            self.model.eval()
-            batches = examples.batches(EVALUATION_BATCH)
-            features = (self.model.representation(x) for x, _ in batches)
-            rows = [
-                z.flatten(0, -2) if at_positions else z.flatten(1) for z in features
-            ]
-            columns.append(torch.cat(rows))
-        # NaN features of one source must not affect those of the others.
-        return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
-
-    def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
-        """Test this target's model.
-
-        After phase 2, the metrics include those of phase 1, with the suffix
-        ``-phase-1``.
-        """
-        examples = test_examples(self.task, self.index)
-        if len(examples) == 0:
-            return 0.0, 0, {}
-        trained = [saved.get(SOURCES + n) for n in self._names_within()]
-        if trained[0] is None:
-            loss, metrics = self._tested(parameters, saved, examples)
-            return loss, len(examples), metrics
-        loss, metrics = self._tested(cast(NDArrays, trained), saved, examples)
-        start = len(PHASE_ONE)
-        before = {n[start:]: a for n, a in saved.items() if n.startswith(PHASE_ONE)}
-        first_loss, first = self._tested(parameters, before, examples)
-        for name, value in {"loss": first_loss, **first}.items():
-            metrics[f"{name}-phase-1"] = value
-        return loss, len(examples), metrics
-
-    def _tested(
-        self, parameters: NDArrays, saved: Arrays, examples: ExampleSet
-    ) -> tuple[float, Config]:
-        """Return loss and metrics of a basis and a head on the features of sources."""
-        names = "basis", "head.weight", "head.bias"
-        tensors = to_tensors({name: saved[name] for name in names}, self.device)
-        v, weight, bias = tensors.values()
-        head = nn.Linear(v.shape[1], len(weight)).to(self.device)
-        model = SplitModel(nn.Identity(), head)
-        model.head.load_state_dict({"weight": weight, "bias": bias})
-        projected = ExampleSet(
-            self.features(parameters, examples) @ v, one_per_row(examples.targets)
-        )
-        return measure(self.task, model, projected)
-
-
-def _arrays(v: Tensor, head: nn.Linear) -> Arrays:
-    """Return a basis and a head as arrays to save."""
-    return {
-        "basis": to_numpy(v).copy(),
-        "head.weight": to_numpy(head.weight).copy(),
-        "head.bias": to_numpy(head.bias).copy(),
-    }

@@ -18,7 +18,7 @@ from flwr_frl.task.transfer import basis, unit_columns
 
 class RepresentationTransfer(
     BaseStrategy,
-    client="flwr_frl.clients.representation_transfer:FeatureTransferClient",
+    client="flwr_frl.clients.feature_transfer:FeatureTransferClient",
     task_overrides={
         "transfer": "flwr_frl.strategies.representation_transfer:"
         "RepresentationTransferLinear"

@@ -52,9 +52,7 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.tasks import (
     TaskKey,
-    build_task,
     built_task,
-    reads_data_dir,
     task_key,
 )
 from flwr_frl.task.training import TrainerSettings
@@ -185,21 +183,6 @@ def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
         raise SettingsError(
             f"algorithm {algorithm!r} and task {name!r}: {error}", error.code
         ) from None
-
-
-def task_of_device(settings: Settings, data_dir: str) -> Task:
-    """Return the task of a device that trains on all of its data.
-
-    Raises `SettingsError` if the task does not read ``data-dir``.
-    """
-    all_data: Settings = {"validation-fraction": 0.0, "evaluate-on": "test"}
-    task = build_task({**settings, **all_data, "data-dir": data_dir}, 0)
-    if not reads_data_dir(task, str(settings["task"])):
-        raise SettingsError(
-            f"data-dir is {data_dir!r}, and task {settings['task']!r} reads none: it "
-            "has nothing of the device's own to fit to"
-        )
-    return task
 
 
 def seed_torch(context: Context, seed: int, config: Mapping[str, Any]) -> None:

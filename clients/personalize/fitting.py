@@ -18,10 +18,9 @@ from flwr_frl.clients.device.parameter_groups import (
 from flwr_frl.clients.device.setup import (
     DeviceSettings,
     check_task,
-    task_of_device,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.predict.trained import TrainedRun, read_run
+from flwr_frl.clients.predict.trained import TrainedRun, read_run, task_of_device
 from flwr_frl.task.devices import use
 from flwr_frl.task.files import refuse_links
 from flwr_frl.task.settings import Place, Settings, SettingsError, build, require

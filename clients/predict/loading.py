@@ -21,10 +21,14 @@ from flwr_frl.clients.device.card import (
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.parameter_groups import array_names, initial_arrays
-from flwr_frl.clients.device.setup import task_of_device
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import read_checked, usable, versions_in
-from flwr_frl.clients.predict.trained import TrainedRun, read_run, read_tensors
+from flwr_frl.clients.predict.trained import (
+    TrainedRun,
+    read_run,
+    read_tensors,
+    task_of_device,
+)
 from flwr_frl.task.base import Task
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import (

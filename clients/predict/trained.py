@@ -18,6 +18,7 @@ from flwr_frl.clients.device.file_settings import Followed, followed
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.setup import seed_torch
 from flwr_frl.clients.device.state_file import quoted, state_directory
+from flwr_frl.task.base import Task
 from flwr_frl.task.checkpoint import (
     FILE,
     ChecksumError,
@@ -26,6 +27,7 @@ from flwr_frl.task.checkpoint import (
 )
 from flwr_frl.task.messages import FROZEN_DIGEST, SERVER_ROUND
 from flwr_frl.task.settings import Settings, SettingsError, build, resolve
+from flwr_frl.task.tasks import build_task, reads_data_dir
 from flwr_frl.task.tasks.image import default_model
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
@@ -213,3 +215,18 @@ def read_tensors(path: Path, name: str) -> tuple[dict[str, str], Tensors]:
 def _unreadable(name: str, path: Path, error: Exception) -> SettingsError:
     reason = str(error).splitlines()[0]
     return SettingsError(f"{name} {str(path)!r} cannot be read: {reason}")
+
+
+def task_of_device(settings: Settings, data_dir: str) -> Task:
+    """Return the task of a device that trains on all of its data.
+
+    Raises `SettingsError` if the task does not read ``data-dir``.
+    """
+    all_data: Settings = {"validation-fraction": 0.0, "evaluate-on": "test"}
+    task = build_task({**settings, **all_data, "data-dir": data_dir}, 0)
+    if not reads_data_dir(task, str(settings["task"])):
+        raise SettingsError(
+            f"data-dir is {data_dir!r}, and task {settings['task']!r} reads none: it "
+            "has nothing of the device's own to fit to"
+        )
+    return task

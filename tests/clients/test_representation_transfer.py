@@ -10,8 +10,8 @@ from flwr_frl import simulate
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.feature_transfer import FeatureTransferClient
 from flwr_frl.clients.representation_transfer import (
-    FeatureTransferClient,
     RepresentationTransferClient,
 )
 from flwr_frl.task.settings import SettingsError, build, resolve
