@@ -68,6 +68,18 @@ def target(data: Data) -> list[float]:
     return [100 * data["target"]]
 
 
+def bits_to_12(method: str) -> Callable[[Data], list[float]]:
+    """Return a method's bits to 12 % by SQuARM-SGD's, with the paper's step size."""
+
+    def values(data: Data) -> list[float]:
+        runs = {key: own for key, own in data["runs"].items() if "paper's" in key}
+        (base,) = (own for key, own in runs.items() if key.startswith("SQuARM, c"))
+        ratios = zip(runs[f"{method} / paper's"], base, strict=True)
+        return [fmean(a["rows"][-1]["bits"] / b["rows"][-1]["bits"] for a, b in ratios)]
+
+    return values
+
+
 def factors(problem: str, gap: str) -> Callable[[Data], list[float]]:
     """Return how many times fewer bits than without compression, mean over seeds."""
 
