@@ -205,6 +205,16 @@ class Ablation:
                     }
         return found
 
+    def write(self) -> None:
+        """Write the page of what is there."""
+        cells = {cell: self.measured(cell) for cell in (*SMALL_CELLS, PAPERS_CELL)}
+        done = [
+            run for m in cells.values() for runs in m.values() for run in runs.values()
+        ]
+        data = {"cells": cells, "seconds": sum(run["cpu-seconds"] for run in done)}
+        title = "Why fine-tuned FedAvg is accurate: fresh and old heads"
+        write("fedavg_ft", title, body(cells, EPOCHS), data)
+
 
 def means(job: Job) -> dict[str, float]:
     """Return the means of each accuracy in %, and of the age, over the last rounds."""
@@ -224,27 +234,23 @@ def main() -> int:
     parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--papers", action="store_true", help="also run 100 x 5")
+    parser.add_argument(
+        "--page", action="store_true", help="write what is there, and run nothing"
+    )
     parser.add_argument("--output", default="results/fedavg_ft")
     arguments = parser.parse_args()
     output = Path(arguments.output).absolute()
     ablation = Ablation(Path(arguments.data_dir), output, arguments.seeds)
 
+    def missing() -> list[Job]:
+        return ablation.missing(arguments.papers)
+
     def make() -> None:
-        missing = ablation.missing(arguments.papers)
-        carry_out_all("ablation", missing, lambda: ablation.missing(arguments.papers))
-        cells = (*SMALL_CELLS, PAPERS_CELL)
-        measured = {cell: ablation.measured(cell) for cell in cells}
-        measured = {cell: m for cell, m in measured.items() if "fedavg" in m}
-        shown = measured.get(PAPERS_CELL, {})
-        left_out = [m for m in PAPERS_METHODS if m not in shown]
-        papers = f"not finished: {', '.join(left_out)}" if left_out else "seed 0 only"
-        title = "Why fine-tuned FedAvg is accurate: heads of different age"
-        text = body(measured, arguments.seeds, EPOCHS, papers)
-        runs = [
-            run for m in measured.values() for own in m.values() for run in own.values()
-        ]
-        seconds = sum(run["cpu-seconds"] for run in runs)
-        write("fedavg_ft", title, text, {"cells": measured, "seconds": seconds})
+        try:
+            if not arguments.page:
+                carry_out_all("ablation", missing(), missing)
+        finally:
+            ablation.write()
 
     return exit_status(make)
 

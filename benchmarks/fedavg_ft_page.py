@@ -30,14 +30,14 @@ COMPARED = {
 # Of a cell: method, seed, metric.
 Runs = dict[str, dict[str, dict[str, Any]]]
 
-BODY = """Accuracy in % is the mean over all clients and the last rounds. In the tables
-`shards-2` and `shards-5` there are {clients} clients, of which 3 train per round,
-{rounds} rounds, {images} training images a client (CIFAR-10 as JPEG), and means over
-the last 5 rounds, as in [the small figures](papers_small.md); seeds: {seeds}. In 100x5
-there are 100 clients with 5 shards, of which 10 train per round, 100 rounds, all
-images, and means over the last 10 rounds, as in
-[the papers' tables](papers_tables.md); {papers}. ± is the standard deviation over
-seeds.
+BODY = """Accuracy in % is the mean over all clients and the last rounds. In the cells
+shards-2 and shards-5 there are {clients} clients, of which 3 train per round, {rounds}
+rounds, {images} training images per client (CIFAR-10 as JPEG), and means over the last
+5 rounds, as in [the small figures](papers_small.md). In 100x5 there are 100 clients
+with 5 shards, of which 10 train per round, 100 rounds, all images, and means over the
+last 10 rounds, as in [the papers' tables](papers_tables.md), for seed 0 of FedAvg and
+FedRep only. Seeds start at 0; ± is the standard deviation over seeds, and figures
+without it are of one seed.
 
 All heads in a row belong to the same training runs, whose messages are those of the
 method. Each head but the first is trained for {epochs} epochs on the client's images,
@@ -51,21 +51,15 @@ by cross-entropy alone, with the representation frozen.
   tested. With it, `fedavg` is FedAvg-FT.
 - *Old*: FedAvg's global head, fine-tuned when the client was last sampled, either on
   the model that it received (as FedRep's head is) or on its model after local training
-  (as FedPer's is), and tested on the current representation.
+  (as FedPer's is), and tested on the current representation. It starts from the global
+  head each time, while own heads are trained further in each sampled round.
 - *From the initial head*: trained before the test from the head of the initial model,
   which is the same for all methods but `lg-fedavg`, so that only the representations
   differ.
 
 The same clients are sampled in all methods, so that kept and old heads have the same
-age at a test, on average: {ages}.
-{tables}"""
-CELL = """
-## {cell}
-
-{heads}
-FedAvg's lead in points, by its head and by that of the other method:
-
-{comparison}"""
+age at a test. In rounds, on average: {ages}.
+"""
 
 
 def heads_table(methods: Runs) -> str:
@@ -73,6 +67,7 @@ def heads_table(methods: Runs) -> str:
     rows = [
         (
             f"`{method}`",
+            len(runs),
             *(
                 spread([run[name] for run in runs.values() if name in run])
                 if name in next(iter(runs.values()))
@@ -82,7 +77,7 @@ def heads_table(methods: Runs) -> str:
         )
         for method, runs in methods.items()
     ]
-    return markdown(("method", *HEADS.values()), rows)
+    return markdown(("method", "seeds", *HEADS.values()), rows)
 
 
 def ahead_of(methods: Runs, other: str, heads: str) -> list[float]:
@@ -102,17 +97,46 @@ def comparison_table(methods: Runs) -> str:
     return markdown(("heads", *(f"over `{other}`" for other in others)), rows)
 
 
-def body(measured: dict[str, Runs], seeds: int, epochs: int, papers: str) -> str:
-    """Return the text of the page of all finished runs, by cell."""
-    tables = "".join(
-        CELL.format(cell=c, heads=heads_table(m), comparison=comparison_table(m))
-        for c, m in measured.items()
+def answer(methods: Runs) -> str:
+    """Return what remains of FedAvg-FT's lead over FedRep with like heads."""
+    if "fedrep" not in methods:
+        return ""
+    published, fresh, old, _, _ = (
+        np.mean(ahead_of(methods, "fedrep", heads)) for heads in COMPARED
     )
+    return (
+        f"FedAvg-FT's lead over FedRep is {published:.1f} points; it is {fresh:.1f} "
+        f"if both have fresh heads, and {old:.1f} if both have old ones.\n"
+    )
+
+
+def cell_text(cell: str, methods: Runs) -> str:
+    """Return the tables of a cell; what has not been run is named."""
+    text = f"\n## {cell}\n\n"
+    if "fedavg" not in methods:
+        return f"{text}Not run.\n"
+    text += heads_table(methods)
+    if len(methods) > 1:
+        text += f"\n{answer(methods)}"
+        text += (
+            "\nFedAvg's lead in points, by its head and by that of the other method, "
+            f"mean over the seeds of both:\n\n{comparison_table(methods)}"
+        )
+    return text
+
+
+def body(cells: dict[str, Runs], epochs: int) -> str:
+    """Return the text of the page of all finished runs."""
     ages = [
-        f"{np.mean([run[AGE] for run in m['fedavg'].values()]):.1f} rounds in {cell}"
-        for cell, m in measured.items()
+        f"{np.mean([run[AGE] for run in methods['fedavg'].values()]):.1f} in {cell}"
+        for cell, methods in cells.items()
+        if "fedavg" in methods
     ]
-    counts = {"clients": CLIENTS, "rounds": ROUNDS, "images": IMAGES, "epochs": epochs}
-    numbers = ", ".join(map(str, range(seeds)))
-    text = {"seeds": numbers, "ages": ", ".join(ages), "papers": papers}
-    return BODY.format(**counts, **text, tables=tables)
+    text = BODY.format(
+        clients=CLIENTS,
+        rounds=ROUNDS,
+        images=IMAGES,
+        epochs=epochs,
+        ages=", ".join(ages),
+    )
+    return text + "".join(cell_text(*each) for each in cells.items())
