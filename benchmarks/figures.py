@@ -19,6 +19,7 @@ from benchmarks.page_values import (
     factors,
     gain_of_frozen_features,
     held_back,
+    leads_of_fine_tuning,
     message_sizes,
     of_triggers,
     ranks,
@@ -208,6 +209,13 @@ FIGURES = [
             ("logistic regression", "gossip_convex"),
             ("ResNet-20", "gossip_cifar"),
         )
+    ),
+    Figure(
+        RESULTS_PAGE,
+        r"over `fedrep` it is\s+(\S+) points with 5 shards; it is\s+(\S+) if both have "
+        r"fresh heads,\s+and\s+(\S+)",
+        "fedavg_ft",
+        leads_of_fine_tuning,
     ),
     Figure(RESULTS_PAGE, r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
     Figure(RESULTS_PAGE, r"holds\s+\[(\d+) % of", "gossip_convex", held_back),

@@ -34,6 +34,19 @@ def of_triggers(data: Data) -> list[float]:
     return [sum(ratio >= 1 for ratio in ratios), len(ratios)]
 
 
+def leads_of_fine_tuning(data: Data) -> list[float]:
+    """Return FedAvg-FT's leads over FedRep in points, with 5 shards and few images.
+
+    They are the published one, and those with heads that are both fresh or both old.
+    """
+    runs, others = (data["cells"]["shards-5"][name] for name in ("fedavg", "fedrep"))
+    kept, fresh, old = "accuracy", "accuracy-fresh", "accuracy-old-received"
+    return [
+        fmean(runs[seed][own] - others[seed][its] for seed in runs.keys() & others)
+        for own, its in ((fresh, kept), (fresh, fresh), (old, kept))
+    ]
+
+
 def held_back(data: Data) -> list[float]:
     """Return the share of messages in % that the lowest trigger holds back."""
     return [100 - 100 * fmean(data["measured"]["SQuARM, c = 1e4"]["sizes"])]
