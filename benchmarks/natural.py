@@ -36,7 +36,7 @@ class NaturalTask(NamedTuple):
 
 TASKS = {
     "heart": NaturalTask(4, 1.0, 30, "auroc", "heart disease, 4 hospitals", seeds=10),
-    "landmine": NaturalTask(29, 0.5, 40, "auroc", "landmines, 29 fields", seeds=10),
+    "landmine": NaturalTask(29, 0.5, 40, "auroc", "landmines, 29 fields"),
     "school": NaturalTask(139, 0.2, 40, "rmse", "exam scores, 139 schools", seeds=10),
     "parkinson": NaturalTask(42, 0.5, 40, "rmse", "Parkinson, 42 patients", seeds=10),
     "wisdm": NaturalTask(36, 0.5, 40, "accuracy", "activities, 36 people"),
