@@ -60,7 +60,7 @@ METHODS = {
     "fedper": Method("FedPer"),
     "fedrep": Method("FedRep", ("-pls", "1")),
     "ditto": Method("Ditto", ("-pls", "1", "-mu", "0.1"), {"ditto-lambda": 0.1}),
-    "fedrod": Method("FedRoD"),
+    "fedrod": Method("FedROD"),
     "fedala": Method("FedALA"),
     "feddbe": Method("FedDBE", ("-mo", "1", "-klw", "50"), {"dbe-kappa": 50.0}),
 }
