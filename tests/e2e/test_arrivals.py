@@ -1,65 +1,96 @@
-"""SRPFL by real arrival order: one SuperLink, six SuperNodes, two slow, one killed."""
+"""Rounds by real arrival order: a SuperLink, four SuperNodes, one slow, one killed."""
 
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from federation import Federation, read_lines, wait_until
 
 APP = Path(__file__).parent / "arrivals_app"
-# Seconds; 20 and not 10, so that a busy machine does not decide who is slow.
-DELAYS = {"a": 0, "b": 0, "c": 0, "slow-1": 20, "slow-2": 20, "victim": 3}
+NAMES = ("a", "b", "slow", "victim")
+# As in the app.
+MISSED, ROUNDS, VERSIONS = 3, 6, 10
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    federation = Federation(tmp_path_factory.mktemp("arrivals"))
+    try:
+        federation.start_superlink("--database", str(database_of(federation)))
+        for name in NAMES:
+            federation.start_supernode(name, f'client-name="{name}"')
+        yield federation
+    finally:
+        federation.close()
+
+
+def database_of(federation: Federation) -> Path:
+    return federation.home / "superlink.db"
 
 
 @pytest.mark.e2e
-def test_rounds_close_with_the_first_replies(
-    federation: Federation, tmp_path: Path
+def test_versions_are_made_while_a_slow_client_trains(
+    four: Federation, tmp_path: Path
 ) -> None:
-    database = tmp_path / "superlink.db"
-    federation.start_superlink("--database", str(database))
-    for name, delay in DELAYS.items():
-        federation.start_supernode(name, f'client-name="{name}" delay={delay}')
+    log = four.run(APP, f'log="{tmp_path}" asynchronous=true', 600)
+    versions = read_lines(tmp_path / "server.jsonl")
+    assert len(versions) == VERSIONS, log
+    # Every change is +1, divided by 1 + τ.
+    x = 0.0
+    for line in versions:
+        x += 1 / (1 + line["staleness-max"])
+        assert line["x"] == pytest.approx([x] * 3, rel=1e-6)
+        assert line["clients"] == 1
+    # Nobody waits for the slow client, and its change counts when it comes.
+    assert not any("slow" in line["updates"] for line in versions[:MISSED])
+    late = next(line for line in versions if line["updates"].get("slow"))
+    assert late["staleness-max"] >= MISSED
+
+
+@pytest.mark.e2e
+def test_rounds_close_with_the_first_replies(four: Federation, tmp_path: Path) -> None:
     output: list[str] = []
-    run = threading.Thread(
-        target=lambda: output.append(federation.run(APP, f'log="{tmp_path}"', 400))
-    )
+    config = f'log="{tmp_path}" kill=true'
+    run = threading.Thread(target=lambda: output.append(four.run(APP, config, 600)))
     run.start()
 
-    # Round 3 is the first that waits for four, so the victim is in the middle of it.
-    def victim_trains_in_round_3() -> bool:
+    def victim_is_held() -> bool:
         begun = read_lines(tmp_path / "victim-begins.jsonl")
-        return any(line["round"] >= 3 for line in begun)
+        return any(line["round"] >= MISSED for line in begun)
 
-    wait_until(victim_trains_in_round_3, 200, "the victim's third round")
-    federation.kill("victim")
+    wait_until(victim_is_held, 300, "the victim's third round")
+    four.kill("victim")
     run.join()
 
     rounds = read_lines(tmp_path / "server.jsonl")
-    assert [line["round"] for line in rounds] == [1, 2, 3, 4, 5, 6, 7], output
+    assert [line["round"] for line in rounds] == list(range(1, ROUNDS + 1)), output
     # A reply of an earlier round in a mean would make it smaller.
     for line in rounds:
         assert line["value"] == [line["round"]] * 3
-    # n = 2, 2, 4, 4, then all that are there.
-    assert [line["clients"] for line in rounds[:2]] == [2, 2]
-    # The first round closed while both slow clients were still at it.
-    for name in ("slow-1", "slow-2"):
-        ended = read_lines(tmp_path / f"{name}-ends.jsonl")
-        assert rounds[0]["closed"] < ended[0]["time"], f"waited for {name}"
+    # n = 1, 1, 2, 2, then all that are there.
+    assert [line["clients"] for line in rounds[:2]] == [1, 1]
+    # The first rounds closed while the slow client was still at its first message.
+    slow = read_lines(tmp_path / "slow-ends.jsonl")
+    assert slow[0]["round"] == 1
+    assert rounds[MISSED - 1]["closed"] < slow[0]["time"]
     # In the last round everyone is waited for: all but the victim.
-    assert rounds[-1]["clients"] == len(DELAYS) - 1
-    # They are busy in the first evaluation and tested in the last one.
-    assert not {"slow-1", "slow-2"} & set(rounds[0]["evaluated"])
-    assert {"slow-1", "slow-2"} <= set(rounds[-1]["evaluated"])
+    assert rounds[-1]["clients"] == len(NAMES) - 1
+    # It is busy in the first evaluation and tested in the last one.
+    assert "slow" not in rounds[0]["evaluated"]
+    assert "slow" in rounds[-1]["evaluated"]
     # What came late was pulled and dropped: no node is asked while it owes a reply.
     assert rounds[-1]["dropped"] > 0
-    for name in DELAYS:
+    for name in NAMES:
         begun = read_lines(tmp_path / f"{name}-begins.jsonl")
         ended = read_lines(tmp_path / f"{name}-ends.jsonl")
         for earlier, later in zip(ended, begun[1:], strict=False):
             assert later["sent"] >= earlier["time"], f"{name} had two messages"
-    assert read_lines(tmp_path / "end.jsonl") == [{"left": 0}]
-    assert left_over(database) == 0
+    # Nobody else owes a reply; the victim until the SuperLink misses its heartbeats.
+    [end] = read_lines(tmp_path / "end.jsonl")
+    assert set(end["owed"]) <= {"victim"}
+    assert left_over(database_of(four)) == 0
 
 
 def left_over(database: Path) -> int:

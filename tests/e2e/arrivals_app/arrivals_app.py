@@ -1,7 +1,12 @@
-"""A tiny app for SRPFL: clients sleep, then send back the number of the round."""
+"""A tiny app for rounds by real arrival order: SRPFL's, and FedBuff's versions.
+
+In SRPFL's rounds, clients send back the number of the round; in FedBuff's, they add 1.
+Who is slow is decided by events and not by seconds: see `hold`.
+"""
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +14,52 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flwr_frl.strategies import SRPFL, BaseStrategy
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies import SRPFL, BaseStrategy, FedBuff
+from flwr_frl.strategies.grids.arrivals import RealArrivals, with_retries
 from flwr_frl.strategies.server.rounds import run_rounds
 
-NODES, ROUNDS = 6, 7
+NODES, ROUNDS, VERSIONS = 4, 6, 10
+# Rounds that close while the slow client is at its first message.
+MISSED = 3
+# Seconds after which a client that is held goes on.
+LONGEST = 300.0
 
 client = ClientApp()
 server = ServerApp()
 
 
+def folder_of(context) -> Path:
+    return Path(str(context.run_config["log"]))
+
+
 def note(context, kind, **values):
-    path = Path(str(context.run_config["log"])) / f"{kind}.jsonl"
-    with path.open("a") as file:
+    with (folder_of(context) / f"{kind}.jsonl").open("a") as file:
         file.write(json.dumps(values) + "\n")
+
+
+def lines_of(context, kind) -> int:
+    path = folder_of(context) / f"{kind}.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONGEST
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def hold(context, name, server_round):
+    """Hold the slow client until it has missed rounds, and the victim until its death.
+
+    The others then go on only when the slow client has answered, so that the last
+    rounds have its reply.
+    """
+    if name == "slow":
+        wait_until(lambda: lines_of(context, "server") >= MISSED)
+    elif name == "victim" and context.run_config["kill"] and server_round >= MISSED:
+        wait_until(lambda: False)
+    elif server_round > MISSED + 1:
+        wait_until(lambda: lines_of(context, "slow-ends") > 0)
 
 
 @client.query()
@@ -44,12 +81,14 @@ def train(message, context):
     server_round = int(message.content["config"]["server-round"])
     sent = message.metadata.created_at
     note(context, f"{name}-begins", round=server_round, sent=sent)
-    time.sleep(float(context.node_config["delay"]))
-    record = ArrayRecord({"x": Array(np.full(3, server_round, np.float32))})
+    hold(context, name, server_round)
+    x = np.full(3, server_round, np.float32)
+    if context.run_config["asynchronous"]:
+        x = message.content["arrays"]["x"].numpy() + np.float32(1)
+    record = ArrayRecord({"x": Array(x)})
     metrics = MetricRecord({"num-examples": 1, "train-loss": 0.0})
-    reply = Message(
-        RecordDict({"arrays": record, "metrics": metrics}), reply_to=message
-    )
+    content = RecordDict({"arrays": record, "metrics": metrics})
+    reply = Message(content, reply_to=message)
     note(context, f"{name}-ends", round=server_round, time=time.time())
     return reply
 
@@ -62,8 +101,13 @@ def evaluate(message, context):
 
 @server.main()
 def main(grid, context):
+    (versions if context.run_config["asynchronous"] else rounds)(grid, context)
+
+
+def rounds(grid, context):
+    """Run SRPFL with n = 1, 1, 2, 2, then all that are there."""
     base = BaseStrategy(min_available_nodes=NODES, fraction_train=1.0)
-    strategy = SRPFL(base, initial_nodes=2, rounds_per_stage=2)
+    strategy = SRPFL(base, initial_nodes=1, rounds_per_stage=2)
     grid = RealArrivals(grid)
     initial = base.initialize(grid)
 
@@ -85,7 +129,31 @@ def main(grid, context):
         initial,
         range(1, ROUNDS + 1),
         evaluated=lambda server_round: server_round in (1, ROUNDS),
-        timeout=120,
+        timeout=LONGEST,
         after_round=after_round,
     )
-    note(context, "end", left=len(list(grid._owed)))
+    owed = [base.name_of(debt.node) for debt in grid._owed.values()]
+    note(context, "end", owed=owed)
+
+
+def versions(grid, context):
+    """Run FedBuff with a buffer of one change."""
+    base = BaseStrategy(min_available_nodes=NODES)
+    wrapper = FedBuff(base, concurrency=NODES, buffer_size=1, staleness_exponent=1.0)
+    strategy = wrapper.strategy
+    real = with_retries(grid, strategy.name_of)
+
+    def after_round(version, arrays, metrics):
+        updates = dict(strategy.participation.updates)
+        x = arrays["x"].numpy().tolist()
+        note(context, "server", **{**metrics, "x": x, "updates": updates})
+
+    run_rounds(
+        strategy,
+        strategy.participation.adapt_grid(real, strategy.name_of),
+        ArrayRecord({"x": Array(np.zeros(3, np.float32))}),
+        range(1, VERSIONS + 1),
+        evaluated=lambda version: False,
+        timeout=LONGEST,
+        after_round=after_round,
+    )
