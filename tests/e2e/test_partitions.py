@@ -1,10 +1,13 @@
 """Three devices with partitions of a task's data: the simulation's numbers.
 
-One SuperLink and three SuperNodes serve the dissertation's algorithms and the linear
-cases, one run each.
+One SuperLink and three SuperNodes serve the dissertation's algorithms, the linear cases
+and Flower's template app, several at the same time: a SuperNode that finds no message
+pauses for three seconds, and with several runs it nearly always finds one.
 """
 
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from command_line import rows_of, run
 from federation import ROOT, Federation, read_lines
 
 NODES = 3
+# Runs at the same time; each has a process of its own for its ServerApp.
+TOGETHER = 3
 # The role of each device; in simulation ``num-sources`` assigns the same ones.
 ROLES = ("source", "source", "target")
 SHARED = (
@@ -42,6 +47,19 @@ CASES = {
 TIMES = ("seconds", "seconds-simulated")
 
 
+TEMPLATE = Path(__file__).parent / "template_app"
+# What somebody changes in Flower's template to use a strategy of ours.
+CHANGES = {
+    "from flwr.serverapp.strategy import FedAvg": (
+        "from flwr_frl.strategies import FedAvg"
+    ),
+    "FedAvg(fraction_evaluate=fraction_evaluate)": (
+        f"FedAvg(fraction_train=1.0, min_available_nodes={NODES}, "
+        "fraction_evaluate=fraction_evaluate)"
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     federation = Federation(tmp_path_factory.mktemp("partitions"))
@@ -55,18 +73,48 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         federation.close()
 
 
+@pytest.fixture(scope="module")
+def logs(devices: Federation) -> Iterator[dict[str, Future[str]]]:
+    """The log of each run, once it has ended."""
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        started = {
+            case: pool.submit(
+                devices.run,
+                ROOT,
+                f'algorithm="{algorithm}" {SHARED} {own} '
+                f'output="{devices.home / case}"',
+                1200,
+            )
+            for case, (algorithm, own) in CASES.items()
+        }
+        app = template_app(devices.home)
+        started["template"] = pool.submit(devices.run, app, "num-server-rounds=2", 1200)
+        yield started
+
+
+def template_app(home: Path) -> Path:
+    """Return a copy of Flower's template app with our FedAvg in its ServerApp."""
+    app = home / "app"
+    shutil.copytree(TEMPLATE, app, ignore=shutil.ignore_patterns("__pycache__"))
+    server_app = app / "templateapp" / "server_app.py"
+    source = server_app.read_text()
+    for old, new in CHANGES.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    server_app.write_text(source)
+    return app
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("case", CASES)
 def test_devices_give_the_numbers_of_the_simulation(
-    devices: Federation, tmp_path: Path, case: str
+    devices: Federation, logs: dict[str, Future[str]], tmp_path: Path, case: str
 ) -> None:
     algorithm, own = CASES[case]
     config = f"{SHARED} {own}"
-    output = tmp_path / "deployed"
-    run_config = f'algorithm="{algorithm}" {config} output="{output}"'
-    log = devices.run(ROOT, run_config, 1200)
     assert run(tmp_path / "inline", algorithm, "--run-config", config) == 0
-    found = read_lines(output / algorithm / "metrics.jsonl")
+    log = logs[case].result()
+    found = read_lines(devices.home / case / algorithm / "metrics.jsonl")
     expected = rows_of(tmp_path / "inline", algorithm)
     assert len(found) == len(expected) == 2, log
     for ours, theirs in zip(found, expected, strict=True):
@@ -77,11 +125,14 @@ def test_devices_give_the_numbers_of_the_simulation(
 
 
 @pytest.mark.e2e
-def test_a_run_without_a_target_ends_with_one_line(devices: Federation, tmp_path: Path):
-    config = f'algorithm="representation-transfer" {DIGITS} {SHARED}'
-    # Only the two sources are connected.
-    devices.kill("node-2")
-    config = config.replace("min-available-nodes=3", "min-available-nodes=2")
-    log = devices.run(ROOT, f'{config} output="{tmp_path / "out"}"', 600)
-    assert "role is 'source'; expected 'target' in the node config" in log
-    assert "Traceback" not in log
+def test_the_template_app_trains_on_supernodes(
+    devices: Federation, logs: dict[str, Future[str]]
+) -> None:
+    output = logs["template"].result()
+    assert f"'evaluated': {NODES}" in output, output
+    assert output.count("has no query handler") == 1
+    assert "'rejected': 0" in output
+    texts = [(devices.home / f"node-{i}.log").read_text() for i in range(NODES)]
+    # Only the node that was asked first has a traceback.
+    asked = [text.count("No query function registered") > 0 for text in texts]
+    assert sum(asked) == 1
