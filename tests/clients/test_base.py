@@ -12,11 +12,8 @@ from torch import nn
 from flwr_frl.clients import (
     FedAvgClient,
     FedRepClient,
-    FedRepLinearClient,
     FLUTEClient,
     LocalClient,
-    RepresentationTransferClient,
-    SyntheticMultiTaskClient,
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.base import Client, TrainingSettings
@@ -35,8 +32,6 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.tasks.linear import LinearTask
-from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 
 MEMORY, CONTROL, CHANGE = "memory.", "control.", "change."
 BODY = ["representation.weight", "representation.bias"]
@@ -384,22 +379,6 @@ def test_evaluate_tests_the_deployed_model():
 
 
 # What an algorithm needs
-
-
-@pytest.mark.parametrize(
-    ("kind", "task", "words"),
-    [
-        (FedAvgClient, MultiTaskSetup("qcqp"), "nothing to train on.* multi-task"),
-        (FLUTEClient, task_of(), "needs .*classes, to which its heads belong"),
-        (FedRepLinearClient, task_of(), "needs a LinearTask"),
-        (RepresentationTransferClient, LinearTask(), "needs a TransferTask"),
-        (SyntheticMultiTaskClient, LinearTask(), "needs a MultiTaskSetup"),
-    ],
-)
-def test_a_task_that_an_algorithm_cannot_use_is_refused(kind, task, words):
-    with pytest.raises(SettingsError, match=words) as error:
-        client_of(kind, task)
-    assert "\n" not in str(error.value)
 
 
 def test_flute_takes_any_task_with_classes():

@@ -1,26 +1,42 @@
 """Traits: how they are declared, inherited and checked."""
 
 import pytest
+import torch
 from flwr.client import NumPyClient
+from torch import nn
 
 from flwr_frl.clients import (
     Client,
     FedAvgClient,
     FedBNClient,
     FedRepClient,
+    FedRepLinearClient,
+    FLUTEClient,
     FLUTEStarClient,
     LGFedAvgClient,
+    RepresentationTransferClient,
     SCAFFOLDClient,
+    SyntheticMultiTaskClient,
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.task.base import ExampleTask, Task
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.linear import LinearTask
+from flwr_frl.task.tasks.multi_task import MultiTaskSetup
+
+EXAMPLES = [ExampleSet(torch.ones(2, 3), torch.tensor([0, 1]))]
+WITHOUT_CLASSES = ExampleTask(
+    lambda: SplitModel(nn.Linear(3, 4), nn.Linear(4, 2)), EXAMPLES, EXAMPLES
+)
 
 
-def client_of(kind: type[Client]) -> Client:
-    task = build_task(resolve({"task": "digits"}), 5)
+def client_of(kind: type[Client], task: Task | None = None) -> Client:
+    task = task or build_task(resolve({"task": "digits"}), 5)
     return kind(task, 0, PersonalState.holding({}), build(kind.settings_type, {}))
 
 
@@ -112,3 +128,19 @@ def test_an_attribute_of_an_earlier_release_names_the_new_one():
     with pytest.raises(SettingsError, match=r"SCAFFOLDClient\.keep .* use save"):
         client.keep({})
     assert not hasattr(client, "nothing")
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "words"),
+    [
+        (FedAvgClient, MultiTaskSetup("qcqp"), "nothing to train on.* multi-task"),
+        (FLUTEClient, WITHOUT_CLASSES, "needs .*classes, to which its heads belong"),
+        (FedRepLinearClient, WITHOUT_CLASSES, "needs a LinearTask"),
+        (RepresentationTransferClient, LinearTask(), "needs a TransferTask"),
+        (SyntheticMultiTaskClient, LinearTask(), "needs a MultiTaskSetup"),
+    ],
+)
+def test_a_task_that_an_algorithm_cannot_use_is_refused(kind, task, words):
+    with pytest.raises(SettingsError, match=words) as error:
+        client_of(kind, task)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,153 @@
+"""Personal states of several runs: which are continued from, kept and deleted."""
+
+import os
+from pathlib import Path
+
+import pytest
+from client_messages import new_context
+from state_values import files_in, head, value_of
+
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.state_file import pack, read_checked
+
+
+def test_a_run_continues_from_an_earlier_run_until_one_of_its_versions_counts(tmp_path):
+    first = {"directory": tmp_path, "run": "first"}
+    PersonalState(new_context(), **first).save(head(7), 30)
+    second = {"directory": tmp_path, "run": "second"}
+    context = new_context()
+    state = PersonalState(context, acknowledged=0, **second)
+    assert state.round == 0
+    assert value_of(state) == 7
+    state.save(head(8), 1)
+    # Round 1 did not count: still the first run's.
+    assert value_of(PersonalState(new_context(), acknowledged=0, **second)) == 7
+    PersonalState(context, acknowledged=0, **second).save(head(9), 2)
+    state = PersonalState(context, acknowledged=2, **second)
+    assert value_of(state) == 9
+    # Both runs may be going on: nobody touches the other's.
+    assert "first-00000030.safetensors" in files_in(tmp_path)
+    assert value_of(PersonalState(new_context(), acknowledged=30, **first)) == 7
+
+
+def set_back_clock(*paths: Path) -> None:
+    """Give files the times of a device that began in 2036 and lost its clock since."""
+    for i, path in enumerate(paths):
+        os.utime(path, ns=((2_100_000_000 - i) * 10**9,) * 2)
+
+
+def without_counter(path: Path) -> None:
+    """Make a file as earlier releases wrote it."""
+    about, arrays = read_checked(path, "")
+    del about["counter"]
+    path.write_bytes(pack(arrays, about))
+
+
+def test_files_of_the_newest_eight_earlier_runs_are_kept(tmp_path):
+    for i in range(12):
+        PersonalState(new_context(), tmp_path, run=f"r{i}").save(head(i), 5)
+        files = [tmp_path / f"r{j}-00000005.safetensors" for j in range(i + 1)]
+        set_back_clock(*filter(Path.exists, files))
+    PersonalState(new_context(), tmp_path, run="now").save(head(1), 1)
+    stay = [f"r{i}-00000005.safetensors" for i in range(4, 12)]
+    assert files_in(tmp_path) == sorted([*stay, "now-00000001.safetensors"])
+
+
+def test_directories_of_the_newest_eight_runs_are_kept(tmp_path):
+    def place(run: str, client: str = "pi") -> Path:
+        return tmp_path / f"run-{run}" / client
+
+    def save(run: str, round_: int) -> None:
+        PersonalState(new_context(), place(run), run=run).save(head(1), round_)
+
+    def stay() -> set[str]:
+        names = {
+            path.parent.name.removeprefix("run-") for path in tmp_path.glob("*/pi")
+        }
+        return names - {"now"}
+
+    for i in range(8):
+        save(f"r{i}", 5)
+    # A resumed run is as new as what it has written last.
+    save("r0", 6)
+    # What was told of the examples counts for good; an experiment may be called so.
+    (place("r1") / "privacy.json").touch()
+    (place("r3") / "r3-00000005.safetensors").rename(place("r3") / "a-00000005")
+    place("r2", "other").mkdir()
+    # A killed writer's is the run's as well.
+    (place("r4") / f".r4-00000006.safetensors.{'a' * 16}.partial").touch()
+    for i in range(8, 14):
+        save(f"r{i}", 5)
+        set_back_clock(
+            *(place(f"r{j}") for j in range(i + 1) if place(f"r{j}").exists())
+        )
+    save("now", 1)
+    assert stay() == {f"r{i}" for i in (0, 1, 3, *range(7, 14))}
+    assert value_of(PersonalState(new_context(), place("now"), run="now")) == 1
+    assert place("r2", "other").exists()
+    assert not place("r4").parent.exists()
+
+
+@pytest.mark.parametrize("link", ["run-old", "run-old/pi"])
+def test_linked_directories_of_runs_are_not_deleted(tmp_path, link):
+    theirs = tmp_path / "theirs" / "pi"
+    PersonalState(new_context(), theirs, run="old").save(head(1), 1)
+    root = tmp_path / "state"
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(theirs if link.endswith("pi") else theirs.parent)
+    runs = [f"r{i}" for i in range(10)]
+    for run in runs:
+        directory = root / f"run-{run}" / "pi"
+        PersonalState(new_context(), directory, run=run).save(head(1), 1)
+    assert [run for run in runs if not (root / f"run-{run}").exists()] == ["r0"]
+    assert files_in(theirs) == ["old-00000001.safetensors"]
+
+
+def test_an_experiment_deletes_no_directory_beside_its_own(tmp_path):
+    for i in range(12):
+        path = tmp_path / f"run-r{i}" / "pi"
+        PersonalState(new_context(), path, run="x").save(head(1), 1)
+    PersonalState(new_context(), tmp_path / "lab" / "pi", run="x").save(head(1), 1)
+    assert len(list(tmp_path.glob("run-*/pi/x-00000001.safetensors"))) == 12
+
+
+def test_the_newest_earlier_run_is_used_whatever_the_clock(tmp_path):
+    paths = []
+    for run, value in (("b", 1), ("a", 2), ("c", 3)):
+        PersonalState(new_context(), tmp_path, run=run).save(head(value), 5)
+        paths.append(tmp_path / f"{run}-00000005.safetensors")
+    set_back_clock(*paths)
+    assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 3
+    # The run that has written last is the newest, though it began first.
+    PersonalState(new_context(), tmp_path, run="b").save(head(4), 6)
+    set_back_clock(*reversed(paths), tmp_path / "b-00000006.safetensors")
+    assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 4
+
+
+def test_states_of_earlier_releases_are_older_than_all_others_and_kept(tmp_path):
+    old = [f"old{i}" for i in range(9)]
+    for i, run in enumerate(old):
+        PersonalState(new_context(), tmp_path, run=run).save(head(-i), 9)
+        without_counter(tmp_path / f"{run}-00000009.safetensors")
+        os.utime(tmp_path / f"{run}-00000009.safetensors", ns=(i * 10**9,) * 2)
+    # Among themselves they have their times alone.
+    assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == -8
+
+    def old_left() -> int:
+        return len(list(tmp_path.glob("old*")))
+
+    for i in range(8):
+        PersonalState(new_context(), tmp_path, run=f"new{i}").save(head(i), 1)
+        os.utime(tmp_path / f"new{i}-00000001.safetensors", (0, 0))
+        assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == i
+        # Nobody can tell which of them is the newest.
+        assert old_left() == 9
+    PersonalState(new_context(), tmp_path, run="new8").save(head(8), 1)
+    assert old_left() == 0
+    # A run that an earlier release began goes on, too.
+    PersonalState(new_context(), tmp_path, run="own").save(head(5), 1)
+    without_counter(tmp_path / "own-00000001.safetensors")
+    state = PersonalState(new_context(), tmp_path, 1, run="own")
+    assert value_of(state) == 5
+    state.save(head(6), 2)
+    assert value_of(PersonalState(new_context(), tmp_path, 2, run="own")) == 6

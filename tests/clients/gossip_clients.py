@@ -1,0 +1,47 @@
+"""Gossip clients, each alone, and the configs of the messages that they receive."""
+
+import pytest
+from client_messages import new_context
+
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.settings import build, resolve
+from flwr_frl.task.tasks import build_task
+
+GOSSIP = ("dpsgd", "choco-sgd", "squarm-sgd")
+by_algorithm = pytest.mark.parametrize("algorithm", GOSSIP)
+# What the server of an exchange of nothing says.
+QUIET = {"exchanged-round": 0, "consensus-step": 0.5, "neighbour-weight": 2 / 3}
+
+
+def settings_of(algorithm: str = "squarm-sgd", **more):
+    names = {name.replace("_", "-"): value for name, value in more.items()}
+    settings = {"num-clients": 5, "head-layers": 1, "model": "softmax"}
+    return resolve({**settings, "algorithm": algorithm, **names})
+
+
+def client_of(algorithm: str = "squarm-sgd", state=None, index=0, **more):
+    settings = settings_of(algorithm, **more)
+    state = PersonalState(new_context()) if state is None else state
+    kind = client_class(settings)
+    own = build(kind.settings_type, settings)
+    return kind(build_task(settings, 5), index, state, own)
+
+
+def received(algorithm: str = "squarm-sgd", **more):
+    client = client_of(algorithm, **more)
+    client.receive([], {})
+    return client
+
+
+def config_of(server_round: int, relayed=(), exchanged=None, **more):
+    config = {**QUIET, "server-round": server_round, **more}
+    config["exchanged-round"] = server_round - 1 if exchanged is None else exchanged
+    if relayed:
+        rounds, senders, weights, data = zip(*relayed, strict=True)
+        config["relayed-rounds"], config["relayed-senders"] = (
+            list(rounds),
+            list(senders),
+        )
+        config["relayed-weights"], config["relayed-data"] = list(weights), list(data)
+    return config
