@@ -10,8 +10,8 @@ from federation import ROOT, Federation, read_lines
 NAMES = ("without", "other-version")
 CONFIG = (
     'algorithm="fedrep" task="image-folder" model="mlp-2" num-clients=2 '
-    "fraction-train=1.0 num-server-rounds=1 evaluate-last=1 min-available-nodes=2 "
-    "batch-size=6 augment=false head-epochs=1"
+    "fraction-train=1.0 num-server-rounds=1 evaluate-every=0 evaluate-last=0 "
+    "min-available-nodes=2 batch-size=6 augment=false head-epochs=1"
 )
 # A release of another time, of which nothing can be used.
 OTHER = "__version__ = '0.0.1'\n__path__ = []\n"

@@ -78,8 +78,6 @@ def test_training_goes_on_from_memory(federation: Federation, tmp_path: Path) ->
             f'client-name="{name}" data-dir="{tmp_path / "data" / name}" '
             f'state-dir="{disks[kind]}"',
             before=before.get(kind, ()),
-            # One that is as Flower makes it.
-            warm=kind != "healthy",
         )
     output = tmp_path / "deployed"
     log = federation.run(APP, f'output="{output}"', 900)
