@@ -1,7 +1,8 @@
 """One SuperLink with TLS and keys and three devices, which serve several runs.
 
 The devices are started once, as people have them: each with its images, its table and
-its disk. What a run needs beyond that is the run's own.
+its disk. None has a ``client-name``: each is known by its registered name. What a run
+needs beyond that is the run's own.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,31 +35,45 @@ NAMED = sum(len("registered-name") + len(name) for name in NAMES)
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three devices, each with a folder of images and of readings, and a disk."""
+def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A SuperLink that knows three devices, of which none has been started."""
     home = tmp_path_factory.mktemp("fleet")
     sys.path.insert(0, str(GUEST))
     from guest.task import draw
 
     write_folders(home / "data", len(NAMES))
     (home / "ids").mkdir()
+    for i, name in enumerate(NAMES):
+        table = draw(i, seed=0, readings=60, noise=0.05)
+        path = home / "data" / name / "readings.csv"
+        np.savetxt(path, table, delimiter=",", fmt="%.18g")
     federation = Federation(home, NAMES)
     try:
         federation.start_superlink()
         federation.register()
-        for i, name in enumerate(NAMES):
-            data = home / "data" / name
-            table = draw(i, seed=0, readings=60, noise=0.05)
-            np.savetxt(data / "readings.csv", table, delimiter=",", fmt="%.18g")
-            config = f'client-name="{name}" data-dir="{data}" '
-            config += f'state-dir="{home / "state" / name}"'
-            for own in OWN.get(name, ()):
-                config += f' {own}="{home / own}"'
-            federation.start_supernode(name, config)
         yield federation
     finally:
         federation.close()
         sys.path.remove(str(GUEST))
+
+
+@pytest.fixture
+def fleet(registered: Federation) -> Federation:
+    """Three devices, each with a folder of images and of readings, and a disk."""
+    for name in NAMES:
+        start(registered, name)
+    return registered
+
+
+def start(federation: Federation, name: str) -> None:
+    """Start a device, unless it runs."""
+    if name in federation.processes:
+        return
+    home = federation.home
+    config = f'data-dir="{home / "data" / name}" state-dir="{home / "state" / name}"'
+    for own in OWN.get(name, ()):
+        config += f' {own}="{home / own}"'
+    federation.start_supernode(name, config)
 
 
 def without_times(rows: list[dict]) -> list[dict]:
@@ -74,10 +90,66 @@ def assert_same(found: list[dict], expected: list[dict], log: str) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
+# A device joins during a run; another is restarted between a stop and a resume
+
+GROWING = (
+    'algorithm="fedrep" task="image-folder" model="mlp-2" num-clients=3 '
+    "fraction-train=1.0 batch-size=6 augment=false head-epochs=1 evaluate-every=1 "
+    "evaluate-last=1 checkpoint-every=1 names-by-key=true"
+)
+
+
+# Before the other tests, which start all devices.
+@pytest.mark.e2e
+def test_a_device_joins_and_another_is_restarted_before_a_resume(
+    registered: Federation, tmp_path: Path
+) -> None:
+    output = tmp_path / "results"
+    rows = output / "fedrep" / "metrics.jsonl"
+    logs: list[str] = []
+    for name in NAMES[:2]:
+        start(registered, name)
+
+    def train() -> None:
+        rounds = f'{GROWING} num-server-rounds=200 output="{output}"'
+        logs.append(registered.run(ROOT, rounds, 900))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    wait_until(lambda: len(read_lines(rows)) > 0, 300, "the first round")
+    start(registered, NAMES[2])
+
+    def all_train() -> bool:
+        return any(row["clients"] == 3 for row in read_lines(rows))
+
+    wait_until(all_train, 300, "the third device")
+    [run_id] = set(re.findall(r"\b\d{15,20}\b", registered.flwr("list", "test")))
+    registered.flwr("stop", run_id, "test")
+    thread.join()
+    before = read_lines(rows)
+    assert before[0]["clients"] == 2
+    # The directories of their states have the registered names.
+    for name in NAMES:
+        files = (registered.home / "state" / name).rglob("*.safetensors")
+        assert name in {path.parent.name for path in files}
+    # Its new version begins as another process.
+    process = registered.processes.pop(NAMES[0])
+    process.terminate()
+    process.wait()
+    start(registered, NAMES[0])
+    rounds = len(before) + 2
+    resumed = f'{GROWING} num-server-rounds={rounds} output="{output}" '
+    resumed += f'resume="{output}" min-available-nodes=3'
+    log = registered.run(ROOT, resumed, 600)
+    after = read_lines(rows)
+    assert [row["round"] for row in after] == list(range(1, rounds + 1)), log
+    assert after[-1]["clients"] == 3, log
+    assert "has lost what it kept" not in log
+
+
 # Ours
 
 SETTINGS = {
-    "fedrep": "head-epochs=2",
     "flute": "head-epochs=2",
     # By real arrival order; n = N from the first round on.
     "srpfl": "head-epochs=2 initial-nodes=3",
@@ -113,17 +185,21 @@ def test_devices_give_the_numbers_of_the_simulation_and_intruders_get_nothing(
     # They are there before the runs, and tried.
     refused = "Connection attempt failed"
     wait_until(lambda: all(refused in said_by(n) for n in intruders), 600, "intruders")
+    output = tmp_path / "deployed"
+
+    def deploy(algorithm: str) -> str:
+        config = f'algorithm="{algorithm}" {SHARED} {SETTINGS[algorithm]}'
+        return fleet.run(ROOT, f'{config} output="{output}"', 1200)
+
+    # At the same time: what one run sends keeps no device from the other's messages.
+    with ThreadPoolExecutor() as pool:
+        logs = dict(zip(SETTINGS, pool.map(deploy, SETTINGS), strict=True))
     for algorithm, own in SETTINGS.items():
-        config = f"{SHARED} {own}"
-        output = tmp_path / "deployed"
-        log = fleet.run(
-            ROOT, f'algorithm="{algorithm}" {config} output="{output}"', 1200
-        )
         inline = tmp_path / "inline"
-        arguments = ("--data-dir", str(data), "--run-config", config)
+        arguments = ("--data-dir", str(data), "--run-config", f"{SHARED} {own}")
         assert run(inline, algorithm, *arguments) == 0
         found = read_lines(output / algorithm / "metrics.jsonl")
-        assert_same(found, rows_of(inline, algorithm), log)
+        assert_same(found, rows_of(inline, algorithm), logs[algorithm])
         clients = json.loads((output / algorithm / "clients.json").read_text())
         assert sorted(clients) == list(NAMES)
     for name in intruders:
@@ -132,6 +208,15 @@ def test_devices_give_the_numbers_of_the_simulation_and_intruders_get_nothing(
         fleet.kill(name)
     listed = fleet.flwr("supernode", "list", "test")
     assert listed.lower().count("online") == len(NAMES), listed
+
+
+@pytest.mark.e2e
+def test_a_run_without_a_target_ends_with_one_line(fleet: Federation, tmp_path: Path):
+    # On a device, the index decides nothing: all are sources.
+    config = f'algorithm="representation-transfer" {SHARED}'
+    log = fleet.run(ROOT, f'{config} output="{tmp_path / "out"}"', 600)
+    assert "role is 'source'; expected 'target' in the node config" in log
+    assert "Traceback" not in log
 
 
 # An outsider's algorithm and task, which no file of flwr-frl names
