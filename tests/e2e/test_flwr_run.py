@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,22 @@ SETTINGS = {
 }
 
 
+# Ray's processes for clients: two, which answer at the same time, and one.
+PROCESSES = {"flute": 2, "fedbuff": 1}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """An environment in which both runs have the same local SuperLink."""
+    with local_flower(tmp_path_factory.mktemp("flwr")) as environment:
+        yield environment
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("algorithm", SETTINGS)
-def test_flwr_run_equals_inline(tmp_path: Path, algorithm: str) -> None:
+def test_flwr_run_equals_inline(
+    environment: dict[str, str], tmp_path: Path, algorithm: str
+) -> None:
     settings = SETTINGS[algorithm]
     inline, simulated = tmp_path / "inline", tmp_path / "simulated"
     command = [
@@ -30,23 +44,23 @@ def test_flwr_run_equals_inline(tmp_path: Path, algorithm: str) -> None:
         "local",
         "--stream",
         "--federation-config",
-        "num-supernodes=4 client-resources-num-cpus=1",
+        "num-supernodes=4 client-resources-num-cpus=1 "
+        f"init-args-num-cpus={PROCESSES[algorithm]}",
         "--run-config",
         f'algorithm="{algorithm}" {settings} output="{simulated}"',
     ]
-    with local_flower(tmp_path / "flwr") as environment:
-        # On a busy machine Flower's own 15 seconds for the SuperLink may be too few.
-        for _ in range(3):
-            result = subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=400,
-                check=False,
-            )
-            if "Failed to start local SuperLink" not in result.stdout + result.stderr:
-                break
+    # On a busy machine Flower's own 15 seconds for the SuperLink may be too few.
+    for _ in range(3):
+        result = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        if "Failed to start local SuperLink" not in result.stdout + result.stderr:
+            break
     rows = read_lines(simulated / algorithm / "metrics.jsonl")
     said = result.stdout + result.stderr
     assert rows, said
