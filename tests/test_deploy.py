@@ -3,34 +3,13 @@
 import hashlib
 import re
 import shutil
-import subprocess
 import sys
-import tomllib
 from pathlib import Path
-from types import ModuleType
 
-import numpy as np
 import pytest
-import torch
-from flwr.app import Context, RecordDict
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-from torch import nn
+from deploy_commands import DEPLOY, command
 
-from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies import FedRep
-from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import resolve
-
-ROOT = Path(__file__).parents[1]
-DEPLOY = ROOT / "deploy"
 SCRIPT = DEPLOY / "certificates.sh"
-
-
-def command(*arguments: object, **more) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(a) for a in arguments], capture_output=True, text=True, timeout=60, **more
-    )
 
 
 def contents(directory: Path) -> dict[str, str]:
@@ -47,6 +26,7 @@ def names_of(certificate: Path) -> str:
 
 
 # Certificates
+
 
 needs_tools = pytest.mark.skipif(
     not (shutil.which("openssl") and shutil.which("ssh-keygen")),
@@ -219,18 +199,31 @@ def test_systemd_takes_the_units(name, tmp_path):
 
 # The watchdog
 
+
 # What a SuperNode said when its SuperLink's database had been locked for 35 s.
 LOST = """\x1b[91mERROR \x1b[0m:     Server error '500 Internal Server Error' for url \
 'https://127.0.0.1:8000/v1/fleet/pull-messages'
 For more information check: https://developer.mozilla.org/en-US/docs/Web/HTTP/Status/500
 """
+
+
 PASSED = """\x1b[91mERROR \x1b[0m:     Failed to receive message 1: Server error '500 …'
 \x1b[92mINFO \x1b[0m:      Received successfully
 """
+
+
 HEARTBEAT = "Exception in thread Thread-2 (_run):\nTraceback (most recent call last):\n"
+
+
 NODE_EXEC = "python -P -m flwr_frl.clients.device.warm --insecure --parent-pid 4711"
+
+
 LINK_EXEC = "flower-superexec --parent-pid 4711 --root-certificates x"
+
+
 RUNS = "flwr-serverapp --parent-pid 4712"
+
+
 FAKES = {
     "systemctl": """case "$*" in
         restart*) echo "$2" >>"$HERE/restarted";;
@@ -319,186 +312,3 @@ def test_systemd_takes_the_watchdog_s_units(tmp_path):
         path.write_text(unit.replace("/opt/flwr-frl/deploy", str(DEPLOY)))
     result = command("systemd-analyze", "verify", "--man=no", path)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-# The guide
-
-
-def guide() -> str:
-    return (DEPLOY / "README.md").read_text()
-
-
-def test_what_the_guide_links_to_is_there():
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", guide()):
-        # Measured with the whole of a deployment, on its own.
-        if not link.endswith("memory.md"):
-            assert (DEPLOY / link).exists(), link
-
-
-def test_the_guide_s_settings_exist():
-    text = re.search(r"--run-config '(.*?)'", guide(), re.DOTALL)[1]
-    from flwr.common.config import parse_config_args
-
-    given = parse_config_args([text])
-    assert given["task"] == "image-folder"
-    resolve(given)
-
-
-class Net(nn.Module):
-    """A model that somebody else has written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(4, 3)
-        self.head = nn.Linear(3, 2)
-
-
-def train_locally(net: Net) -> tuple[float, int]:
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(0.5)
-    return 0.25, 7
-
-
-@pytest.fixture
-def example(monkeypatch):
-    """Run a Python block of the guide and return its app."""
-    yours = ModuleType("your_app")
-    yours.Net, yours.train_locally = Net, train_locally
-    monkeypatch.setitem(sys.modules, "your_app", yours)
-
-    def run(name: str):
-        pattern = rf"<!-- {name} -->\n```python\n(.*?)```\n<!-- end -->"
-        scope: dict[str, object] = {}
-        exec(re.search(pattern, guide(), re.DOTALL)[1], scope)
-        return scope["app"]
-
-    return run
-
-
-def named(grid: InlineGrid) -> InlineGrid:
-    for i, context in grid.contexts.items():
-        context.node_config = {"client-name": f"pi-{i:02}"}
-    return grid
-
-
-class Spy(InlineGrid):
-    """Keeps all messages and replies."""
-
-    def __init__(self, *arguments) -> None:
-        super().__init__(*arguments)
-        self.seen: list[tuple[object, object]] = []
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages = list(messages)
-        replies = super().send_and_receive(messages)
-        self.seen += list(zip(messages, replies, strict=True))
-        return replies
-
-
-def test_the_guide_s_own_app_with_differential_privacy(example):
-    grid = named(Spy(example("client"), 10))
-    context = Context(1, 0, {}, RecordDict(), {})
-    example("server")(grid, context)
-    trained = [(m, r) for m, r in grid.seen if str(m.metadata.message_type) == "train"]
-    # Ten rounds of five of ten clients each.
-    assert len(trained) == 50
-    assert not any(reply.has_error() for _, reply in trained)
-    assert len({m.metadata.dst_node_id for m, _ in trained}) > 5
-    for message, reply in trained:
-        for part in (message, reply):
-            (record,) = part.content.array_records.values()
-            assert set(record) == {"weight", "bias"}
-            assert record["weight"].numpy().shape == (3, 4)
-    # By hand: every weight of 15 moves by 0.5, a norm of 0.5 √15 = 1.94, is clipped to
-    # 1, and gets noise of 0.2 · 1 / 5 = 0.04 in each of the ten rounds.
-    first = trained[0][0].content["arrays"]
-    last = trained[-1][0].content["arrays"]
-    moved = np.concatenate(
-        [(last[n].numpy() - first[n].numpy()).ravel() for n in first]
-    )
-    step = 1 / np.sqrt(15)
-    assert moved.mean() == pytest.approx(9 * step, abs=4 * 0.04 * 3 / np.sqrt(15))
-    assert 0.03 < moved.std() < 0.25
-    # Each client's own head went on from its last.
-    counts = {}
-    for message, _ in trained:
-        node = message.metadata.dst_node_id
-        counts[node] = counts.get(node, 0) + 1
-    for node, count in counts.items():
-        head = grid.contexts[node].state["head"].to_torch_state_dict()
-        expected = Net().head.bias + 0.5 * count
-        torch.testing.assert_close(head["bias"], expected.detach())
-
-
-def test_the_guide_s_mod_adds_noise_on_the_device(example):
-    settings = {"algorithm": "fedrep", "head-epochs": 1, "batch-size": 100}
-
-    def trained(app):
-        grid = Spy(app, 5, settings)
-        strategy = FedRep(seed=1, fraction_train=1.0)
-        initial = strategy.initialize(grid)
-        run_rounds(strategy, grid, initial, range(1, 2))
-        errors = [reply.error for _, reply in grid.seen if reply.has_error()]
-        assert errors == []
-        return initial, {
-            message.metadata.dst_node_id: reply.content["arrays"]
-            for message, reply in grid.seen
-            if message.metadata.message_type == "train"
-        }
-
-    np.random.seed(0)
-    initial, noisy = trained(example("mod"))
-    _, plain = trained(make_app())
-    assert len(noisy) == 5
-    # As Flower's mod has it: sensitivity √(2 ln(1.25 / δ)) / ε.
-    sigma = np.sqrt(2 * np.log(1.25 / 1e-5)) / 100
-    for node, arrays in noisy.items():
-        differences = [
-            (arrays[n].numpy() - plain[node][n].numpy()).ravel() for n in arrays
-        ]
-        spread = np.concatenate(differences).std()
-        assert spread == pytest.approx(sigma, rel=0.05)
-        assert list(arrays) == list(initial)
-
-
-# Flower's own file
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("times", [1, 2])
-def test_the_federation_is_added_to_the_file_that_flower_makes(
-    tmp_path, monkeypatch, times
-):
-    from flwr.cli.flower_config import init_flwr_config
-
-    home = tmp_path / ".flwr"
-    monkeypatch.setenv("FLWR_HOME", str(home))
-    init_flwr_config()
-    made = tomllib.loads((home / "config.toml").read_text())["superlink"]
-    guide = (DEPLOY / "README.md").read_text()
-    marked = re.search(r"<!-- superlink -->\n```sh\n(.*?)```", guide, re.DOTALL)
-    # What makes the file has been done.
-    lines = marked[1].replace("flwr config list >/dev/null\n", "")
-    assert lines != marked[1]
-    for _ in range(times):
-        environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-        assert command("bash", "-euc", lines, env=environment).returncode == 0
-    found = tomllib.loads((home / "config.toml").read_text())["superlink"]
-    assert found == {
-        **made,
-        "default": "federation",
-        "federation": {
-            "address": "127.0.0.1:8000",
-            "root-certificates": "/etc/flwr-frl/ca.crt",
-        },
-    }
-
-
-@pytest.mark.parametrize("name", ["README.md", "proxy.conf"])
-def test_the_proxy_takes_a_piece_of_an_array_and_little_more(name):
-    text = (DEPLOY / name).read_text()
-    (megabytes,) = re.findall(r"^ *client_max_body_size (\d+)m;", text, re.MULTILINE)
-    piece = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-    assert piece < int(megabytes) * 2**20 < 2 * piece

@@ -1,16 +1,13 @@
 """FedBuff and FedAsync, against an event simulation of a few lines of NumPy."""
 
 import json
-import math
 
 import numpy as np
 import pytest
-from flwr.app import Message, MessageType
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from quadratic_clients import CLIENTS, TARGETS, quadratic, step
 
 from flwr_frl.strategies import SCAFFOLD, FedAsync, FedAvg, FedBuff, build_strategy
-from flwr_frl.strategies.grids import arrivals
-from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -18,23 +15,6 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
 from flwr_frl.task.settings import SettingsError, resolve
-from tests.strategies.base.function_clients import honest, partition_of, reply_with
-
-CLIENTS = 9
-TARGETS = np.random.default_rng(3).normal(size=(CLIENTS, 4))
-
-
-def step(x: np.ndarray, client: int) -> np.ndarray:
-    """Local training: a step of size 0.3 towards the client's target."""
-    return x + 0.3 * (TARGETS[client] - x)
-
-
-def quadratic(message: Message, context) -> Message:
-    if message.metadata.message_type != MessageType.TRAIN:
-        return honest(message, context)
-    x = message.content.array_records["arrays"]["w"].numpy()
-    arrays = {"w": step(x, partition_of(context))}
-    return reply_with(message, arrays, num_examples=1, train_loss=0.0)
 
 
 def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):
@@ -361,93 +341,3 @@ def test_refused_without_speeds_or_with_too_few_clients(tmp_path):
     with pytest.raises(SettingsError) as error:
         rows_of(settings_of(tmp_path, "fedbuff", concurrency=11))
     assert error.value.code == "concurrency"
-
-
-# Real nodes
-
-
-class Late(InlineGrid):
-    """Nodes whose replies arrive after a number of pulls; others never answer."""
-
-    in_process = False
-
-    def __init__(self, delays: dict[int, float], failing: tuple[int, ...] = ()) -> None:
-        def app(message: Message, context) -> Message:
-            trains = message.metadata.message_type == MessageType.TRAIN
-            if trains and context.node_id in failing:
-                raise SettingsError("the node fails")
-            return quadratic(message, context)
-
-        super().__init__(app, len(delays))
-        self.delays, self.now = delays, 0
-        self.arrives: dict[str, float] = {}
-        self.log: list[int] = []
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        ids = list(super().push_messages(messages))
-        for i, message in zip(ids, messages, strict=True):
-            node, kind = message.metadata.dst_node_id, message.metadata.message_type
-            trains = kind == MessageType.TRAIN
-            self.arrives[i] = self.now + (self.delays[node] if trains else 0)
-            self.log += [node] * trains
-        return ids
-
-    def pull_messages(self, message_ids):
-        self.now += 1
-        ready = [i for i in message_ids if self.arrives[i] < self.now]
-        replies = []
-        for reply in super().pull_messages(ready):
-            # Every reply comes twice.
-            replies += [reply, reply]
-        return replies
-
-
-@pytest.fixture
-def no_pauses(monkeypatch) -> None:
-    monkeypatch.setattr(arrivals, "PULL_INTERVAL", 0.0)
-
-
-def run_on(grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0):
-    strategy, rows = wrapper.strategy, []
-    real = with_retries(grid, strategy.name_of, timeout)
-    adapted = strategy.participation.adapt_grid(real, strategy.name_of)
-    run_rounds(
-        strategy,
-        adapted,
-        to_record({"w": np.zeros(4)}),
-        range(1, versions + 1),
-        evaluated=lambda version: version == versions,
-        after_round=lambda version, arrays, metrics: rows.append(metrics),
-    )
-    return rows
-
-
-def test_real_nodes_are_not_waited_for(no_pauses):
-    # Node 3 answers after 40 pulls, the others after 2.
-    grid = Late({1: 1, 2: 1, 3: 40})
-    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
-    rows = run_on(grid, wrapper, 12)
-    assert all(row["clients"] == 2 and row["rejected"] == 0 for row in rows)
-    assert grid.now < 80
-    assert grid.log.count(3) <= 2
-    assert grid.log.count(1) >= 11
-    # Node 3 is at work during the evaluation and is not asked.
-    assert rows[-1]["evaluated"] < 3 or grid.log.count(3) == 2
-
-
-def test_replies_that_arrive_together_belong_to_versions_of_their_own(no_pauses):
-    grid = Late({1: 1, 2: 1, 3: 1})
-    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1)
-    rows = run_on(grid, wrapper, 9)
-    assert [row["clients"] for row in rows] == [1] * 9
-    assert {row["staleness-max"] for row in rows} >= {0, 1, 2}
-
-
-def test_a_node_that_fails_or_never_answers_is_replaced(no_pauses):
-    grid = Late({1: 1, 2: 1, 3: 1, 4: math.inf}, failing=(3,))
-    wrapper = FedBuff(FedAvg(), concurrency=4, buffer_size=2)
-    rows = run_on(grid, wrapper, 10, timeout=0.05)
-    assert all(row["clients"] == 2 for row in rows)
-    assert sum(row["rejected"] for row in rows) > 0
-    assert wrapper.participation.updates.keys() == {"000000", "000001"}

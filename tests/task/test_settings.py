@@ -1,16 +1,14 @@
 """Settings: declarations, ranges, names, types and one-line errors."""
 
 import math
-import pickle
 import re
 import tomllib
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
+from declarations import COUNT, PYPROJECT, RATE, MoreSteps, SGDOptimizer, function
 
 from docs import settings as settings_page
 from flwr_frl.clients.algorithms import owners
@@ -20,30 +18,21 @@ from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.rounds import RunSettings
 from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.settings import (
-    Checked,
     Choice,
     Declared,
     Free,
     Place,
     Range,
-    ResourceError,
-    SettingsError,
     build,
     declared,
     defaults,
-    is_path,
     load,
-    need,
-    require,
     resolve,
-    unknown,
     validate,
 )
 from flwr_frl.task.tasks import TASKS
 
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 INFINITY = math.inf
-RATE, COUNT = Range("(0, 1]"), Range("[1, inf)")
 
 
 # What is allowed
@@ -101,20 +90,6 @@ def test_a_place_need_not_be_there_but_can_be_looked_for(tmp_path):
 # What is declared
 
 
-@dataclass(frozen=True)
-class SGDOptimizer(Checked):
-    step_size: Annotated[float, RATE] = 0.5
-    # No settings: neither has a range.
-    plain: int = 3
-    described: Annotated[int, "an integer"] = 4
-
-
-@dataclass(frozen=True)
-class MoreSteps(SGDOptimizer):
-    step_size: Annotated[float, RATE] = 0.25
-    num_steps: Annotated[int, COUNT] = 7
-
-
 class Parent:
     name: ClassVar[str] = "parent"
 
@@ -169,15 +144,6 @@ class Whole:
 
     def __init__(self, name: str, settings: MoreSteps, size: int = 0) -> None:
         self.name, self.settings, self.size = name, settings, size
-
-
-def function(
-    num_clients: int,
-    *,
-    rate: Annotated[float, RATE] = 0.5,
-    max_size: Annotated[int, COUNT] = 8,
-) -> tuple[int, float, int]:
-    return num_clients, rate, max_size
 
 
 def values_of(maker: Any) -> dict[str, Any]:
@@ -270,6 +236,8 @@ class Parent:
     def __init__(self, *, rate: Annotated[float, Interval("(0, 1]")] = 0.5):
         self.rate = rate
 """
+
+
 HEIRS = """
 from dataclasses import dataclass
 from postponed import Data, Parent
@@ -391,172 +359,3 @@ def test_pyproject_has_the_sections_and_the_order_of_the_page():
     page = settings_page.PAGE.read_text(encoding="utf-8").replace("## ", "# ")
     rows = re.findall(r"^# (.+)$|^\| `([\w-]+)` \|", page, re.M)[1:]
     assert lines == [(title.replace("`", ""), name) for title, name in rows]
-
-
-# What is given
-
-
-def test_overrides_change_only_what_they_name():
-    settings = resolve({"seed": 5, "momentum": 0.25})
-    changed = {n for n in settings if settings[n] != defaults()[n]}
-    assert changed == {"seed", "momentum"}
-    assert resolve({})["seed"] == defaults()["seed"]
-
-
-def test_an_int_will_do_for_a_float():
-    value = resolve({"learning-rate": 1})["learning-rate"]
-    assert value == 1.0
-    assert type(value) is float
-
-
-def test_unknown_names_raise_with_the_most_similar_one(code_of):
-    for name, similar in (("sede", "seed"), ("batch_size", "batch-size")):
-        assert code_of(lambda name=name: resolve({name: 1})) == "setting"
-        with pytest.raises(SettingsError, match=f"did you mean '{similar}'"):
-            resolve({name: 1})
-
-
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("seed", 1.5),
-        ("seed", True),
-        ("augment", 1),
-        ("task", 3),
-        ("momentum", "0.5"),
-        ("momentum", True),
-        ("seed", 2**63),
-    ],
-)
-def test_values_of_another_type_raise(code_of, name, value, strict):
-    assert code_of(lambda: resolve({name: value}, strict=strict)) == name
-
-
-def test_unknown_names_pass_where_others_may_know_them(code_of):
-    settings = resolve({"sede": 1, "seed": 3}, strict=False)
-    assert settings == {**defaults(), "seed": 3, "sede": 1}
-    assert code_of(lambda: resolve({"sede": -(2**63)}, strict=False)) == "sede"
-
-
-def test_guests_bring_settings_of_their_own(code_of):
-    guests = (MoreSteps, function)
-    own = {"step-size": 0.25, "num-steps": 7, "rate": 0.5, "max-size": 8}
-    assert resolve({}, guests) == {**defaults(), **own}
-    settings = resolve({"num-steps": 9, "rate": 1}, guests)
-    assert (settings["num-steps"], settings["rate"]) == (9, 1.0)
-    assert type(settings["rate"]) is float
-    assert code_of(lambda: resolve({"num-steps": 1.0}, guests)) == "num-steps"
-    with pytest.raises(SettingsError, match="did you mean 'num-steps'"):
-        resolve({"num-step": 1}, guests)
-    # The settings of guests are unknown in other calls.
-    with pytest.raises(SettingsError, match="unknown setting 'num-steps'"):
-        resolve({"num-steps": 9})
-
-
-def test_a_setting_has_one_default(code_of):
-    @dataclass
-    class Guest:
-        seed: Annotated[int, COUNT] = 77
-
-    with pytest.raises(SettingsError, match="default 77, but elsewhere it is 0") as e:
-        resolve({}, [Guest])
-    assert e.value.code == "seed"
-
-    @dataclass
-    class Text:
-        seed: Annotated[str, Free()] = "0"
-
-    assert code_of(lambda: resolve({}, [Text])) == "seed"
-
-    @dataclass
-    class Same:
-        seed: Annotated[int, COUNT] = 0
-
-    assert resolve({}, [Same]) == defaults()
-
-
-@pytest.mark.parametrize("interval", ["", "0", "[0 1]", "(1, 0]", "[a, 1]", "[0, 1"])
-def test_what_is_no_interval(code_of, interval):
-    assert code_of(lambda: Range(interval)) == "interval"
-
-
-# Import paths
-
-
-def test_an_import_path_is_loaded():
-    assert is_path("package.module:name")
-    assert not is_path("fedrep")
-    assert load("flwr_frl.task.settings:Range", "task") is Range
-    assert load("flwr_frl.task.settings:Range.permits", "task") is Range.permits
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("no_such_module:f", "No module named 'no_such_module'"),
-        ("task.no_such:f", "No module named 'task.no_such'"),
-        ("flwr_frl.task.settings:Rang", "has no 'Rang'"),
-        ("flwr_frl.task.settings:Range.x", "has no 'Range.x'"),
-        ("flwr_frl.task.settings:", "has no ''"),
-        (":f", "Empty module name"),
-    ],
-)
-def test_a_path_that_cannot_be_imported(path, reason):
-    with pytest.raises(SettingsError, match=f"{reason}$") as error:
-        load(path, "task")
-    assert error.value.code == "task"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_mod"),
-        ("raise RuntimeError('first line\\n  second line')", "first line second line"),
-        ("def f(:", "SyntaxError: invalid syntax"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_a_module_s_own_error_is_told_in_one_line(write_module, text, reason):
-    name = write_module("broken_module", text)
-    with pytest.raises(SettingsError, match=re.escape(reason)) as error:
-        load(f"{name}:f", "algorithm")
-    assert str(error.value).startswith(f"algorithm '{name}:f' cannot be imported: ")
-    assert "\n" not in str(error.value)
-    assert error.value.__cause__ is not None
-
-
-def test_errors_keep_their_code_when_a_worker_sends_them():
-    error = pickle.loads(pickle.dumps(ResourceError("no GPU", "device")))
-    assert isinstance(error, ResourceError)
-    assert (str(error), error.code) == ("no GPU", "device")
-
-
-# One line
-
-
-def test_require_and_unknown(code_of):
-    require(True, "x", 1, "anything")
-    with pytest.raises(SettingsError, match=r"^x is 'a'; expected a number$") as e:
-        require(False, "x", "a", "a number")
-    assert (e.value.code, unknown("fruit", "x", []).code) == ("x", "fruit")
-    assert code_of(lambda: require(False, "a sum of x", 3, "less")) == "settings"
-    assert code_of(lambda: require(False, "a sum of x", 3, "less", "x")) == "x"
-    assert code_of(lambda: need("no_such_package", "x", "y")) == "missing-package"
-    assert str(unknown("fruit", "aple", ["pear", "apple"])) == (
-        "unknown fruit 'aple'; did you mean 'apple'? known: apple, pear"
-    )
-    assert str(unknown("fruit", "xyz", ["pear"])) == "unknown fruit 'xyz'; known: pear"
-
-
-def test_a_long_list_is_on_a_page():
-    names = [f"name-{i}" for i in range(61)]
-    assert "name-9" not in str(unknown("setting", "zzz", names))
-    assert str(unknown("setting", "zzz", names[1:])).endswith(", name-9")
-    assert (PYPROJECT.parent / "docs" / "settings.md").is_file()
-
-
-def test_a_setting_s_former_name_works_with_one_warning(caplog):
-    for _ in range(2):
-        assert resolve({"liar-share": 0.1})["byzantine-fraction"] == 0.1
-    assert len([m for m in caplog.messages if "liar-share" in m]) == 1

@@ -13,6 +13,7 @@ from function_clients import (
     train_once,
 )
 from malformed import crash
+from participants import properties_of
 
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import BaseStrategy
@@ -234,19 +235,6 @@ def test_nodes_are_ordered_by_name():
     assert strategy.name_of(77) == "77"
 
 
-def properties_of(**changes: dict[int, object]) -> Client:
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.QUERY:
-            record = reply.content.config_records["properties"]
-            for name, values in changes.items():
-                if partition_of(context) in values:
-                    record[name] = values[partition_of(context)]
-        return reply
-
-    return client
-
-
 def test_two_nodes_of_the_same_name():
     grid = grid_of(4, properties_of(client={1: "same", 3: "same"}))
     strategy = FedAvg()
@@ -333,89 +321,6 @@ def test_enough_nodes_are_waited_for(monkeypatch):
     assert len(waited) == 1
 
 
-def test_the_first_client_that_answers_gives_the_initial_arrays():
-    def client(message: Message, context: Context) -> Message:
-        kind = message.metadata.message_type
-        if kind == f"{MessageType.QUERY}.arrays" and partition_of(context) == 0:
-            raise RuntimeError("broken")
-        return honest(message, context)
-
-    arrays = FedAvg().initialize(grid_of(3, client))
-    assert list(arrays) == ["w", "b"]
-
-
-@pytest.mark.parametrize("bad", ["nothing", "nan"])
-def test_malformed_initial_arrays_of_one_client_do_not_end_the_run(bad):
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        kind = message.metadata.message_type
-        if kind == f"{MessageType.QUERY}.arrays" and partition_of(context) == 0:
-            if bad == "nothing":
-                reply.content.clear()
-            else:
-                nan = {n: np.full_like(v, np.nan) for n, v in START.items()}
-                reply.content["arrays"] = to_record(nan)
-        return reply
-
-    arrays = FedAvg().initialize(grid_of(3, client))
-    assert arrays["w"].numpy().tolist() == START["w"].tolist()
-
-
-LIES = {
-    "other values": {n: v - 7 for n, v in START.items()},
-    "1e30": {n: np.full_like(v, 1e30) for n, v in START.items()},
-    "other names": {"x": START["w"]},
-    "another shape": START | {"w": np.zeros((3, 3), np.float32)},
-    "complex": {n: v.astype(np.complex64) for n, v in START.items()},
-}
-
-
-def arrays_of(lies: dict[int, dict]) -> Client:
-    """Honest but for the initial arrays of some."""
-
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        lie = lies.get(partition_of(context))
-        if message.metadata.message_type == f"{MessageType.QUERY}.arrays" and lie:
-            reply.content["arrays"] = to_record(lie)
-        return reply
-
-    return client
-
-
-@pytest.mark.parametrize("n", [3, 5, 40])
-@pytest.mark.parametrize("lie", list(LIES))
-def test_the_first_name_does_not_decide_the_initial_model(lie, n, caplog):
-    arrays = FedAvg().initialize(grid_of(n, arrays_of({0: LIES[lie]})))
-    assert {name: a.numpy().tolist() for name, a in arrays.items()} == {
-        name: a.tolist() for name, a in START.items()
-    }
-    said = [m for m in caplog.messages if "client 000000" in m]
-    assert len(said) == 1
-
-
-def test_where_a_few_do_not_agree_all_are_asked():
-    # Of nine those at 0, 1, 2, 3 and 4 are asked first, and three of them lie.
-    other = {n: v + 1 for n, v in START.items()}
-    liars = {0: other, 1: LIES["1e30"], 2: {"x": START["w"]}}
-    asked = []
-
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == f"{MessageType.QUERY}.arrays":
-            asked.append(partition_of(context))
-        return arrays_of(liars)(message, context)
-
-    arrays = FedAvg().initialize(grid_of(9, client))
-    assert arrays["w"].numpy().tolist() == START["w"].tolist()
-    assert sorted(asked) == list(range(9))
-
-
-def test_where_nobody_agrees_the_first_name_s_are_taken():
-    own = {i: {"w": np.full(2, float(i + 1))} for i in range(3)}
-    arrays = FedAvg().initialize(grid_of(3, arrays_of(own)))
-    assert arrays["w"].numpy().tolist() == [1, 1]
-
-
 def test_a_refusal_names_its_real_cause(caplog):
     said = {
         "structure": {1: "classes", 2: "inputs", 3: "shapes"},
@@ -475,131 +380,3 @@ def test_statistics_have_as_much_time_as_a_round_and_the_silent_are_named(caplog
         assert [name for name, _ in answers] == ["000000", "000002"]
         assert f"no {action} of 000001" in caplog.text
     assert times == [7200.0, 600.0]
-
-
-def come_and_go(strategy: BaseStrategy, nodes: list[int]) -> list[int]:
-    """Let nodes 1 and 2 alone train, then identify those that are there now."""
-    others = dict.fromkeys(range(2, 5), "another")
-    grid = grid_of(5, properties_of(structure=others))
-    contexts, there = dict(grid.contexts), {1: grid.contexts[1], 2: grid.contexts[2]}
-    grid.contexts = there
-    if not strategy.ledger.acknowledged:
-        train_once(strategy, grid)
-    grid.contexts = {node: contexts[node] for node in nodes}
-    return strategy.identify(grid)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "fit"),
-    [
-        ([1, 2, 3, 4, 5], [1, 2]),
-        ([1, 3, 4], [1]),
-        ([3, 4, 5], []),
-    ],
-)
-def test_those_that_come_later_do_not_outvote_the_run(nodes, fit, caplog):
-    strategy = averaging()
-    assert come_and_go(strategy, nodes) == fit
-    refused = [m for m in caplog.messages if "takes no part" in m]
-    assert len(refused) == len(nodes) - len(fit)
-    assert all("that the other clients have" in message for message in refused)
-    # Nor do they where the run goes on.
-    resumed = averaging()
-    resumed.restore(strategy.snapshot()())
-    assert come_and_go(resumed, nodes) == fit
-
-
-def test_a_refused_node_is_asked_again_less_and_less_often():
-    asked = []
-
-    def client(message: Message, context: Context) -> Message:
-        reply = properties_of(refusal={0: "its data are gone"})(message, context)
-        asked.extend([0] * (partition_of(context) == 0))
-        if len(asked) > 4 and partition_of(context) == 0:
-            reply.content.config_records["properties"].pop("refusal")
-        return reply
-
-    strategy, grid = averaging(), grid_of(2, client)
-    at = []
-    for i in range(25):
-        before = len(asked)
-        nodes = strategy.identify(grid)
-        at += [i] * (len(asked) - before)
-        assert nodes == ([2] if len(asked) <= 4 else [1, 2])
-    # After 1, 3, 7 and 7 times; then it takes part.
-    assert at == [0, 2, 6, 14, 22]
-
-
-def test_refused_nodes_are_told_together():
-    sizes = []
-
-    class Counting(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            sizes.append(len(messages := list(messages)))
-            return super().send_and_receive(messages)
-
-    app = properties_of(structure={1: "another", 2: "a third"})
-    assert averaging().identify(Counting(app, 6)) == [1, 4, 5, 6]
-    assert sizes == [6, 2]
-
-
-def settled(client: Client, num_clients: int) -> tuple[BaseStrategy, InlineGrid]:
-    """Return a strategy that has trained once, and its grid."""
-    strategy, grid = averaging(), grid_of(num_clients, client)
-    strategy.initialize(grid)
-    train_once(strategy, grid)
-    assert strategy.clients.settled
-    return strategy, grid
-
-
-def test_an_unchanged_population_is_not_examined_again() -> None:
-    strategy, grid = settled(honest, 3)
-    examined: list[str] = []
-
-    def refusal_of(client: client_manager.ClientInfo) -> str:
-        examined.append(client.name)
-        return "it is the third" if client.name == "000002" else ""
-
-    strategy.clients.refusal_of = refusal_of
-    late = grid.contexts.pop(2)
-    # A caller may change the list.
-    strategy.identify(grid).clear()
-    for _ in range(3):
-        assert strategy.identify(grid) == [1]
-    assert examined == ["000000", "000002"]
-    grid.contexts[2] = late
-    assert strategy.identify(grid) == [1, 2]
-    assert strategy.identify(grid) == [1, 2]
-    assert examined[2:] == ["000000", "000001", "000002"]
-
-
-def test_refused_and_silent_nodes_of_an_unchanged_population_are_asked_again() -> None:
-    asked: list[int] = []
-    failing = {1: "refuses", 2: "fails"}
-
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type != MessageType.QUERY:
-            return honest(message, context)
-        partition = partition_of(context)
-        asked.append(partition)
-        if failing.get(partition) == "fails":
-            raise RuntimeError("not ready")
-        if failing.get(partition) == "refuses":
-            record = ConfigRecord({"client": "000001", "refusal": "no data"})
-            return Message(RecordDict({"properties": record}), reply_to=message)
-        return honest(message, context)
-
-    strategy, grid = settled(client, 4)
-    asked.clear()
-    for _ in range(10):
-        assert strategy.identify(grid) == [1, 4]
-    # A refused one rests 3 or 7 times, and one that only fails never does.
-    assert asked.count(2) == 10
-    assert 1 <= asked.count(1) <= 3
-    failing.clear()
-    for _ in range(8):
-        nodes = strategy.identify(grid)
-    assert nodes == [1, 2, 3, 4]
-    asked.clear()
-    assert strategy.identify(grid) == [1, 2, 3, 4]
-    assert asked == []

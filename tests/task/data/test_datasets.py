@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import pickle
 import shutil
 import struct
 import tracemalloc
@@ -13,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loaded_images import load, numbers
 from PIL import Image
 
 from flwr_frl.task.data import datasets, images
-from flwr_frl.task.data.datasets import EMNIST_SPLITS, DataSettings, load_dataset
+from flwr_frl.task.data.datasets import DataSettings, load_dataset
 from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.settings import SettingsError
 
@@ -46,16 +46,6 @@ def folder(tmp_path):
     root = tmp_path / "images"
     write_folder(root)
     return root
-
-
-def load(root: Path, tmp_path: Path, **overrides):
-    name = overrides.pop("task", "image-folder")
-    places = {"data_dir": str(root), "cache_dir": str(tmp_path / "cache")}
-    return load_dataset(name, DataSettings(**{**places, **overrides}))
-
-
-def numbers(images: np.ndarray) -> list[int]:
-    return images[:, 0, 0, 0].tolist()
 
 
 # Digits
@@ -369,213 +359,3 @@ def test_names_that_are_no_text(folder, tmp_path):
         dataset = load(folder, tmp_path)
         assert dataset.classes == ("ant", "\udcff\udcfe")
         assert numbers(dataset.train.images) == [0, 1, 10, 11]
-
-
-# Data sets of torchvision, from files as they publish them
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    magic = struct.pack(">HBB", 0, 8, array.ndim)
-    sizes = struct.pack(f">{array.ndim}I", *array.shape)
-    path.write_bytes(magic + sizes + array.astype(np.uint8).tobytes())
-
-
-def write_mnist(root: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(0)
-    halves = {}
-    for part, prefix, n in (("train", "train", 30), ("test", "t10k", 20)):
-        images = rng.integers(0, 256, (n, 28, 28))
-        labels = np.arange(n) % 10
-        write_idx(root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", images)
-        write_idx(root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", labels)
-        halves[part] = (images, labels)
-    return halves
-
-
-def test_mnist(tmp_path):
-    written = write_mnist(tmp_path / "data")
-    dataset = load(tmp_path / "data", tmp_path, task="mnist")
-    assert len(dataset.classes) == 10
-    for part, half in (("train", dataset.train), ("test", dataset.test)):
-        assert np.array_equal(half.images[..., 0], written[part][0])
-        assert half.labels.tolist() == written[part][1].tolist()
-        assert half.images.shape[1:] == (28, 28, 1)
-
-
-def write_emnist(root: Path, split: str, labels: np.ndarray) -> None:
-    for part in ("train", "test"):
-        prefix = root / "EMNIST" / "raw" / f"emnist-{split}-{part}"
-        images = np.zeros((len(labels), 28, 28))
-        write_idx(Path(f"{prefix}-images-idx3-ubyte"), images)
-        write_idx(Path(f"{prefix}-labels-idx1-ubyte"), labels)
-
-
-def test_classes_of_emnist(tmp_path):
-    root = tmp_path / "data"
-    write_emnist(root, "balanced", np.arange(47))
-    # Labels of this split begin with 1.
-    write_emnist(root, "letters", np.arange(1, 27))
-    whole = load(root, tmp_path, task="emnist")
-    assert whole.train.labels.tolist() == list(range(47))
-    assert whole.classes[:12] == tuple("0123456789AB")
-    ten = load(root, tmp_path, task="emnist", num_classes=10)
-    assert ten.test.labels.tolist() == list(range(10))
-    assert ten.classes == tuple("0123456789")
-    letters = load(root, tmp_path, task="emnist", emnist_split="letters")
-    assert letters.train.labels.tolist() == list(range(26))
-    assert letters.classes == tuple("abcdefghijklmnopqrstuvwxyz")
-
-
-def test_the_splits_of_emnist_are_those_of_torchvision(code_of):
-    from torchvision.datasets import EMNIST
-
-    assert set(EMNIST_SPLITS) == set(EMNIST.splits)
-    assert code_of(lambda: DataSettings(emnist_split="capitals")) == "emnist-split"
-
-
-def test_no_network(code_of, tmp_path, monkeypatch):
-    from torchvision.datasets import MNIST
-
-    def refuse(self):
-        raise RuntimeError("Error downloading train-images\nwith a second line")
-
-    monkeypatch.setattr(MNIST, "download", refuse)
-    (tmp_path / "data").mkdir()
-    root = tmp_path / "data"
-    assert code_of(lambda: load(root, tmp_path, task="mnist")) == "data-dir"
-
-
-@pytest.mark.parametrize("kept", [0, 2, 17, 1000])
-def test_a_truncated_file_of_torchvision(code_of, tmp_path, kept):
-    root = tmp_path / "data"
-    write_mnist(root)
-    path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:kept])
-    assert code_of(lambda: load(root, tmp_path, task="mnist")) == "data-dir"
-
-
-def test_an_unknown_task(code_of, tmp_path):
-    assert code_of(lambda: load("", tmp_path, task="minst")) == "task"
-
-
-# Arrays
-
-
-def save_arrays(root: Path, part: str, **arrays):
-    root.mkdir(exist_ok=True)
-    np.savez(root / f"{part}.npz", **arrays)
-
-
-@pytest.fixture
-def arrays(tmp_path):
-    """Six training and two test images of 4 x 3, numbered by their first value."""
-    root = tmp_path / "arrays"
-    images = np.arange(8 * 3 * 4 * 3, dtype=np.uint8).reshape(8, 3, 4, 3)
-    images[:, 0, 0, 0] = np.arange(8)
-    labels = np.array([0, 1, 2, 0, 1, 2, 2, 0])
-    names = np.array(["ant", "bee", "cat"])
-    save_arrays(root, "train", images=images[:6], labels=labels[:6], classes=names)
-    save_arrays(root, "test", images=images[6:], labels=labels[6:])
-    return root
-
-
-def test_arrays_of_a_device(arrays, tmp_path):
-    dataset = load(arrays, tmp_path, task="arrays")
-    assert dataset.classes == ("ant", "bee", "cat")
-    assert numbers(dataset.train.images) == [0, 1, 2, 3, 4, 5]
-    assert numbers(dataset.test.images) == [6, 7]
-    assert dataset.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
-    assert dataset.test.labels.tolist() == [2, 0]
-    assert dataset.test.labels.dtype == np.int64
-    assert dataset.train.images.shape == (6, 3, 4, 3)
-
-
-def test_grey_arrays_without_names(tmp_path):
-    root = tmp_path / "arrays"
-    images = np.arange(2 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4)
-    # Class 1 is not there; the head has an output for it all the same.
-    for part in ("train", "test"):
-        save_arrays(root, part, images=images, labels=np.array([2, 0], np.uint8))
-    dataset = load(root, tmp_path, task="arrays")
-    assert dataset.classes == ("0", "1", "2")
-    assert dataset.train.images.shape == (2, 5, 4, 1)
-    assert np.array_equal(dataset.train.images[..., 0], images)
-
-
-def test_other_arrays_are_other_data(arrays, tmp_path):
-    before = load(arrays, tmp_path, task="arrays")
-    images = np.full((3, 3, 4, 3), 77, np.uint8)
-    save_arrays(arrays, "test", images=images, labels=np.zeros(3, int))
-    after = load(arrays, tmp_path, task="arrays")
-    assert len(before.test) == 2
-    assert numbers(after.test.images) == [77] * 3
-
-
-class Harmful:
-    """A pickle of this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("name", ["images", "labels", "classes", ""])
-def test_a_pickle_is_never_loaded(code_of, arrays, tmp_path, name):
-    trap, path = tmp_path / "harm", arrays / "train.npz"
-    if name:
-        contents = dict(np.load(path))
-        contents[name] = np.array([Harmful(trap)] * 6, dtype=object)
-        save_arrays(arrays, "train", **contents)
-        # The trap works.
-        np.load(path, allow_pickle=True)[name]
-        trap.unlink()
-    else:
-        path.write_bytes(pickle.dumps(Harmful(trap)))
-    assert code_of(lambda: load(arrays, tmp_path, task="arrays")) == "data-dir"
-    assert not trap.exists()
-
-
-WRONG_ARRAYS = [
-    ({"images": np.zeros((6, 3, 4, 3))}, "type float64"),
-    ({"images": np.zeros((6, 12), np.uint8)}, "must be uint8, n x height"),
-    ({"images": np.zeros((6, 3, 8, 8), np.uint8)}, "channels first"),
-    ({"images": np.zeros((0, 3, 4, 3), np.uint8)}, r"shape \(0, 3, 4, 3\)"),
-    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"has the shape \(3, 5,"),
-    ({"labels": np.arange(5)}, "must be 6 integers"),
-    ({"labels": np.zeros(6)}, "type float64"),
-    ({"labels": np.arange(6)}, "has the label 5"),
-    ({"labels": np.array([0, 1, -1, 0, 0, 0])}, "has the label -1"),
-    ({"classes": np.arange(3)}, "must be a list of strings"),
-    ({"classes": np.array(["a", "b", "a"])}, "has a class twice"),
-    ({"classes": np.array(["a", "b"])}, "must be from 0 to 1"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG_ARRAYS)
-def test_arrays_that_are_wrong(arrays, tmp_path, change, message):
-    save_arrays(arrays, "train", **{**np.load(arrays / "train.npz"), **change})
-    with pytest.raises(SettingsError, match=message) as error:
-        load(arrays, tmp_path, task="arrays")
-    assert "\n" not in str(error.value)
-    assert str(arrays) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "content", [None, {"labels": np.arange(3)}, b"no archive", np.arange(3), 300, 0]
-)
-def test_files_that_hold_no_arrays(code_of, arrays, tmp_path, content):
-    path = arrays / "train.npz"
-    if isinstance(content, int):
-        content = path.read_bytes()[:content]
-    path.unlink()
-    if isinstance(content, dict):
-        np.savez(path, **content)
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        with path.open("wb") as file:
-            np.save(file, content)
-    assert code_of(lambda: load(arrays, tmp_path, task="arrays")) == "data-dir"

@@ -2,51 +2,23 @@
 
 import base64
 import hashlib
-import http.client
 import json
 import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
-import threading
 from html.parser import HTMLParser
 
 import pytest
+from page_folders import CLIENTS, ROWS, write
 
 from flwr_frl.strategies.report.page import document
-from flwr_frl.strategies.report.page.__main__ import main
 from flwr_frl.strategies.report.page.document import page, write_page
 from flwr_frl.strategies.report.page.folder import Results
-from flwr_frl.strategies.report.page.serving import PageServer, served, served_for
-from flwr_frl.task.settings import SettingsError
 
-ROWS = [
-    {"round": 1, "seconds": 2.0, "train-loss": 2.0, "clients": 2, "rejected": 0}
-    | {"bytes-down": 3_000_000, "bytes-up": 1_000_000, "accuracy": 0.25},
-    {"round": 2, "seconds": 4.0, "train-loss": 1.0, "clients": 1, "rejected": 1}
-    | {"bytes-down": 3_000_000, "bytes-up": 500_000, "accuracy": 0.75}
-    | {"rejected-clients": ["pi-2"], "unanswered-clients": ["pi-3"]},
-]
-CLIENTS = [
-    {"client": "pi-1", "node": "9007199254740993", "last-seen": 1.7e9, "last-round": 2}
-    | {"num-examples": 1234, "num-test-examples": 5, "quality": 0.75, "reason": ""},
-    {"client": "pi-2", "node": None, "last-seen": 1.7e9, "last-round": 1}
-    | {"num-examples": 7, "num-test-examples": 5, "quality": None, "reason": "is bad"},
-]
 # Markup, control characters, an arrow that turns the writing around, and their like.
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\x00\u2028\"'&amp;<img src=x>"
-
-
-def write(folder, name="fedrep", rows=ROWS, clients=CLIENTS, **status):
-    directory = folder / name
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (directory / "metrics.jsonl").write_text(lines)
-    whole = {"state": "running", "rounds": 10, "left": 16.0, "measure": "accuracy"}
-    whole |= {"clients": clients, **status}
-    (directory / "status.json").write_text(json.dumps(whole))
 
 
 class Reader(HTMLParser):
@@ -307,97 +279,3 @@ def test_a_thousand_clients_are_there(tmp_path):
     assert len(reader.tables["clients-fedrep"]) == 1001
     assert "fedrep: 1,000 clients, 1,000 connected" in reader.text
     assert len(text) < 500_000
-
-
-@pytest.fixture
-def server(tmp_path):
-    write(tmp_path)
-    server = PageServer(tmp_path, 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def ask(server, method="GET", path="/", **headers):
-    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, headers=names)
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer, body
-
-
-def test_the_served_page_is_cached_until_a_run_changes(server, tmp_path):
-    answer, body = ask(server)
-    assert answer.status == 200
-    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert body.decode() == page(Results(tmp_path), live=True)
-    tag = answer.headers["ETag"]
-    answer, body = ask(server, If_None_Match=tag)
-    assert (answer.status, body) == (304, b"")
-    write(tmp_path, rows=[*ROWS, {**ROWS[1], "round": 3}])
-    answer, body = ask(server, If_None_Match=tag)
-    assert answer.status == 200
-    assert b"3 of 10" in body
-    answer, body = ask(server, "HEAD")
-    assert (answer.status, body) == (200, b"")
-
-
-def test_only_this_machine_and_only_the_page(server):
-    assert server.server_address[0] == "127.0.0.1"
-    for path in ("/fedrep/metrics.jsonl", "/../etc/passwd", "/%2e%2e/x", "x"):
-        assert ask(server, path=path)[0].status in (400, 404)
-    for method in ("POST", "PUT", "DELETE"):
-        assert ask(server, method)[0].status == 501
-    # A name of somebody else's that leads here.
-    for host in ("evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""):
-        assert ask(server, Host=host)[0].status == 403
-    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "192.0.2.1"):
-        assert ask(server, Host=host)[0].status == 200
-
-
-def test_a_port_that_is_taken(server, tmp_path, capsys):
-    port = server.server_address[1]
-    with pytest.raises(SettingsError, match=rf"^page is .* 127.0.0.1:{port} cannot"):
-        PageServer(tmp_path, port)
-    assert main([str(tmp_path), "--port", str(port)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: page is {port}, but 127.0.0.1:{port} cannot")
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["nowhere"], "'nowhere' is not a folder"),
-        ([".", "--port", "70000"], "page is 70000; expected a port, 0 to 65535"),
-        ([".", "--port", "x"], "invalid int value: 'x'"),
-        ([".", "--host", "192.0.2.7"], "192.0.2.7:8765 cannot be listened on"),
-        ([], "the following arguments are required: DIR"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, line, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert line in error
-    assert error.count("\n") == 1
-
-
-def test_with_a_run_and_no_longer(tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with served_for({"page": port, "output": str(tmp_path / "later")}):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("GET", "/")
-        assert b"No run has written" in connection.getresponse().read()
-        connection.close()
-    with served(tmp_path, port) as url:
-        assert url == f"http://127.0.0.1:{port}/"
-    with served_for({"page": 0, "output": "x"}):
-        pass

@@ -1,0 +1,21 @@
+"""Simulated runs of SRPFL."""
+
+import algorithm_runs
+
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
+
+
+def settings_of(algorithm: str, **more):
+    small = {"num_clients": 20, "fraction_train": 1.0, "num_server_rounds": 4}
+    small |= {"speed_model": "fixed", "initial_nodes": 5, "model": "mlp-2"}
+    small |= {"batch_size": 50, "evaluate_last": 1, "evaluate_every": 0}
+    return algorithm_runs.settings_of(algorithm, **{**small, **more})
+
+
+def simulated(settings, strategy, clients: int = 20):
+    inner = InlineGrid(make_app(settings), clients)
+    grid = SimulatedArrivals(inner, SpeedModel("fixed", clients), 1.0, lambda n: n - 1)
+    return inner, grid

@@ -1,0 +1,98 @@
+"""Which clients' initial arrays a run starts from."""
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, MessageType
+from function_clients import (
+    START,
+    Client,
+    grid_of,
+    honest,
+    partition_of,
+)
+
+from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.server.replies import to_record
+
+
+def test_the_first_client_that_answers_gives_the_initial_arrays():
+    def client(message: Message, context: Context) -> Message:
+        kind = message.metadata.message_type
+        if kind == f"{MessageType.QUERY}.arrays" and partition_of(context) == 0:
+            raise RuntimeError("broken")
+        return honest(message, context)
+
+    arrays = FedAvg().initialize(grid_of(3, client))
+    assert list(arrays) == ["w", "b"]
+
+
+@pytest.mark.parametrize("bad", ["nothing", "nan"])
+def test_malformed_initial_arrays_of_one_client_do_not_end_the_run(bad):
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        kind = message.metadata.message_type
+        if kind == f"{MessageType.QUERY}.arrays" and partition_of(context) == 0:
+            if bad == "nothing":
+                reply.content.clear()
+            else:
+                nan = {n: np.full_like(v, np.nan) for n, v in START.items()}
+                reply.content["arrays"] = to_record(nan)
+        return reply
+
+    arrays = FedAvg().initialize(grid_of(3, client))
+    assert arrays["w"].numpy().tolist() == START["w"].tolist()
+
+
+LIES = {
+    "other values": {n: v - 7 for n, v in START.items()},
+    "1e30": {n: np.full_like(v, 1e30) for n, v in START.items()},
+    "other names": {"x": START["w"]},
+    "another shape": START | {"w": np.zeros((3, 3), np.float32)},
+    "complex": {n: v.astype(np.complex64) for n, v in START.items()},
+}
+
+
+def arrays_of(lies: dict[int, dict]) -> Client:
+    """Honest but for the initial arrays of some."""
+
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        lie = lies.get(partition_of(context))
+        if message.metadata.message_type == f"{MessageType.QUERY}.arrays" and lie:
+            reply.content["arrays"] = to_record(lie)
+        return reply
+
+    return client
+
+
+@pytest.mark.parametrize("n", [3, 5, 40])
+@pytest.mark.parametrize("lie", list(LIES))
+def test_the_first_name_does_not_decide_the_initial_model(lie, n, caplog):
+    arrays = FedAvg().initialize(grid_of(n, arrays_of({0: LIES[lie]})))
+    assert {name: a.numpy().tolist() for name, a in arrays.items()} == {
+        name: a.tolist() for name, a in START.items()
+    }
+    said = [m for m in caplog.messages if "client 000000" in m]
+    assert len(said) == 1
+
+
+def test_where_a_few_do_not_agree_all_are_asked():
+    # Of nine those at 0, 1, 2, 3 and 4 are asked first, and three of them lie.
+    other = {n: v + 1 for n, v in START.items()}
+    liars = {0: other, 1: LIES["1e30"], 2: {"x": START["w"]}}
+    asked = []
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == f"{MessageType.QUERY}.arrays":
+            asked.append(partition_of(context))
+        return arrays_of(liars)(message, context)
+
+    arrays = FedAvg().initialize(grid_of(9, client))
+    assert arrays["w"].numpy().tolist() == START["w"].tolist()
+    assert sorted(asked) == list(range(9))
+
+
+def test_where_nobody_agrees_the_first_name_s_are_taken():
+    own = {i: {"w": np.full(2, float(i + 1))} for i in range(3)}
+    arrays = FedAvg().initialize(grid_of(3, arrays_of(own)))
+    assert arrays["w"].numpy().tolist() == [1, 1]

@@ -1,0 +1,195 @@
+"""SRPFL in simulated runs."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from srpfl_runs import settings_of, simulated
+
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import SRPFL, LGFedAvg, build_strategy
+from flwr_frl.strategies.algorithms import settings_owners
+from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.srpfl import FirstReplies
+from flwr_frl.task.settings import SettingsError
+
+
+@pytest.mark.parametrize("algorithm", ["srpfl", "srpfl-flute"])
+def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
+    settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
+    inner = InlineGrid(make_app(settings), 20)
+    trained: list[list[int]] = []
+    send = inner.send_and_receive
+
+    def spy(messages, *, timeout=None):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "train":
+            trained.append([m.metadata.dst_node_id - 1 for m in messages])
+        return send(messages, timeout=timeout)
+
+    inner.send_and_receive = spy
+    summary = run(inner, settings)
+    times = SpeedModel("fixed", 20).times(1)
+    fastest = np.argsort(times)
+    assert [sorted(t) for t in trained] == [sorted(fastest[:n]) for n in (5, 5, 10, 10)]
+    # The clock: twice the fifth fastest, twice the tenth.
+    expected = 2 * times[fastest[4]] + 2 * times[fastest[9]]
+    assert summary["seconds-simulated"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("stages", "counts", "said"),
+    [
+        ("auto", [5, 10, 20, 20], []),
+        ("1,2", [5, 10, 10, 20], []),
+        ("2", [5, 5, 10, 10], ["round 4, the last one, waits for 10 of 20"]),
+    ],
+)
+def test_a_run_that_ends_before_its_last_stage_says_so(
+    stages: str, counts: list[int], said: list[str], tmp_path, caplog
+) -> None:
+    more = {} if stages == "auto" else {"rounds_per_stage": stages}
+    settings = settings_of("flanp", output=str(tmp_path), **more)
+    run(InlineGrid(make_app(settings), 20), settings)
+    lines = (tmp_path / "flanp" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["clients"] for line in lines] == counts
+    found = [m for m in caplog.messages if "before its last stage" in m]
+    assert len(found) == len(said)
+    assert all(words in line for line, words in zip(found, said, strict=True))
+
+
+def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
+    settings = settings_of("srpfl", output=str(tmp_path), initial_nodes=21)
+    with pytest.raises(SettingsError, match="at most 20"):
+        run(InlineGrid(make_app(settings), 20), settings)
+
+
+@pytest.mark.parametrize(
+    "base", ["fedavg", "flwr_frl.strategies.fedavg:FedAvg", "flute"]
+)
+def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
+    options = {
+        "output": str(tmp_path),
+        "num_server_rounds": 3,
+        "rounds_per_stage": "2",
+    }
+    settings = settings_of("srpfl", srpfl_base=base, **options)
+    strategy = build_strategy(settings)
+    assert isinstance(strategy.participation, FirstReplies)
+    wrapped = {**settings, "algorithm": base}
+    assert type(strategy) is type(build_strategy(wrapped))
+    assert client_class(settings) is client_class(wrapped)
+    # The same as under its own name.
+    named = {"flute": "srpfl-flute"}.get(base, "flanp")
+    rows = []
+    for algorithm in ("srpfl", named):
+        chosen = {**settings, "algorithm": algorithm}
+        run(InlineGrid(make_app(chosen), 20), chosen)
+        lines = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()
+        rows.append([{**json.loads(line), "seconds": 0} for line in lines])
+    assert rows[0] == rows[1]
+    assert [row["clients"] for row in rows[0]] == [5, 5, 10]
+
+
+def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
+    strategy = build_strategy(settings_of("lg-srpfl", srpfl_base="flute"))
+    assert type(strategy) is LGFedAvg
+
+
+@pytest.mark.parametrize(
+    "base", ["srpfl", "flanp", "flwr_frl.strategies.srpfl:LGSRPFL"]
+)
+def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
+    line = f"^srpfl-base is {base!r}; expected an algorithm that wraps no other one$"
+    settings = {**settings_of("srpfl"), "srpfl-base": base}
+    for ask in (build_strategy, client_class, settings_owners):
+        with pytest.raises(SettingsError, match=line):
+            ask(settings)
+
+
+@pytest.mark.parametrize("base", ["dpsgd", "representation-transfer"])
+def test_a_base_in_which_nobody_is_sampled_is_refused_in_one_line(base: str) -> None:
+    line = f"^srpfl-base is {base!r}; expected an algorithm that samples clients$"
+    with pytest.raises(SettingsError, match=line):
+        build_strategy(settings_of("srpfl", srpfl_base=base))
+
+
+@pytest.mark.parametrize(
+    ("base", "line"),
+    [
+        ("fedrap", "unknown algorithm 'fedrap'; did you mean 'fedrep'"),
+        ("", "unknown algorithm ''; known: "),
+        ("nowhere:Strategy", "algorithm 'nowhere:Strategy' cannot be imported: "),
+        ("outsiders:Homeless", "algorithm 'outsiders:Homeless' is no strategy; "),
+    ],
+)
+def test_a_base_that_is_none(base: str, line: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{line}") as caught:
+        build_strategy(settings_of("srpfl", srpfl_base=base))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_inside_differential_privacy(real: bool) -> None:
+    settings = settings_of("fedavg")
+    base = build_strategy(settings)
+    private = DifferentialPrivacyServerSideFixedClipping(
+        SRPFL(base, initial_nodes=5, rounds_per_stage=2),
+        noise_multiplier=0.0,
+        clipping_norm=1e-3,
+        num_sampled_clients=5,
+    )
+    inner, grid = simulated(settings, base)
+    if real:
+        # Replies are looked at before they are clipped.
+        grid = RealArrivals(inner)
+    start = base.initialize(inner)
+    counts = []
+    end = run_rounds(
+        private,
+        grid,
+        start,
+        range(1, 3),
+        evaluated=lambda _: False,
+        after_round=lambda r, a, metrics: counts.append(metrics["clients"]),
+    )
+    assert counts == [5, 5]
+    moved = sum(np.sum((end[n].numpy() - start[n].numpy()) ** 2) for n in start) ** 0.5
+    # Two rounds, each clipped to a norm of 1e-3.
+    assert 0 < moved <= 2.01e-3
+
+
+def test_a_grid_that_closes_no_round_early_is_named_once(caplog) -> None:
+    settings = settings_of("fedavg")
+    strategy = SRPFL(build_strategy(settings), initial_nodes=5, rounds_per_stage=1)
+    inner, _ = simulated(settings, strategy)
+    start = strategy.strategy.initialize(inner)
+    for server_round in (1, 2):
+        messages = strategy.configure_train(server_round, start, ConfigRecord(), inner)
+        assert len(messages) == 20
+    said = "SRPFL waits for all clients: this grid closes no round early"
+    assert caplog.messages.count(said) == 1
+
+
+def test_over_flowers_own_fedavg() -> None:
+    settings = settings_of("fedavg")
+    strategy = SRPFL(FlowerFedAvg(), initial_nodes=5, rounds_per_stage=1)
+    inner, grid = simulated(settings, strategy)
+    start = build_strategy(settings).initialize(inner)
+    messages = strategy.configure_train(1, start, ConfigRecord(), grid)
+    replies = grid.send_and_receive(messages)
+    assert len(replies) == 5
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert set(arrays) == set(start)
+    # Evaluation is not cut short.
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    assert len(grid.send_and_receive(messages)) == 20
+    assert isinstance(messages[0].content, RecordDict)

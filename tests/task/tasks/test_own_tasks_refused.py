@@ -1,0 +1,148 @@
+"""Custom tasks that do not fit together are refused before the first round."""
+
+import math
+import re
+
+import pytest
+import torch
+from own_tasks import examples, model, task_of
+from torch import nn
+
+from flwr_frl.task import ExampleTask, SplitModel
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.settings import SettingsError
+
+# What does not fit is said before the first round
+
+
+def late(value: float) -> torch.Tensor:
+    """Inputs of which a late row has a value."""
+    inputs = torch.ones(80, 3)
+    inputs[78, 1] = value
+    return inputs
+
+
+def masked(value: float) -> SplitModel:
+    """A model with a buffer."""
+    made = model()
+    made.register_buffer("mask", torch.tensor([value]))
+    return made
+
+
+def one(inputs: torch.Tensor, targets: torch.Tensor) -> list[ExampleSet]:
+    """Return the examples of a single client."""
+    return [ExampleSet(inputs, targets)]
+
+
+# Targets that do not have the shape (n, 1) of a model's outputs.
+NUMBERS = one(torch.ones(4, 3), torch.arange(4.0))
+
+
+CLASSES, ROWS = torch.tensor([0, 1]), torch.ones(80, 3)
+
+
+CHECKED = [
+    # Examples that the model or the loss refuses.
+    (
+        {"train": one(torch.ones(2, 3).double(), CLASSES)},
+        "refuses inputs of type float64",
+    ),
+    ({"train": one(torch.ones(2, 5), CLASSES)}, "the model refuses .* shape (2, 5)"),
+    ({"train": one(ROWS[:2], torch.tensor([0, 7]))}, "the loss refuses .* Target 7 is"),
+    ({"test": one(ROWS[:2], torch.tensor([0, 7]))}, "test examples: the loss refuses"),
+    (
+        {"train": one(ROWS, torch.tensor([1] * 77 + [7, 0, 9]))},
+        "the target of row 77 is 7",
+    ),
+    ({"test": one(ROWS, torch.tensor([0, -100] * 39 + [0, -1]))}, "of row 79 is -1"),
+    ({"train": one(late(math.nan), torch.zeros(80).long())}, "row 78 are not finite"),
+    ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
+    ({"train": []}, "the task's train has examples of 0 clients"),
+    ({"test": []}, "the task's test has examples of 0 clients"),
+    # Classes.
+    ({"classes": ("a", "b", "c")}, "the model has 2 outputs; of 3 classes"),
+    ({"classes": ("one",), "loss": lambda x, y: x.mean()}, "of row 1 is 1; of 1 class"),
+    # Models.
+    ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
+    ({"model": lambda: model().half()}, "is float16; expected float32"),
+    ({"model": lambda: masked(-math.inf)}, "the model's 'mask' is not finite"),
+    ({"model": lambda: SplitModel(nn.Identity(), nn.LSTM(3, 2))}, "returns a tuple"),
+    (
+        {"model": lambda: SplitModel(nn.LazyLinear(4), nn.Linear(4, 2))},
+        "the model's 'representation.weight' has no shape yet",
+    ),
+    # Losses.
+    ({"train": NUMBERS, "loss": nn.functional.mse_loss}, "Using a target size"),
+    (
+        {"train": NUMBERS, "loss": lambda x, y: nn.L1Loss()(x[:, :1], y)},
+        "the loss refuses outputs of type float32 and shape (4, 2) and targets of type",
+    ),
+    (
+        {"loss": lambda x, y: nn.functional.cross_entropy(x.detach(), y)},
+        "the loss has no gradient",
+    ),
+    ({"loss": lambda x, y: (x.sum(1) - y).square()}, "of a batch is shape (8,)"),
+    ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; expected a tensor of"),
+    ({"loss": lambda x, y: (x - 9).log().mean()}, "the first batch is nan"),
+    # Metrics.
+    ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; expected at most"),
+    ({"metrics": {"f1": lambda x, y: x}}, "metric 'f1' is tensor("),
+    ({"metrics": {"f1": lambda x, y: x.foo}}, "metric 'f1' refuses outputs"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), CHECKED)
+def test_parts_that_do_not_fit_together(change, line):
+    given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
+    pattern = re.escape(line).replace(r"\.\*", ".*")
+    with pytest.raises(SettingsError, match=pattern) as caught:
+        ExampleTask(**{**given, **change}).check(0)
+    assert "\n" not in str(caught.value).replace("\n ", "")
+
+
+def test_what_fits_is_left_as_it_is():
+    task = task_of(metrics={"largest": lambda x, y: x.max()})
+    before = {name: value.clone() for name, value in task.initial_state.items()}
+    for client in (0, 1):
+        task.check(client)
+    assert all(torch.equal(task.initial_state[n], v) for n, v in before.items())
+
+
+def test_values_that_the_model_or_the_loss_can_do_with():
+    missing = ExampleSet(late(math.nan), torch.tensor([0, -1] * 40))
+
+    def masked(outputs, targets):
+        there = targets >= 0
+        return nn.functional.cross_entropy(outputs[there], targets[there])
+
+    class Filled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.nan_to_num())
+
+    def filled():
+        return SplitModel(Filled(3, 4), nn.Linear(4, 2))
+
+    task = ExampleTask(filled, [missing], [missing], loss=masked)
+    task.check(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"train": (x for x in [])}, "train is a generator; expected a sequence"),
+        ({"test": None}, "test is a NoneType; expected a sequence"),
+        ({"classes": 3}, "classes is of type int; expected a tuple"),
+        ({"classes": None}, "classes is of type NoneType; expected a tuple"),
+        ({"metrics": {3: max}}, "a metric is called 3; it must have a name"),
+        ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
+    ],
+)
+def test_arguments_of_a_task_of_another_type(change, line):
+    given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        ExampleTask(**{**given, **change})
+
+
+def test_as_many_targets_as_inputs():
+    with pytest.raises(SettingsError, match="there are 3 inputs and 2 targets; there"):
+        ExampleSet(torch.ones(3, 1), torch.ones(2, 1))

@@ -1,0 +1,294 @@
+"""Local training: the frozen part of a model, and features computed once."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from normed_models import normed
+from small_models import (
+    CE,
+    MSE,
+    images,
+    regression,
+    same_bits,
+    state_of,
+    with_batch_norm_and_dropout,
+)
+from torch import nn
+from torchvision.ops import StochasticDepth
+
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.training import (
+    SGD,
+    OneExampleError,
+    TrainCall,
+    loop,
+    steps_an_epoch,
+    together,
+    train,
+)
+
+# The frozen part
+
+
+@pytest.mark.parametrize("part", ["head", "representation"])
+@pytest.mark.parametrize("augment", [True, False])
+def test_a_frozen_part_stays_bitwise_equal(part, augment):
+    model, examples = with_batch_norm_and_dropout(), images(40, 3, augment)
+    sgd = SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, batch_size=8)
+    # Both parts have been trained before, as in every round of FedRep.
+    train(model, "all", examples, CE, 1, sgd)
+    other = {"head": "representation", "representation": "head"}[part]
+    model.zero_grad()
+    frozen, trained = state_of(model.part(other)), state_of(model.part(part))
+    train(model, part, examples, CE, 2, sgd)
+    assert same_bits(state_of(model.part(other)), frozen)
+    assert all(parameter.grad is None for parameter in model.part(other).parameters())
+    moved = state_of(model.part(part))
+    # Everything else has moved, running statistics included.
+    assert not any(torch.equal(moved[name], trained[name]) for name in trained)
+
+
+@pytest.mark.parametrize("part", ["head", "representation", "all"])
+def test_no_epochs_change_nothing(part):
+    model = with_batch_norm_and_dropout()
+    before = state_of(model)
+    loss = train(model, part, images(9, 3), CE, 0, SGD())
+    assert loss == 0.0
+    assert same_bits(state_of(model), before)
+
+
+# Features computed once
+
+
+def count_calls(module: nn.Module) -> Callable[[], int]:
+    calls = []
+    module.register_forward_hook(lambda _, given, __: calls.append(len(given[0])))
+    # With two examples it is tried whether it draws random numbers.
+    return lambda: sum(count > 2 for count in calls)
+
+
+@pytest.mark.parametrize(
+    # With three layers in the head the features are images themselves.
+    ("head_layers", "regularized"),
+    [(1, False), (1, True), (2, False), (3, False)],
+)
+def test_features_computed_once_train_the_same_head(
+    monkeypatch, head_layers, regularized
+):
+    regularizer = (lambda f, _, __: f.square().mean()) if regularized else None
+    sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.01, batch_size=7)
+    loss, trained, calls = CE, [], []
+    for cached in (True, False):
+        torch.manual_seed(0)
+        model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
+        calls.append(count_calls(model.representation))
+        if not cached:
+            monkeypatch.setattr(TrainCall, "has_features", False)
+        torch.manual_seed(1)
+        value = train(model, "head", images(60, 10), loss, 4, sgd, regularizer)
+        trained.append({**state_of(model), "loss": torch.tensor(value)})
+    for name, value in trained[0].items():
+        torch.testing.assert_close(value, trained[1][name], rtol=1e-4, atol=1e-6)
+    # 60 examples: 2 batches of at most 50 against 4 epochs of 9 batches.
+    assert [call() for call in calls] == [2, 36]
+
+
+@pytest.mark.parametrize(
+    ("representation", "augment", "is_random"),
+    [
+        (lambda: with_batch_norm_and_dropout().representation, False, True),
+        (lambda: nn.Flatten(), True, True),
+        (lambda: nn.Sequential(StochasticDepth(0.5, "row"), nn.Flatten()), False, True),
+        (lambda: LastState(0.5), False, True),
+        (lambda: LastState(0.0), False, False),
+    ],
+    ids=["dropout", "augmentation", "stochastic depth", "LSTM with dropout", "LSTM"],
+)
+def test_features_are_recomputed_if_they_are_random(representation, augment, is_random):
+    model = SplitModel(representation(), nn.LazyLinear(3))
+    examples, loss = images(40, 3, augment), CE
+    model(examples.first(2))
+    calls = count_calls(model.representation)
+    train(model, "head", examples, loss, 3, SGD(batch_size=20))
+    assert calls() == (3 * 2 if is_random else 1)
+
+
+class LastState(nn.Module):
+    """A two-layer LSTM, of which only the last state is used."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 3, 2, batch_first=True, dropout=dropout)
+
+    def forward(self, x):
+        return self.lstm(x[:, 0])[1][0][-1]
+
+
+def test_biases_of_recurrent_layers_have_no_weight_decay():
+    model = SplitModel(nn.GRU(2, 3), nn.Linear(3, 1))
+    steps = SGD(learning_rate=0.5, weight_decay=0.1).optimizer(model)
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    steps.step()
+    for name, parameter in model.named_parameters():
+        kept = 1.0 if "bias" in name else 1 - 0.5 * 0.1
+        torch.testing.assert_close(parameter.data, kept * before[name])
+
+
+def test_optimizer_accepts_a_gradient_in_another_memory_format():
+    layer = nn.Conv2d(3, 2, 2, bias=False).to(memory_format=torch.channels_last)
+    nn.init.zeros_(layer.weight)
+    layer.weight.grad = torch.arange(24.0).view(2, 3, 2, 2)
+    SGD(1.0, 0.0, 0.0).optimizer(layer).step()
+    assert torch.equal(layer.weight, -torch.arange(24.0).view(2, 3, 2, 2))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_optimizer_equals_torch_sgd(momentum):
+    torch.manual_seed(0)
+    ours, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(ours.state_dict())
+    steps = SGD(0.1, momentum, weight_decay=0.01).optimizer(ours)
+    groups = [
+        {"params": [other.weight], "weight_decay": 0.01},
+        {"params": [other.bias], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=momentum, fused=True)
+    for t in range(5):
+        for model, stepper in ((ours, steps), (other, optimizer)):
+            stepper.zero_grad()
+            # The bias has no gradient in the second step.
+            model.bias.requires_grad_(t != 1)
+            model(torch.ones(4, 3) * t).square().sum().backward()
+            stepper.step()
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(ours.parameters(), other.parameters(), strict=True)
+    )
+
+
+def without_last(examples: ExampleSet, epochs: int, seed: int) -> list[ExampleSet]:
+    """Return the batches of five of each epoch, as they are drawn, without a rest."""
+    torch.manual_seed(seed)
+    order = [torch.randperm(len(examples)) for _ in range(epochs)]
+    chosen = [o[i : i + 5] for o in order for i in (0, 5)]
+    return [ExampleSet(examples.inputs[c], examples.targets[c]) for c in chosen]
+
+
+def test_a_last_batch_of_one_is_dropped_before_a_batch_norm():
+    examples, loss = regression(11, 4, 1), MSE
+    expected, batches = normed(), without_last(examples, 2, seed=3)
+    sgd = SGD(0.01, 0.0, batch_size=5)
+    losses = [train(expected, "all", batch, loss, 1, sgd) for batch in batches]
+    model = normed()
+    torch.manual_seed(3)
+    result = train(model, "all", examples, loss, 2, sgd)
+    assert result == pytest.approx(sum(losses[2:]) / 2)
+    # Found out once, and not even the first norm has learned from it.
+    assert model.representation.alone == 1
+    assert_near(model, expected)
+    # All examples train where none is alone.
+    train(model, "all", examples, loss, 1, SGD(0.01, batch_size=6))
+    assert int(model.representation.first.num_batches_tracked) == 6
+
+
+def test_loop_skips_a_last_batch_of_one_if_the_model_refuses_it():
+    model, sizes = normed().train(), []
+
+    def step(inputs, targets):
+        sizes.append(len(inputs))
+        return MSE(model(inputs), targets).detach()
+
+    loop(step, regression(11, 4, 1), 2, SGD(0.01, batch_size=5), model)
+    assert sizes == [5, 5] * 2
+
+
+def test_a_dropped_example_does_not_change_the_augmentation_of_others():
+    examples, batches = images(11, 3, augment=True), []
+    for drop in (False, True):
+        torch.manual_seed(0)
+        chosen = replace(examples, drop_single=drop)
+        batches.append(list(chosen.batches(5, shuffle=True)))
+    assert [len(y) for _, y in batches[1]] == [5, 5]
+    for (x, y), (x_all, y_all) in zip(batches[1], batches[0], strict=False):
+        assert torch.equal(x, x_all)
+        assert torch.equal(y, y_all)
+    # In an evaluation nothing is left out.
+    assert sum(len(y) for _, y in chosen.batches(5)) == 11
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "expected"),
+    [
+        (normed, 11, 2),
+        (normed, 10, 2),
+        (normed, 8, 2),
+        # It has nothing else, and is told so elsewhere.
+        (normed, 1, 1),
+        (lambda: SplitModel(nn.Linear(4, 4), nn.Linear(4, 1)), 11, 3),
+    ],
+)
+def test_steps_an_epoch_equals_the_steps_of_loop(make, count, expected):
+    model = make().eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    sgd = SGD(0.01, batch_size=5)
+    assert steps_an_epoch(model, regression(count, 4, 1), sgd) == expected
+    assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(module.training for module in model.modules())
+
+
+def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
+    loss, sgd, seats = MSE, SGD(0.01, 0.0, batch_size=5), range(4)
+    # The last example of two is alone, at different times.
+    sets = [regression(n, 4, 1) for n in (11, 11, 6, 8)]
+
+    def work(i: int, model: SplitModel) -> float:
+        torch.manual_seed(i)
+        return train(model, "all", sets[i], loss, 2, sgd)
+
+    alone, models = [normed() for _ in seats], [normed() for _ in seats]
+    losses = [work(i, alone[i]) for i in seats]
+    result = together([partial(work, i, models[i]) for i in seats], 4)
+    assert result == pytest.approx(losses, rel=1e-5)
+    for own, expected in zip(models, alone, strict=True):
+        assert_near(own, expected)
+    # All at the same time.
+    again = [normed() for _ in seats]
+    sets = [sets[0]] * 4
+    together([partial(work, i, again[i]) for i in seats], 4)
+    for i in (0, 1):
+        assert_near(again[i], alone[i])
+    assert not caplog.records
+
+
+def assert_near(model: SplitModel, expected: SplitModel) -> None:
+    for name, value in expected.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, rtol=1e-4), name
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 5), (11, 1)])
+def test_batches_of_one_only_are_an_error_before_a_batch_norm(n, size):
+    args = ("all", regression(n, 4, 1), MSE, 1)
+    line = f"batch-size {size} leaves one of {n} examples alone, which this model's bat"
+    with pytest.raises(OneExampleError, match=line):
+        train(normed(), *args, SGD(0.01, batch_size=size))
+
+
+def test_dropout_is_active_before_a_trained_head():
+    # As in the authors' code: the whole model is in training mode.
+    torch.manual_seed(0)
+    model = SplitModel(nn.Dropout(0.5), nn.Linear(50, 1, bias=False))
+    zeros = []
+    model.head.register_forward_hook(
+        lambda module, inputs, output: zeros.append((inputs[0] == 0).float().mean())
+    )
+    examples = ExampleSet(torch.ones(200, 50), torch.zeros(200, 1))
+    train(model, "head", examples, MSE, 1, SGD(batch_size=200))
+    assert 0.45 < float(zeros[0]) < 0.55

@@ -1,0 +1,165 @@
+"""Local training: numbers that are not finite, and evaluation."""
+
+import copy
+import math
+
+import pytest
+import torch
+from small_models import (
+    CE,
+    MSE,
+    images,
+    linear_model,
+    regression,
+    same_bits,
+    state_of,
+    with_batch_norm_and_dropout,
+)
+from torch import nn
+
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.settings import build
+from flwr_frl.task.training import (
+    SGD,
+    TrainingDivergedError,
+    evaluate,
+    train,
+)
+from flwr_frl.task.training.sgd import warn_if_emulated
+
+# Numbers
+
+
+@pytest.mark.parametrize("part", ["head", "representation", "all"])
+def test_divergence_is_an_error_that_names_the_rate(part):
+    model, examples = linear_model(4, 3, 2), regression(20, 4, 2)
+    sgd = SGD(learning_rate=1e20, batch_size=5)
+    with pytest.raises(TrainingDivergedError, match=r"learning-rate 1e\+20"):
+        train(model, part, examples, MSE, 30, sgd)
+
+
+@pytest.mark.parametrize(("kind", "lines"), [("AVX2", 1), ("AVX512", 0)])
+def test_emulated_bfloat16_is_warned_about_once(kind, lines, monkeypatch, caplog):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kind)
+    warn_if_emulated.cache_clear()
+    for bfloat16 in (False, True, True):
+        SGD(bfloat16=bfloat16).autocast()
+        assert bfloat16 or not caplog.messages
+    warn_if_emulated.cache_clear()
+    assert len(caplog.messages) == lines
+
+
+def test_bfloat16_is_near_float32():
+    losses, states = [], []
+    for bfloat16 in (False, True):
+        torch.manual_seed(0)
+        model = build_model("digits-cnn", (1, 8, 8), 10)
+        sgd = SGD(learning_rate=0.05, bfloat16=bfloat16)
+        torch.manual_seed(1)
+        data = images(60, 10)
+        train(model, "head", data, CE, 1, sgd)
+        losses.append(train(model, "all", data, CE, 2, sgd))
+        states.append(state_of(model))
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
+    for name, value in states[1].items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, states[0][name], rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("learning_rate", (0.0, math.nan, math.inf)),
+        ("momentum", (1.0, -0.1)),
+        ("weight_decay", (-1e-4,)),
+        ("batch_size", (0,)),
+    ],
+)
+def test_hyper_parameters_out_of_range(code_of, name, values):
+    for value in values:
+        code = code_of(lambda value=value: SGD(**{name: value}))
+        assert code == name.replace("_", "-")
+
+
+def test_hyper_parameters_from_settings():
+    settings = {"learning-rate": 0.2, "batch-size": 7, "bfloat16": True, "seed": 1}
+    assert build(SGD, settings) == SGD(0.2, 0.5, 1e-4, 7, True)
+
+
+# Evaluation
+
+
+def test_evaluation_by_hand():
+    # The outputs are the inputs. Rows: right, wrong, right, wrong; cross-entropy of two
+    # outputs that differ by d: log(1 + e^-d) where the larger is right.
+    model = SplitModel(nn.Identity(), nn.Identity())
+    inputs = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+    examples = ExampleSet(inputs, torch.tensor([0, 1, 1, 0]))
+    loss, accuracy = evaluate(model, examples, CE)
+    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1, 3)]
+    assert loss == pytest.approx(sum(losses) / 4)
+    assert accuracy == 0.5
+
+
+def test_evaluation_over_several_batches_is_a_mean_over_examples():
+    # 120 examples are batches of 50, 50 and 20; the last 20 have loss 9, others 0.
+    model = SplitModel(nn.Identity(), nn.Identity())
+    targets = torch.zeros(120, 1)
+    targets[100:] = 3
+    examples = ExampleSet(torch.zeros(120, 1), targets)
+    loss, accuracy = evaluate(model, examples, MSE)
+    assert loss == pytest.approx(9 * 20 / 120)
+    assert math.isnan(accuracy)
+
+
+def test_evaluation_changes_nothing_and_uses_no_randomness():
+    model = with_batch_norm_and_dropout()
+    before = state_of(model)
+    examples = images(70, 3, augment=True)
+    results = {evaluate(model, examples, CE) for _ in range(3)}
+    assert len(results) == 1
+    assert same_bits(state_of(model), before)
+    whole = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        ((x, y),) = examples.batches(70)
+        right = (whole(x).argmax(1) == y).float().mean()
+    assert results.pop()[1] == pytest.approx(right.item())
+
+
+@pytest.mark.parametrize("targets", [torch.zeros(0).long(), torch.full((3,), -100)])
+def test_evaluation_without_counted_targets_is_nan(targets):
+    model = SplitModel(nn.Identity(), nn.Identity())
+    examples = ExampleSet(torch.ones(len(targets), 2), targets)
+    results = evaluate(model, examples, CE)
+    assert all(map(math.isnan, results))
+
+
+def test_accuracy_is_nan_for_integers_with_one_output():
+    # Counts, with one output: nothing is the largest.
+    examples = ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))
+    model = SplitModel(nn.Identity(), nn.Linear(2, 1))
+
+    def poisson(outputs, targets):
+        return nn.functional.poisson_nll_loss(outputs[:, 0], targets)
+
+    loss, accuracy = evaluate(model, examples, poisson)
+    assert math.isfinite(loss)
+    assert math.isnan(accuracy)
+
+
+def test_evaluation_excludes_ignored_targets(monkeypatch):
+    # Sequences of two places, one example a batch. The outputs are the inputs. Counted
+    # are two places of the first, right and wrong, and one of the second, right; the
+    # third has none. Cross-entropy of two outputs that differ by d: log(1 + e^-d).
+    inputs = torch.tensor(
+        [[[2.0, 2.0], [0.0, 0.0]], [[0.0, 9.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]]
+    )
+    examples = ExampleSet(inputs, torch.tensor([[0, 1], [1, -100], [-100, -100]]))
+    monkeypatch.setattr("flwr_frl.task.training.local_training.EVALUATION_BATCH", 1)
+    model = SplitModel(nn.Identity(), nn.Identity())
+    loss, accuracy = evaluate(model, examples, CE)
+    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
+    assert loss == pytest.approx(sum(losses) / 3)
+    assert accuracy == pytest.approx(2 / 3)
