@@ -37,19 +37,32 @@ FIGURES = {
 }
 
 
-# Each of these takes minutes, in which it mostly waits.
+# Files that start federations, and mostly wait: the longest first.
 LONGEST = (
-    "test_arrivals.py",
-    "test_chaos.py",
     "test_devices.py",
-    "test_guide_to_algorithms.py",
     "test_guide_to_tasks.py",
+    "test_chaos.py",
+    "test_partitions.py",
+    "test_guide_to_algorithms.py",
+    "test_arrivals.py",
+    "test_flwr_run.py",
 )
+END_TO_END = Path(__file__).parent / "e2e"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest, so that no worker is left with one in the end."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Begin with what waits, so that the others compute meanwhile, and longest first.
+
+    No worker is then left with a long file in the end.
+    """
+
+    def rank(item: pytest.Item) -> int:
+        if item.path.parent != END_TO_END:
+            return len(LONGEST) + 1
+        name = item.path.name
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
