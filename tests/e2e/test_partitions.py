@@ -1,8 +1,9 @@
 """Three devices with partitions of a task's data: the simulation's numbers.
 
 One SuperLink and three SuperNodes serve the dissertation's algorithms, the linear cases
-and Flower's template app, several at the same time: a SuperNode that finds no message
-pauses for three seconds, and with several runs it nearly always finds one.
+and Flower's template app, two at the same time: a SuperNode that finds no message
+pauses for three seconds, and with two runs it mostly finds one. The disk of
+one device is full and that of another is read-only, so these train from memory.
 """
 
 import shutil
@@ -11,14 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from broken_disks import prefixes
 from command_line import rows_of, run
 from federation import ROOT, Federation, read_lines
 
 NODES = 3
 # Runs at the same time; each has a process of its own for its ServerApp.
-TOGETHER = 3
+TOGETHER = 2
 # The role of each device; in simulation ``num-sources`` assigns the same ones.
 ROLES = ("source", "source", "target")
+DISKS = ("healthy", "full", "read-only")
 SHARED = (
     "num-clients=3 fraction-train=1.0 num-server-rounds=2 evaluate-every=0 "
     "evaluate-last=1 min-available-nodes=3 seed=3"
@@ -26,7 +29,12 @@ SHARED = (
 DIGITS = 'task="digits" partition="iid" learning-rate=0.05 batch-size=50'
 GRAPH = f'{DIGITS} model="logistic" local-steps=2'
 TRANSFER = "num-sources=2 source-epochs=1 head-epochs=1"
+ON_DISK = "FedRep with a state of 18 kB"
 CASES = {
+    ON_DISK: (
+        "fedrep",
+        f'{DIGITS} model="digits-cnn" head-layers=2 head-epochs=1 experiment="disk"',
+    ),
     "dpsgd": ("dpsgd", GRAPH),
     "choco-sgd": ("choco-sgd", f'{GRAPH} compressor="top-k" compressor-k=0.1'),
     "squarm-sgd": ("squarm-sgd", f'{GRAPH} compressor="sign-top-k" trigger="1"'),
@@ -65,12 +73,21 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     federation = Federation(tmp_path_factory.mktemp("partitions"))
     try:
         federation.start_superlink()
-        for i, role in enumerate(ROLES):
-            config = f'partition-id={i} num-partitions={NODES} role="{role}"'
-            federation.start_supernode(f"node-{i}", config)
+        disks = {kind: disk_of(federation, kind) for kind in DISKS}
+        for disk in disks.values():
+            disk.mkdir()
+        before = prefixes(disks)
+        for i, (role, kind) in enumerate(zip(ROLES, DISKS, strict=True)):
+            config = f'partition-id={i} num-partitions={NODES} role="{role}" '
+            config += f'state-dir="{disks[kind]}"'
+            federation.start_supernode(f"node-{i}", config, before=before.get(kind, ()))
         yield federation
     finally:
         federation.close()
+
+
+def disk_of(federation: Federation, kind: str) -> Path:
+    return federation.home / f"disk-{kind}"
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +139,20 @@ def test_devices_give_the_numbers_of_the_simulation(
             ours.pop(name, None), theirs.pop(name, None)
         assert ours.keys() == theirs.keys()
         assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+@pytest.mark.e2e
+def test_a_state_is_kept_in_memory_where_the_disk_is_broken(
+    devices: Federation, logs: dict[str, Future[str]]
+) -> None:
+    logs[ON_DISK].result()
+    for i, kind in enumerate(DISKS):
+        text = (devices.home / f"node-{i}.log").read_text(errors="replace")
+        for server_round in (1, 2):
+            line = f"state of round {server_round} is kept in memory only, not in "
+            line += f"{disk_of(devices, kind)}/disk"
+            assert (line in text) == (kind != "healthy"), text
+    assert list(disk_of(devices, "healthy").rglob("disk/*/*-00000002.safetensors"))
 
 
 @pytest.mark.e2e
