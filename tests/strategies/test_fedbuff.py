@@ -133,9 +133,8 @@ def test_fedasync_equals_an_event_simulation():
 
 def test_a_version_has_as_many_changes_if_a_reply_is_invalid(monkeypatch):
     # Client 3 sends NaN in every version.
-    monkeypatch.setitem(
-        globals(),
-        "TARGETS",
+    monkeypatch.setattr(
+        "quadratic_clients.TARGETS",
         np.where(np.arange(CLIENTS)[:, None] == 3, np.nan, TARGETS),
     )
     wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=3)
