@@ -62,7 +62,7 @@ METHODS = {
     "ditto": Method("Ditto", ("-pls", "1", "-mu", "0.1"), {"ditto-lambda": 0.1}),
     "fedrod": Method("FedROD"),
     "fedala": Method("FedALA"),
-    "feddbe": Method("FedDBE", ("-mo", "1", "-klw", "50"), {"dbe-kappa": 50.0}),
+    "feddbe": Method("FedDBE", ("-mo", "1", "-klw", "1"), {"dbe-kappa": 1.0}),
 }
 
 
