@@ -62,6 +62,8 @@ def provenance() -> dict[str, Any]:
             "--model",
             "--qemu",
             "--root",
+            "--pfllib",
+            "--python",
         ):
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {

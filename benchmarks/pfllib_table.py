@@ -1,6 +1,6 @@
 """PFLlib's methods on the clients that PFLlib ships, by PFLlib and by this package.
 
-``python -m benchmarks.pfllib_table --pfllib DIR --pfllib-python PYTHON`` runs PFLlib's
+``python -m benchmarks.pfllib_table --pfllib DIR --python PYTHON`` runs PFLlib's
 own ``main.py`` in ``DIR/system``, unchanged, and the algorithm of the same name here,
 on ``DIR/dataset/MNIST``: the same clients, model, step size, batches and epochs, and
 all clients in all rounds. PFLlib reports the best round; the mean of the last ten
@@ -13,18 +13,18 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
-import torch
 from torch import nn
 
 from benchmarks.common import markdown, write
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
 from flwr_frl.strategies.report.results import read_json, write_json
-from flwr_frl.task import ExampleTask, build_task
+from flwr_frl.task import ExampleTask, SplitModel, build_task
 from flwr_frl.task.settings import Free, Setting, resolve
 
 CLIENTS = 20
@@ -44,50 +44,64 @@ COMMON: dict[str, Setting] = {
 
 
 class Method(NamedTuple):
-    """PFLlib's name and arguments of a method, and the settings of it here."""
+    """PFLlib's name and arguments of a method, and the settings of it here.
+
+    PFLlib's ``main.py`` splits the model of some methods. Its ``DNN`` ends with a
+    log-softmax, which the split model then applies to the features.
+    """
 
     name: str
     arguments: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = MappingProxyType({})
+    is_split: bool = False
 
 
 # FedALA's and FedDBE's authors also test with 20 clients, all in every round.
 METHODS = {
-    "fedavg": Method("FedAvg"),
+    "fedavg": Method("FedAvg", is_split=True),
     "fedprox": Method("FedProx", ("-mu", "0.1"), {"proximal-mu": 0.1}),
     "scaffold": Method("SCAFFOLD"),
     "local": Method("Local"),
-    "fedper": Method("FedPer"),
-    "fedrep": Method("FedRep", ("-pls", "1")),
+    "fedper": Method("FedPer", is_split=True),
+    "fedrep": Method("FedRep", ("-pls", "1"), is_split=True),
     "ditto": Method("Ditto", ("-pls", "1", "-mu", "0.1"), {"ditto-lambda": 0.1}),
-    "fedrod": Method("FedROD"),
+    "fedrod": Method("FedROD", is_split=True),
     "fedala": Method("FedALA"),
-    "feddbe": Method("FedDBE", ("-mo", "1", "-klw", "1"), {"dbe-kappa": 1.0}),
+    "feddbe": Method(
+        "FedDBE", ("-mo", "1", "-klw", "1"), {"dbe-kappa": 1.0}, is_split=True
+    ),
 }
 
 
-class DNN(nn.Module):
-    """PFLlib's model ``DNN``: a hidden layer of 100."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc = nn.Linear(28 * 28, 100), nn.Linear(100, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
-        logits: torch.Tensor = self.fc(self.fc1(x.flatten(1)).relu())
-        return logits
+def split_dnn(log_softmax: bool) -> SplitModel:
+    """Return PFLlib's ``DNN``, a hidden layer of 100, with or without log-softmax."""
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 100), nn.ReLU())
+    if log_softmax:
+        hidden.append(nn.LogSoftmax(dim=1))
+    return SplitModel(hidden, nn.Linear(100, 10))
 
 
 def mnist(
-    num_clients: int, *, data_dir: Annotated[str, Free("PFLlib's folder")] = ""
+    num_clients: int,
+    *,
+    data_dir: Annotated[str, Free("PFLlib's folder")] = "",
+    log_softmax: Annotated[bool, Free()] = False,
 ) -> ExampleTask:
-    """Return the task: PFLlib's clients, with its model."""
+    """Return the task: PFLlib's clients, with its model.
+
+    Parameters
+    ----------
+    num_clients : int
+        The number of clients.
+    data_dir : str
+        PFLlib's folder.
+    log_softmax : bool, default False
+        Whether features pass through a log-softmax, as in PFLlib's split models.
+    """
     settings = {"task": "pfllib", "data-dir": data_dir, "num-clients": num_clients}
     data = build_task(resolve({**settings, "augment": False}), num_clients)
     return ExampleTask(
-        model=DNN,
-        head="fc",
+        model=partial(split_dnn, log_softmax),
         train=[data.train_examples(i) for i in range(num_clients)],
         test=[data.test_examples(i) for i in range(num_clients)],
         classes=data.classes,
@@ -113,7 +127,7 @@ def there(method: Method, rounds: int, arguments: argparse.Namespace) -> list[fl
     }
     options = [str(word) for pair in values.items() for word in pair]
     done = subprocess.run(
-        [arguments.pfllib_python, "main.py", *options, *method.arguments],
+        [arguments.python, "main.py", *options, *method.arguments],
         cwd=Path(arguments.pfllib) / "system",
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -140,6 +154,20 @@ def row(accuracies: list[float]) -> list[str]:
     return [f"{100 * last:.2f}", f"{100 * best:.2f}"]
 
 
+def job_of(arguments: argparse.Namespace, algorithm: str, log_softmax: bool) -> Job:
+    """Return a run of this package."""
+    settings: dict[str, Setting] = {
+        **COMMON,
+        **METHODS[algorithm].settings,
+        "data-dir": str(Path(arguments.pfllib).resolve() / "dataset" / "MNIST"),
+        "num-server-rounds": arguments.rounds,
+    }
+    if log_softmax:
+        settings["log-softmax"] = True
+    name = f"{algorithm}{'-split' if log_softmax else ''}-{arguments.rounds}"
+    return Job(Path(arguments.output) / "here" / name, algorithm, settings)
+
+
 BODY = """The same 20 clients of MNIST (the split that PFLlib's repository has,
 Dirichlet), the model `DNN` (784, 100, 10), batches of 10, step size {rate}, one epoch,
 all clients in each of {rounds} rounds, one seed. PFLlib is used as it is, with its own
@@ -147,6 +175,12 @@ initial weights and order of batches; its default step size, 0.005, is for 2,000
 rounds. Accuracy in %, over all test examples of all clients. PFLlib prints the best
 round, which is chosen by the test set; the mean of the last {last} rounds is what a
 user gets.
+
+PFLlib splits the model of `FedAvg`, `FedPer`, `FedRep`, `FedROD` and `FedDBE` into a
+base and a head. Its `DNN` ends with a log-softmax, which then is the base's last layer:
+the head gets the logarithms of 100 probabilities, with which this step size is too
+large. *Here, PFLlib's features* has the same model; *here* has the features as they
+are.
 
 {table}
 """
@@ -156,7 +190,7 @@ def main() -> int:
     """Make the runs that are missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pfllib", required=True, help="a checkout of PFLlib")
-    parser.add_argument("--pfllib-python", required=True)
+    parser.add_argument("--python", required=True, help="which has what PFLlib needs")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", default="results/pfllib")
     arguments = parser.parse_args()
@@ -164,25 +198,28 @@ def main() -> int:
     data: dict[str, Any] = {}
 
     def make() -> None:
-        jobs = {}
-        for algorithm, method in METHODS.items():
-            settings: dict[str, Setting] = {
-                **COMMON,
-                **method.settings,
-                "data-dir": str(Path(arguments.pfllib).resolve() / "dataset" / "MNIST"),
-                "num-server-rounds": rounds,
-            }
-            place = Path(arguments.output) / "here" / f"{algorithm}-{rounds}"
-            jobs[algorithm] = Job(place, algorithm, settings)
-        missing = [job for job in jobs.values() if finished(job) is None]
+        jobs = {
+            name: [
+                job_of(arguments, name, log_softmax)
+                for log_softmax in ((False, True) if method.is_split else (False,))
+            ]
+            for name, method in METHODS.items()
+        }
+        missing = [j for own in jobs.values() for j in own if finished(j) is None]
         carry_out_all("here", missing)
         for algorithm, method in METHODS.items():
             found = {"pfllib": there(method, rounds, arguments)[1:]}
-            found["here"] = here(jobs[algorithm])
+            plain, *split = map(here, jobs[algorithm])
+            found |= {"here": plain} | ({"here-split": split[0]} if split else {})
             data[algorithm] = found
-            names = f"`{algorithm}`", f"`{method.name}`"
-            lines.append([*names, *row(found["here"]), *row(found["pfllib"])])
-        heads = "last ten, here", "best, here", "last ten, PFLlib", "best, PFLlib"
+            # PFLlib's model has no log-softmax of features if it is not split.
+            same = split[0] if split else plain
+            accuracies = [*row(plain), *row(same), *row(found["pfllib"])]
+            lines.append([f"`{algorithm}`", f"`{method.name}`", *accuracies])
+        places = "here", "here, PFLlib's features", "PFLlib"
+        heads = [
+            f"{what}, {place}" for place in places for what in ("last ten", "best")
+        ]
         table = markdown(["algorithm", "in PFLlib", *heads], lines)
         body = BODY.format(rate=RATE, rounds=rounds, last=LAST, table=table)
         write("pfllib_table", "PFLlib's methods on PFLlib's clients", body, data)
