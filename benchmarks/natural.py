@@ -156,6 +156,11 @@ def worst_decile(clients: dict[str, float], sign: int) -> float:
     return float(np.mean(values[: max(1, len(values) // 10)]))
 
 
+def text(value: float, digits: int) -> str:
+    """Return a number; those of models that diverged are long."""
+    return f"{value:.{digits}f}" if value < 1000 else f"{value:.0e}"
+
+
 def table(
     output: Path, data_dir: str, task: str, algorithms: list[str]
 ) -> tuple[str, dict[str, Any]]:
@@ -199,11 +204,12 @@ def table(
             p = sign_test(better, worse)
             against.append(f"{better} : {worse} (p = {p:.2g})")
         scores = scale * np.array(own["values"])
+        mean, spread = (text(v, digits) for v in (scores.mean(), scores.std(ddof=1)))
         lines.append(
             [
                 f"`{name}`",
-                f"{scores.mean():.{digits}f} ± {scores.std(ddof=1):.{digits}f}",
-                f"{scale * own['worst']:.{digits}f}",
+                f"{mean} ± {spread}",
+                text(scale * own["worst"], digits),
                 *against,
                 f"{own['rate']}",
                 f"{own['megabytes']:.1f}",
@@ -232,6 +238,9 @@ def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
         measure = TASKS[task].measure
         scale = 1 if measure in ERRORS else 100
         names = list(numbers)[::-1]
+        if measure in ERRORS:
+            limit = 3 * np.median([np.mean(numbers[n]["values"]) for n in names])
+            names = [n for n in names if np.mean(numbers[n]["values"]) < limit]
         means = [scale * float(np.mean(numbers[n]["values"])) for n in names]
         spread = [scale * float(np.std(numbers[n]["values"], ddof=1)) for n in names]
         colours = {"fedavg": "C7", "local": "C3"}
@@ -261,6 +270,9 @@ averaged over the seeds. Clients are compared pair by pair, by their mean over t
 seeds, with a two-sided sign test.
 
 ![Each algorithm on each task, the standard deviation over the seeds as a line]({image})
+
+Runs that diverged are not in the picture. Their learning rate did not diverge with the
+seed by which it was chosen.
 
 {tables}
 """
@@ -299,10 +311,10 @@ def main() -> int:
         tables, data = [], {}
         for task in arguments.tasks:
             names = [algorithm for t, algorithm in pairs if t == task]
-            text, numbers = table(output, data_dir, task, names)
+            rows, numbers = table(output, data_dir, task, names)
             title = TASKS[task].title
             about = f"{title[0].upper()}{title[1:]}\n\n{TASKS[task].seeds} seeds."
-            tables.append(f"## {about}\n\n{text}")
+            tables.append(f"## {about}\n\n{rows}")
             data[task] = numbers
         plot(data, RESULTS / "natural.png")
         body = BODY.format(
