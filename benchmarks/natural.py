@@ -265,14 +265,15 @@ def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
 BODY = """Where do personal heads help clients that really differ? {clients}; all
 algorithms have the same model, rounds, local epochs (2) and batches (16).
 The learning rate of each is the best of three ({rates}) on
-validation sets. The worst tenth is the mean over the worst tenth of the clients,
-averaged over the seeds. Clients are compared pair by pair, by their mean over the
-seeds, with a two-sided sign test.
+validation sets. The first column is the mean over the last five rounds, ± its standard
+deviation over the seeds. The worst tenth is the mean over the worst tenth of the
+clients after the last round, averaged over the seeds. Clients are compared pair by
+pair, by their mean over the seeds after the last round, with a two-sided sign test.
 
 ![Each algorithm on each task, the standard deviation over the seeds as a line]({image})
 
-Runs that diverged are not in the picture. Their learning rate did not diverge with the
-seed by which it was chosen.
+Algorithms that diverged with some seed are not in the picture; they did not with the
+seed by which their learning rate was chosen.
 
 {tables}
 """
