@@ -27,7 +27,7 @@ COMPARED = {
     "old, of the trained model; as it tests it": (OLD_TRAINED, AS_TESTED),
     "from the initial head; from the initial head": (INITIAL, INITIAL),
 }
-# Of a cell: method, seed, metric.
+# Metrics of a cell's runs, by method and seed.
 Runs = dict[str, dict[str, dict[str, Any]]]
 
 BODY = """Accuracy in % is the mean over all clients and the last rounds. In the cells

@@ -264,8 +264,8 @@ class ExampleTask(BaseTask):
                     check_head(module, head, inputs)
             self._tried.add("head")
         super().check(client)
-        if "second model" not in self._tried:
-            # It must not share parameters with the first.
+        if not self._tried:
+            # A second model must not share parameters with the first.
             self._new_module()
             self._tried.add("second model")
 

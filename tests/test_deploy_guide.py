@@ -43,7 +43,7 @@ def test_the_guide_s_settings_exist():
 
 
 class Net(nn.Module):
-    """A model that somebody else has written."""
+    """A third-party model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def test_the_federation_is_added_to_the_file_that_flower_makes(
     made = tomllib.loads((home / "config.toml").read_text())["superlink"]
     guide = (DEPLOY / "README.md").read_text()
     marked = re.search(r"<!-- superlink -->\n```sh\n(.*?)```", guide, re.DOTALL)
-    # What makes the file has been done.
+    # `init_flwr_config` has already made the file.
     lines = marked[1].replace("flwr config list >/dev/null\n", "")
     assert lines != marked[1]
     for _ in range(times):

@@ -18,7 +18,7 @@ class Contexts(MutableMapping[int, Context]):
 
     def __init__(self, num_clients: int, run_config: UserConfig) -> None:
         self._num_clients, self._run_config = num_clients, run_config
-        # None until a context has a state, or somebody has asked for it.
+        # None until a context has a state or has been requested.
         self._held: dict[int, Context | None]
         self._held = dict.fromkeys(range(1, num_clients + 1))
 

@@ -10,7 +10,7 @@ from flwr_frl.task.tasks import build_task
 
 GOSSIP = ("dpsgd", "choco-sgd", "squarm-sgd")
 by_algorithm = pytest.mark.parametrize("algorithm", GOSSIP)
-# What the server of an exchange of nothing says.
+# Config of a message without neighbours' data.
 QUIET = {"exchanged-round": 0, "consensus-step": 0.5, "neighbour-weight": 2 / 3}
 
 

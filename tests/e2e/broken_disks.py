@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# $0 is the disk. The mounts are seen by nobody else and end with the process.
+# $0 is the disk. The mounts are private to the process and end with it.
 MOUNTS = {
     "full": 'mount -t tmpfs -o size=64k none "$0"; cat /dev/zero >"$0/rest" || true',
     "read-only": 'mount -t tmpfs -o ro,size=64k none "$0"',

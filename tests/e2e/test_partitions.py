@@ -56,7 +56,7 @@ TIMES = ("seconds", "seconds-simulated")
 
 
 TEMPLATE = Path(__file__).parent / "template_app"
-# What somebody changes in Flower's template to use a strategy of ours.
+# Changes to Flower's template that replace its FedAvg by ours.
 CHANGES = {
     "from flwr.serverapp.strategy import FedAvg": (
         "from flwr_frl.strategies import FedAvg"

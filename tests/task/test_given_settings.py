@@ -22,8 +22,6 @@ from flwr_frl.task.settings import (
     unknown,
 )
 
-# What is given
-
 
 def test_overrides_change_only_what_they_name():
     settings = resolve({"seed": 5, "momentum": 0.25})

@@ -25,7 +25,7 @@ def test_a_run_continues_from_an_earlier_run_until_one_of_its_versions_counts(tm
     PersonalState(context, acknowledged=0, **second).save(head(9), 2)
     state = PersonalState(context, acknowledged=2, **second)
     assert value_of(state) == 9
-    # Both runs may be going on: nobody touches the other's.
+    # Both runs may still be in progress, so neither deletes the other's files.
     assert "first-00000030.safetensors" in files_in(tmp_path)
     assert value_of(PersonalState(new_context(), acknowledged=30, **first)) == 7
 
@@ -68,13 +68,13 @@ def test_directories_of_the_newest_eight_runs_are_kept(tmp_path):
 
     for i in range(8):
         save(f"r{i}", 5)
-    # A resumed run is as new as what it has written last.
+    # The age of a run is that of its last file.
     save("r0", 6)
-    # What was told of the examples counts for good; an experiment may be called so.
+    # A privacy budget (r1) and files of unknown names (r3) are never deleted.
     (place("r1") / "privacy.json").touch()
     (place("r3") / "r3-00000005.safetensors").rename(place("r3") / "a-00000005")
     place("r2", "other").mkdir()
-    # A killed writer's is the run's as well.
+    # A partial file of a killed process belongs to its run, too.
     (place("r4") / f".r4-00000006.safetensors.{'a' * 16}.partial").touch()
     for i in range(8, 14):
         save(f"r{i}", 5)

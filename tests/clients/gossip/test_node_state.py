@@ -25,7 +25,7 @@ def test_node_properties(algorithm):
     properties = client.get_properties({})
     expected = (2600, 1.0) if algorithm == "dpsgd" else (4 * 65 + 82, 0.1)
     assert (properties["message-bytes"], properties["omega"]) == expected
-    # Of the model it tells no name that could be asked for.
+    # No array can be requested from the client by name.
     assert array_names(client, client.shared) == []
     assert client.get_parameters({}) == []
     # The state is the common model, and vectors of zeros in a group of their own.

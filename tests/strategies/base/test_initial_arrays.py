@@ -77,7 +77,7 @@ def test_the_first_name_does_not_decide_the_initial_model(lie, n, caplog):
 
 
 def test_where_a_few_do_not_agree_all_are_asked():
-    # Of nine those at 0, 1, 2, 3 and 4 are asked first, and three of them lie.
+    # Clients 0 to 4 of nine are asked first; three of these send wrong arrays.
     other = {n: v + 1 for n, v in START.items()}
     liars = {0: other, 1: LIES["1e30"], 2: {"x": START["w"]}}
     asked = []

@@ -43,7 +43,7 @@ def test_those_that_come_later_do_not_outvote_the_run(nodes, fit, caplog):
     refused = [m for m in caplog.messages if "takes no part" in m]
     assert len(refused) == len(nodes) - len(fit)
     assert all("that the other clients have" in message for message in refused)
-    # Nor do they where the run goes on.
+    # The same holds in a resumed run.
     resumed = averaging()
     resumed.restore(strategy.snapshot()())
     assert come_and_go(resumed, nodes) == fit

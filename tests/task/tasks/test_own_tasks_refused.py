@@ -12,8 +12,6 @@ from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.settings import SettingsError
 
-# What does not fit is said before the first round
-
 
 def late(value: float) -> torch.Tensor:
     """Inputs of which a late row has a value."""

@@ -57,7 +57,7 @@ def test_only_this_machine_and_only_the_page(server):
         assert ask(server, path=path)[0].status in (400, 404)
     for method in ("POST", "PUT", "DELETE"):
         assert ask(server, method)[0].status == 501
-    # A name of somebody else's that leads here.
+    # Foreign host names that resolve to this server (DNS rebinding).
     for host in ("evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""):
         assert ask(server, Host=host)[0].status == 403
     for host in ("localhost", "127.0.0.1:9", "[::1]:80", "192.0.2.1"):
