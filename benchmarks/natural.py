@@ -232,8 +232,10 @@ def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
     """Draw each algorithm's measure, by task."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(16, 7), layout="constrained")
-    panels = figure.subplots(2, 4).ravel()
+    columns = min(4, len(data))
+    rows = -(-len(data) // columns)
+    figure = Figure(figsize=(4 * columns, 3.5 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (task, numbers) in zip(panels, data.items(), strict=False):
         measure = TASKS[task].measure
         scale = 1 if measure in ERRORS else 100
@@ -262,9 +264,9 @@ def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-BODY = """Where do personal heads help clients that really differ? {clients}; all
-algorithms have the same model, rounds, local epochs (2) and batches (16).
-The learning rate of each is the best of three ({rates}) on
+BODY = """Where do personal heads help clients that really differ? Tasks: {clients}.
+All algorithms have the same model, rounds, local epochs (2) and batches (16).
+The learning rate of each is the best of {rates} on
 validation sets. The first column is the mean over the last five rounds, ± its standard
 deviation over the seeds. The worst tenth is the mean over the worst tenth of the
 clients after the last round, averaged over the seeds. Clients are compared pair by
@@ -285,6 +287,7 @@ def main() -> int:
     parser.add_argument("algorithms", nargs="*", default=list(ALGORITHMS))
     parser.add_argument("--data-dir", required=True, help="the published files")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--name", default="natural", help="name of the page")
     parser.add_argument("--output", default="results/natural")
     arguments = parser.parse_args()
     output, data_dir = Path(arguments.output), arguments.data_dir
@@ -317,14 +320,14 @@ def main() -> int:
             about = f"{title[0].upper()}{title[1:]}\n\n{TASKS[task].seeds} seeds."
             tables.append(f"## {about}\n\n{rows}")
             data[task] = numbers
-        plot(data, RESULTS / "natural.png")
+        plot(data, RESULTS / f"{arguments.name}.png")
         body = BODY.format(
-            clients=f"{len(arguments.tasks)} tasks",
-            rates="0.01, 0.05, 0.2; for roles 0.2, 0.8, 3.2",
-            image="natural.png",
+            clients="; ".join(TASKS[task].title for task in arguments.tasks),
+            rates=" or ".join(sorted({str(TASKS[t].rates) for t in arguments.tasks})),
+            image=f"{arguments.name}.png",
             tables="\n".join(tables),
         )
-        write("natural", "Clients that really differ", body, data)
+        write(arguments.name, "Clients that really differ", body, data)
 
     return exit_status(make)
 
