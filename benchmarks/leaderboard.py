@@ -97,6 +97,7 @@ def parse() -> argparse.Namespace:
         "--algorithms", nargs="+", default=list(GRIDS), choices=GRIDS, metavar="NAME"
     )
     parser.add_argument("--fraction", type=float, default=0.15)
+    parser.add_argument("--name", default="", help="added to the page's name")
     parser.add_argument("--evaluate-last", type=int, default=5, metavar="ROUNDS")
     parser.add_argument(
         "--images",
@@ -123,6 +124,7 @@ class Leaderboard:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         size = f"{arguments.clients}x{arguments.rounds}"
+        size += arguments.name and f"-{arguments.name}"
         self.name = f"leaderboard-{size}"
         self.place = Path(arguments.output).absolute() / size
         data_dir = Path(arguments.data_dir).absolute()

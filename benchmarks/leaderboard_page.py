@@ -155,7 +155,8 @@ def places(results: Results) -> str:
             f"`fedavg-ft` has rank {whole.index('fedavg-ft') + 1} of {len(whole)}; "
             f"its ranks are {', '.join(own)}. "
         )
-    if "fedavg" in results and len(base := accuracies(results["fedavg"]["shards-2"])):
+    of_fedavg = results.get("fedavg", {}).get("shards-2", [])
+    if len(base := accuracies(of_fedavg)):
         worse = [
             f"`{name}`"
             for name, own in results.items()

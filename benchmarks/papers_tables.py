@@ -61,9 +61,11 @@ ROWS: dict[str, dict[str, Setting]] = {
     "fedavg": {},
     "fedprox": {},
     "scaffold": {},
-    # As FedRep's code has it in the cell that is furthest from its table.
     "fedrep-5": {"representation-epochs": 5, **LOOK},
+    "fedavg-ft-5": {"representation-epochs": 5},
 }
+# Cells of the rows with FedRep's five local epochs, which are far from its table.
+FIVE_EPOCHS = {"fedrep-5": "1000x2", "fedavg-ft-5": "100x5"}
 # What these papers' own algorithms have is known; the others have what the small
 # leaderboard has tuned.
 OWN = ("fedrep", "flute", "flute-star")
@@ -103,10 +105,10 @@ def algorithm_of(row: str) -> str:
 def wanted(row: str, cell: str) -> bool:
     """Return whether a paper has this row in this cell, in one order or another.
 
-    FedRep's code has `fedrep-5`, and what is compared over seeds has `local`.
+    FedRep's code has five local epochs, and what is compared over seeds has `local`.
     """
-    if row == "fedrep-5":
-        return cell == "1000x2"
+    if row in FIVE_EPOCHS:
+        return cell == FIVE_EPOCHS[row]
     if row in WITH_SPREAD and cell in SPREAD_CELLS:
         return True
     plain = row.removesuffix("-after")
