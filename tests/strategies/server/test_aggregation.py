@@ -1,4 +1,4 @@
-"""Rules that liars cannot win, against numbers worked by hand and plain NumPy."""
+"""Robust aggregation rules, compared with hand-computed values and with NumPy."""
 
 import numpy as np
 import pytest
@@ -36,42 +36,42 @@ ZERO = {"w": np.zeros(2, np.float32)}
 
 def applied(name: str, *values, share: float = 0.2, bound: float = 0.0, weights=None):
     rule = make_rule(name, share, bound)
-    found = rule(weights or [1.0] * len(values), replies_of(*values), ZERO)
-    assert found["w"].dtype == np.float32
-    return found["w"].tolist()
+    combined = rule(weights or [1.0] * len(values), replies_of(*values), ZERO)
+    assert combined["w"].dtype == np.float32
+    return combined["w"].tolist()
 
 
-def test_the_rules_by_hand() -> None:
+def test_rules_match_hand_computed_values() -> None:
     values = [1, 8], [2, 6], [3, 7], [4, 9], [1e30, -1e30]
     assert applied("median", *values) == [3, 7]
-    # Without the largest and the smallest of each entry.
+    # Without the largest and smallest values of each entry.
     assert applied("trimmed-mean", *values) == [3, 7]
     assert applied("trimmed-mean", *values, share=0.0)[0] == np.float32(2e29)
-    # Without the fifth.
+    # Without the fifth reply, which is far from the others.
     assert applied("multi-krum", *values) == [2.5, 7.5]
 
 
-def test_an_even_number_has_two_in_the_middle() -> None:
+def test_median_of_an_even_number_averages_the_middle_two() -> None:
     assert applied("median", [1, 0], [2, 0], [4, 0], [100, 0]) == [3, 0]
 
 
-def test_clipping_by_hand() -> None:
-    # Norms 5, 10 and 50: the median is 10, so the third is cut down to (6, 8).
+def test_clip_matches_hand_computed_values() -> None:
+    # The median of the norms 5, 10 and 50 is 10, so the third becomes (6, 8).
     assert applied("clip", [3, 4], [6, 8], [30, 40]) == [5, np.float32(20 / 3)]
-    # All to the norm 5, weighted 1, 1 and 2.
-    found = applied("clip", [3, 4], [-6, 8], [0, 40], bound=5, weights=[1, 1, 2])
-    assert found == [0, 4.5]
-    # Nobody has moved.
+    # All are scaled to the norm 5; the weights are 1, 1 and 2.
+    combined = applied("clip", [3, 4], [-6, 8], [0, 40], bound=5, weights=[1, 1, 2])
+    assert combined == [0, 4.5]
+    # No client has changed its arrays.
     assert applied("clip", [0, 0], [0, 0]) == [0, 0]
 
 
-def test_clipping_is_about_what_was_sent() -> None:
+def test_clip_is_centred_on_the_sent_arrays() -> None:
     sent = {"w": np.array([10, 10], np.float32)}
-    found = clip([1, 1], replies_of([13, 14], [10, 110]), sent, 5.0)
-    assert found["w"].tolist() == [11.5, 14.5]
+    combined = clip([1, 1], replies_of([13, 14], [10, 110]), sent, 5.0)
+    assert combined["w"].tolist() == [11.5, 14.5]
 
 
-def test_krum_against_a_few_lines_of_numpy() -> None:
+def test_multi_krum_matches_numpy() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(9, 2)).astype(np.float32)
     values[[2, 5]] *= 50
@@ -82,76 +82,77 @@ def test_krum_against_a_few_lines_of_numpy() -> None:
     ]
     best = sorted(np.argsort([sum(s[: n - f - 2]) for s in scores])[: n - f])
     assert best == [0, 1, 3, 4, 6, 7, 8]
-    found = multi_krum([1.0] * n, replies_of(*values), ZERO, 0.2)
-    np.testing.assert_allclose(found["w"], values[best].mean(axis=0), rtol=1e-6)
+    combined = multi_krum([1.0] * n, replies_of(*values), ZERO, 0.2)
+    np.testing.assert_allclose(combined["w"], values[best].mean(axis=0), rtol=1e-6)
 
 
-def test_krum_sees_small_distances_far_from_zero() -> None:
+def test_multi_krum_is_accurate_far_from_zero() -> None:
     far = {"w": np.full(2, 1e8)}
     values = [[1e8 + 1, 1e8], [1e8, 1e8 + 1], [1e8 + 1, 1e8 + 1], [1e8 + 9, 1e8]]
     replies = [lambda v=v: {"w": np.array(v)} for v in values]
-    found = multi_krum([1.0] * 4, replies, far, 0.25)
-    np.testing.assert_allclose(found["w"] - 1e8, [2 / 3, 2 / 3], rtol=1e-6)
+    combined = multi_krum([1.0] * 4, replies, far, 0.25)
+    np.testing.assert_allclose(combined["w"] - 1e8, [2 / 3, 2 / 3], rtol=1e-6)
 
 
 def counted(*values) -> list:
-    """Replies with a weight and a batch norm's counter."""
+    """Return replies with a weight ``w`` and a batch-norm counter ``n``."""
     return [lambda w=w, n=n: {"w": np.array([w]), "n": np.array(n)} for w, n in values]
 
 
-def test_a_counter_has_no_length() -> None:
+def test_counters_have_no_part_in_norms_and_distances() -> None:
     sent = {"w": np.array([0.0]), "n": np.array(100)}
-    # Norms 1, 2 and 4 of the weights: the median is 2; the counters' is 130.
+    # The median of the weights' norms 1, 2 and 4 is 2, that of the counters is 130.
     replies = counted((1.0, 110), (2.0, 130), (4.0, 10**12))
-    found = clip([1.0] * 3, replies, sent, 0.0)
-    assert found["w"].tolist() == [(1 + 2 + 2) / 3]
-    assert found["n"] == 130
-    assert found["n"].dtype == np.int64
-    # Of five the one that is far by its weight is left out, whatever it has counted.
+    combined = clip([1.0] * 3, replies, sent, 0.0)
+    assert combined["w"].tolist() == [(1 + 2 + 2) / 3]
+    assert combined["n"] == 130
+    assert combined["n"].dtype == np.int64
+    # Multi-Krum drops the reply whose weight is far away, whatever its counter.
     honest = [(0.1, 120), (0.2, 180), (0.3, 240), (0.2, 300)]
-    found = multi_krum([1.0] * 5, counted(*honest, (-9.0, 210)), sent, 0.2)
-    assert found["w"][0] == pytest.approx(0.2)
+    combined = multi_krum([1.0] * 5, counted(*honest, (-9.0, 210)), sent, 0.2)
+    assert combined["w"][0] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("n", range(1, 5))
-def test_few_clients_and_integers(rule: str, n: int) -> None:
+def test_rules_accept_few_clients_and_integers(rule: str, n: int) -> None:
     same = make_rule(rule, 0.4, 0.0)
     replies = [lambda: {"n": np.array([3, 4]), "s": np.array(2.0)}] * n
     sent = {"n": np.array([1, 1]), "s": np.array(0.0)}
-    found = same([1.0] * n, replies, sent)
-    assert found["n"].tolist() == [3, 4]
-    assert found["n"].dtype == np.int64
-    assert found["s"].shape == ()
-    assert float(found["s"]) == pytest.approx(2)
+    combined = same([1.0] * n, replies, sent)
+    assert combined["n"].tolist() == [3, 4]
+    assert combined["n"].dtype == np.int64
+    assert combined["s"].shape == ()
+    assert float(combined["s"]) == pytest.approx(2)
 
 
-def test_how_many_may_lie() -> None:
+def test_assumed_number_of_byzantine_clients() -> None:
     numbers = [assumed_byzantine(n, 0.2) for n in (1, 2, 3, 5, 6, 10)]
     assert numbers == [0, 0, 1, 1, 2, 2]
     assert assumed_byzantine(10, 0.4) == 4
-    # Never half of them.
+    # Always fewer than half.
     assert assumed_byzantine(4, 0.49) == 1
     assert assumed_byzantine(10, 0.0) == 0
 
 
 @pytest.mark.parametrize("liars", [1, 2, 3, 4])
 @pytest.mark.parametrize("lie", [1e30, -1e30, 100.0])
-def test_no_rule_but_the_mean_follows_liars(liars: int, lie: float) -> None:
+def test_only_the_mean_follows_byzantine_clients(liars: int, lie: float) -> None:
     rng = np.random.default_rng(1)
     honest_ = rng.normal(1, 0.1, (10 - liars, 2))
     values = [*honest_, *[[lie, lie]] * liars]
     for rule in ("median", "trimmed-mean", "multi-krum", "geometric-median"):
-        found = applied(rule, *values, share=0.4)
-        assert np.all(np.abs(np.array(found) - 1) < 0.3), rule
-    # As long as an honest change, and no longer.
+        combined = applied(rule, *values, share=0.4)
+        assert np.all(np.abs(np.array(combined) - 1) < 0.3), rule
+    # A Byzantine change is scaled down to the norm of an honest one.
     assert np.all(np.abs(applied("clip", *values)) < 1.5)
-    # One of ten at 100 moves the mean by ten.
+    # One value of 100 among ten moves the mean by about ten.
     assert np.abs(applied("mean", *values)[0]) > 10
 
 
-def test_order_and_memory_of_the_streaming_rules() -> None:
-    # What has been added is not held: each reply is decoded twice, and one at a time.
+def test_clip_decodes_each_reply_once_per_pass() -> None:
+    # Decoded replies are not kept: the norms and the sum each take a pass over them,
+    # and the first is decoded once more for its dtypes.
     decoded = []
 
     def reply(i):
@@ -183,7 +184,7 @@ def test_order_and_memory_of_the_streaming_rules() -> None:
         ([9, 1, 1], 1.0, [9, 1, 1]),
     ],
 )
-def test_no_weight_is_more_than_a_share(weights, share, expected) -> None:
+def test_weights_are_capped_at_a_share_of_their_sum(weights, share, expected) -> None:
     assert capped(weights, share) == pytest.approx(expected)
 
 
@@ -193,8 +194,8 @@ def boasting(message: Message, context: Context) -> Message:
     return reply
 
 
-def test_nobody_has_more_examples_than_in_the_beginning() -> None:
-    # Client 1 has said 2, as ever.
+def test_number_of_examples_is_limited_to_the_declared_one() -> None:
+    # Client 1 declared 2 examples in its properties, and that number counts.
     strategy = averaging(weighting="examples")
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(boasting)))
     assert arrays["b"].numpy().tolist() == [30 / 10] * 4
@@ -213,15 +214,17 @@ def lying(message: Message, context: Context) -> Message:
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        # Of 1, 1e30, 3, 4 and 5.
+        # The replies are 1, 1e30, 3, 4 and 5.
         ("median", 4.0),
         ("trimmed-mean", 4.0),
         ("multi-krum", 13 / 4),
-        # Changes of the norms 1, 3, 4, 5 and the liar's, times √10: none above 4 √10.
+        # Divided by √10, the norms are 1, 1e30, 3, 4 and 5; their median is the bound.
         ("clip", (1 + 4 + 3 + 4 + 4) / 5),
     ],
 )
-def test_in_a_strategy_and_inside_srpfl_and_privacy(rule: str, expected: float) -> None:
+def test_rules_alone_in_srpfl_and_in_flowers_dp_wrapper(
+    rule: str, expected: float
+) -> None:
     grid = grid_of(5, with_one_bad(lying))
 
     def check(arrays) -> None:
@@ -233,18 +236,18 @@ def test_in_a_strategy_and_inside_srpfl_and_privacy(rule: str, expected: float) 
     wrapped = SRPFL(averaging(aggregation=rule), initial_nodes=5)
     arrays, _ = train_once(wrapped, RealArrivals(grid))
     check(arrays)
-    # A wrapper with a bound beyond all honest changes, and no noise.
+    # Flower's wrapper, without noise and with a bound above all honest changes.
     private = DifferentialPrivacyServerSideFixedClipping(
         averaging(aggregation=rule), 0.0, 1e3, 5
     )
     arrays, _ = train_once(private, grid)
     if rule == "median":
-        # To Flower, whose norm is in float32, 1e30 is infinite: it makes the change 0.
+        # Flower computes the norm of 1e30 as infinite, in float32, and the change as 0.
         np.testing.assert_allclose(arrays["b"].numpy(), [3] * 4, rtol=1e-6)
     assert np.all(np.abs(arrays["w"].numpy()) < 100)
 
 
-def test_changes_are_clipped_about_zero() -> None:
+def test_clip_is_centred_on_zero_for_replies_that_are_changes() -> None:
     start = {"w": np.full(2, 5.0), "control.w": np.zeros(2)}
 
     def client(message: Message, context: Context) -> Message:
@@ -276,13 +279,15 @@ def test_changes_are_clipped_about_zero() -> None:
         (FedAvg, {"clip_norm": -1.0}, "at least 0"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(kind, given, line: str) -> None:
+def test_invalid_combination_fails_with_a_one_line_error(
+    kind, given, line: str
+) -> None:
     with pytest.raises(SettingsError, match=line) as caught:
         kind(**given)
     assert "\n" not in str(caught.value)
 
 
-def test_plain_numpy_agrees() -> None:
+def test_median_and_trimmed_mean_match_numpy() -> None:
     rng = np.random.default_rng(2)
     values = rng.normal(size=(11, 3, 4))
     np.testing.assert_allclose(median(values.copy()), np.median(values, axis=0))
@@ -293,14 +298,14 @@ def test_plain_numpy_agrees() -> None:
 
 
 class First(FedAvg):
-    """Takes the replies as they are."""
+    """Uses a reply without weights and without an aggregation rule."""
 
     def aggregate(self, server_round, replies):
         return to_record(self.arrays(replies[0]))
 
 
 class Weighed(FedAvg):
-    """Makes a mean of its own."""
+    """Uses the weights, but not the aggregation rule."""
 
     def aggregate(self, server_round, replies):
         self.weights(replies)
@@ -318,7 +323,7 @@ class Weighed(FedAvg):
         (FedAvg, {"aggregation": "clip", "weighting": "examples"}, ""),
     ],
 )
-def test_what_an_aggregate_ignores_is_said_once(kind, given, said, caplog):
+def test_settings_that_aggregate_ignores_are_logged_once(kind, given, said, caplog):
     strategy = kind(fraction_train=1.0, **given)
     for _ in range(2):
         train_once(strategy, grid_of(3))

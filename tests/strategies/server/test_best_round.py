@@ -1,4 +1,4 @@
-"""Runs that end early, and the checkpoint of the best round, by validation."""
+"""Early stopping and the best round's checkpoint, both by validation metrics."""
 
 import math
 from pathlib import Path
@@ -13,13 +13,13 @@ from flwr_frl.strategies.server_app import run
 from flwr_frl.task.checkpoint import BEST_FILE, FILE, read
 from flwr_frl.task.settings import SettingsError, resolve
 
-# Of rounds 1 to 8.
+# Mean accuracies of rounds 1 to 8
 ACCURACIES = [0.2, 0.4, 0.6, 0.5, 0.6, 0.3, 0.7, 0.8]
 VALIDATION = {"validation-fraction": 0.1, "evaluate-on": "validation"}
 
 
 def scripted(message: Message, context: Context) -> Message:
-    """Answer evaluations with the round's accuracy."""
+    """Reply to evaluations with the round's accuracy from `ACCURACIES`."""
     if message.metadata.message_type != MessageType.EVALUATE:
         return honest(message, context)
     server_round = int(message.content.config_records["config"]["server-round"])
@@ -30,7 +30,7 @@ def scripted(message: Message, context: Context) -> Message:
 
 
 def go(output: Path, **settings) -> list[int]:
-    """Return the rounds of a run."""
+    """Run FedAvg, and return the rounds in its file of metrics."""
     names = {name.replace("_", "-"): value for name, value in settings.items()}
     usual = {"algorithm": "fedavg", "fraction-train": 1.0, "evaluate-every": 1}
     usual |= {"num-server-rounds": 8, "output": str(output), **VALIDATION}
@@ -42,28 +42,28 @@ def round_of(path: Path) -> int:
     return read(path).about["round"]
 
 
-def test_a_run_ends_after_patience_evaluations_without_a_better_mean(tmp_path):
-    # Round 3 is better than rounds 4, 5 and 6.
+def test_run_stops_after_patience_evaluations_without_improvement(tmp_path):
+    # Rounds 4, 5 and 6 are no better than round 3.
     assert go(tmp_path, patience=3) == [1, 2, 3, 4, 5, 6]
     assert round_of(tmp_path / "fedavg" / FILE) == 6
     assert not (tmp_path / "fedavg" / BEST_FILE).exists()
 
 
-def test_a_run_with_enough_patience_makes_all_rounds(tmp_path):
+def test_run_with_enough_patience_completes_all_rounds(tmp_path):
     assert go(tmp_path, patience=4) == [*range(1, 9)]
 
 
-def test_patience_counts_evaluations(tmp_path):
+def test_patience_counts_evaluations_rather_than_rounds(tmp_path):
     # Rounds 2, 4, 6 and 8 are evaluated.
     more = {"evaluate_every": 2, "evaluate_last": 1}
     assert go(tmp_path, patience=2, **more) == [*range(1, 9)]
 
 
-def test_the_checkpoint_of_the_best_round_is_kept_beside_the_last(tmp_path):
+def test_keep_best_saves_the_best_round_alongside_the_last(tmp_path):
     go(tmp_path, patience=3, keep_best=True)
     best, last = (read(tmp_path / "fedavg" / name) for name in (BEST_FILE, FILE))
     assert (best.about["round"], last.about["round"]) == (3, 6)
-    # Each round adds 1.5, or 5/3 where clients count by their examples.
+    # Each round adds the same value: 1.5, or 5/3 if examples are the weights.
     assert best.arrays["b"][0] * 2 == pytest.approx(last.arrays["b"][0])
 
 
@@ -71,16 +71,16 @@ def test_a_resumed_run_remembers_its_best_round(tmp_path):
     assert go(tmp_path, num_server_rounds=5) == [1, 2, 3, 4, 5]
     again = {"resume": str(tmp_path), "patience": 3, "keep_best": True}
     assert go(tmp_path, **again) == [1, 2, 3, 4, 5, 6]
-    # No later round was better than round 3, whose checkpoint was not kept.
+    # Round 3 is still the best, but the first run did not keep its checkpoint.
     assert not (tmp_path / "fedavg" / BEST_FILE).exists()
 
 
-def test_both_files_belong_to_a_run():
+def test_both_checkpoints_are_among_the_files_of_a_run():
     assert {BEST_FILE, FILE} <= {*RUN_FILES}
 
 
 @pytest.mark.parametrize("setting", [{"patience": 2}, {"keep_best": True}])
-def test_no_round_is_chosen_by_test_sets(setting, tmp_path):
+def test_patience_and_keep_best_require_validation_data(setting, tmp_path):
     with pytest.raises(SettingsError) as caught:
         go(tmp_path, **setting, evaluate_on="test")
     assert caught.value.code == next(iter(setting)).replace("_", "-")

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is read, and what is wrong with a file is said."""
+"""Checkpoints: round trips, damaged files, other settings and failed writes."""
 
 import errno
 import json
@@ -39,13 +39,13 @@ def checkpoint_of(arrays=None, state=None, **settings) -> Checkpoint:
     )
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_checkpoint_round_trip(tmp_path):
     checkpoint_of().write(tmp_path / "new")
     assert [path.name for path in (tmp_path / "new").iterdir()] == [FILE]
     former = Checkpoint.read(tmp_path / "new", SETTINGS)
     assert former.server_round == 12
     assert former.seconds == 34.5
-    # The order of the names is part of it.
+    # The order of the names is restored, too.
     assert list(former.arrays) == list(ARRAYS)
     for name, value in ARRAYS.items():
         read = former.arrays[name].numpy()
@@ -58,21 +58,21 @@ def test_what_is_written_is_read(tmp_path):
     assert values == {"acknowledged": {"000001": 12}}
 
 
-def test_the_order_of_a_strategys_own_arrays_is_read(tmp_path):
-    own = {f"models/{client}/w": np.ones(1) for client in ("b", "c", "a")}
-    checkpoint_of(state=(own, {})).write(tmp_path)
-    assert list(Checkpoint.read(tmp_path, SETTINGS).state[0]) == list(own)
+def test_order_of_the_state_arrays_is_restored(tmp_path):
+    arrays = {f"models/{client}/w": np.ones(1) for client in ("b", "c", "a")}
+    checkpoint_of(state=(arrays, {})).write(tmp_path)
+    assert list(Checkpoint.read(tmp_path, SETTINGS).state[0]) == list(arrays)
 
 
-def test_an_older_checkpoint_does_not_say_that_order(tmp_path):
+def test_older_checkpoint_without_the_order_of_its_state_is_read(tmp_path):
     values = {"round": 1, "seconds": 1.0, "settings": SETTINGS, "values": {}}
     text = json.dumps({**values, "names": []})
-    own = {"state/b": np.ones(1), "state/a": np.zeros(1)}
-    (tmp_path / FILE).write_bytes(save(own, metadata={"run": text}))
+    tensors = {"state/b": np.ones(1), "state/a": np.zeros(1)}
+    (tmp_path / FILE).write_bytes(save(tensors, metadata={"run": text}))
     assert Checkpoint.read(tmp_path, SETTINGS).state[0].keys() == {"a", "b"}
 
 
-def test_a_default_that_has_changed_since_ends_no_run(tmp_path, caplog):
+def test_changed_default_is_logged_but_a_changed_value_fails(tmp_path, caplog):
     checkpoint_of(**{"compressor-k": 0.01}).write(tmp_path)
     Checkpoint.read(tmp_path, SETTINGS)
     assert "compressor-k was 0.01 by default and is 0.1 now" in caplog.text
@@ -83,20 +83,20 @@ def test_a_default_that_has_changed_since_ends_no_run(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("windows", "warned"), [("disjoint", True), ("sliding", False)]
 )
-def test_a_text_run_without_the_setting_had_sliding_windows(
+def test_text_checkpoint_without_text_windows_means_sliding(
     tmp_path, caplog, windows, warned
 ):
-    made = checkpoint_of(task="text-folder")
-    del made.settings["text-windows"]
-    made.write(tmp_path)
+    checkpoint = checkpoint_of(task="text-folder")
+    del checkpoint.settings["text-windows"]
+    checkpoint.write(tmp_path)
     settings = {"task": "text-folder", "text-windows": windows}
-    found = Checkpoint.read(tmp_path, settings)
-    assert found.settings["text-windows"] == "sliding"
+    former = Checkpoint.read(tmp_path, settings)
+    assert former.settings["text-windows"] == "sliding"
     assert ("text-windows was 'sliding' by default" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("where", ["arrays", "state"])
-def test_the_order_in_memory_does_not_matter(tmp_path, where):
+def test_fortran_ordered_arrays_round_trip(tmp_path, where):
     values = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     if where == "arrays":
         arrays, state = ArrayRecord({"w": Array(values)}), ({}, {})
@@ -104,12 +104,12 @@ def test_the_order_in_memory_does_not_matter(tmp_path, where):
         arrays, state = ArrayRecord(), ({"w": values}, {})
     Checkpoint(1, arrays, state, 0.0, SETTINGS).write(tmp_path)
     former = Checkpoint.read(tmp_path, SETTINGS)
-    own = former.state[0]
-    found = former.arrays["w"].numpy() if where == "arrays" else own["w"]
-    np.testing.assert_array_equal(found, values)
+    state_arrays = former.state[0]
+    read = former.arrays["w"].numpy() if where == "arrays" else state_arrays["w"]
+    np.testing.assert_array_equal(read, values)
 
 
-def test_a_run_without_shared_arrays(tmp_path):
+def test_checkpoint_without_shared_arrays_round_trip(tmp_path):
     checkpoint_of(arrays={}, state=({}, {"acknowledged": {}})).write(tmp_path)
     former = Checkpoint.read(tmp_path, SETTINGS)
     assert len(former.arrays) == 0
@@ -122,7 +122,7 @@ def test_a_new_checkpoint_replaces_the_old_one(tmp_path):
     assert list(Checkpoint.read(tmp_path, SETTINGS).arrays) == ["only"]
 
 
-def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
+def test_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     checkpoint_of().write(tmp_path)
 
     def full(*_: object) -> None:
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-def test_what_a_killed_server_left_half_written_goes(tmp_path, monkeypatch):
+def test_unfinished_files_of_a_killed_server_are_removed(tmp_path, monkeypatch):
     def kill(*_):
         raise KeyboardInterrupt
 
@@ -155,16 +155,16 @@ def test_what_a_killed_server_left_half_written_goes(tmp_path, monkeypatch):
     prepare_directory(directory, directory)
     kept = {path.name for path in directory.iterdir()}
     assert kept == {"metrics.jsonl", ".somebody-s.17"}
-    # What all runs write together as well.
+    # Unfinished files that all runs of the folder share are removed, too.
     assert list(tmp_path.iterdir()) == [directory]
 
 
-def test_nobody_else_may_read_a_checkpoint(tmp_path):
+def test_only_the_owner_can_read_a_checkpoint(tmp_path):
     checkpoint_of().write(tmp_path)
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_no_checkpoint(tmp_path):
+def test_missing_checkpoint_is_an_error(tmp_path):
     name = re.escape(repr(str(tmp_path / FILE)))
     with pytest.raises(SettingsError, match=f"resume: there is no checkpoint {name}"):
         Checkpoint.read(tmp_path, SETTINGS)
@@ -193,7 +193,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_checkpoint(tmp_path, damage):
+def test_damaged_checkpoint_fails_with_a_one_line_error(tmp_path, damage):
     checkpoint_of().write(tmp_path)
     path: Path = tmp_path / FILE
     path.write_bytes(damage(path.read_bytes()))
@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint(tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
-def test_other_settings_are_named(tmp_path):
+def test_error_names_the_settings_that_differ(tmp_path):
     checkpoint_of().write(tmp_path)
     with pytest.raises(SettingsError) as caught:
         Checkpoint.read(tmp_path, {**SETTINGS, "seed": 3, "learning-rate": 0.2})
@@ -215,7 +215,7 @@ def test_other_settings_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_which_settings_may_differ(tmp_path, name):
+def test_settings_outside_may_differ_are_compared(tmp_path, name):
     checkpoint_of().write(tmp_path)
     value = SETTINGS[name]
     other = {bool: lambda v: not v, str: lambda v: f"{v}-other"}.get(
@@ -228,19 +228,19 @@ def test_which_settings_may_differ(tmp_path, name):
             Checkpoint.read(tmp_path, {**SETTINGS, name: other})
 
 
-def test_what_decides_the_numbers_may_not_differ():
+def test_settings_that_affect_results_may_not_differ():
     decisive = {"algorithm", "task", "seed", "fraction-train", "learning-rate", "model"}
     assert not MAY_DIFFER & decisive
     assert {"num-server-rounds", "output", "resume"} <= MAY_DIFFER <= set(SETTINGS)
 
 
-# The checkpoint of a run that is ended, or whose disk was full
+# Checkpoints of a run that is interrupted, or whose disk is full
 
 
 def go(output: Path, rounds: int, every: int) -> None:
-    given = {"algorithm": "fedavg", "fraction-train": 1.0, "output": str(output)}
-    given |= {"num-server-rounds": rounds, "checkpoint-every": every}
-    run(grid_of(3), resolve(given))
+    settings = {"algorithm": "fedavg", "fraction-train": 1.0, "output": str(output)}
+    settings |= {"num-server-rounds": rounds, "checkpoint-every": every}
+    run(grid_of(3), resolve(settings))
 
 
 def round_kept(output: Path) -> int:
@@ -248,7 +248,7 @@ def round_kept(output: Path) -> int:
 
 
 def fail_once(monkeypatch, server_round: int, error: BaseException) -> None:
-    """Have the first write of a round's checkpoint fail."""
+    """Make the first write of a round's checkpoint fail."""
     write, failures = Checkpoint.write, [error]
 
     def failing(checkpoint: Checkpoint, directory: Path) -> None:
@@ -261,7 +261,7 @@ def fail_once(monkeypatch, server_round: int, error: BaseException) -> None:
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize(("every", "at"), [(0, 3), (2, 2)])
-def test_what_is_ended_while_it_writes_its_checkpoint_has_it(
+def test_run_interrupted_while_writing_a_checkpoint_writes_it(
     tmp_path, monkeypatch, ending, every, at
 ):
     fail_once(monkeypatch, at, ending())
@@ -271,8 +271,11 @@ def test_what_is_ended_while_it_writes_its_checkpoint_has_it(
 
 
 @pytest.mark.parametrize(("ended_in", "kept"), [(4, 3), (5, 4)])
-def test_a_full_disk_costs_no_later_checkpoint(tmp_path, monkeypatch, ended_in, kept):
-    # Checkpoints are due after rounds 3 and 6; that of 3 finds no place.
+def test_interrupted_run_makes_up_for_a_failed_checkpoint(
+    tmp_path, monkeypatch, ended_in, kept
+):
+    # Checkpoints are due after rounds 3 and 6. Writing that of round 3 fails; when the
+    # run is interrupted, the state after the last complete round is written.
     fail_once(monkeypatch, 3, OSError(errno.ENOSPC, "No space left on device"))
     sample = BaseStrategy.sample
 
@@ -287,7 +290,7 @@ def test_a_full_disk_costs_no_later_checkpoint(tmp_path, monkeypatch, ended_in, 
     assert round_kept(tmp_path) == kept
 
 
-def test_a_full_disk_and_an_end_while_the_next_is_written(tmp_path, monkeypatch):
+def test_interrupt_during_the_checkpoint_after_a_failed_one(tmp_path, monkeypatch):
     fail_once(monkeypatch, 3, OSError(errno.ENOSPC, "No space left on device"))
     fail_once(monkeypatch, 4, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What clients say: words, numbers and lengths that can be believed."""
+"""Checks of the names, properties, metrics and arrays that clients report."""
 
 import json
 import math
@@ -33,23 +33,23 @@ from flwr_frl.strategies.server.checks import (
 from flwr_frl.strategies.server.replies import to_record
 
 
-def test_words_become_one_line() -> None:
+def test_one_line_escapes_and_shortens_text() -> None:
     assert one_line("a\n  b\tc") == "a b c"
     assert one_line("\x1b[31mred\x00\u202e") == r"\x1b[31mred\x00\u202e"
     assert one_line("x" * 1000) == "x" * 299 + "…"
     assert one_line("x" * 10**7, 5) == "xxxx…"
     assert one_line("Grüße 你好") == "Grüße 你好"
-    # A lone surrogate is no text, and yet Python can hold one.
+    # Python strings can hold lone surrogates, which cannot be encoded.
     assert one_line("\ud800").isprintable()
 
 
 @pytest.mark.parametrize("name", ["pi-3", "x" * 100, "küche", "../../etc", "a b"])
-def test_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert check_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\nb", "\x1b[2J", "\u202e", 7, b"x"])
-def test_no_names(name: object) -> None:
+def test_invalid_names_are_rejected(name: object) -> None:
     with pytest.raises(InvalidReplyError, match="name") as caught:
         check_name(name)
     assert "\n" not in str(caught.value)
@@ -75,12 +75,12 @@ BAD_PROPERTIES = {
 
 
 @pytest.mark.parametrize("name", list(BAD_PROPERTIES))
-def test_properties_that_nobody_can_rely_on(name: str) -> None:
+def test_invalid_properties_are_rejected(name: str) -> None:
     with pytest.raises(InvalidReplyError):
         check_properties({"client": "a", **BAD_PROPERTIES[name]})
 
 
-def test_a_client_that_says_nonsense_takes_no_part_and_the_others_do(caplog) -> None:
+def test_clients_with_invalid_properties_are_excluded(caplog) -> None:
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == MessageType.QUERY:
@@ -92,8 +92,8 @@ def test_a_client_that_says_nonsense_takes_no_part_and_the_others_do(caplog) -> 
     strategy, grid = FedAvg(), grid_of(4, client)
     assert strategy.identify(grid) == [1, 4]
     assert strategy.identify(grid) == [1, 4]
-    said = [m for m in caplog.messages if "takes no part" in m]
-    assert said == [
+    lines = [m for m in caplog.messages if "takes no part" in m]
+    assert lines == [
         "client 2 takes no part: it num-examples is b'5'",
         "client 3 takes no part: it has a name that cannot be printed: 'a\\x1b[2J\\nb'",
     ]
@@ -112,10 +112,10 @@ def test_a_client_that_says_nonsense_takes_no_part_and_the_others_do(caplog) -> 
         {"a\nb": 1.0},
     ],
 )
-def test_metrics_that_mean_nothing(said: dict) -> None:
+def test_invalid_metrics_are_rejected(said: dict) -> None:
     with pytest.raises(InvalidReplyError):
         check_values(said)
-    # In a whole evaluation its reply does not count, and is counted.
+    # In an evaluation such a reply is left out, and counted as rejected.
 
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
@@ -128,21 +128,21 @@ def test_metrics_that_mean_nothing(said: dict) -> None:
     metrics = evaluate_once(FedAvg(), grid_of(4, client))
     assert metrics["evaluated"] == 3
     assert metrics["evaluation-rejected"] == 1
-    # Accuracies 0, 0.2 and 0.3.
+    # Mean of the accuracies 0, 0.2 and 0.3
     assert metrics["accuracy"] == pytest.approx(0.5 / 3)
     assert len(metrics) < 10
 
 
-def test_weights_cannot_be_invented_beyond_what_anybody_has() -> None:
+def test_impossible_number_of_examples_is_rejected() -> None:
     bad = with_metrics(num_examples=1e300, train_loss=1.0)
     strategy = averaging(weighting="examples")
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(bad)))
-    # By 1, 3 and 4 examples: (1 + 9 + 16) / 8.
+    # Weighted by 1, 3 and 4 examples: (1 + 9 + 16) / 8
     assert arrays["b"].numpy().tolist() == [26 / 8] * 4
     assert metrics["rejected"] == 1
 
 
-def test_an_error_of_a_client_is_one_short_line_in_the_log(caplog) -> None:
+def test_client_error_is_logged_as_one_short_line(caplog) -> None:
     def crash(message: Message, context: Context) -> Message:
         raise RuntimeError("\x1b[2J\n" + "x" * 10_000)
 
@@ -152,12 +152,12 @@ def test_an_error_of_a_client_is_one_short_line_in_the_log(caplog) -> None:
     ((_, why),) = strategy.training.rejections
     assert why.startswith(r"is an error: RuntimeError: \x1b[2J xxx")
     assert len(why) == 300
-    # The grid in this process shows a client's traceback, which is no client's word.
+    # The in-process grid also logs the client's traceback; no reply contains that.
     lines = [m for m in caplog.messages if "a client failed" not in m]
     assert all(m.isprintable() and len(m) < 400 for m in lines)
 
 
-def test_json_is_strict() -> None:
+def test_strict_json_writes_non_finite_numbers_as_null() -> None:
     text = strict_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
 
     def refuse(name: str) -> None:
@@ -170,7 +170,7 @@ def test_json_is_strict() -> None:
     }
 
 
-# What a step makes of values that are still finite.
+# Overflow
 
 
 def doubles(value: float) -> Client:
@@ -185,7 +185,7 @@ def doubles(value: float) -> Client:
     return client
 
 
-def test_float64_beyond_float32_is_no_model() -> None:
+def test_float64_values_beyond_float32_are_rejected() -> None:
     start = {"w": np.zeros(3)}
     strategy = averaging()
     grid = grid_of(3, with_one_bad(doubles(1e308)))
@@ -195,7 +195,7 @@ def test_float64_beyond_float32_is_no_model() -> None:
     assert metrics["rejected"] == 1
 
 
-def test_a_result_that_is_not_finite_never_becomes_the_model(caplog) -> None:
+def test_aggregate_that_is_not_finite_is_discarded(caplog) -> None:
     class Exploding(FedAvg):
         def aggregate(self, server_round, replies):
             return to_record(
@@ -210,7 +210,7 @@ def test_a_result_that_is_not_finite_never_becomes_the_model(caplog) -> None:
     assert "round 1 is not finite; the old arrays stay" in caplog.text
 
 
-def test_an_aggregate_that_returns_nothing_is_said(caplog) -> None:
+def test_aggregate_that_returns_none_is_logged(caplog) -> None:
     class Forgetful(FedAvg):
         def aggregate(self, server_round, replies):
             pass
@@ -221,7 +221,7 @@ def test_an_aggregate_that_returns_nothing_is_said(caplog) -> None:
     assert line in caplog.messages
 
 
-def test_flutes_heads_stay_where_the_step_is_not_finite(caplog) -> None:
+def test_flute_keeps_a_head_if_its_step_is_not_finite(caplog) -> None:
     strategy = FLUTE()
     strategy.heads["a"] = {"head.weight": np.ones((2, 2), np.float32)}
     good = {"head.weight": np.full((2, 2), 3, np.float32)}
@@ -232,7 +232,7 @@ def test_flutes_heads_stay_where_the_step_is_not_finite(caplog) -> None:
     assert "the step on client a's head is not finite" in caplog.text
 
 
-def test_flute_linear_and_scaffold_keep_their_state() -> None:
+def test_flute_linear_and_scaffold_keep_their_state_on_overflow() -> None:
     linear = FLUTELinear(dimension=3, rank=2, learning_rate=1e38, fraction_train=1.0)
 
     def client(message: Message, context: Context) -> Message:
@@ -259,9 +259,9 @@ def test_flute_linear_and_scaffold_keep_their_state() -> None:
     assert scaffold.state["total"] == 0.0
 
 
-def test_examples_by_class():
-    said = {"held-classes": ["a", "b"], "class-counts": [3, 0]}
-    assert class_counts(said) == {"a": 3, "b": 0}
+def test_class_counts_are_returned_by_class():
+    properties = {"held-classes": ["a", "b"], "class-counts": [3, 0]}
+    assert class_counts(properties) == {"a": 3, "b": 0}
     assert class_counts({}) == {}
 
 
@@ -269,5 +269,5 @@ def test_examples_by_class():
     ("names", "counts"),
     [(["a"], 5), ("a", [5]), ([b"a"], [5]), ([1], [5]), (["a"], [0.5]), (["a"], [-1])],
 )
-def test_nonsense_is_no_examples_by_class(names, counts):
+def test_invalid_class_counts_are_ignored(names, counts):
     assert class_counts({"held-classes": names, "class-counts": counts}) == {}

@@ -1,4 +1,4 @@
-"""Noise on means, and its account, against dp-accounting, closed forms and NumPy."""
+"""Client-level differential privacy, compared with dp-accounting and closed forms."""
 
 import json
 import math
@@ -49,34 +49,35 @@ PRIVATE = {"server_dp_noise": 1.0, "server_dp_clip": 2.0, "server_dp_delta": 1e-
 @pytest.mark.parametrize(
     ("noise", "count", "delta"), [(1.0, 1, 1e-5), (4.0, 300, 1e-3), (0.5, 7, 1e-6)]
 )
-def test_epsilon_is_the_accountant_s(noise, count, delta) -> None:
+def test_epsilon_matches_the_accountant_and_a_closed_form(noise, count, delta) -> None:
     accountant = RdpAccountant()
     accountant.compose(dp_event.GaussianDpEvent(noise), count)
-    found = epsilon(noise, count, delta)
-    assert found == accountant.get_epsilon(delta)
-    # K Gaussian mechanisms are one with noise z/√K, whose δ(ε) has a closed form (Balle
-    # & Wang, ICML 2018, theorem 8). What is said is above the truth, and not by much.
+    reported = epsilon(noise, count, delta)
+    assert reported == accountant.get_epsilon(delta)
+    # K Gaussian mechanisms equal one with noise z/√K, whose δ(ε) has a closed form
+    # (Balle & Wang, ICML 2018, theorem 8). The reported ε is an upper bound, and less
+    # than 18 % above the exact value.
     s = noise / math.sqrt(count)
 
     def exact(eps: float) -> float:
         there, back = 1 / (2 * s) - eps * s, -1 / (2 * s) - eps * s
         return norm.cdf(there) - math.exp(eps) * norm.cdf(back)
 
-    assert exact(found) <= delta < exact(0.85 * found)
+    assert exact(reported) <= delta < exact(0.85 * reported)
 
 
-def test_nothing_told_is_nothing_spent() -> None:
+def test_epsilon_is_zero_before_the_first_mean() -> None:
     assert epsilon(1.0, 0, 1e-5) == 0
 
 
 def private(noise: float, clip: float, rng=None) -> ClientPrivacy:
-    found = ClientPrivacy(noise, clip, 1e-5)
-    found.rng = rng or np.random.default_rng(0)
-    return found
+    privacy = ClientPrivacy(noise, clip, 1e-5)
+    privacy.rng = rng or np.random.default_rng(0)
+    return privacy
 
 
 class Known:
-    """Noise of so many standard deviations everywhere."""
+    """A generator whose noise is always the same number of standard deviations."""
 
     def __init__(self, deviations: float) -> None:
         self.deviations = deviations
@@ -85,9 +86,9 @@ class Known:
         return np.full(shape, mean + self.deviations * deviation)
 
 
-def test_the_mean_by_hand() -> None:
-    # Changes from (1, 1): (3, 4), cut from norm 5 to 2, and (0, 1), which stays. Three
-    # were asked.
+def test_private_mean_matches_hand_computed_values() -> None:
+    # The changes from (1, 1) are (3, 4), which is clipped from norm 5 to 2, and (0, 1),
+    # which is not clipped. Three clients were asked.
     sent = {"w": np.ones(2, np.float32)}
     mean = private(0.5, 2.0, Known(1)).mean("abc", replies_of([4, 5], [1, 2]), sent)
     noise = 0.5 * 2
@@ -96,7 +97,7 @@ def test_the_mean_by_hand() -> None:
     assert mean["w"].dtype == np.float32
 
 
-def test_no_client_moves_the_mean_by_more_than_its_share() -> None:
+def test_one_client_moves_the_mean_by_at_most_its_share() -> None:
     sent, usual = {"w": np.zeros(2)}, [[0.1, 0.0]] * 3
 
     def mean(*values) -> np.ndarray:
@@ -108,27 +109,27 @@ def test_no_client_moves_the_mean_by_more_than_its_share() -> None:
 
 
 @pytest.mark.parametrize("answered", [1, 4])
-def test_the_noise_is_as_strong_as_said_whoever_answers(answered) -> None:
+def test_noise_does_not_depend_on_the_number_of_replies(answered) -> None:
     sent = {"w": np.zeros(100_000), "v": np.zeros((1000, 100))}
     zero = [lambda: dict(sent)] * answered
     mean = private(1.5, 2.0).mean("abcd", zero, sent)
     for value in mean.values():
-        # Of 100,000 numbers a standard deviation is known to 0.2 %.
+        # The standard deviation of 100,000 samples is accurate to about 0.2 %.
         assert np.std(value) == pytest.approx(1.5 * 2.0 / 4, rel=0.02)
     both = np.corrcoef(mean["w"], mean["v"].ravel())[0, 1]
     assert abs(both) < 0.02
 
 
-def test_noise_does_not_follow_from_the_seed() -> None:
+def test_noise_is_not_determined_by_the_seed() -> None:
     first, second = (train_once(averaging(**PRIVATE), grid_of(3))[0] for _ in "ab")
     assert not np.array_equal(first["w"].numpy(), second["w"].numpy())
 
 
-def test_a_round_in_a_strategy() -> None:
+def test_strategy_makes_a_round_private() -> None:
     strategy = averaging(**PRIVATE)
     strategy.privacy.rng = Known(1)
     arrays, metrics = train_once(strategy, grid_of(3))
-    # Changes of 1, 2 and 3 in 10 entries: of the norms 3.2 and above, cut to 2.
+    # The 10 entries change by 1, 2 and 3: all norms are at least √10, clipped to 2.
     each = 2 / math.sqrt(10)
     np.testing.assert_allclose(arrays["b"].numpy(), [(3 * each + 2) / 3] * 4, rtol=1e-6)
     assert metrics["epsilon"] == epsilon(1.0, 1, 1e-5)
@@ -136,7 +137,7 @@ def test_a_round_in_a_strategy() -> None:
     assert strategy.privacy.asked == {"000000": 1, "000001": 1, "000002": 1}
 
 
-def test_epsilon_is_of_the_client_that_was_asked_most_often() -> None:
+def test_epsilon_is_that_of_the_client_asked_most_often() -> None:
     strategy = FedAvg(fraction_train=0.5, seed=3, **PRIVATE)
     grid, counts = grid_of(6), {}
     arrays = to_record({"w": np.zeros((2, 3), np.float32)})
@@ -153,7 +154,7 @@ def test_epsilon_is_of_the_client_that_was_asked_most_often() -> None:
     assert metrics["epsilon"] == epsilon(1.0, most, 1e-5)
 
 
-def test_who_is_asked_counts_whether_or_not_it_answers() -> None:
+def test_asked_clients_are_accounted_for_even_without_a_reply() -> None:
     def client(message, context):
         kind = message.metadata.message_type
         if kind == "train" and partition_of(context) > 0:
@@ -167,7 +168,7 @@ def test_who_is_asked_counts_whether_or_not_it_answers() -> None:
     assert len(strategy.privacy.asked) == 3
 
 
-def test_control_variates_count_as_a_part_of_the_change() -> None:
+def test_control_variates_are_clipped_as_part_of_the_change() -> None:
     start = {"w": np.full(2, 5.0), "control.w": np.zeros(2)}
     strategy = SCAFFOLD(fraction_train=1.0, **PRIVATE)
     strategy.privacy.rng = Known(0)
@@ -179,12 +180,12 @@ def test_control_variates_count_as_a_part_of_the_change() -> None:
         return reply_with(message, changes, num_examples=1, is_change=1)
 
     arrays, _ = train_once(strategy, grid_of(2, client), start)
-    # Both together have the norm 10, and are cut to 2.
+    # Together they have the norm 10, which is clipped to 2.
     np.testing.assert_allclose(arrays["w"].numpy(), [5 + 1.2, 5])
     np.testing.assert_allclose(arrays["control.w"].numpy(), [0, 1.6])
 
 
-def test_what_cannot_be_entered_is_not_told(tmp_path, caplog) -> None:
+def test_mean_is_withheld_if_the_account_cannot_be_written(tmp_path, caplog) -> None:
     strategy = averaging(**PRIVATE)
     (tmp_path / "file").write_text("")
     strategy.privacy.directory = tmp_path / "file"
@@ -194,14 +195,14 @@ def test_what_cannot_be_entered_is_not_told(tmp_path, caplog) -> None:
     assert metrics["epsilon"] == epsilon(1.0, 1, 1e-5)
 
 
-def test_the_account_is_there_before_the_mean(tmp_path) -> None:
+def test_account_is_written_before_the_mean_is_computed(tmp_path) -> None:
     account = private(1.0, 2.0)
     account.keep_in(tmp_path)
 
     def reply():
-        known = json.loads((tmp_path / FILE).read_text())
-        assert known["asked"] == {"a": 1, "b": 1}
-        assert known["epsilon"] == epsilon(1.0, 1, 1e-5)
+        written = json.loads((tmp_path / FILE).read_text())
+        assert written["asked"] == {"a": 1, "b": 1}
+        assert written["epsilon"] == epsilon(1.0, 1, 1e-5)
         return {"w": np.zeros(2)}
 
     account.mean("ab", [reply], {"w": np.zeros(2)})
@@ -214,14 +215,14 @@ def test_the_account_is_there_before_the_mean(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"noise": 1.0, "asked": [1]}'])
-def test_a_damaged_account_is_one_line(tmp_path, damage) -> None:
+def test_damaged_account_fails_with_a_one_line_error(tmp_path, damage) -> None:
     (tmp_path / FILE).write_text(damage)
     with pytest.raises(SettingsError, match=r"^the account .* cannot be read: [^\n]*$"):
         private(1.0, 2.0).keep_in(tmp_path)
 
 
 class Telling(FedAvg):
-    """One of somebody's own, which does not say what it tells."""
+    """A third-party strategy that does not declare support for client-level DP."""
 
     def aggregate(self, server_round, replies):
         return replies[0].content["arrays"]
@@ -267,13 +268,13 @@ SOME = "expected a number above 0 with server-dp-noise"
         ),
     ],
 )
-def test_what_cannot_be_counted_is_one_line(kind, given, line) -> None:
+def test_unsupported_combination_fails_with_a_one_line_error(kind, given, line) -> None:
     with pytest.raises(SettingsError) as raised:
         kind(**given)
     assert line in str(raised.value)
 
 
-def test_what_can_be_counted() -> None:
+def test_algorithms_that_support_client_level_dp() -> None:
     kinds = FLUTE, FLUTEStar, SCAFFOLD, L2GD, FedMTL, Counting
     assert all(kind(**PRIVATE).privacy for kind in kinds)
     for start in ("moments", "random", "gaussian"):
@@ -281,7 +282,7 @@ def test_what_can_be_counted() -> None:
     assert not FedAvg().privacy
 
 
-def test_batch_norms_are_one_line() -> None:
+def test_batch_norm_counters_are_an_error_with_noise() -> None:
     arrays = to_record({"norm.num_batches_tracked": np.array(3)})
     with pytest.raises(SettingsError) as raised:
         check_no_counters(arrays, 1.0)
@@ -290,7 +291,7 @@ def test_batch_norms_are_one_line() -> None:
     )
 
 
-def test_a_missing_extra_is_one_line(monkeypatch) -> None:
+def test_missing_extra_fails_with_a_one_line_error(monkeypatch) -> None:
     monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda name: None)
     with pytest.raises(SettingsError) as raised:
         FedAvg(**PRIVATE)

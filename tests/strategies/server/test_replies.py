@@ -1,4 +1,4 @@
-"""Replies: bytes that a client may send, and means worked by hand."""
+"""Decoding and checking the arrays, records and metrics of replies."""
 
 import io
 import pickle
@@ -36,13 +36,13 @@ from flwr_frl.strategies.server.replies import (
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_a_good_array(version):
+def test_valid_array_is_decoded(version):
     decoded = decode(claimed(npy(VALUES, version=version)), LIKE)
     np.testing.assert_array_equal(decoded, VALUES)
     assert decoded.dtype == np.float32
 
 
-def test_columns_first():
+def test_fortran_ordered_array_is_decoded():
     data = npy(np.asfortranarray(VALUES))
     assert b"'fortran_order': True" in data
     np.testing.assert_array_equal(decode(claimed(data), LIKE), VALUES)
@@ -55,7 +55,7 @@ def test_columns_first():
         elements=st.integers(0, 100),
     )
 )
-def test_every_array_that_flower_sends_comes_back(values):
+def test_arrays_serialised_by_flower_round_trip(values):
     for sent in (values, np.asfortranarray(values), np.asarray(np.flip(values).T)):
         array = Array(sent)
         decoded = decode(array, Array(np.zeros_like(sent)))
@@ -64,19 +64,19 @@ def test_every_array_that_flower_sends_comes_back(values):
         assert decoded.dtype == sent.dtype
 
 
-def test_an_array_without_entries():
+def test_array_without_entries_is_decoded():
     empty = Array(np.zeros((0, 3), np.float32))
     assert decode(empty, empty).shape == (0, 3)
 
 
-def test_the_header_above_is_a_good_one():
+def test_header_that_the_other_tests_change_is_valid():
     np.testing.assert_array_equal(
         decode(claimed(npy_with_header(HEADER)), LIKE), VALUES
     )
 
 
 @pytest.mark.parametrize("name", sorted(BAD_ARRAYS))
-def test_a_bad_array(name):
+def test_invalid_array_is_rejected(name):
     with pytest.raises(InvalidReplyError):
         decode(BAD_ARRAYS[name], LIKE)
 
@@ -104,17 +104,17 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize("name", sorted(BAD_HEADERS))
-def test_a_bad_header(name):
+def test_invalid_header_is_rejected(name):
     with pytest.raises(InvalidReplyError):
         decode(claimed(npy_with_header(BAD_HEADERS[name])), LIKE)
 
 
 @hypothesis_settings(max_examples=400)
 @given(st.data())
-def test_damaged_bytes_are_refused_or_harmless(data):
+def test_damaged_header_is_rejected_or_harmless(data):
     good = bytearray(npy(VALUES))
     for _ in range(data.draw(st.integers(1, 3))):
-        # The header's text is 80 characters long, the rest of it blanks.
+        # The header's 69 bytes are followed by blanks, up to byte 128.
         good[data.draw(st.integers(0, 85))] = data.draw(st.integers(0, 255))
     try:
         decoded = decode(claimed(bytes(good)), LIKE)
@@ -125,7 +125,7 @@ def test_damaged_bytes_are_refused_or_harmless(data):
 
 
 class Trap:
-    """Writes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,12 +148,12 @@ def test_nothing_is_unpickled(tmp_path):
         with pytest.raises(InvalidReplyError):
             decode(array, Array(np.zeros((2, 3))))
     assert list(tmp_path.iterdir()) == []
-    # The trap works.
+    # Unpickling the same bytes does create the file.
     np.load(io.BytesIO(data), allow_pickle=True)
     assert [path.name for path in tmp_path.iterdir()] == ["sprung"]
 
 
-def test_a_claim_allocates_nothing():
+def test_declared_size_allocates_no_memory():
     array = claimed(npy_with_header(HEADER.replace("2, 3", "500000000, 3")))
     tracemalloc.start()
     with pytest.raises(InvalidReplyError):
@@ -163,7 +163,7 @@ def test_a_claim_allocates_nothing():
     assert peak < 1_000_000
 
 
-def test_scalars_and_integers():
+def test_scalar_needs_the_expected_number_of_dimensions():
     like = Array(np.array(3, np.int64))
     decoded = decode(Array(np.array(8, np.int64)), like)
     assert decoded.shape == ()
@@ -175,9 +175,9 @@ def test_scalars_and_integers():
 # Records
 
 
-def test_good_arrays_come_in_the_expected_order():
-    turned = to_record({"b": np.ones(2, np.float32), "a": VALUES})
-    arrays = check_arrays(reply_of(turned), "arrays", EXPECTED)
+def test_arrays_are_returned_in_the_expected_order():
+    reordered = to_record({"b": np.ones(2, np.float32), "a": VALUES})
+    arrays = check_arrays(reply_of(reordered), "arrays", EXPECTED)
     assert list(arrays) == ["a", "b"]
     np.testing.assert_array_equal(arrays["a"], VALUES)
 
@@ -201,12 +201,12 @@ def test_good_arrays_come_in_the_expected_order():
         (to_record({"a": VALUES, "b": VALUES}), r"array 'b' is float32\[2, 3\], not"),
     ],
 )
-def test_records_that_are_not_as_expected(arrays, reason):
+def test_unexpected_arrays_are_rejected(arrays, reason):
     with pytest.raises(InvalidReplyError, match=reason):
         check_arrays(reply_of(arrays), "arrays", EXPECTED)
 
 
-def test_metrics():
+def test_check_metrics_returns_single_numbers():
     record = MetricRecord({"num-examples": 3, "loss": 0.5, "list": [1.0, 2.0]})
     metrics = check_metrics(reply_of(None, record), ("num-examples", "loss"))
     assert metrics == {"num-examples": 3, "loss": 0.5}
@@ -229,7 +229,7 @@ def test_metrics():
         ([MetricRecord({"num-examples": -1, "loss": 1.0})], "num-examples is -1"),
     ],
 )
-def test_bad_metrics(records, reason):
+def test_invalid_metrics_are_rejected(records, reason):
     with pytest.raises(InvalidReplyError, match=reason):
         check_metrics(reply_of(None, *records), ("num-examples", "loss"))
 
@@ -242,5 +242,5 @@ def test_bad_metrics(records, reason):
         ([MetricRecord({"eval_acc": 0.5, "list": [1.0]})], {"eval_acc": 0.5}),
     ],
 )
-def test_metrics_that_nobody_needs_may_be_missing(records, said):
+def test_metrics_that_are_not_required_may_be_missing(records, said):
     assert check_metrics(reply_of(None, *records)) == said

@@ -1,4 +1,4 @@
-"""Geometric median, centered clipping and buckets, against hand and plain NumPy."""
+"""Geometric median, centered clipping and buckets, compared with plain NumPy."""
 
 import json
 
@@ -34,54 +34,57 @@ def geometric_median_of(*values, weights=None) -> list[float]:
     return geometric_median(weights, replies_of(*values), ZERO)["w"].tolist()
 
 
-def test_the_geometric_median_by_hand() -> None:
-    # On a line it is the middle one; in a convex quadrilateral the diagonals' crossing.
-    found = geometric_median_of([1, 1], [2, 2], [90, 90])
-    assert found == pytest.approx([2, 2], abs=1e-5)
-    found = geometric_median_of([0, 0], [6, 0], [4, 4], [0, 2])
-    assert found == pytest.approx([1.5, 1.5], abs=1e-5)
-    # Who weighs as much as all others together has its way.
-    found = geometric_median_of([0, 0], [6, 0], [4, 4], [0, 2], weights=[3, 1, 1, 1])
-    assert found == pytest.approx([0, 0], abs=1e-4)
+def test_geometric_median_matches_hand_computed_values() -> None:
+    # Of three points on a line it is the middle one; of a convex quadrilateral's
+    # corners it is the intersection of the diagonals.
+    combined = geometric_median_of([1, 1], [2, 2], [90, 90])
+    assert combined == pytest.approx([2, 2], abs=1e-5)
+    combined = geometric_median_of([0, 0], [6, 0], [4, 4], [0, 2])
+    assert combined == pytest.approx([1.5, 1.5], abs=1e-5)
+    # A point with at least half of the total weight is the geometric median.
+    combined = geometric_median_of([0, 0], [6, 0], [4, 4], [0, 2], weights=[3, 1, 1, 1])
+    assert combined == pytest.approx([0, 0], abs=1e-4)
     assert geometric_median([0.0], replies_of([1, 2]), ZERO) is None
 
 
-def test_the_geometric_median_against_plain_weiszfeld_steps() -> None:
+def test_geometric_median_matches_plain_weiszfeld_steps() -> None:
     rng = np.random.default_rng(3)
     points, weights = rng.normal(size=(9, 2)), rng.uniform(1, 3, 9)
     v = np.zeros(2)
     for _ in range(500):
         pull = weights / np.linalg.norm(points - v, axis=1)
         v = pull @ points / pull.sum()
-    found = geometric_median_of(*points, weights=list(weights))
-    np.testing.assert_allclose(found, v, atol=1e-5)
+    combined = geometric_median_of(*points, weights=list(weights))
+    np.testing.assert_allclose(combined, v, atol=1e-5)
 
 
-def test_a_counter_has_no_distance() -> None:
+def test_counters_have_no_part_in_distances() -> None:
     values = (0.0, 10), (1.0, 30), (9.0, 10**12)
     replies = [
         lambda w=w, n=n: {"w": np.array([w]), "n": np.array(n)} for w, n in values
     ]
     sent = {"w": np.zeros(1), "n": np.array(0)}
-    found = geometric_median([1.0] * 3, replies, sent)
-    assert found["w"] == pytest.approx([1], abs=1e-5)
-    assert found["n"] == 30
-    assert found["n"].dtype == np.int64
+    combined = geometric_median([1.0] * 3, replies, sent)
+    assert combined["w"] == pytest.approx([1], abs=1e-5)
+    assert combined["n"] == 30
+    assert combined["n"].dtype == np.int64
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "mean"])
 @pytest.mark.parametrize("lie", [[1e30, -1e30], [LIMIT, LIMIT], [-LIMIT, 0]])
-def test_huge_values_neither_overflow_nor_lead(rule: str, lie: list[float]) -> None:
+def test_huge_values_neither_overflow_nor_move_the_result(
+    rule: str, lie: list[float]
+) -> None:
     rng = np.random.default_rng(4)
     values = [*rng.normal(1, 0.1, (7, 2)), *[lie] * 3]
     with np.errstate(over="raise", invalid="raise"):
-        found = make_rule(rule, 0.3, 0.0)([1.0] * 10, replies_of(*values), ZERO)["w"]
-    assert np.all(np.abs(found) < 1.5)
-    assert np.linalg.norm(found - 1) < 1
+        combined = make_rule(rule, 0.3, 0.0)([1.0] * 10, replies_of(*values), ZERO)["w"]
+    assert np.all(np.abs(combined) < 1.5)
+    assert np.linalg.norm(combined - 1) < 1
 
 
 def changing_by(*values):
-    """Clients whose entries all change by their value, in every round."""
+    """Return a grid whose client i adds ``values[i]`` to all entries, every round."""
 
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type != "train":
@@ -95,7 +98,7 @@ def changing_by(*values):
 
 
 def after(strategy, grid, rounds: range, arrays=None):
-    """The shared arrays after some rounds."""
+    """Return the shared arrays after training for these rounds."""
     arrays = to_record(START) if arrays is None else arrays
     for server_round in rounds:
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
@@ -104,27 +107,27 @@ def after(strategy, grid, rounds: range, arrays=None):
     return arrays
 
 
-# Every entry changes by so much, and there are ten of them.
+# The norm of a change by 2 in each of the ten entries
 CENTERED = {"aggregation": "centered-clip", "clip_norm": 2 * 10**0.5}
 
 
-def test_centered_clipping_by_hand() -> None:
+def test_centered_clipping_matches_hand_computed_values() -> None:
     grid = changing_by(1, 2, 9)
-    # About 0: (1 + 2 + 2) / 3.
+    # Clipped around 0: (1 + 2 + 2) / 3
     first = after(averaging(**CENTERED), grid, range(1, 2))
     np.testing.assert_allclose(first["b"].numpy(), 5 / 3, rtol=1e-6)
-    # About 5/3: 5/3 + (-2/3 + 1/3 + 2) / 3 = 20/9.
+    # Clipped around the last change, 5/3: 5/3 + (-2/3 + 1/3 + 2) / 3 = 20/9
     second = after(averaging(**CENTERED), grid, range(1, 3))
     np.testing.assert_allclose(second["w"].numpy(), 5 / 3 + 20 / 9, rtol=1e-6)
 
 
-def test_centered_clipping_goes_on_from_its_saved_state() -> None:
+def test_centered_clipping_resumes_from_its_saved_state() -> None:
     grid = changing_by(1, 2, 9)
-    whole = averaging(**CENTERED)
-    middle = after(whole, grid, range(1, 3))
-    arrays, values = whole.snapshot()()
+    strategy = averaging(**CENTERED)
+    middle = after(strategy, grid, range(1, 3))
+    arrays, values = strategy.snapshot()()
     saved = {name: array.copy() for name, array in arrays.items()}
-    end = after(whole, grid, range(3, 5), middle)
+    end = after(strategy, grid, range(3, 5), middle)
     other = averaging(**CENTERED)
     other.restore(State(saved, json.loads(json.dumps(values))))
     again = after(other, grid, range(3, 5), middle)
@@ -133,7 +136,7 @@ def test_centered_clipping_goes_on_from_its_saved_state() -> None:
     assert abs(forgetful["w"].numpy() - end["w"].numpy()).min() > 0.1
 
 
-def test_buckets_are_drawn_by_seed_and_round() -> None:
+def test_buckets_depend_on_seed_and_round() -> None:
     changes = np.array([1, 2, 4, 8, 16, 32, 64], np.float32)
     strategy = averaging(aggregation="median", bucket_size=2, seed=5)
     total = 0.0
@@ -141,18 +144,20 @@ def test_buckets_are_drawn_by_seed_and_round() -> None:
         order = np.random.default_rng([5, BUCKETS, server_round]).permutation(7)
         means = [changes[order[i : i + 2]].mean() for i in range(0, 7, 2)]
         total += float(np.median(means))
-    found = after(strategy, changing_by(*changes), range(1, 3))
-    np.testing.assert_allclose(found["w"].numpy(), total, rtol=1e-6)
+    combined = after(strategy, changing_by(*changes), range(1, 3))
+    np.testing.assert_allclose(combined["w"].numpy(), total, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_without_buckets_the_rule_is_itself(size: int) -> None:
+def test_bucket_sizes_zero_and_one_disable_buckets(size: int) -> None:
     grid = changing_by(1, 2, 9, 4, 7)
-    found = after(averaging(aggregation="median", bucket_size=size), grid, range(1, 3))
-    assert found["w"].numpy().tolist() == [[8] * 3] * 2
+    combined = after(
+        averaging(aggregation="median", bucket_size=size), grid, range(1, 3)
+    )
+    assert combined["w"].numpy().tolist() == [[8] * 3] * 2
 
 
-def test_a_bucket_weighs_as_much_as_its_replies() -> None:
+def test_weight_of_a_bucket_is_the_sum_of_its_replies_weights() -> None:
     seen = []
 
     def rule(weights, replies, sent):
@@ -163,8 +168,8 @@ def test_a_bucket_weighs_as_much_as_its_replies() -> None:
 
     order = list(np.random.default_rng(6).permutation(3))
     values = [[4, 0], [0, 8], [6, 6]]
-    whole = bucketed(rule, 2, np.random.default_rng(6))
-    whole([1.0, 3.0, 0.0], replies_of(*values), ZERO)
+    with_buckets = bucketed(rule, 2, np.random.default_rng(6))
+    with_buckets([1.0, 3.0, 0.0], replies_of(*values), ZERO)
     weights = np.array([1.0, 3.0, 0.0])
     expected = []
     for bucket in (order[:2], order[2:]):
@@ -174,15 +179,15 @@ def test_a_bucket_weighs_as_much_as_its_replies() -> None:
             )
     assert [w for w, _ in seen] == [w for w, _ in expected]
     np.testing.assert_allclose([v for _, v in seen], [v for _, v in expected])
-    assert whole([0.0] * 3, replies_of(*values), ZERO) is None
+    assert with_buckets([0.0] * 3, replies_of(*values), ZERO) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_attacker_is_assumed_to_spoil_a_bucket(seed: int) -> None:
-    # 20 % of ten are two: of five buckets they spoil two, which are 40 %.
+def test_each_byzantine_client_may_affect_another_bucket(seed: int) -> None:
+    # 20 % of ten clients are two. They can affect two of five buckets, or 40 %.
     values = [[1, 1]] * 8 + [[1e30, 1e30]] * 2
     strategy = averaging(
         aggregation="trimmed-mean", bucket_size=2, byzantine_fraction=0.2, seed=seed
     )
-    found = strategy.apply_rule([1.0] * 10, replies_of(*values), ZERO)["w"]
-    assert found.tolist() == [1, 1]
+    combined = strategy.apply_rule([1.0] * 10, replies_of(*values), ZERO)["w"]
+    assert combined.tolist() == [1, 1]
