@@ -1,7 +1,7 @@
 """Small runs of any algorithm, with absent clients, invalid replies and kills.
 
-The ServerApp's `run` makes each of them in this process. An outcome holds all numbers
-that the server and the clients are left with, so that two runs can be compared.
+The ServerApp's `run` executes each of them in this process. Its `Outcome` holds all
+final values of the server and the clients, so that two runs can be compared.
 """
 
 import json
@@ -26,8 +26,8 @@ from flwr_frl.task.checkpoint import FILE, read_about
 from flwr_frl.task.settings import declared, defaults, resolve
 
 N, ROUNDS = 5, 3
-# Three of five clients train in a round. Of their 9, 9, 4, 13 and 9 examples the last
-# batch has fewer, or one alone, which a batch norm refuses.
+# Three of five clients train in a round. With their 9, 9, 4, 13 and 9 examples the last
+# batch is smaller, and often a single example, for which a batch norm raises an error.
 TINY = {
     "task": "cohort_tasks:normed",
     "num-clients": N,
@@ -50,22 +50,22 @@ TINY = {
     "compressor-k": 3.0,
     "lora-rank": 2,
 }
-# Algorithms that need another task, or whose defaults are of no use in so few steps.
+# Algorithms that need another task, or whose defaults do not suit so few steps.
 UNUSUAL: dict[str, dict[str, Any]] = {
     "multi-task": {"saddle-step": 0.05},
-    # For models without buffers.
+    # These two require a model without buffers.
     "feddyn": {"task": "cohort_tasks:dense"},
     "pfedhn": {"task": "cohort_tasks:dense"},
-    # Three of five clients are at work.
+    # Three of five clients train at the same time.
     "fedbuff": {"concurrency": 3, "buffer-size": 2},
     "fedasync": {"concurrency": 3},
     "guest.algorithm:Guest": {"task": "guest.task:sensors"},
     "choco-sgd": {"compressor": "top-k"},
     "squarm-sgd": {"local-steps": 3, "momentum": 0.9},
-    # Its steps are stable below a rate of 2/λ.
+    # Its steps are stable for learning rates below 2/λ.
     "pfedme": {"pfedme-lambda": 2.0},
 }
-# Differ between equal runs.
+# Metrics that differ between equal runs
 TIMES = ("seconds", "seconds-simulated")
 Arrays = dict[str, np.ndarray]
 Change = Callable[[Message], None]
@@ -73,43 +73,44 @@ Change = Callable[[Message], None]
 
 def settings_of(algorithm: str, **more: Any) -> dict[str, Any]:
     """Return all settings of a simulated run; ``_`` in a name stands for ``-``."""
-    given = {"algorithm": algorithm}
-    given |= {name.replace("_", "-"): value for name, value in more.items()}
-    named = resolve(given, strict=False)
-    given = {**simulation_defaults(named), **given}
-    return dict(complete(resolve(given, owners(named))))
+    chosen = {"algorithm": algorithm}
+    chosen |= {name.replace("_", "-"): value for name, value in more.items()}
+    named = resolve(chosen, strict=False)
+    chosen = {**simulation_defaults(named), **chosen}
+    return dict(complete(resolve(chosen, owners(named))))
 
 
 def tiny_settings(algorithm: str, **more: Any) -> dict[str, Any]:
     """Return the settings of an algorithm's smallest run."""
     base = str(more.get("srpfl_base", algorithm))
-    own = {**TINY, **UNUSUAL.get(base.removesuffix("-ft"), {})}
-    own |= {name.replace("_", "-"): value for name, value in more.items()}
-    named = resolve({"algorithm": algorithm, **own}, strict=False)
-    known = {n for maker in owners(named) for n in declared(maker)} | {*defaults()}
-    return settings_of(algorithm, **{n: v for n, v in own.items() if n in known})
+    chosen = {**TINY, **UNUSUAL.get(base.removesuffix("-ft"), {})}
+    chosen |= {name.replace("_", "-"): value for name, value in more.items()}
+    named = resolve({"algorithm": algorithm, **chosen}, strict=False)
+    names = {n for maker in owners(named) for n in declared(maker)} | {*defaults()}
+    return settings_of(algorithm, **{n: v for n, v in chosen.items() if n in names})
 
 
 class KilledError(BaseException):
-    """Ends a run as a signal ends a process: nothing is written afterwards."""
+    """Ends a run like a killed process: nothing is written afterwards."""
 
 
 class DisturbedGrid(InlineGrid):
-    """A grid that notes what passes, and on which something happens.
+    """A grid that records messages, and simulates absences, bad replies and kills.
 
     Parameters
     ----------
     settings : dict
         Settings of the run.
     away : collection of (int, int)
-        Clients, from 0, and rounds in which they are not connected.
+        Pairs of a client, from 0, and a round in which it is not connected.
     changes : mapping of (int, int) to callable or None
-        What changes a client's reply to the training of a round. With None the message
-        itself is lost, so that the client does not train.
+        Function that changes a client's reply to the training of a round, by client and
+        round. With None the message itself is lost, so that the client does not train.
     killed_in : int, default 0
-        Round in which the process is killed, once the clients have answered.
+        Round in which the process is killed, after the clients have replied; 0 for
+        none.
     copy : Path, optional
-        Where what is on disk then is copied to.
+        Folder to which the run's files are copied at that time.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class DisturbedGrid(InlineGrid):
         self.round = 0
         self.trained: dict[int, list[int]] = {}
         self.exchanged: list[tuple[Message, Message]] = []
-        # By round and client; what each client has kept in memory.
+        # Arrays that each client has in memory, by round and client.
         self.kept: dict[int, list[Arrays]] = {0: [{} for _ in self.contexts]}
 
     def get_node_ids(self) -> list[int]:
@@ -159,7 +160,7 @@ class DisturbedGrid(InlineGrid):
 
 
 def newest(state: RecordDict) -> Arrays:
-    """Return the last version that a client has kept in memory."""
+    """Return the latest arrays that a client has in memory, by name."""
     rounds = [int(n.removeprefix(PREFIX)) for n in state if n.startswith(PREFIX)]
     if not rounds:
         return {}
@@ -169,15 +170,15 @@ def newest(state: RecordDict) -> Arrays:
 
 @dataclass
 class Outcome:
-    """What a run has done.
+    """Final values of a run, without those that differ between equal runs.
 
     Parameters
     ----------
     rows : list of dict
         The rounds' metrics, without times.
     arrays : dict of str to ndarray
-        All arrays in the checkpoint, and those that each client goes on from: its file
-        of the last round in which its reply counted.
+        All arrays in the checkpoint, and those of each client: its file of the last
+        round in which its reply counted.
     values : dict
         Everything else in the checkpoint, and each client's metrics.
     """
@@ -204,27 +205,27 @@ def run_tiny(
 
 
 def read_outcome(folder: Path, grid: Any) -> Outcome:
-    """Return the outcome that lies in the folder of a run."""
-    found = Outcome(grid, rows_of(folder))
-    found.arrays = {f"server/{n}": a for n, a in load_file(folder / FILE).items()}
+    """Return the outcome of the run in a folder."""
+    outcome = Outcome(grid, rows_of(folder))
+    outcome.arrays = {f"server/{n}": a for n, a in load_file(folder / FILE).items()}
     values = read_about(folder / FILE)["values"]
-    found.values = {name: value for name, value in values.items() if name != "run"}
+    outcome.values = {name: value for name, value in values.items() if name != "run"}
     for client, counted in values["acknowledged"].items():
         for path in (folder / "clients" / client).glob(f"*-{counted:08d}.safetensors"):
-            found.arrays |= {f"{client}/{n}": a for n, a in load_file(path).items()}
-    found.values["clients"] = json.loads((folder / "clients.json").read_text())
-    return found
+            outcome.arrays |= {f"{client}/{n}": a for n, a in load_file(path).items()}
+    outcome.values["clients"] = json.loads((folder / "clients.json").read_text())
+    return outcome
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run's rounds without times."""
+    """Return the metrics of a run's rounds, without times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     return [{n: v for n, v in row.items() if n not in TIMES} for row in rows]
 
 
 def assert_same(found: Outcome, expected: Outcome) -> None:
-    """Assert that two runs ended alike, to the last bit."""
+    """Assert that two runs have bit-identical outcomes."""
     assert_near(found, expected, 0)
     assert found.values == expected.values
 
@@ -236,8 +237,8 @@ def assert_near(found: Outcome, expected: Outcome, tolerance: float) -> None:
     """
     assert found.arrays.keys() == expected.arrays.keys()
     for name, value in expected.arrays.items():
-        own = found.arrays[name]
-        assert (own.dtype, own.shape) == (value.dtype, value.shape), name
+        actual = found.arrays[name]
+        assert (actual.dtype, actual.shape) == (value.dtype, value.shape), name
         if tolerance and value.dtype == np.uint8:
             continue
-        np.testing.assert_allclose(own, value, tolerance, tolerance, err_msg=name)
+        np.testing.assert_allclose(actual, value, tolerance, tolerance, err_msg=name)

@@ -1,4 +1,4 @@
-"""Arrays of replies, some of which are not what they say."""
+"""Arrays of replies, some of which do not match what they declare."""
 
 import io
 import pickle
@@ -24,7 +24,7 @@ def npy(array: np.ndarray, **options) -> bytes:
 
 
 def npy_with_header(header: str, data: bytes = VALUES.tobytes(), version=(1, 0)):
-    """An .npy file with any header."""
+    """Return the bytes of an .npy file with any header."""
     text = header.encode("latin1")
     size = struct.pack("<H" if version == (1, 0) else "<I", len(text))
     return b"\x93NUMPY" + bytes(version) + size + text + data

@@ -1,4 +1,4 @@
-"""Tasks for clients that train together: unequal sizes, several kinds of models."""
+"""Tasks for clients that train in cohorts: unequal sizes, various models."""
 
 from dataclasses import dataclass, replace
 
@@ -32,7 +32,7 @@ def dense(num_clients: int = N) -> ExampleTask:
 
 
 def normalised(num_clients: int = N) -> ExampleTask:
-    """With batch norm before and behind a convolution."""
+    """A model with batch norms before and after a convolution."""
 
     def model() -> SplitModel:
         layers = nn.BatchNorm2d(2), nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
@@ -42,7 +42,7 @@ def normalised(num_clients: int = N) -> ExampleTask:
 
 
 class Sorting(nn.Module):
-    """Does what cannot be done for several models at once."""
+    """A layer that `torch.func.vmap` cannot batch, as it calls `item`."""
 
     def forward(self, x):
         return x * float(x.sum().item() > 0)
@@ -64,7 +64,7 @@ def dropping(num_clients: int = N) -> ExampleTask:
 
 
 def padded(num_clients: int = N) -> ExampleTask:
-    """Words, of which 0 is no word: torch's gradient for it is wrong in a stack."""
+    """A model with a padding index, whose gradient PyTorch gets wrong under `vmap`."""
 
     def model() -> SplitModel:
         words = nn.Embedding(8, 4, padding_idx=0)
@@ -81,7 +81,7 @@ def padded(num_clients: int = N) -> ExampleTask:
 
 
 def ignoring(num_clients: int = N) -> ExampleTask:
-    """Some targets do not count, as cross-entropy has it."""
+    """Every fourth target is -100, which cross-entropy ignores."""
     task = dense()
     for examples in task.train:
         examples.targets[::4] = -100
@@ -90,7 +90,7 @@ def ignoring(num_clients: int = N) -> ExampleTask:
 
 @dataclass
 class Weighted:
-    """A loss that cannot be hashed."""
+    """A loss that is not hashable."""
 
     factor: float = 2.0
 
@@ -103,7 +103,7 @@ def unhashable(num_clients: int = N) -> ExampleTask:
 
 
 class Centred(nn.Module):
-    """Lets the examples of a batch see each other."""
+    """A layer in which the examples of a batch affect each other."""
 
     def forward(self, x):
         return x - x.mean(0)
@@ -117,7 +117,7 @@ def centred(num_clients: int = N) -> ExampleTask:
 
 
 def hooked(num_clients: int = N) -> ExampleTask:
-    """Each model counts its own steps, outside of its state."""
+    """A model with a hook that counts steps outside of the model's state."""
 
     def model() -> SplitModel:
         split = SplitModel(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3))
@@ -131,7 +131,7 @@ def hooked(num_clients: int = N) -> ExampleTask:
 
 
 def normed(num_clients: int = N) -> ExampleTask:
-    """A dense layer with a batch norm."""
+    """A model with a linear layer and a batch norm."""
 
     def model() -> SplitModel:
         layers = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()

@@ -1,4 +1,4 @@
-"""Tasks whose clients fit curves of their own by a small network."""
+"""Regression tasks: each client fits its own curve with a small network."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ INPUTS, WIDTH, SEED = 3, 5, 3
 
 
 def table(node, count=20):
-    """Each node has a curve of its own."""
+    """Return inputs and targets of a node's own curve."""
     rng = np.random.default_rng(node)
     x = rng.standard_normal((count, INPUTS)).astype(np.float32)
     return x, np.sin(x @ rng.standard_normal(INPUTS))[:, None].astype(np.float32)

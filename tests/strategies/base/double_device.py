@@ -1,8 +1,8 @@
-"""A device for tests where there is no GPU: ``gpu:0``, whose tensors lie on the CPU.
+"""A simulated device for tests without a GPU: ``gpu:0``, which computes on the CPU.
 
-They say that they are on ``gpu:0`` and compute on the CPU, with random numbers of their
-own. An operation that mixes them with tensors of the CPU raises, as on a GPU, and so
-does what asks for their memory.
+Its tensors report ``gpu:0`` as their device, and it has its own random generator. As on
+a GPU, an operation that mixes its tensors with CPU tensors raises an error, and so does
+direct access to their memory.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 
 class Module(backend_registration._DummyBackendModule):
-    """What torch asks of a device."""
+    """The functions that PyTorch requires of a device backend."""
 
     generator = torch.Generator()
 
@@ -29,13 +29,13 @@ class Module(backend_registration._DummyBackendModule):
         self.generator.set_state(state)
 
 
-# Of torch 2.9 and later.
+# Available in PyTorch 2.9 and later.
 backend_registration._setup_privateuseone_for_python_backend("gpu", Module())
 GPU, CPU = torch.device("gpu", 0), torch.device("cpu")
 
 
 class MixedDevicesError(RuntimeError):
-    """Tensors of both devices in one operation."""
+    """An operation has tensors of both devices."""
 
 
 class OnDevice(torch.Tensor):
@@ -74,13 +74,13 @@ class OnDevice(torch.Tensor):
 
 
 def run(func, args, kwargs):
-    """Run an operation on the CPU, and put what it returns where it belongs."""
-    given, _ = tree_flatten((args, kwargs))
-    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    """Run an operation on the CPU, and wrap its results if they are on the device."""
+    leaves, _ = tree_flatten((args, kwargs))
+    tensors = [value for value in leaves if isinstance(value, torch.Tensor)]
     mine = any(isinstance(tensor, OnDevice) for tensor in tensors)
     asked = kwargs.get("device")
     copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-    # As on a GPU: numbers may come from the CPU, and so may indices.
+    # As on a GPU, tensors without dimensions and indices may be on the CPU.
     indexes = func in (
         torch.ops.aten.index.Tensor,
         torch.ops.aten.index_put_.default,
@@ -95,33 +95,33 @@ def run(func, args, kwargs):
     named = tree_map(lambda v: v.inner if isinstance(v, OnDevice) else v, kwargs)
     there = mine if asked is None else torch.device(asked).type == "gpu"
     if there and torch.Tag.nondeterministic_seeded in func.tags:
-        found = with_own_numbers(func, unwrapped, named)
+        result = with_own_numbers(func, unwrapped, named)
     else:
-        found = func(*unwrapped, **named)
+        result = func(*unwrapped, **named)
     if not there:
-        return found
-    known = {id(t.inner): t for t in tensors if isinstance(t, OnDevice)}
+        return result
+    wrappers = {id(t.inner): t for t in tensors if isinstance(t, OnDevice)}
 
     def wrapped(value):
         if not isinstance(value, torch.Tensor) or isinstance(value, OnDevice):
             return value
-        return known[id(value)] if id(value) in known else OnDevice(value)
+        return wrappers[id(value)] if id(value) in wrappers else OnDevice(value)
 
-    return tree_map(wrapped, found)
+    return tree_map(wrapped, result)
 
 
 def with_own_numbers(func, args, kwargs):
-    """Run an operation with the device's random numbers."""
+    """Run an operation with the device's random generator."""
     before = torch.default_generator.get_state()
     torch.default_generator.set_state(Module.generator.get_state())
-    found = func(*args, **kwargs)
+    result = func(*args, **kwargs)
     Module.generator.set_state(torch.default_generator.get_state())
     torch.default_generator.set_state(before)
-    return found
+    return result
 
 
 class Factories(TorchDispatchMode):
-    """Sends what is made on the device there."""
+    """Passes operations to `run`, so that tensors can be created on the device."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})

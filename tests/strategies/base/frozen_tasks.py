@@ -1,4 +1,4 @@
-"""Tasks whose model has a layer that does not learn, frozen or kept as buffers."""
+"""Tasks whose model has a layer that is not trained: frozen, or made of buffers."""
 
 import torch
 from cohort_tasks import task_of
@@ -6,7 +6,7 @@ from torch import nn
 
 from flwr_frl.task import ExampleTask, SplitModel
 
-# Weights and biases of the frozen layer, with 6 inputs and 5 outputs, of 4 bytes.
+# Weights and biases of the frozen layer, in float32: 6 inputs and 5 outputs
 FROZEN_BYTES = 4 * (6 * 5 + 5)
 
 

@@ -1,4 +1,4 @@
-"""Clients that are functions: client i answers with what it was sent plus i + 1."""
+"""Clients that are functions: client i returns the received arrays plus i + 1."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def partition_of(context: Context) -> int:
 
 
 def honest(message: Message, context: Context) -> Message:
-    """What an honest client answers to every kind of message."""
+    """Return an honest client's reply to a message of any type."""
     i = partition_of(context)
     if message.metadata.message_type == MessageType.QUERY:
         properties = {"client": f"{i:06d}", "structure": "usual", "num-examples": i + 1}
@@ -53,14 +53,14 @@ def honest(message: Message, context: Context) -> Message:
 
 
 def averaging(**settings) -> FedAvg:
-    """FedAvg in which everybody trains."""
+    """Return FedAvg, with all clients in each round."""
     return FedAvg(fraction_train=1.0, **settings)
 
 
 def grid_of(
     n: int, app: Client = honest, partitions: dict[int, int] | None = None
 ) -> InlineGrid:
-    """A grid of n nodes; ``partitions`` says which node has which partition."""
+    """Return a grid of n nodes; ``partitions`` maps node ids to partitions."""
     grid = InlineGrid(app, n)
     if partitions is not None:
         contexts = {i + 1: context for i, context in enumerate(grid.contexts.values())}
@@ -86,5 +86,5 @@ def evaluate_once(
 
 
 def replies_of(*values) -> list[Callable[[], dict[str, np.ndarray]]]:
-    """Return replies with one array each, as aggregation rules take them."""
+    """Return replies with one array each, in the form that aggregation rules take."""
     return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]

@@ -1,6 +1,6 @@
-"""A model of two layers, and its gradient in NumPy; the data are `softmax_runs`'s.
+"""A model of two layers, and its gradient in NumPy, on the data of `softmax_runs`.
 
-Its parts are matrices [A | a] and [W | b]: the outputs are W tanh(A x + a) + b.
+Its parameters are matrices [A | a] and [W | b]: the outputs are W tanh(A x + a) + b.
 """
 
 from collections.abc import Callable
@@ -21,17 +21,17 @@ def model() -> SplitModel:
 
 
 def layered(num_clients: int) -> ExampleTask:
-    """The task, to be named ``layered:layered``."""
+    """Return the task, for the setting ``task=layered:layered``."""
     return ExampleTask(model, example_sets(False), example_sets(True), classes=NAMES)
 
 
 def parts(arrays: Arrays, prefix: str = "") -> tuple[Matrix, Matrix]:
-    """[A | a] and [W | b] from arrays by name."""
-    found = []
+    """Return [A | a] and [W | b] from named arrays."""
+    matrices = []
     for part in ("representation.0", "head"):
         weight, bias = (arrays[f"{prefix}{part}.{n}"] for n in ("weight", "bias"))
-        found.append(np.column_stack([weight, bias]).astype(float))
-    return found[0], found[1]
+        matrices.append(np.column_stack([weight, bias]).astype(float))
+    return matrices[0], matrices[1]
 
 
 def start() -> tuple[Matrix, Matrix]:
@@ -53,10 +53,10 @@ def gradients(
     memory: Matrix | float = 0.0,
     extra: Callable[[Matrix, np.ndarray], Matrix | float] = lambda z, y: 0.0,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Gradients of both parts and of ``memory``, which is added to the features.
+    """Return gradients by both matrices and by ``memory``, added to the features.
 
-    The objective is the mean cross-entropy, and something of features z and targets of
-    which ``extra`` is the derivative by z.
+    The objective is the mean cross-entropy plus a function of the features z and the
+    targets, of which ``extra`` is the derivative by z.
     """
     x, y = draw(i)
     z = features(a, x)
@@ -68,7 +68,7 @@ def gradients(
 
 
 def loss_of(a: Matrix, w: Matrix, i: int, memory: Matrix | float = 0.0) -> float:
-    """Mean cross-entropy on the test examples."""
+    """Return the mean cross-entropy on the test examples."""
     x, y = draw(i, test=True)
     scores = with_ones(features(a, x) + memory) @ w.T
     return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))

@@ -1,4 +1,4 @@
-"""Softmax regression on features with a LoRA adapter, and its rounds in PyTorch.
+"""Softmax regression on features with a LoRA adapter, and a PyTorch reference.
 
 A model is h = (W + s B A) x + b, tanh, and a linear head; W and b are frozen.
 """
@@ -33,7 +33,7 @@ def plain(num_clients: int) -> ExampleTask:
 
 
 class Reference:
-    """The same model in a few lines, with the frozen weights of a run."""
+    """The same model in plain PyTorch, with the frozen weights of a run."""
 
     def __init__(self, found: Run) -> None:
         task = found.client(0, 0).task
@@ -53,7 +53,7 @@ class Reference:
         return nn.functional.cross_entropy(outputs, y)
 
     def descend(self, state: State, i: int, steps: int, names, loss=None) -> State:
-        """Make steps of gradient descent on some of the arrays."""
+        """Return the state after steps of gradient descent on the named arrays."""
         for _ in range(steps):
             leaves = {n: t.clone().requires_grad_(n in names) for n, t in state.items()}
             value = (loss or self.loss)(leaves, i)
@@ -64,7 +64,7 @@ class Reference:
 
 
 def average(states: list[State], names, shares) -> State:
-    """Return the weighted mean of some arrays."""
+    """Return the weighted mean of the named arrays."""
     return {
         n: sum(float(w) * s[n] for w, s in zip(shares, states, strict=True))
         for n in names

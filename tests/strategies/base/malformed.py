@@ -1,4 +1,4 @@
-"""Clients whose replies must not count, and how the server says so."""
+"""Clients that send invalid replies, and the reasons that the server logs."""
 
 import io
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 class Trap:
-    """Writes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     path = Path()
 
@@ -42,7 +42,7 @@ class Trap:
 
 
 def changed(change: Callable[[dict], dict | ArrayRecord]) -> Client:
-    """Answer honestly but for a change of the arrays."""
+    """Return a client that changes the arrays of its honest replies."""
 
     def client(message: Message, context: Context) -> Message:
         arrays = change(honest_arrays(message, context))
@@ -68,7 +68,7 @@ def with_records(change: Callable[[RecordDict], object]) -> Client:
 
 
 def replaced(array: Callable[[], Array]) -> Client:
-    """Answer with another ``w``."""
+    """Return a client that replaces ``w`` in its honest replies."""
 
     def change(arrays: dict) -> ArrayRecord:
         record = to_record(arrays)
@@ -98,7 +98,7 @@ def as_single(change: Callable[[dict], dict]) -> Callable[[dict], dict]:
     return lambda arrays: {n: v.astype(np.float32) for n, v in change(arrays).items()}
 
 
-# Other bytes that are no arrays: `BAD_ARRAYS` in ``server/test_replies.py``.
+# Further invalid arrays: `BAD_ARRAYS` in ``claimed_arrays.py``.
 MALFORMED: dict[str, tuple[Client, str]] = {
     "missing name": (changed(lambda a: {"w": a["w"]}), "lacks arrays ['b']"),
     "extra name": (changed(lambda a: a | {"c": a["b"]}), "unknown arrays ['c']"),
@@ -168,7 +168,7 @@ MALFORMED: dict[str, tuple[Client, str]] = {
     "crash": (crash, "is an error: ZeroDivisionError: no examples"),
 }
 
-# What somebody else's client need not say, and the mean loss of the others with its.
+# Valid replies of third-party clients that lack metrics, and the round's mean loss
 RETICENT: dict[str, tuple[Client, float]] = {
     "no metrics": (with_records(lambda c: c.pop("metrics")), 18 / 8),
     "empty metrics": (with_metrics(), 18 / 8),

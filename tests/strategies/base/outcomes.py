@@ -1,4 +1,4 @@
-"""All that a few rounds leave behind, to compare two ways to run them."""
+"""Final state of a few rounds, to compare two ways to run them."""
 
 from copy import deepcopy
 
@@ -32,9 +32,9 @@ OWN = {
 
 
 def outcome(algorithm: str, size: object, rounds: int = 2, **more: object) -> dict:
-    """Return all that the clients and the server have after some rounds, by name."""
-    own = {"algorithm": algorithm, "task": "cohort_tasks:dense", "cohort": str(size)}
-    settings = resolve({**SETTINGS, **OWN.get(algorithm, {}), **own, **more})
+    """Run some rounds; return the arrays and metrics of server and clients by name."""
+    chosen = {"algorithm": algorithm, "task": "cohort_tasks:dense", "cohort": str(size)}
+    settings = resolve({**SETTINGS, **OWN.get(algorithm, {}), **chosen, **more})
     grid = InlineGrid(make_app(dict(settings)), N)
     strategy = build_strategy(settings)
     arrays = run_rounds(
@@ -44,14 +44,16 @@ def outcome(algorithm: str, size: object, rounds: int = 2, **more: object) -> di
         range(1, rounds + 1),
         evaluated=lambda t: t == rounds,
     )
-    found = {f"server/{name}": array.numpy() for name, array in arrays.items()}
+    state = {f"server/{name}": array.numpy() for name, array in arrays.items()}
     for node, context in grid.contexts.items():
         for key, record in deepcopy(context.state).items():
-            found |= {f"{node}/{key}/{n}": a.numpy() for n, a in record.items()}
-    said = strategy.evaluation.metrics
-    found |= {f"{c}/{n}": v for c, metrics in said.items() for n, v in metrics.items()}
-    assert len(said) == N
-    return found
+            state |= {f"{node}/{key}/{n}": a.numpy() for n, a in record.items()}
+    tested = strategy.evaluation.metrics
+    state |= {
+        f"{c}/{n}": v for c, metrics in tested.items() for n, v in metrics.items()
+    }
+    assert len(tested) == N
+    return state
 
 
 def assert_same(found: dict, expected: dict, tolerance: float = 1e-5) -> None:

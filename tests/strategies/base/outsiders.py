@@ -1,4 +1,4 @@
-"""Strategies of somebody else, to be named ``outsiders:Class``."""
+"""Third-party strategies, for the setting ``algorithm=outsiders:Class``."""
 
 from typing import Annotated, ClassVar
 
@@ -18,7 +18,7 @@ class Plain(
     client="flwr_frl.clients.fedrep:FedRepClient",
     task_overrides={"linear": "outsiders:PlainLinear"},
 ):
-    """The mean of the representations, as FedRep's."""
+    """Averages the representations, like FedRep."""
 
 
 class PlainLinear(Plain, client="flwr_frl.clients.fedrep:FedRepLinearClient"):
@@ -26,7 +26,7 @@ class PlainLinear(Plain, client="flwr_frl.clients.fedrep:FedRepLinearClient"):
 
 
 class Passing(ArrivalGrid):
-    """A grid that notes what passes through it."""
+    """A grid that records the messages it passes on."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
@@ -44,12 +44,12 @@ class Hooked(
     waits_for_all=False,
     simulation_defaults={"evaluate-last": 4, "fewest": 3},
 ):
-    """Says for itself all that can be said.
+    """Has its own traits, defaults, setting, check of clients and grid.
 
     Parameters
     ----------
     fewest : int, default 2
-        How many clients there must be.
+        Minimum number of clients.
     """
 
     grids: ClassVar[list[Passing]] = []
@@ -72,14 +72,14 @@ class Hooked(
 class Unhooked(
     Hooked, evaluate_last_round_only=False, waits_for_all=True, simulation_defaults={}
 ):
-    """Says the opposite."""
+    """Reverses what `Hooked` declares."""
 
     def adapt_grid(self, grid):
         return grid
 
 
 class WithoutClient(BaseStrategy):
-    """Forgot its client."""
+    """Does not declare its client."""
 
 
 class ClientItself(BaseStrategy, client=Plain):
@@ -87,14 +87,14 @@ class ClientItself(BaseStrategy, client=Plain):
 
 
 class Needy(BaseStrategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
-    """Needs what is no setting."""
+    """Requires an argument that is not a setting."""
 
     def __init__(self, thing, **base):
         super().__init__(**base)
 
 
 class CutOff(Plain):
-    """Does not hand on what its bases are made with."""
+    """Does not pass keyword arguments on to its base class."""
 
     def __init__(self, *, caution: Annotated[float, Range("(0, 1]")] = 0.5):
         super().__init__()
@@ -102,7 +102,7 @@ class CutOff(Plain):
 
 
 class BelowCutOff(CutOff):
-    """Hands on what its base does not take."""
+    """Passes on keyword arguments that its base class does not accept."""
 
     def __init__(self, **base):
         super().__init__(**base)
@@ -117,19 +117,19 @@ class StrangeClient(BaseStrategy, client="outsiders:Plain"):
 
 
 class WithoutHooks(FlowerFedAvg):
-    """One of Flower's own."""
+    """A strategy of Flower without the hooks of `BaseStrategy`."""
 
     client = "flwr_frl.clients.fedavg:FedAvgClient"
 
 
 class Homeless:
-    """No strategy at all."""
+    """Not a strategy."""
 
 
 class fedrep(Plain):  # noqa: N801
-    """Calls itself as a built-in is called."""
+    """Has the name of a built-in algorithm."""
 
 
 class Elsewhere:
     class Plain(Plain):
-        """Has a namesake."""
+        """Has the same name as the class at module level."""

@@ -1,4 +1,4 @@
-"""Folders of results for the page."""
+"""Results folders, as the results page reads them."""
 
 import json
 
@@ -24,6 +24,6 @@ def write(folder, name="fedrep", rows=ROWS, clients=CLIENTS, **status):
     directory.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (directory / "metrics.jsonl").write_text(lines)
-    whole = {"state": "running", "rounds": 10, "left": 16.0, "measure": "accuracy"}
-    whole |= {"clients": clients, **status}
-    (directory / "status.json").write_text(json.dumps(whole))
+    content = {"state": "running", "rounds": 10, "left": 16.0, "measure": "accuracy"}
+    content |= {"clients": clients, **status}
+    (directory / "status.json").write_text(json.dumps(content))

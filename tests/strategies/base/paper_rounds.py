@@ -1,4 +1,4 @@
-"""Comparisons of the rounds of a softmax regression with a NumPy version of a paper."""
+"""Comparison of softmax regression runs with a NumPy implementation of a paper."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from softmax_runs import (
     start,
 )
 
-# Settings with which the rounds of an algorithm are compared with NumPy.
+# Settings under which an algorithm is compared with NumPy
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "momentum": {"momentum": 0.6, "weight_decay": 0.05},
@@ -22,24 +22,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "srpfl": {"srpfl": True},
 }
 EACH_VARIANT = pytest.mark.parametrize("more", VARIANTS.values(), ids=list(VARIANTS))
-# Small batches in random order, momentum and decay.
+# Small batches in random order, momentum and weight decay
 SMALL_BATCHES = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
 
 
 def run_variant(algorithm: str, rounds: int = 4, **more) -> Run:
-    """Run a variant, in which the clients of each round are as many as expected."""
-    found = run(algorithm, rounds, **more)
+    """Run a variant, and check how many clients counted in each round."""
+    result = run(algorithm, rounds, **more)
     counts = [1, 1, 2, 2, 3][:rounds] if more.get("srpfl") else [3] * rounds
-    assert [len(clients) for clients in found.trained] == counts
-    return found
+    assert [len(clients) for clients in result.trained] == counts
+    return result
 
 
 def assert_rounds(
     found: Run, expected: list[tuple[Matrix, list]], prefix: str = "model."
 ) -> None:
-    """Compare what is shared and what each client keeps with NumPy, in each round.
+    """Compare the shared and the personal models with NumPy, in each round.
 
-    A client that has not trained keeps nothing; nothing is expected of it then but
+    A client that has not trained has no personal model; the expected one must then be
     None or the initial model.
     """
     for arrays, kept, (w, personal) in zip(
@@ -54,12 +54,12 @@ def assert_rounds(
 
 
 def assert_losses(found: Run, models: list[Matrix], now: int = -1) -> None:
-    """Each client was tested with its model."""
+    """Assert that each client was tested with its model."""
     for i, (metrics, theta) in enumerate(zip(found.metrics[now], models, strict=True)):
         assert metrics["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
 def assert_same_arrays(found: Run, other: Run) -> None:
-    """Two runs share the same in each round, to the last bit."""
+    """Assert that two runs have bit-identical shared arrays in each round."""
     for arrays, others in zip(found.arrays, other.arrays, strict=True):
         assert_same(arrays, others)

@@ -1,4 +1,4 @@
-"""Clients with chosen properties."""
+"""Clients that are honest except for some properties, by partition."""
 
 from flwr.app import Context, Message, MessageType
 from function_clients import (

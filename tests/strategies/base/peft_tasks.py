@@ -1,4 +1,4 @@
-"""Models of ``peft`` and of ``transformers``, as users write them."""
+"""Tasks with models of ``peft`` and ``transformers``, as users write them."""
 
 import numpy as np
 import torch

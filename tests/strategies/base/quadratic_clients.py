@@ -1,4 +1,4 @@
-"""Clients of quadratic functions, for asynchronous rounds."""
+"""Clients that minimise quadratic functions, for asynchronous rounds."""
 
 import numpy as np
 from flwr.app import Message, MessageType
@@ -12,7 +12,7 @@ TARGETS = np.random.default_rng(3).normal(size=(CLIENTS, 4))
 
 
 def step(x: np.ndarray, client: int) -> np.ndarray:
-    """Local training: a step of size 0.3 towards the client's target."""
+    """Return x after local training: a step of size 0.3 towards the client's target."""
     return x + 0.3 * (TARGETS[client] - x)
 
 

@@ -1,10 +1,10 @@
-"""Trackers of somebody else's: one remembers, the others fail."""
+"""Third-party trackers: one records its calls, the others fail."""
 
 from flwr_frl.strategies.report.trackers import Tracker
 
 
 class Recorder(Tracker):
-    """Remembers what it is told."""
+    """Records its calls."""
 
     told: list = []  # noqa: RUF012
 
@@ -19,7 +19,7 @@ class Recorder(Tracker):
 
 
 class Failing(Recorder):
-    """Fails in the method that is its address."""
+    """Fails in the method that its URI names."""
 
     ended: list = []  # noqa: RUF012
 

@@ -1,8 +1,8 @@
-"""Whole runs of softmax regression, and its gradient in NumPy.
+"""Runs of softmax regression, and its gradient in NumPy.
 
-A model is a matrix θ = [W | b]; batches hold all of a client's examples, so that
+A model is a matrix θ = [W | b]. A batch holds all of a client's examples, so that
 shuffling does not matter and an epoch is one step. Clients differ in their number of
-examples and in what they have learned from nature.
+examples and in the distribution of their labels given the inputs.
 """
 
 from collections.abc import Callable, Collection
@@ -48,15 +48,17 @@ Matrix = np.ndarray
 Arrays = dict[str, np.ndarray]
 
 
-# The tasks
+# Tasks
 
 
 def draw(i: int, test: bool = False) -> tuple[Matrix, np.ndarray]:
     rng = np.random.default_rng([i, test])
     x = rng.standard_normal((20 if test else 6 + 3 * i, DIMENSION))
-    common, own = (np.random.default_rng(s).standard_normal((4, 3)) for s in (99, i))
+    common, specific = (
+        np.random.default_rng(s).standard_normal((4, 3)) for s in (99, i)
+    )
     noise = rng.standard_normal((len(x), CLASSES))
-    return x, np.argmax(x @ (common + own) + noise, axis=1)
+    return x, np.argmax(x @ (common + specific) + noise, axis=1)
 
 
 def example_sets(test: bool, owner=lambda i: i) -> list[ExampleSet]:
@@ -79,12 +81,12 @@ def task_of(model, owner=lambda i: i, **more) -> ExampleTask:
 
 
 def softmax(num_clients: int) -> ExampleTask:
-    """The task of which `gradient` knows the gradients."""
+    """Softmax regression, whose gradient is `gradient`."""
     return task_of(linear, classes=("a", "b", "c"))
 
 
 def twins(num_clients: int) -> ExampleTask:
-    """The same, but all clients have the data of client 2."""
+    """Like `softmax`, but all clients have the data of client 2."""
     return task_of(linear, lambda i: 2)
 
 
@@ -98,17 +100,17 @@ def scaled_linear() -> SplitModel:
 
 
 def scaled(num_clients: int) -> ExampleTask:
-    """Softmax regression behind a batch norm."""
+    """Softmax regression on the outputs of a batch norm."""
     return task_of(scaled_linear)
 
 
 def scaled_twins(num_clients: int) -> ExampleTask:
-    """The same, but all clients have the data of client 2."""
+    """Like `scaled`, but all clients have the data of client 2."""
     return task_of(scaled_linear, lambda i: 2)
 
 
 def deep_head(num_clients):
-    """A head that is not linear."""
+    """A model whose head is not linear."""
     layers = nn.Sequential(nn.Linear(DIMENSION, CLASSES), nn.ReLU())
     sets = [ExampleSet(torch.zeros(4, DIMENSION), torch.arange(4) % 3)] * num_clients
     names = ("a", "b", "c")
@@ -118,7 +120,7 @@ def deep_head(num_clients):
 
 
 def doubles(num_clients: int) -> ExampleTask:
-    """The same as `softmax` in float64."""
+    """Like `softmax`, but in float64."""
     sets = [
         [ExampleSet(s.inputs.double(), s.targets) for s in example_sets(test)]
         for test in (False, True)
@@ -126,11 +128,11 @@ def doubles(num_clients: int) -> ExampleTask:
     return ExampleTask(lambda: linear().double(), *sets)
 
 
-# In NumPy
+# NumPy reference
 
 
 def gradient(theta: Matrix, i: int, decay: float = 0.0) -> Matrix:
-    """∇f_i(θ): mean cross-entropy, and the decay of weights but not of biases."""
+    """Return ∇f_i(θ) of the mean cross-entropy, with decay of the weights only."""
     x, y = draw(i)
     x = np.column_stack([x, np.ones(len(x))])
     scores = np.exp(x @ theta.T)
@@ -139,14 +141,14 @@ def gradient(theta: Matrix, i: int, decay: float = 0.0) -> Matrix:
 
 
 def loss_of(theta: Matrix, i: int) -> float:
-    """Mean cross-entropy on the test examples."""
+    """Return the mean cross-entropy on the test examples."""
     x, y = draw(i, test=True)
     scores = np.column_stack([x, np.ones(len(x))]) @ theta.T
     return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
 
 
 def weights(clients: list[int], weighting: str) -> np.ndarray:
-    """Weights of a mean over clients; they sum to 1."""
+    """Return the weights of a mean over clients, which sum to 1."""
     counts = [6.0 + 3 * i if weighting == "examples" else 1.0 for i in clients]
     return np.array(counts) / sum(counts)
 
@@ -156,7 +158,7 @@ def mean(matrices: list[Matrix], shares: np.ndarray) -> Matrix:
 
 
 def matrix(arrays: Arrays, prefix: str = "") -> Matrix:
-    """θ from arrays by name."""
+    """Return θ from named arrays."""
     weight, bias = (arrays[f"{prefix}head.{name}"] for name in ("weight", "bias"))
     return np.column_stack([weight, bias]).astype(float)
 
@@ -166,22 +168,22 @@ def start() -> Matrix:
     return matrix({name: value.numpy() for name, value in state.items()})
 
 
-# The runs
+# Runs
 
 
 class WatchedGrid(InlineGrid):
-    """Writes down what passes; spoils replies and kills clients' processes.
+    """A grid that records messages, corrupts replies and restarts clients.
 
     Parameters
     ----------
     spoilt : collection of (int, int)
-        Clients, from 0, and rounds in which their replies arrive with a NaN.
+        Pairs of a client, from 0, and a round in which its reply contains NaN.
     state_dir : Path, optional
-        Where clients keep their state; each message meets a new process.
+        Folder of the clients' states; each message then starts a new process.
     late : collection of int
-        Clients that are there from round 3 on.
+        Clients that connect only from round 3 on.
     lost : collection of (int, int)
-        Clients, and rounds before whose training they lose what they keep.
+        Pairs of a client and a round before whose training it loses its state.
     """
 
     def __init__(
@@ -229,25 +231,25 @@ class WatchedGrid(InlineGrid):
 
 
 def round_of(message: Message) -> int:
-    """The round of a message; 0 for a query."""
+    """Return the round of a message; 0 for a query."""
     config = message.content.config_records.get("config", {})
     return int(config.get("server-round", 0))
 
 
 @dataclass
 class Run:
-    """What a run has done, round by round.
+    """The history of a run; each list has one entry a round.
 
     Parameters
     ----------
     trained : list of list of int
-        Clients whose replies have counted.
+        Clients whose replies counted.
     arrays : list of dict
-        What is shared after a round.
+        Shared arrays after the round.
     kept : list of list of dict
-        What each client would go on from; nothing where that is on disk.
+        Each client's personal arrays after the round; empty if they are on disk.
     metrics : list of dict
-        Each client's metrics, by name.
+        Each client's latest test metrics, by name.
     rows : list of dict
         The round's metrics.
     """
@@ -262,7 +264,7 @@ class Run:
     rows: list[dict] = field(default_factory=list)
 
     def client(self, i: int, server_round: int) -> Client:
-        """A client as the next message would find it."""
+        """Return a client as the next message would set it up."""
         about = ConfigRecord({"server-round": server_round + 1})
         content = self.strategy.content(i + 1, ArrayRecord(), about)
         context = copy(self.grid.contexts[i + 1])
@@ -276,23 +278,23 @@ class Run:
         counted = self.strategy.ledger.acknowledged
         now = [int(n) for n in sorted(counted) if counted[n] == server_round]
         self.trained.append(now)
-        # To look at files is to tell a client what has counted.
+        # Setting up a client tells it which replies counted, and may change its files.
         seen = () if self.grid.mortal else range(N)
         clients = [self.client(i, server_round) for i in seen]
         self.kept.append([client.state.load() or {} for client in clients])
-        known = self.strategy.evaluation.metrics
-        self.metrics.append([known.get(f"{i:06d}", {}) for i in range(N)])
+        tested = self.strategy.evaluation.metrics
+        self.metrics.append([tested.get(f"{i:06d}", {}) for i in range(N)])
 
     def __getitem__(self, setting: str) -> Any:
-        """The value of a setting; ``_`` stands for ``-``."""
+        """Return the value of a setting; ``_`` stands for ``-``."""
         return self.settings[setting.replace("_", "-")]
 
     def mean(self, matrices: list[Matrix], clients: list[int]) -> Matrix:
-        """The mean that a round of these clients has."""
+        """Return the mean over these clients, weighted as in the run."""
         return mean(matrices, weights(clients, self["weighting"]))
 
     def descend(self, theta: Matrix, i: int, steps: int = STEPS, pull=0.0, anchor=0.0):
-        """θ after steps of client i on f_i(θ) + pull/2 ‖θ − anchor‖²."""
+        """Return θ after steps of client i on f_i(θ) + pull/2 ‖θ − anchor‖²."""
         velocity = 0.0
         for _ in range(steps):
             slope = gradient(theta, i, self["weight_decay"]) + pull * (theta - anchor)
@@ -301,7 +303,7 @@ class Run:
         return theta
 
     def between(self, kind: str) -> list[tuple[Message, Message]]:
-        """Messages of a kind with their replies."""
+        """Return the messages of a type, with their replies."""
         pairs = zip(self.grid.sent, self.grid.replies, strict=True)
         return [(m, r) for m, r in pairs if m.metadata.message_type == kind]
 
@@ -319,19 +321,19 @@ def run(
     watched: bool = True,
     **more,
 ) -> Run:
-    """Run the real strategy with the real ClientApp; ``more`` are settings.
+    """Run a strategy with the ClientApp of the package; ``more`` are settings.
 
-    ``evaluate`` names the rounds that are evaluated, or says whether all are. Unless
-    ``watched``, only the last round is noted.
+    ``evaluate`` has the rounds to evaluate, or is True for all and False for none.
+    Unless ``watched``, only the last round is recorded.
     """
     named = {name.replace("_", "-"): value for name, value in more.items()}
-    own = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
-    settings = complete(resolve({**FULL_BATCH, **own, **named}))
+    algorithms = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
+    settings = complete(resolve({**FULL_BATCH, **algorithms, **named}))
     strategy = build_strategy(settings)
     inner = WatchedGrid(make_app(settings), spoilt, state_dir, late, lost)
     speeds = SpeedModel("fixed", N)
     grid = SimulatedArrivals(inner, speeds, 1.0, lambda n: n - 1) if srpfl else inner
-    found = Run(inner, strategy, settings)
+    result = Run(inner, strategy, settings)
     run_rounds(
         strategy,
         grid,
@@ -339,10 +341,10 @@ def run(
         range(1, rounds + 1),
         evaluated=lambda r: evaluate if isinstance(evaluate, bool) else r in evaluate,
         after_round=lambda r, *made: (
-            found.add(r, *made) if watched or r == rounds else 0
+            result.add(r, *made) if watched or r == rounds else 0
         ),
     )
-    return found
+    return result
 
 
 def assert_near(found: Matrix, expected: Matrix, within: float = 1e-5) -> None:
@@ -350,7 +352,7 @@ def assert_near(found: Matrix, expected: Matrix, within: float = 1e-5) -> None:
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
-    """Equal to the last bit."""
+    """Assert that named arrays are bit-identical."""
     assert list(found) == list(expected)
     for name, value in found.items():
         assert value.dtype == expected[name].dtype
@@ -358,7 +360,7 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
 
 
 def code_of(call: Callable[[], object]) -> str:
-    """The code of the error that a call raises."""
+    """Return the code of the error that a call raises."""
     with pytest.raises(SettingsError) as error:
         call()
     return error.value.code

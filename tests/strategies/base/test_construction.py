@@ -20,12 +20,12 @@ from flwr_frl.task.settings import SettingsError, resolve
         ({"seed": -1}, "seed is -1; expected at least 0"),
     ],
 )
-def test_values_out_of_range(values, line):
+def test_settings_out_of_range_are_errors(values, line):
     with pytest.raises(SettingsError, match=line):
         FedAvg(**values)
 
 
-def test_from_settings():
+def test_build_strategy_from_settings():
     settings = resolve(
         {
             "algorithm": "fedavg-ft",
@@ -47,7 +47,7 @@ def test_from_settings():
         build_strategy(resolve({"algorithm": "fedavgft"}))
 
 
-def test_the_state_goes_into_another_strategy():
+def test_state_is_restored_in_another_strategy():
     strategy = averaging()
     strategy.ledger.run_token = "this one"
     train_once(strategy, grid_of(3))

@@ -1,4 +1,4 @@
-"""Evaluation: the plain mean over all clients that answer properly."""
+"""Evaluation: plain means over all clients with valid replies."""
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType
@@ -11,8 +11,9 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 
 
-def test_evaluation_is_the_plain_mean_over_all_clients():
-    # Accuracies 0, 0.1, 0.2 and 0.3, losses 0 to 3; sampled or not.
+def test_evaluation_returns_plain_means_over_all_clients():
+    # All clients are evaluated, sampled or not: accuracies 0, 0.1, 0.2 and 0.3, losses
+    # 0 to 3.
     strategy = FedAvg(fraction_train=0.25)
     metrics = evaluate_once(strategy, grid_of(4))
     assert metrics["accuracy"] == pytest.approx(0.15)
@@ -26,7 +27,7 @@ def test_evaluation_is_the_plain_mean_over_all_clients():
     }
 
 
-def test_who_is_silent_in_an_evaluation_is_named(caplog):
+def test_clients_that_do_not_reply_to_an_evaluation_are_named(caplog):
     strategy = FedAvg()
     grid = grid_of(4)
     messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
@@ -42,7 +43,7 @@ def test_who_is_silent_in_an_evaluation_is_named(caplog):
     assert "no reply of clients 000003" in caplog.text
 
 
-def test_malformed_evaluations_are_left_out():
+def test_invalid_evaluations_are_left_out():
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == MessageType.EVALUATE:
@@ -55,7 +56,7 @@ def test_malformed_evaluations_are_left_out():
                 case 2:
                     raise RuntimeError("broken")
                 case 3:
-                    # A client without test examples is no liar, but has no say.
+                    # A client without test examples is valid, but does not count.
                     record["num-examples"] = 0
                     record["loss"] = record["accuracy"] = float("nan")
         return reply
@@ -71,7 +72,7 @@ def test_malformed_evaluations_are_left_out():
     ]
 
 
-def test_every_metric_is_a_mean_over_the_clients_that_say_it():
+def test_each_metric_is_averaged_over_the_clients_that_report_it():
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == MessageType.EVALUATE:
@@ -88,18 +89,18 @@ def test_every_metric_is_a_mean_over_the_clients_that_say_it():
                     record["f1"] = 0.75
         return reply
 
-    # Losses 2 and 3, accuracies 0.1, 0.2 and 0.3.
+    # Losses 2 and 3, accuracies 0.1, 0.2 and 0.3
     metrics = evaluate_once(FedAvg(), grid_of(4, client))
     assert metrics["loss"] == 2.5
     assert metrics["accuracy"] == pytest.approx(0.2)
     assert metrics["f1"] == 0.5
-    # One of three is not half of them.
+    # Fewer than half of the clients report it.
     assert "invented" not in metrics
-    # Who says nothing at all has not been evaluated.
+    # A client without any metrics is neither evaluated nor rejected.
     assert (metrics["evaluated"], metrics["evaluation-rejected"]) == (3, 0)
 
 
-def test_no_valid_evaluation():
+def test_evaluation_without_valid_replies_has_no_means():
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == MessageType.EVALUATE:
             raise RuntimeError("broken")
@@ -113,7 +114,7 @@ def test_no_valid_evaluation():
 
 
 @pytest.mark.parametrize("name", ["round", "train-loss", "clients", "rejected"])
-def test_an_evaluation_cannot_overwrite_the_round_s_metrics(name):
+def test_evaluation_cannot_overwrite_metrics_of_the_round(name):
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == MessageType.EVALUATE:
@@ -131,7 +132,7 @@ def test_an_evaluation_cannot_overwrite_the_round_s_metrics(name):
     assert rows[0][name] != 99.0
 
 
-def test_rejected_evaluations_are_counted_in_the_round_s_metrics():
+def test_rejected_evaluations_are_counted_in_metrics_of_the_round():
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == MessageType.EVALUATE:
             error = partition_of(context) == 1
@@ -151,7 +152,7 @@ def test_rejected_evaluations_are_counted_in_the_round_s_metrics():
 
 
 class Busy(InlineGrid):
-    """A grid that leaves nodes alone, as `RealArrivals` does with those at work."""
+    """A grid that does not list busy nodes, like `RealArrivals`."""
 
     left_alone: frozenset[int] = frozenset()
 
@@ -160,34 +161,35 @@ class Busy(InlineGrid):
         return sorted(self.connected - self.left_alone)
 
 
-def test_a_busy_client_counts_as_it_was_last_evaluated_and_in_the_number_of_all():
+def test_busy_client_counts_with_its_last_metrics_and_in_the_sample_size():
     strategy, grid = FedAvg(fraction_train=0.5), Busy(honest, 6)
     assert evaluate_once(strategy, grid)["accuracy"] == pytest.approx(0.25)
     busy = "000004", "000005"
     grid.left_alone = frozenset(
         n for n in grid.get_node_ids() if strategy.name_of(n) in busy
     )
-    # Who is busy said something else then: it counts as it was.
+    # Its last metrics count, and not those that it would report now.
     strategy.evaluation.metrics["000005"]["accuracy"] = 0.9
     metrics = evaluate_once(strategy, grid, 2)
-    # 0, 0.1, 0.2, 0.3 now; 0.4 and 0.9 of round 1.
+    # 0, 0.1, 0.2 and 0.3 in this round; 0.4 and 0.9 from round 1
     assert metrics["accuracy"] == pytest.approx(1.9 / 6)
     assert (metrics["evaluated"], metrics["evaluated-before"]) == (6, 2)
     assert strategy.evaluation.rounds["000005"] == 1
     assert strategy.evaluation.rounds["000003"] == 2
-    # Half of six, and not of four, of the four that can be asked.
+    # The sample is half of all six clients, and not half of the four available ones.
     arrays = to_record(START)
     sent = strategy.configure_train(3, arrays, ConfigRecord(), grid)
     nodes = {message.metadata.dst_node_id for message in sent}
     assert len(nodes) == 3
     assert not nodes & grid.left_alone
-    # One that has left is nobody's.
+    # No client is busy any more.
     grid.left_alone = frozenset()
     assert "evaluated-before" not in evaluate_once(strategy, grid, 4)
 
 
-def test_nobody_weighs_more_than_it_has_declared():
-    # Client i has i test examples and an accuracy of i tenths; the last one lies.
+def test_weight_is_limited_to_the_declared_number_of_examples():
+    # Client i declares i + 1 test examples and has the accuracy i / 10. The last one
+    # reports a larger number of examples.
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         i = partition_of(context)
@@ -205,12 +207,12 @@ def test_nobody_weighs_more_than_it_has_declared():
     assert metrics["loss-weighted"] == pytest.approx(2.0)
 
 
-def test_earlier_values_alone_are_no_evaluation():
+def test_earlier_metrics_alone_are_not_an_evaluation():
     strategy, grid = FedAvg(), grid_of(4)
     assert evaluate_once(strategy, grid)["evaluated"] == 4
     list(strategy.configure_evaluate(2, to_record(START), ConfigRecord(), grid))
-    known = strategy.clients.known
-    strategy.clients.busy = frozenset(n for n in known if n == max(known))
+    nodes = strategy.clients.known
+    strategy.clients.busy = frozenset(n for n in nodes if n == max(nodes))
     metrics = strategy.aggregate_evaluate(2, [])
     assert metrics["evaluated"] == 0
     assert "accuracy" not in metrics

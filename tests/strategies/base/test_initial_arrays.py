@@ -1,4 +1,4 @@
-"""Which clients' initial arrays a run starts from."""
+"""Selection of a run's initial arrays from those that clients send."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.replies import to_record
 
 
-def test_the_first_client_that_answers_gives_the_initial_arrays():
+def test_client_that_fails_does_not_prevent_initial_arrays():
     def client(message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
         if kind == f"{MessageType.QUERY}.arrays" and partition_of(context) == 0:
@@ -27,7 +27,7 @@ def test_the_first_client_that_answers_gives_the_initial_arrays():
 
 
 @pytest.mark.parametrize("bad", ["nothing", "nan"])
-def test_malformed_initial_arrays_of_one_client_do_not_end_the_run(bad):
+def test_invalid_initial_arrays_of_one_client_do_not_end_the_run(bad):
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         kind = message.metadata.message_type
@@ -53,7 +53,7 @@ LIES = {
 
 
 def arrays_of(lies: dict[int, dict]) -> Client:
-    """Honest but for the initial arrays of some."""
+    """Return a client that is honest except for these initial arrays, by partition."""
 
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
@@ -67,17 +67,17 @@ def arrays_of(lies: dict[int, dict]) -> Client:
 
 @pytest.mark.parametrize("n", [3, 5, 40])
 @pytest.mark.parametrize("lie", list(LIES))
-def test_the_first_name_does_not_decide_the_initial_model(lie, n, caplog):
+def test_majority_decides_on_the_initial_arrays(lie, n, caplog):
     arrays = FedAvg().initialize(grid_of(n, arrays_of({0: LIES[lie]})))
     assert {name: a.numpy().tolist() for name, a in arrays.items()} == {
         name: a.tolist() for name, a in START.items()
     }
-    said = [m for m in caplog.messages if "client 000000" in m]
-    assert len(said) == 1
+    lines = [m for m in caplog.messages if "client 000000" in m]
+    assert len(lines) == 1
 
 
-def test_where_a_few_do_not_agree_all_are_asked():
-    # Clients 0 to 4 of nine are asked first; three of these send wrong arrays.
+def test_all_clients_are_asked_if_the_first_few_disagree():
+    # Clients 0 to 4 of nine are asked first, and three of them send wrong arrays.
     other = {n: v + 1 for n, v in START.items()}
     liars = {0: other, 1: LIES["1e30"], 2: {"x": START["w"]}}
     asked = []
@@ -92,7 +92,7 @@ def test_where_a_few_do_not_agree_all_are_asked():
     assert sorted(asked) == list(range(9))
 
 
-def test_where_nobody_agrees_the_first_name_s_are_taken():
-    own = {i: {"w": np.full(2, float(i + 1))} for i in range(3)}
-    arrays = FedAvg().initialize(grid_of(3, arrays_of(own)))
+def test_first_clients_arrays_are_used_if_all_differ():
+    different = {i: {"w": np.full(2, float(i + 1))} for i in range(3)}
+    arrays = FedAvg().initialize(grid_of(3, arrays_of(different)))
     assert arrays["w"].numpy().tolist() == [1, 1]

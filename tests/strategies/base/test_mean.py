@@ -1,4 +1,4 @@
-"""What is averaged: by hand, and the same to the last bit in any order."""
+"""Means of replies: hand-computed values, bit-identical in any order."""
 
 from collections.abc import Callable, Iterator
 
@@ -22,8 +22,9 @@ from flwr_frl.strategies.server.evaluation import mean_metrics
 from flwr_frl.strategies.server.replies import check_metrics, to_record
 
 
-def test_uniform_mean_by_hand():
-    # 1, 2, 3 and 4 added to 0: 2.5. Losses 0, 1, 2, 3 by examples 1 to 4: 20/10.
+def test_uniform_mean_matches_hand_computed_values():
+    # The clients add 1, 2, 3 and 4 to 0: 2.5. Losses 0, 1, 2 and 3, weighted by 1 to 4
+    # examples: 20/10.
     arrays, metrics = train_once(averaging(), grid_of(4))
     assert list(arrays) == ["w", "b"]
     assert arrays["w"].numpy().tolist() == [[2.5] * 3] * 2
@@ -34,13 +35,13 @@ def test_uniform_mean_by_hand():
     assert metrics["unanswered"] == 0
 
 
-def test_mean_by_examples_by_hand():
-    # (1*1 + 2*2 + 3*3 + 4*4) / 10 = 3.
+def test_mean_weighted_by_examples_matches_hand_computed_values():
+    # (1*1 + 2*2 + 3*3 + 4*4) / 10 = 3
     arrays, _ = train_once(averaging(weighting="examples"), grid_of(4))
     assert arrays["b"].numpy().tolist() == [3.0] * 4
 
 
-def test_another_number_of_fit_is_in_a_row_where_the_strategy_adds_it():
+def test_strategy_can_add_a_training_metric():
     class Counting(FedAvg):
         def train_metrics(self, replies):
             steps = mean_metrics(map(check_metrics, replies))["steps"]
@@ -66,12 +67,12 @@ def shuffled(seed: int) -> Callable[[list], list]:
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_the_order_of_arrival_does_not_change_a_bit(weighting):
+def test_mean_does_not_depend_on_the_order_of_arrival(weighting):
     def noisy(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return honest(message, context)
         i = partition_of(context)
-        # Over 20 orders of magnitude, so that every order of summation rounds anew.
+        # Values of 20 orders of magnitude: sums in another order round differently.
         rng = np.random.default_rng(i)
         values = rng.standard_normal(500) * 10.0 ** rng.integers(-10, 10, 500)
         return reply_with(message, {"x": values}, num_examples=i + 3, train_loss=1 / 3)
@@ -87,7 +88,7 @@ def test_the_order_of_arrival_does_not_change_a_bit(weighting):
 
 
 def as_they_arrive(replies: list) -> Iterator:
-    """Yield replies; the arrays of all but the invalid one must be gone by the next."""
+    """Yield replies; check that earlier ones, except the invalid one, are freed."""
     former: list[Message] = []
     for reply in replies:
         assert sum("arrays" in message.content for message in former) <= 1
@@ -96,7 +97,7 @@ def as_they_arrive(replies: list) -> Iterator:
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_a_mean_of_replies_as_they_arrive_equals_that_of_a_list(weighting, monkeypatch):
+def test_mean_of_arriving_replies_equals_that_of_a_list(weighting, monkeypatch):
     monkeypatch.setattr(pending_round, "CHUNK_BYTES", 0)
 
     def noisy(message: Message, context: Context) -> Message:
@@ -119,7 +120,7 @@ def test_a_mean_of_replies_as_they_arrive_equals_that_of_a_list(weighting, monke
     assert {n: a.data for n, a in listed.items()} == {
         n: a.data for n, a in arrived.items()
     }
-    # In another order the first replies wait for those before them.
+    # In another order, replies wait for those of clients with earlier names.
     late, _ = train_once(
         averaging(weighting=weighting),
         grid_of(7, noisy),
@@ -129,7 +130,7 @@ def test_a_mean_of_replies_as_they_arrive_equals_that_of_a_list(weighting, monke
     assert late == listed
 
 
-def test_a_strategy_that_uses_replies_keeps_their_arrays():
+def test_strategy_with_a_custom_aggregate_gets_all_arrays():
     class Largest(FedAvg):
         def aggregate(self, server_round, replies):
             arrays = [self.arrays(reply) for reply in replies]
@@ -143,7 +144,7 @@ def test_a_strategy_that_uses_replies_keeps_their_arrays():
     assert arrays is not None
 
 
-def test_clients_train_when_their_replies_are_asked_for():
+def test_clients_train_when_their_replies_are_consumed():
     trained = []
 
     def counting(message: Message, context: Context) -> Message:
@@ -160,7 +161,7 @@ def test_clients_train_when_their_replies_are_asked_for():
     assert trained == [0]
 
 
-def test_node_ids_do_not_change_a_bit():
+def test_mean_does_not_depend_on_node_ids():
     first, _ = train_once(FedAvg(fraction_train=0.5, seed=4), grid_of(6))
     mapping = {901: 3, 17: 0, 555: 5, 18: 1, 7: 4, 90: 2}
     second, _ = train_once(
@@ -169,20 +170,20 @@ def test_node_ids_do_not_change_a_bit():
     assert first["w"].data == second["w"].data
 
 
-def test_integers_are_rounded():
+def test_means_of_integers_are_rounded():
     def counting(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return honest(message, context)
         steps = np.array([[1, 2, 4][partition_of(context)]])
         return reply_with(message, {"n": steps}, num_examples=1, train_loss=0.0)
 
-    # 7/3 = 2.33.
+    # 7/3 = 2.33
     arrays, _ = train_once(averaging(), grid_of(3, counting), {"n": np.array([0])})
     assert arrays["n"].numpy().tolist() == [2]
     assert arrays["n"].numpy().dtype == np.int64
 
 
-def test_no_examples_at_all():
+def test_round_in_which_no_client_has_examples():
     def without(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return honest(message, context)
@@ -191,6 +192,6 @@ def test_no_examples_at_all():
     arrays, metrics = train_once(averaging(), grid_of(3, without))
     assert arrays["w"].numpy().tolist() == [[0.0] * 3] * 2
     assert metrics["train-loss"] == 0.0
-    # By examples there is nothing to weigh with: the old arrays stay.
+    # Weighted by examples all weights are 0, so the old arrays stay.
     arrays, _ = train_once(averaging(weighting="examples"), grid_of(3, without))
     assert arrays is None

@@ -1,4 +1,4 @@
-"""What is sent, and how many bytes it counts for."""
+"""Content of messages, and how their bytes are counted."""
 
 import numpy as np
 from flwr.app import ConfigRecord, MessageType
@@ -20,12 +20,12 @@ def test_bytes_are_counted_as_serialised():
     (down, up), (more_down, more_up) = sizes
     assert more_down - down == 4 * 25 * 4
     assert more_up - up == 4 * 25 * 4
-    # Up: the names arrays, w, metrics, num-examples and train-loss, a header of 128, 40
-    # bytes of floats and two numbers of 8.
+    # Upload: the names arrays, w, metrics, num-examples and train-loss, a header of 128
+    # bytes, floats of 40 bytes and two numbers of 8 bytes.
     assert up == 4 * (6 + 1 + 7 + 12 + 10 + 128 + 40 + 16)
 
 
-def test_rejected_and_repeated_replies_have_cost_bytes_too():
+def test_bytes_of_rejected_and_repeated_replies_are_counted():
     _, honest_metrics = train_once(averaging(), grid_of(4))
     bad = with_one_bad(MALFORMED["nan"][0])
     _, metrics = train_once(averaging(), grid_of(4, bad))
@@ -34,22 +34,22 @@ def test_rejected_and_repeated_replies_have_cost_bytes_too():
     assert twice["bytes-up"] == 2 * honest_metrics["bytes-up"]
 
 
-def test_an_error_costs_nothing_up():
+def test_error_replies_have_no_bytes_up():
     grid = grid_of(2, with_one_bad(error_reply))
     _, metrics = train_once(averaging(), grid)
     _, alone = train_once(averaging(), grid_of(1))
     assert metrics["bytes-up"] == alone["bytes-up"]
 
 
-def test_what_a_client_is_sent():
+def test_messages_of_a_round_and_their_config():
     strategy, grid = averaging(checkpoint_every=5), grid_of(3)
     strategy.identify(grid)
-    # The last checkpoint that was really written.
+    # Round of the last checkpoint that was written
     strategy.ledger.checkpointed = 5
     strategy.ledger.acknowledged = {"000001": 6}
     config = ConfigRecord({"own": 3})
     messages = strategy.configure_train(8, to_record(START), config, grid)
-    # Deployment needs a list.
+    # Flower needs a list in a deployment.
     assert isinstance(messages, list)
     records = [message.content.config_records["config"] for message in messages]
     assert [dict(record) for record in records] == [
@@ -57,7 +57,6 @@ def test_what_a_client_is_sent():
             "own": 3,
             "server-round": 8,
             "acknowledged-round": acknowledged,
-            # The newest checkpoint is that of round 5.
             "checkpoint-round": 5,
         }
         for acknowledged in (0, 6, 0)
@@ -68,7 +67,7 @@ def test_what_a_client_is_sent():
     )
 
 
-def test_down_is_the_sum_of_the_messages():
+def test_bytes_down_is_the_sum_over_the_messages():
     strategy, grid = averaging(), grid_of(3)
     messages = strategy.configure_train(1, to_record(START), ConfigRecord(), grid)
     _, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
@@ -76,7 +75,7 @@ def test_down_is_the_sum_of_the_messages():
 
 
 class Devices(InlineGrid):
-    """Three, of which node 2 does not answer when it is to train."""
+    """Three nodes, of which node 2 does not reply to training."""
 
     in_process = False
 
@@ -97,7 +96,7 @@ class Devices(InlineGrid):
         ]
 
 
-def test_what_is_not_sent_to_a_silent_node_counts_for_nothing():
+def test_messages_withheld_from_silent_nodes_are_not_counted():
     devices = Devices()
     strategy, grid = averaging(), RealArrivals(devices, longest=0.5)
     _, trained = train_once(strategy, grid)

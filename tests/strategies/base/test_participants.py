@@ -1,4 +1,4 @@
-"""Who is there, who is sampled, and whose model the run begins with."""
+"""Identification, refusal and sampling of clients."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def names_sampled(
     ]
 
 
-def test_sampling_follows_seed_and_names_and_not_node_ids():
+def test_sampling_depends_on_seed_and_names_but_not_on_node_ids():
     n, rounds = 12, 20
     ids = np.random.default_rng(3).integers(1, 2**62, n).tolist()
     mapping = dict(
@@ -52,17 +52,17 @@ def test_sampling_follows_seed_and_names_and_not_node_ids():
     assert plain != other
     assert {len(names) for names in plain} == {3}
     assert all(names == sorted(set(names)) for names in plain)
-    # Rounds differ, and with 60 draws everyone gets a turn but for luck of 1e-7.
+    # Rounds differ, and with this seed each client is sampled at least once.
     assert len({tuple(names) for names in plain}) > 10
     assert len({name for names in plain for name in names}) == n
 
 
-def test_sampling_is_even():
+def test_sampling_is_uniform():
     strategy = FedAvg(fraction_train=0.3)
     counts = np.zeros(10)
     for r in range(1, 1001):
         counts[strategy.sample(r, list(range(10)))] += 1
-    # Binomial(1000, 0.3): standard deviation 14.5.
+    # Binomial(1000, 0.3) has the standard deviation 14.5.
     assert np.all(np.abs(counts - 300) < 5 * 14.5)
 
 
@@ -81,32 +81,32 @@ def test_sampling_is_even():
         (0.5, 1, 0, 0),
     ],
 )
-def test_how_many_are_sampled(fraction, least, nodes, expected):
+def test_number_of_sampled_clients(fraction, least, nodes, expected):
     strategy = FedAvg(fraction_train=fraction, min_train_nodes=least)
     assert len(strategy.sample(1, list(range(nodes)))) == expected
 
 
-def test_a_fraction_that_samples_nobody():
+def test_fraction_that_samples_no_client_is_an_error():
     line = "fraction-train is 0.05: of 10 clients it samples nobody; expected at"
     with pytest.raises(SettingsError, match=f"{line} least 0.1"):
         FedAvg(fraction_train=0.05).check_clients(10)
 
 
-def test_one_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
+def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
     class Leaving(InlineGrid):
         looks = 0
 
         def get_node_ids(self):
             self.looks += 1
-            # Two are for the initial arrays and for who is there.
+            # The first two calls are made before round 1.
             return list(range(1, 21 if self.looks <= 2 else 20))
 
         def get_nodes(self):
             return []
 
-    given = {"algorithm": "fedavg", "output": str(tmp_path), "num-server-rounds": 1}
-    # Of 20 clients one trains; of 19 it is none.
-    settings = resolve({**given, "fraction-train": 0.05})
+    values = {"algorithm": "fedavg", "output": str(tmp_path), "num-server-rounds": 1}
+    # The fraction samples one of 20 clients, and none of 19.
+    settings = resolve({**values, "fraction-train": 0.05})
     assert run(Leaving(honest, 20), settings)["rounds"] == 1
     few = {**settings, "output": str(tmp_path / "few")}
     with pytest.raises(SettingsError, match=r"of 19 clients it samples nobody"):
@@ -114,10 +114,10 @@ def test_one_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
     assert not (tmp_path / "few").exists()
 
 
-# Who is there
+# Identification
 
 
-def test_each_node_is_asked_once():
+def test_each_node_is_queried_once():
     asked = []
 
     def client(message: Message, context: Context) -> Message:
@@ -131,7 +131,7 @@ def test_each_node_is_asked_once():
     assert asked == [1, 2, 3]
 
 
-def test_a_node_that_does_not_answer_is_asked_again():
+def test_node_that_does_not_reply_is_queried_again():
     silent = {2}
 
     def client(message: Message, context: Context) -> Message:
@@ -146,9 +146,9 @@ def test_a_node_that_does_not_answer_is_asked_again():
 
 
 class Coming(InlineGrid):
-    """Devices, not calls in one process: at each look those of the next set are here.
+    """A grid of devices: each call of `get_node_ids` returns the next set of nodes.
 
-    The last set stays.
+    The last set is then returned by all further calls.
     """
 
     in_process = False
@@ -161,7 +161,7 @@ class Coming(InlineGrid):
         return sorted(self.looks.pop(0) if len(self.looks) > 1 else self.looks[0])
 
     def get_nodes(self) -> list[object]:
-        # Not a look; none has a registered name.
+        # Does not use up a set. No node has a registered name.
         return []
 
     def forgive(self) -> None:
@@ -175,7 +175,9 @@ def refusing(message: Message, context: Context) -> Message:
     return honest(message, context)
 
 
-def test_those_who_take_no_part_use_up_no_rounds(monkeypatch, caplog):
+def test_run_waits_for_participants_while_only_refused_nodes_are_here(
+    monkeypatch, caplog
+):
     monkeypatch.setattr(grid_nodes, "POLL_INTERVAL", 0.0)
     monkeypatch.setattr(grid_nodes, "WAITING_INTERVAL", 0.0)
     here, refused_alone = {1, 2, 3}, [{3}] * 9
@@ -192,23 +194,23 @@ def test_those_who_take_no_part_use_up_no_rounds(monkeypatch, caplog):
     )
     assert [row["clients"] for row in rows] == [2, 2, 1, 1, 1]
     assert "of the nodes that are here none takes part: 3" in caplog.text
-    # Who was only silent is asked again.
+    # The pauses of silent nodes are ended, so that they are asked again.
     assert grid.forgiven > 0
 
 
-def test_nobody_is_waited_for_who_is_here_already(monkeypatch):
+def test_round_does_not_wait_if_no_earlier_participant_is_offline(monkeypatch):
     def never(self, grid, until):
         raise AssertionError("waited for nobody")
 
     monkeypatch.setattr(client_manager.ClientManager, "wait_for_others", never)
     grid, strategy = Coming(refusing, [{3}]), averaging()
-    # As after a resume of which the only client is refused by now.
+    # As after a resume, if the only client is now refused.
     strategy.ledger.acknowledged = {"c": 4}
     config = ConfigRecord()
     assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
 
 
-def test_a_round_waits_no_longer_than_a_round_may(monkeypatch):
+def test_waiting_for_participants_ends_after_the_round_timeout(monkeypatch):
     monkeypatch.setattr(grid_nodes, "POLL_INTERVAL", 0.0)
     grid, strategy = Coming(refusing, [{3}]), averaging()
     strategy.ledger.acknowledged = {"000000": 4, "c": 4}
@@ -218,7 +220,7 @@ def test_a_round_waits_no_longer_than_a_round_may(monkeypatch):
     assert grid.forgiven > 0
 
 
-def test_in_one_process_nobody_is_waited_for():
+def test_in_process_grid_does_not_wait_for_participants():
     strategy, grid = averaging(), grid_of(4, refusing)
     train_once(strategy, grid)
     grid.get_node_ids = lambda: [3]
@@ -235,16 +237,16 @@ def test_nodes_are_ordered_by_name():
     assert strategy.name_of(77) == "77"
 
 
-def test_two_nodes_of_the_same_name():
+def test_second_node_of_the_same_name_is_refused():
     grid = grid_of(4, properties_of(client={1: "same", 3: "same"}))
     strategy = FedAvg()
-    # The one with the smaller id keeps the name; the other stays out.
+    # The node with the smaller id keeps the name, and the other is refused.
     for _ in range(2):
         assert strategy.identify(grid) == [1, 3, 2]
     assert [strategy.name_of(n) for n in (1, 3, 2)] == ["000000", "000002", "same"]
 
 
-def test_one_with_a_taken_name_rests_until_the_other_has_gone(caplog):
+def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
     asked = []
 
     def client(message: Message, context: Context) -> Message:
@@ -255,19 +257,19 @@ def test_one_with_a_taken_name_rests_until_the_other_has_gone(caplog):
     grid, strategy = grid_of(3, client), FedAvg()
     for _ in range(20):
         assert strategy.identify(grid) == [1, 2]
-    # As refused nodes are: after 1, 3, 7 and 7 times.
+    # Like all refused nodes, node 3 is skipped 1, 3 and 7 times between queries.
     assert (asked.count(2), asked.count(3)) == (1, 4)
     assert [m for m in caplog.messages if "'same'" in m] == [
         "client 3 takes no part: it calls itself 'same', as another does"
     ]
-    # Of the first one there is no more: it takes its place at once.
+    # Once node 2 has left, node 3 takes its place at once.
     del grid.contexts[2]
     assert strategy.identify(grid) == [1, 3]
     assert strategy.name_of(3) == "same"
     assert strategy.clients.refusals == {}
 
 
-def test_a_client_that_comes_back_as_another_node():
+def test_client_that_reconnects_as_another_node_is_recognised():
     grid, strategy = grid_of(3), FedAvg()
     strategy.identify(grid)
     strategy.ledger.acknowledged = {"000001": 4}
@@ -278,7 +280,7 @@ def test_a_client_that_comes_back_as_another_node():
     assert content.config_records["config"]["acknowledged-round"] == 4
 
 
-def test_a_minority_with_another_model_stays_out():
+def test_minority_with_another_model_is_refused():
     grid = grid_of(5, properties_of(structure={0: "other", 3: "third"}))
     strategy = averaging()
     assert strategy.identify(grid) == [2, 3, 5]
@@ -289,14 +291,14 @@ def test_a_minority_with_another_model_stays_out():
     assert sorted(strategy.clients.refusals) == [1, 4]
 
 
-def test_a_tie_between_structures_is_decided_alike():
+def test_tie_between_structures_goes_to_the_smaller_digest():
     for who in ({0: "a", 1: "b"}, {0: "b", 1: "a"}):
         grid = grid_of(2, properties_of(structure=who))
         (node,) = FedAvg().identify(grid)
         assert who[node - 1] == "a"
 
 
-def test_nobody_answers():
+def test_run_without_any_reply_fails():
     grid = grid_of(3, crash)
     assert FedAvg().identify(grid) == []
     line = (
@@ -307,7 +309,7 @@ def test_nobody_answers():
         FedAvg().initialize(grid)
 
 
-def test_enough_nodes_are_waited_for(monkeypatch):
+def test_identify_waits_for_min_available_nodes(monkeypatch):
     grid = grid_of(3)
     late = grid.contexts.pop(3)
     waited = []
@@ -321,8 +323,8 @@ def test_enough_nodes_are_waited_for(monkeypatch):
     assert len(waited) == 1
 
 
-def test_a_refusal_names_its_real_cause(caplog):
-    said = {
+def test_refusal_names_its_cause(caplog):
+    properties = {
         "structure": {1: "classes", 2: "inputs", 3: "shapes"},
         "classes-digest": dict.fromkeys(range(6), "abc") | {1: "abd"},
         "num-classes": dict.fromkeys(range(6), 10) | {1: 11},
@@ -330,7 +332,7 @@ def test_a_refusal_names_its_real_cause(caplog):
         "height": dict.fromkeys(range(6), 28) | {2: 32},
         "width": dict.fromkeys(range(6), 28),
     }
-    assert FedAvg().identify(grid_of(6, properties_of(**said))) == [1, 5, 6]
+    assert FedAvg().identify(grid_of(6, properties_of(**properties))) == [1, 5, 6]
     reasons = dict(
         m.removeprefix("client ").split(" takes no part: ")
         for m in caplog.messages
@@ -346,7 +348,7 @@ def test_a_refusal_names_its_real_cause(caplog):
     }
 
 
-def test_clients_go_by_their_folders_and_nobody_by_another_s_name():
+def test_folder_name_is_the_label_unless_another_client_has_it():
     labels = {0: "anna", 1: "anna", 2: "000000", 3: "bob", 4: "two\nlines"}
 
     def client(message: Message, context: Context) -> Message:
@@ -358,11 +360,11 @@ def test_clients_go_by_their_folders_and_nobody_by_another_s_name():
 
     strategy, grid = FedAvg(), grid_of(5, client)
     strategy.identify(grid)
-    found = [strategy.clients.label(f"{i:06d}") for i in range(5)]
-    assert found == ["anna", "000001", "000002", "bob", "000004"]
+    shown = [strategy.clients.label(f"{i:06d}") for i in range(5)]
+    assert shown == ["anna", "000001", "000002", "bob", "000004"]
 
 
-def test_statistics_have_as_much_time_as_a_round_and_the_silent_are_named(caplog):
+def test_statistics_have_the_round_timeout_and_silent_clients_are_named(caplog):
     times = []
 
     class Patient(InlineGrid):

@@ -1,4 +1,4 @@
-"""Clients that come later, are refused, or stay the same."""
+"""Clients that join later, refused clients, and an unchanged population."""
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -18,7 +18,7 @@ from flwr_frl.strategies.server import client_manager
 
 
 def come_and_go(strategy: BaseStrategy, nodes: list[int]) -> list[int]:
-    """Let nodes 1 and 2 alone train, then identify those that are there now."""
+    """Train with nodes 1 and 2 only, then identify the clients of ``nodes``."""
     others = dict.fromkeys(range(2, 5), "another")
     grid = grid_of(5, properties_of(structure=others))
     contexts, there = dict(grid.contexts), {1: grid.contexts[1], 2: grid.contexts[2]}
@@ -37,7 +37,7 @@ def come_and_go(strategy: BaseStrategy, nodes: list[int]) -> list[int]:
         ([3, 4, 5], []),
     ],
 )
-def test_those_that_come_later_do_not_outvote_the_run(nodes, fit, caplog):
+def test_clients_that_join_later_cannot_outvote_the_run(nodes, fit, caplog):
     strategy = averaging()
     assert come_and_go(strategy, nodes) == fit
     refused = [m for m in caplog.messages if "takes no part" in m]
@@ -49,7 +49,7 @@ def test_those_that_come_later_do_not_outvote_the_run(nodes, fit, caplog):
     assert come_and_go(resumed, nodes) == fit
 
 
-def test_a_refused_node_is_asked_again_less_and_less_often():
+def test_refused_node_is_queried_less_and_less_often():
     asked = []
 
     def client(message: Message, context: Context) -> Message:
@@ -66,11 +66,11 @@ def test_a_refused_node_is_asked_again_less_and_less_often():
         nodes = strategy.identify(grid)
         at += [i] * (len(asked) - before)
         assert nodes == ([2] if len(asked) <= 4 else [1, 2])
-    # After 1, 3, 7 and 7 times; then it takes part.
+    # It is skipped 1, 3, 7 and 7 times between queries, and then takes part.
     assert at == [0, 2, 6, 14, 22]
 
 
-def test_refused_nodes_are_told_together():
+def test_refused_nodes_are_notified_together():
     sizes = []
 
     class Counting(InlineGrid):
@@ -92,7 +92,7 @@ def settled(client: Client, num_clients: int) -> tuple[BaseStrategy, InlineGrid]
     return strategy, grid
 
 
-def test_an_unchanged_population_is_not_examined_again() -> None:
+def test_unchanged_population_is_not_examined_again() -> None:
     strategy, grid = settled(honest, 3)
     examined: list[str] = []
 
@@ -102,7 +102,7 @@ def test_an_unchanged_population_is_not_examined_again() -> None:
 
     strategy.clients.refusal_of = refusal_of
     late = grid.contexts.pop(2)
-    # A caller may change the list.
+    # Callers may modify the returned list.
     strategy.identify(grid).clear()
     for _ in range(3):
         assert strategy.identify(grid) == [1]
@@ -113,7 +113,7 @@ def test_an_unchanged_population_is_not_examined_again() -> None:
     assert examined[2:] == ["000000", "000001", "000002"]
 
 
-def test_refused_and_silent_nodes_of_an_unchanged_population_are_asked_again() -> None:
+def test_refused_and_failing_nodes_of_an_unchanged_population_are_queried() -> None:
     asked: list[int] = []
     failing = {1: "refuses", 2: "fails"}
 
@@ -133,7 +133,7 @@ def test_refused_and_silent_nodes_of_an_unchanged_population_are_asked_again() -
     asked.clear()
     for _ in range(10):
         assert strategy.identify(grid) == [1, 4]
-    # A refused one rests 3 or 7 times, and one that only fails never does.
+    # A refused node is skipped 3 or 7 times between queries; a failing node never is.
     assert asked.count(2) == 10
     assert 1 <= asked.count(1) <= 3
     failing.clear()

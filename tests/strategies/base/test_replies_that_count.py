@@ -1,4 +1,4 @@
-"""A malformed reply is left out and named, and so is a missing one."""
+"""Invalid and missing replies are left out, and their clients are named."""
 
 import logging
 
@@ -23,16 +23,16 @@ from flwr_frl.task.settings import SettingsError
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("name", list(MALFORMED))
-def test_a_malformed_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
+def test_invalid_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
     monkeypatch.setattr(Trap, "path", tmp_path / "sprung")
     bad, reason = MALFORMED[name]
     strategy = averaging(weighting=weighting)
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(bad)))
-    # Without client 1: (1 + 3 + 4)/3, or by 1, 3 and 4 examples (1 + 9 + 16)/8.
+    # Without client 1: (1 + 3 + 4)/3, or weighted by examples (1 + 9 + 16)/8.
     expected = np.float32(8 / 3 if weighting == "uniform" else 26 / 8)
     assert arrays["w"].numpy().tolist() == [[expected] * 3] * 2
     assert arrays["b"].numpy().tolist() == [expected] * 4
-    # Losses 0, 2 and 3 by 1, 3 and 4 examples: 18/8.
+    # Losses 0, 2 and 3, weighted by 1, 3 and 4 examples: 18/8
     assert metrics["train-loss"] == 18 / 8
     assert metrics["clients"] == 3
     assert metrics["rejected"] == 1
@@ -45,18 +45,18 @@ def test_a_malformed_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", list(RETICENT))
-def test_what_a_client_need_not_say(name):
+def test_metrics_that_a_client_may_omit(name):
     taciturn, loss = RETICENT[name]
     strategy = averaging()
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(taciturn)))
     assert arrays["b"].numpy().tolist() == [2.5] * 4
     assert metrics["train-loss"] == pytest.approx(loss)
     assert (metrics["clients"], metrics["rejected"]) == (4, 0)
-    # With weights by examples they must be said, and nothing else.
+    # Weighting by examples requires their number, but no other metric.
     strategy = averaging(weighting="examples")
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(taciturn)))
     if "loss" in name:
-        # By 1, 2, 3 and 4 examples: 30/10.
+        # Weighted by 1, 2, 3 and 4 examples: 30/10
         assert arrays["b"].numpy().tolist() == [3.0] * 4
     else:
         assert arrays["b"].numpy().tolist() == [26 / 8] * 4
@@ -65,7 +65,7 @@ def test_what_a_client_need_not_say(name):
         ]
 
 
-def test_nobody_says_a_loss():
+def test_round_in_which_no_client_reports_a_loss():
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         reply.content.pop("metrics", None)
@@ -77,7 +77,7 @@ def test_nobody_says_a_loss():
     assert "train-loss" not in metrics
 
 
-def test_a_reply_that_comes_twice_counts_once():
+def test_repeated_reply_counts_once():
     strategy = averaging()
     arrays, metrics = train_once(
         strategy, grid_of(4), order=lambda replies: [*replies, replies[2], replies[2]]
@@ -88,7 +88,7 @@ def test_a_reply_that_comes_twice_counts_once():
     assert strategy.training.rejections == [("000002", "comes twice")] * 2
 
 
-def test_a_reply_of_a_node_that_was_not_asked():
+def test_reply_of_a_node_that_was_not_asked_is_rejected():
     strategy, grid = averaging(), grid_of(4)
     nodes = strategy.identify(grid)
     config = ConfigRecord({"server-round": 1})
@@ -107,7 +107,7 @@ def test_a_reply_of_a_node_that_was_not_asked():
 
 
 @pytest.mark.parametrize("said", ["other classes\nERROR", "", 7, [b"1"]])
-def test_who_goes_on_without_its_state_is_named_once(said, caplog):
+def test_client_that_continues_without_its_state_is_logged_once(said, caplog):
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         kind = message.metadata.message_type
@@ -120,7 +120,7 @@ def test_who_goes_on_without_its_state_is_named_once(said, caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
         for _ in range(2):
             arrays, metrics = train_once(strategy, grid)
-    # It counts all the same.
+    # Its reply still counts.
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert metrics["clients"] == 3
     expected = "client 000001 goes on without what it had kept last: " + (
@@ -129,7 +129,7 @@ def test_who_goes_on_without_its_state_is_named_once(said, caplog):
     assert caplog.messages == ([expected] if said == "other classes\nERROR" else [])
 
 
-def test_a_reply_that_never_comes():
+def test_missing_reply_is_counted_as_unanswered():
     strategy = averaging()
     arrays, metrics = train_once(
         strategy, grid_of(4), order=lambda replies: replies[:3]
@@ -141,8 +141,8 @@ def test_a_reply_that_never_comes():
     assert "000003" not in strategy.ledger.acknowledged
 
 
-def test_a_node_that_has_left_has_not_answered():
-    # The SuperLink says so under its own id, which is nobody's here.
+def test_node_that_has_left_is_counted_as_unanswered():
+    # The SuperLink reports this under its own id, which is no client's id.
     def and_a_notice(replies: list) -> list:
         replies[3].metadata.__dict__["_src_node_id"] = 99
         return replies
@@ -161,7 +161,7 @@ def test_a_node_that_has_left_has_not_answered():
 
 
 @pytest.mark.parametrize("name", ["nan", "unreadable header", "error", "two metrics"])
-def test_a_round_without_a_valid_reply_keeps_the_arrays_and_the_run_goes_on(name):
+def test_round_without_valid_replies_keeps_the_arrays(name):
     bad, _ = MALFORMED[name]
 
     def client(message: Message, context: Context) -> Message:
@@ -186,7 +186,7 @@ def test_a_round_without_a_valid_reply_keeps_the_arrays_and_the_run_goes_on(name
     assert set(strategy.ledger.acknowledged.values()) == {3}
 
 
-def test_a_round_without_any_reply():
+def test_round_without_any_reply_returns_no_arrays():
     strategy = averaging()
     arrays, metrics = train_once(strategy, grid_of(4), order=lambda replies: [])
     assert arrays is None
@@ -196,7 +196,7 @@ def test_a_round_without_any_reply():
 
 
 @pytest.mark.parametrize("returned", [START, [START["w"]], 1.0])
-def test_what_aggregate_returns_is_checked(returned):
+def test_type_of_the_result_of_aggregate_is_checked(returned):
     class Wrong(FedAvg):
         def aggregate(self, server_round, replies):
             return returned
@@ -214,7 +214,7 @@ def test_what_aggregate_returns_is_checked(returned):
         (lambda a: {"w": a["w"]}, r"lacks arrays \['b'\] and has unknown arrays \[\]"),
     ],
 )
-def test_what_aggregate_returns_must_be_like_what_was_sent(change, said):
+def test_result_of_aggregate_must_match_the_sent_arrays(change, said):
     class Wrong(FedAvg):
         def aggregate(self, server_round, replies):
             return to_record(change(self.mean(replies)))

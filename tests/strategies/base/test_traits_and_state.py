@@ -1,4 +1,4 @@
-"""What a strategy declares, its public names, and the state that the base saves."""
+"""A strategy's traits, its public names, and the state that the base class saves."""
 
 import json
 
@@ -16,7 +16,7 @@ def public(instance: object) -> set[str]:
     return {name for name in dir(instance) if not name.startswith("_")}
 
 
-def test_a_subclass_author_meets_at_most_30_public_names() -> None:
+def test_base_strategy_adds_at_most_30_public_names() -> None:
     assert len(public(BaseStrategy()) - public(FlowerFedAvg())) <= 30
 
 
@@ -33,7 +33,7 @@ def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
     assert FedRep.traits.takes_newcomers
 
 
-def test_overriding_aggregate_withdraws_the_claim_of_client_level_privacy() -> None:
+def test_overriding_aggregate_unsets_supports_client_dp() -> None:
     class Mine(FedAvg):
         def aggregate(self, server_round, replies):
             return None
@@ -46,12 +46,12 @@ def test_overriding_aggregate_withdraws_the_claim_of_client_level_privacy() -> N
     assert not Below.traits.supports_client_dp
 
 
-def test_an_unknown_class_keyword_is_refused_in_one_line() -> None:
+def test_unknown_class_keyword_fails_with_a_one_line_error() -> None:
     with pytest.raises(SettingsError, match=r"^Mine declares 'clinet'; expected .*$"):
         type("Mine", (FedAvg,), {}, clinet="mine:Client")
 
 
-def test_the_settings_of_every_strategy_are_its_keyword_arguments() -> None:
+def test_settings_of_a_strategy_are_its_keyword_arguments() -> None:
     assert declared(StrategySettings).items() <= declared(FedRep).items()
     assert FedRep(fraction_train=1.0, weighting="examples").settings.fraction_train == 1
     with pytest.raises(TypeError, match="unknown"):
@@ -63,7 +63,7 @@ def saved(strategy: BaseStrategy) -> State:
     return State(arrays, json.loads(json.dumps(values)))
 
 
-def test_the_state_is_restored_as_it_was() -> None:
+def test_state_round_trip() -> None:
     strategy, other = BaseStrategy(), BaseStrategy()
     state = {
         "plain": np.arange(2),
@@ -76,10 +76,10 @@ def test_the_state_is_restored_as_it_was() -> None:
     heads = other.state.setdefault("heads", {"gone": 1})
     state_then = strategy.snapshot()
     strategy.state["heads"]["a/b"] = {}
-    found = state_then()
-    assert "heads/a/b/w" in found.arrays
-    other.restore(State(found.arrays, json.loads(json.dumps(found.values))))
-    # In place, so that an algorithm may hold a part of it.
+    snapshot = state_then()
+    assert "heads/a/b/w" in snapshot.arrays
+    other.restore(State(snapshot.arrays, json.loads(json.dumps(snapshot.values))))
+    # In place, so that an algorithm may hold a reference to a part of it.
     assert other.state["heads"] is heads
     assert list(heads) == ["a/b", "c"]
     assert heads["a/b"].pop("epochs") == 4
@@ -89,7 +89,7 @@ def test_the_state_is_restored_as_it_was() -> None:
     assert other.state["model"] == state["model"]
 
 
-def test_a_state_of_an_earlier_version_is_read() -> None:
+def test_state_of_an_earlier_version_is_restored() -> None:
     values = {"acknowledged": {"a": 1}, "run": "r", "total": 2.0, "in_mean": ["a"]}
     arrays = {"heads/a/b/w": np.ones(1), "last-change/w": np.zeros(1)}
     strategy = BaseStrategy()
@@ -101,14 +101,14 @@ def test_a_state_of_an_earlier_version_is_read() -> None:
     assert "acknowledged" not in strategy.state
 
 
-def test_a_state_that_cannot_be_saved_is_one_line() -> None:
+def test_unsupported_state_fails_with_a_one_line_error() -> None:
     strategy = BaseStrategy()
     strategy.state["seen"] = {1, 2}
     with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
         strategy.snapshot()
 
 
-def test_a_snapshot_is_encoded_only_if_it_is_used(
+def test_snapshot_is_encoded_only_when_it_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strategy = BaseStrategy()
@@ -132,7 +132,7 @@ def test_a_snapshot_is_encoded_only_if_it_is_used(
 @pytest.mark.parametrize(
     "value", [{1, 2}, [1, {2}], {"deep": [b"x"]}, np.float32(1), [np.ones(1)]]
 )
-def test_a_value_that_cannot_be_saved_fails_at_once(value: object) -> None:
+def test_unsupported_nested_value_fails_in_snapshot(value: object) -> None:
     strategy = BaseStrategy()
     strategy.state["values"] = {"inner": value}
     with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
