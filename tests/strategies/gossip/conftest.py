@@ -1,4 +1,4 @@
-"""For all tests of gossip: nodes learn the model ``softmax``."""
+"""Define the model ``softmax`` for all tests of gossip."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Runs of gossip whose messages can be read, lost and changed, and nodes looked into.
+"""Gossip runs whose messages can be lost or changed and whose nodes can be inspected.
 
-Nodes learn softmax regression on the bundled digits (8 x 8: d = 650) with full
+Nodes train softmax regression on the bundled digits (8 x 8: d = 650) with full
 batches, so that a plain NumPy version has the same gradients up to rounding.
 """
 
@@ -52,7 +52,7 @@ def round_of(message: Message) -> int:
 
 
 def away(node: int, server_round: int) -> bool:
-    """Node 2 is down for long, node 4 twice, and once both, who are no neighbours."""
+    """Return whether node 2, or node 4, which is not its neighbour, is offline."""
     return (node, server_round) in {(2, 3), (2, 4), (2, 5), (4, 5), (4, 8), (2, 8)}
 
 
@@ -66,10 +66,10 @@ def relayed(message: Message) -> list[tuple[int, str]]:
 
 
 class Lines(InlineGrid):
-    """A grid that writes down all that passes, and on which lines fail.
+    """A grid that records all messages, and on which messages can be lost or changed.
 
-    ``down(node, round)`` says whether a node, from 0, gets no message; ``change`` may
-    replace the reply to a training message, or return None for one that got lost.
+    ``down(node, round)`` returns whether a node, from 0, gets no message. ``change``
+    may replace the reply to a training message, or return None if the reply is lost.
     """
 
     down = staticmethod(lambda node, server_round: False)
@@ -102,9 +102,9 @@ class Lines(InlineGrid):
 
 @dataclass
 class Node:
-    """A node's vectors after all that has been exchanged so far.
+    """A node's vectors after the exchanges of all rounds so far.
 
-    ``half`` is the model before that: x^{t+1/2}, as its own state has it.
+    ``half`` is the model in its saved state, x^{t+1/2}, before the last exchange.
     """
 
     x: np.ndarray
@@ -113,7 +113,7 @@ class Node:
 
 
 class Network:
-    """A run, round by round, whose nodes can be looked into."""
+    """A run that continues on request, and whose nodes can be inspected."""
 
     def __init__(self, algorithm: str, clients: int | None = None, **more) -> None:
         overrides = {n.replace("_", "-"): v for n, v in more.items()}
@@ -158,7 +158,7 @@ class Network:
         return [self.node(i) for i in range(self.n)]
 
     def node(self, i: int) -> Node:
-        """Do what an evaluation does, and show the model instead of testing it."""
+        """Return a node's vectors, after the exchanges that precede an evaluation."""
         self.strategy._exchanged_round = self.round
         start = ConfigRecord({"server-round": self.round})
         content = self.strategy.content(i + 1, ArrayRecord(), start)

@@ -1,4 +1,4 @@
-"""The algorithms in plain NumPy: no clients, compressors or graphs of the package."""
+"""The algorithms in NumPy, without the package's clients, compressors and graphs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ def data_of(network: Network) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def gradient(x: np.ndarray, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Of the mean cross-entropy of softmax regression; x is (W, b), W row by row."""
+    """Return the gradient of the mean cross-entropy at x = (W, b), W row by row."""
     weight, bias = x[:-10].reshape(10, -1), x[-10:]
     logits = inputs @ weight.T + bias
     p = np.exp(logits - logits.max(1, keepdims=True))
@@ -29,7 +29,7 @@ def gradient(x: np.ndarray, inputs: np.ndarray, targets: np.ndarray) -> np.ndarr
 def sign_top_k(x: np.ndarray, k: int) -> np.ndarray:
     order = np.argsort(-np.abs(x))
     gap = np.abs(x[order[k - 1]]) - np.abs(x[order[k]])
-    # Otherwise rounding may decide which entry is kept, and nothing can be compared.
+    # With a smaller gap, rounding could decide which entry is kept.
     assert gap > 2e-6
     kept = order[:k]
     result = np.zeros_like(x)
@@ -39,7 +39,7 @@ def sign_top_k(x: np.ndarray, k: int) -> np.ndarray:
 
 @dataclass
 class PlainSQuARM:
-    """Algorithm 1 as it is printed: every node keeps x^_j of each neighbour."""
+    """Algorithm 1 as printed: every node keeps the estimate x^_j of each neighbour."""
 
     data: list
     start: np.ndarray
@@ -58,7 +58,7 @@ class PlainSQuARM:
         n = len(self.data)
         self.x = np.tile(self.start, (n, 1))
         self.v = np.zeros_like(self.x)
-        # public[i][j]: what node i thinks of node j.
+        # public[i][j] is node i's estimate of node j's model.
         near = [[j for j in range(n) if self.weights[i, j] > 0] for i in range(n)]
         self.public = [
             {j: np.zeros_like(self.start) for j in near[i]} for i in range(n)
@@ -112,7 +112,7 @@ SQUARM = {
     "learning_rate_schedule": "inverse:40",
     "trigger": "3000:1000:6:24",
     "weight_decay": 0.01,
-    # Of no two entries near the border of top-k are the magnitudes nearly the same.
+    # With this seed, magnitudes near the threshold of top-k are not almost equal.
     "seed": 1,
 }
 

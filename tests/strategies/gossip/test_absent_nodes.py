@@ -17,7 +17,7 @@ def both_neighbours_of_2(*rounds: int) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("how", ["down", "gone", "lost", "error"])
 def test_missed_messages_are_queued_delivered_once_and_cleared(how):
-    """Down: no answer. Gone: not even among the nodes. Lost: the reply got lost."""
+    """Down: no reply. Gone: not connected. Lost: the reply is lost."""
     network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
     missed = (3, 4, 5)
     if how == "down":
@@ -69,7 +69,7 @@ def test_dpsgd_queues_no_messages_of_missed_rounds():
     for r in (3, 4, 5, 6):
         (message,) = network.messages("train", r, 2)
         assert relayed(message) == both_neighbours_of_2(2)
-    # Nor do its neighbours get anything of a round without it.
+    # Its neighbours get nothing from it for a round that it missed.
     (message,) = network.messages("train", 5, 1)
     assert relayed(message) == [(4, name_of(0))]
 
@@ -77,7 +77,7 @@ def test_dpsgd_queues_no_messages_of_missed_rounds():
 @GOSSIP
 @pytest.mark.parametrize("how", ["lost", "too long"])
 def test_rejected_reply_equals_an_absence(algorithm, how):
-    """The node trains, but goes back to where it was: as if it had been away."""
+    """The node trains, but is rolled back, as if it had been offline."""
 
     def lost(i: int, server_round: int, reply: Message) -> Message | None:
         if i != 2 or server_round not in (3, 4):
@@ -102,14 +102,15 @@ def test_rejected_reply_equals_an_absence(algorithm, how):
 
 
 @GOSSIP
-def test_a_node_that_is_away_for_too_long_is_lost(algorithm, caplog):
+def test_node_that_is_offline_for_too_long_is_lost(algorithm, caplog):
     network = Network(
         algorithm, compressor="sign", consensus_step=0.3, max_missed_rounds=2
     )
     network.grid.down = lambda i, r: i == 2 and r >= 3
     with caplog.at_level(WARNING, "flwr"):
         network.go(9, evaluate=True)
-    # Its last reply was that of round 2: after rounds 3 and 4 it may still come back.
+    # Its last reply is that of round 2. It may miss two rounds and still return in
+    # round 5.
     assert [row["lost"] for row in network.rows] == [0] * 5 + [1] * 4
     assert [row["unanswered"] for row in network.rows] == [0, 0, 1, 1, 1, 0, 0, 0, 0]
     assert [row["clients"] for row in network.rows] == [5, 5] + [4] * 7
@@ -117,11 +118,11 @@ def test_a_node_that_is_away_for_too_long_is_lost(algorithm, caplog):
     assert len(warnings) == 1
     assert name_of(2) in warnings[0].getMessage()
     assert network.strategy.boxes.pending[name_of(2)] == []
-    # It is not even asked.
+    # It is not sent any messages.
     for r in range(6, 10):
         assert len(network.messages("train", r)) == 4
         assert len(network.messages("evaluate", r)) == 4
-    # Back too late; the others go on.
+    # It returns too late, and the others continue without it.
     network.grid.down = lambda i, r: False
     network.go(2, evaluate=True)
     assert network.messages("train", 11, 2) == []
@@ -130,7 +131,7 @@ def test_a_node_that_is_away_for_too_long_is_lost(algorithm, caplog):
     assert network.strategy.boxes.pending[name_of(2)] == []
 
 
-def test_a_node_that_is_back_in_time_is_not_lost():
+def test_node_that_returns_in_time_is_not_lost():
     network = Network("choco-sgd", max_missed_rounds=2)
     network.grid.down = lambda i, r: i == 2 and r in (3, 4)
     network.go(6)
@@ -139,9 +140,9 @@ def test_a_node_that_is_back_in_time_is_not_lost():
 
 
 @GOSSIP
-def test_a_node_that_lost_its_state_is_an_error_and_lost(algorithm):
-    # Its estimate is no longer what its neighbours think it is: that cannot be made
-    # up for, and the run has to say so.
+def test_node_without_its_state_is_rejected_and_then_lost(algorithm):
+    # Its estimate is no longer the one that its neighbours have. This cannot be
+    # repaired, so the run must report it.
     network = Network(algorithm, consensus_step=0.5)
     network.go(3)
     network.grid.contexts[3].state = RecordDict()
@@ -171,7 +172,7 @@ def test_latecomers_are_not_part_of_the_graph(caplog):
 
 
 @pytest.mark.parametrize("pause", [0, 2])
-def test_a_node_under_another_id_keeps_its_place(pause):
+def test_node_with_a_new_id_keeps_its_place_in_the_graph(pause):
     usual, moved = (Network("squarm-sgd", **SQUARM) for _ in range(2))
     usual.grid.down = lambda i, r: i == 2 and 3 < r <= 3 + pause
     usual.go(6 + pause, evaluate=True)

@@ -99,11 +99,15 @@ def test_invalid_replies_are_rejected(change, reason):
     assert [row["sent"] for row in network.rows] == [5, 5, 4, 4, 5, 5]
     assert [row["refused"] for row in network.rows] == [0] * 6
     assert np.isfinite(network.models()).all()
-    # Nothing of it was handed on: the sum of estimates is what the others' own are.
+    # Nothing of it was relayed: nodes' sums equal their neighbours' own estimates.
     nodes = network.nodes()
     for i, node in enumerate(nodes):
-        known = sum(RING[i, j] * nodes[j].saved["estimate"] for j in range(N) if j != i)
-        np.testing.assert_allclose(node.saved["neighbours"], known, rtol=0, atol=1e-6)
+        expected = sum(
+            RING[i, j] * nodes[j].saved["estimate"] for j in range(N) if j != i
+        )
+        np.testing.assert_allclose(
+            node.saved["neighbours"], expected, rtol=0, atol=1e-6
+        )
 
 
 def test_unexpected_arrays_are_rejected():
@@ -125,7 +129,7 @@ BAD = {
     "identity": [NAN + bytes(4 * D - 4), bytes(4 * D - 4) + INF],
     "sign": [lambda d: NAN + d[4:], lambda d: INF + d[4:], lambda d: MINUS + d[4:]],
     "sign-top-k": [
-        # Indices that are not increasing, and a norm that is no number.
+        # Indices that do not increase, and a norm that is NaN
         lambda d: bytes(len(d)),
         lambda d: b"\xff" * len(d),
     ],
@@ -142,11 +146,11 @@ BAD = {
         for compressor, all_data in BAD.items()
         for data in all_data
         for algorithm in ALGORITHMS
-        # D-PSGD sends models as they are.
+        # D-PSGD does not compress its messages.
         if algorithm != "dpsgd" or compressor == "identity"
     ],
 )
-def test_messages_of_the_right_length_are_refused_by_the_neighbours(
+def test_invalid_messages_of_the_right_length_are_refused_by_neighbours(
     algorithm, compressor, data, caplog
 ):
     network = Network(
@@ -155,9 +159,9 @@ def test_messages_of_the_right_length_are_refused_by_the_neighbours(
     network.grid.change = replaced(data)
     with caplog.at_level(WARNING, "flwr"):
         network.go(3)
-        # These evaluations deliver them as well.
+        # These evaluations deliver the messages, too.
         network.go(3, evaluate=True)
-    # Nodes 0 and 2 find two such messages, and say so a round later.
+    # Nodes 0 and 2 refuse the messages of rounds 3 and 4, and report it a round later.
     assert [row["refused"] for row in network.rows] == [0, 0, 0, 2, 2, 0]
     assert [row["rejected"] for row in network.rows] == [0] * 6
     assert f"message of neighbour {name_of(1)} refused" in caplog.text
@@ -187,8 +191,8 @@ def test_random_bytes_do_not_stop_the_neighbours(compressor, seed):
 
 
 @pytest.mark.parametrize("magnitude", [9e5, 1.1e6, 1e30, 3e38])
-def test_finite_but_huge_numbers_do_not_stop_the_neighbours(magnitude):
-    """Beyond any that training could need they are refused, and none can overflow."""
+def test_huge_finite_numbers_do_not_stop_the_neighbours(magnitude):
+    """Entries above 1e6 are refused, and smaller ones cannot overflow."""
     network = Network("choco-sgd", compressor="sign", consensus_step=0.2)
     signs = b"\xff" * (D // 8) + bytes([0xFF << (-D % 8) & 0xFF])
     data = np.float32(magnitude).tobytes() + signs
@@ -253,10 +257,10 @@ def test_other_clients_are_rejected():
     ],
 )
 def test_message_format_is_decided_by_majority(lie, monkeypatch):
-    told = GossipClient.get_properties
+    honest = GossipClient.get_properties
 
     def lies(self, config):
-        return {**told(self, config), **(lie if self.index == 0 else {})}
+        return {**honest(self, config), **(lie if self.index == 0 else {})}
 
     monkeypatch.setattr(GossipClient, "get_properties", lies)
     network = Network("choco-sgd", compressor="sign", consensus_step="auto")

@@ -4,7 +4,7 @@ import pytest
 
 from flwr_frl import cli
 
-# A run config whose last setting is wrong, and its value as the error shows it.
+# Run configs whose last setting is invalid, and its value as the error shows it
 BAD_VALUES = [
     ("graph='erdos-renyi' edge-probability=0.0", "0.0"),
     ("graph='k-regular' graph-degree=1", "1"),
@@ -49,13 +49,15 @@ def assert_refused(algorithms, config, line, tmp_path, capfd, clients=5) -> None
 
 
 @pytest.mark.parametrize(("text", "line"), BAD_SETTINGS, ids=lambda value: value)
-def test_bad_settings(text, line, tmp_path, monkeypatch, capfd):
+def test_bad_setting_fails_with_a_one_line_error(
+    text, line, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     assert_refused(["squarm-sgd"], text, line, tmp_path, capfd)
 
 
 @pytest.mark.parametrize("text", ["graph='rign'", "graph='torus'", "local-steps=0"])
-def test_nothing_is_run_before_a_bad_setting_of_the_second_algorithm(
+def test_settings_of_all_algorithms_are_checked_before_the_first_run(
     text, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
@@ -63,7 +65,7 @@ def test_nothing_is_run_before_a_bad_setting_of_the_second_algorithm(
     assert_refused(["fedavg", "squarm-sgd"], text, line, tmp_path, capfd)
 
 
-def test_one_node_is_no_graph(tmp_path, monkeypatch, capfd):
+def test_graph_of_one_node_is_an_error(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     line = "the number of nodes is 1"
     assert_refused(["dpsgd"], "partition='iid'", line, tmp_path, capfd, clients=1)

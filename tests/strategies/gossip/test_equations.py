@@ -1,4 +1,4 @@
-"""Gossip equals its equations in plain NumPy, with all nodes and with some away."""
+"""Gossip algorithms equal their equations in NumPy, also with absent nodes."""
 
 import re
 
@@ -15,26 +15,26 @@ def test_dpsgd_equals_plain_numpy_step_by_step():
     network = Network("dpsgd")
     plain = plain_dpsgd(network, RING)
     for _ in range(10):
-        found = network.go().models()
-        np.testing.assert_allclose(found, next(plain), rtol=0, atol=1e-6)
-    # The models have moved, and apart.
-    assert np.abs(found - network.initial()).max() > 0.05
-    assert np.abs(found - found.mean(0)).max() > 0.01
+        models = network.go().models()
+        np.testing.assert_allclose(models, next(plain), rtol=0, atol=1e-6)
+    # The models have changed, and differ from each other.
+    assert np.abs(models - network.initial()).max() > 0.05
+    assert np.abs(models - models.mean(0)).max() > 0.01
 
 
 def test_choco_with_identity_and_gamma_1_equals_dpsgd_step_by_step():
     choco, dpsgd = Network("choco-sgd"), Network("dpsgd")
     plain = plain_dpsgd(dpsgd, RING)
     for _ in range(10):
-        found = choco.go().models()
-        np.testing.assert_allclose(found, dpsgd.go().models(), rtol=0, atol=1e-6)
-        np.testing.assert_allclose(found, next(plain), rtol=0, atol=1e-6)
+        models = choco.go().models()
+        np.testing.assert_allclose(models, dpsgd.go().models(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(models, next(plain), rtol=0, atol=1e-6)
     assert choco.rows[-1]["bits"] == dpsgd.rows[-1]["bits"] == 32 * D * N
 
 
 @pytest.mark.parametrize("compressor", ["sign-top-k", "qsgd-top-k", "rand-k", "qsgd"])
-def test_squarm_without_momentum_delay_and_trigger_is_choco_to_the_last_bit(compressor):
-    # Small random batches too: the same seeds.
+def test_squarm_without_momentum_local_steps_and_trigger_equals_choco(compressor):
+    # Small random batches are the same, too: both draw them with the same seeds.
     more = {
         "compressor": compressor,
         "compressor_k": 0.1,
@@ -43,7 +43,7 @@ def test_squarm_without_momentum_delay_and_trigger_is_choco_to_the_last_bit(comp
         "per_tensor": True,
     }
     squarm = Network("squarm-sgd", local_steps=1, trigger="0", **more)
-    # CHOCO takes no notice of either.
+    # CHOCO-SGD ignores local_steps and trigger.
     choco = Network("choco-sgd", local_steps=3, trigger="7", **more)
     squarm.go(6, evaluate=True)
     choco.go(6, evaluate=True)
@@ -52,12 +52,12 @@ def test_squarm_without_momentum_delay_and_trigger_is_choco_to_the_last_bit(comp
         assert row == other
 
 
-def test_dpsgd_on_the_complete_graph_is_sgd_on_the_mean_gradient():
+def test_dpsgd_on_the_complete_graph_equals_sgd_on_the_mean_gradient():
     network = Network("dpsgd", graph="complete", mixing="uniform")
     np.testing.assert_allclose(uniform_weights(complete_graph(N)), np.full((N, N), 0.2))
     data, x = data_of(network), network.initial()
     for _ in range(10):
-        x = x - 0.1 * np.mean([gradient(x, *own) for own in data], axis=0)
+        x = x - 0.1 * np.mean([gradient(x, *examples) for examples in data], axis=0)
         for node in network.go().nodes():
             np.testing.assert_allclose(node.x, x, rtol=0, atol=1e-6)
 
@@ -70,8 +70,10 @@ def test_squarm_equals_algorithm_1_with_all_estimates():
         nodes = network.go().nodes()
         for i, node in enumerate(nodes):
             np.testing.assert_allclose(node.x, plain.x[i], rtol=0, atol=1e-5)
-            own, others = plain.public[i][i], plain.public[i]
-            np.testing.assert_allclose(node.saved["estimate"], own, rtol=0, atol=1e-5)
+            estimate, others = plain.public[i][i], plain.public[i]
+            np.testing.assert_allclose(
+                node.saved["estimate"], estimate, rtol=0, atol=1e-5
+            )
             summed = sum(RING[i, j] * others[j] for j in others if j != i)
             np.testing.assert_allclose(
                 node.saved["neighbours"], summed, rtol=0, atol=1e-5
@@ -80,19 +82,19 @@ def test_squarm_equals_algorithm_1_with_all_estimates():
                 node.saved["momentum"], plain.v[i], rtol=0, atol=1e-5
             )
     assert [row["sent"] for row in network.rows] == plain.sent
-    # It fires sometimes.
+    # In some rounds no node sends, in some all do, and in others a part of them.
     assert {0, N} < set(plain.sent)
 
 
 @GOSSIP
 def test_exchanges_preserve_the_mean_as_in_equation_3_9(algorithm):
-    """Exchanging leaves the mean where it is, whoever is away."""
+    """An exchange does not change the mean, whichever nodes are absent."""
     network = Network(algorithm, **SQUARM)
     network.grid.down = away
     former = np.tile(network.initial(), (N, 1))
     for server_round in range(1, 11):
         nodes = network.go().nodes()
-        # x^{t+1/2}; who is away does not train.
+        # x^{t+1/2}; absent nodes do not train.
         half = [
             former[i] if away(i, server_round) else node.half
             for i, node in enumerate(nodes)
@@ -100,7 +102,7 @@ def test_exchanges_preserve_the_mean_as_in_equation_3_9(algorithm):
         former = np.stack([node.x for node in nodes])
         np.testing.assert_allclose(former.mean(0), np.mean(half, 0), rtol=0, atol=1e-6)
     assert [row["unanswered"] for row in network.rows] == [0, 0, 1, 1, 2, 0, 0, 2, 0, 0]
-    # The exchanges did something.
+    # The exchanges did change the models.
     assert np.abs(former - half).max() > 1e-3
 
 
@@ -126,12 +128,12 @@ def test_squarm_with_absent_nodes_equals_plain_numpy():
     plain = plain_squarm(network)
     for server_round in range(1, 13):
         plain.round(lambda i, r=server_round: not away(i, r))
-        found = network.go().models()
-        np.testing.assert_allclose(found, plain.x, rtol=0, atol=1e-5)
+        models = network.go().models()
+        np.testing.assert_allclose(models, plain.x, rtol=0, atol=1e-5)
     assert [row["sent"] for row in network.rows] == plain.sent
 
 
-def test_dpsgd_with_absent_nodes_uses_an_edge_from_both_ends_or_not_at_all():
+def test_dpsgd_uses_only_the_edges_between_present_nodes():
     network = Network("dpsgd")
     network.grid.down = away
     data, x = data_of(network), np.tile(network.initial(), (N, 1))
@@ -165,28 +167,28 @@ def test_theoretical_consensus_step():
 @pytest.mark.parametrize(
     ("given", "warned"),
     [
-        # k / d = 6 / 650 and 325 / 650 on this ring, delta = 0.461 and lambda = 1.206:
-        # γ is 0.00851 / 58.3 and 0.461 / 54.6.
+        # This ring has delta = 0.461 and lambda = 1.206. For k / d = 6 / 650, γ is
+        # 0.00851 / 58.3; for 325 / 650 it is 0.461 / 54.6.
         ({"compressor_k": 0.01}, True),
         ({"compressor_k": 0.5}, False),
         ({"compressor_k": 0.01, "consensus_step": 0.000146}, True),
         ({"compressor_k": 0.01, "consensus_step": "auto"}, False),
     ],
 )
-def test_a_small_consensus_step_is_warned_of(given, warned, caplog):
+def test_small_consensus_step_logs_a_warning(given, warned, caplog):
     settings = {"consensus_step": "theory", "compressor": "top-k", **given}
     Network("choco-sgd", **settings).go(2)
-    found = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert len(found) == warned
+    warnings = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == warned
     text = r"consensus step 0.000146 .*; consensus-step='auto' would be 0\.\d+$"
-    assert all(re.search(text, r.message) for r in found)
+    assert all(re.search(text, r.message) for r in warnings)
 
 
 @pytest.mark.parametrize(
     ("compressor", "share"),
     [
-        # Of the energy of Gaussian entries, what the signs' mean magnitude has: 2/π,
-        # and what the tenth that is largest has: 0.1 + 2 z φ(z), z = 1.645.
+        # Fraction of the energy of Gaussian entries: signs with the mean magnitude have
+        # 2/π, and the largest tenth has 0.1 + 2 z φ(z), z = 1.645.
         ({"compressor": "sign"}, 0.637),
         ({"compressor": "top-k", "compressor_k": 0.1}, 0.439),
         ({"compressor": "rand-k", "compressor_k": 0.1}, 0.1),
@@ -200,12 +202,12 @@ def test_automatic_consensus_step(compressor, share):
     assert network.strategy.step.value == pytest.approx(expected, rel=0.1)
 
 
-def test_a_distance_that_grows_by_orders_of_magnitude_is_warned_of_once(caplog):
-    # Of 650 entries 7 cannot carry the whole difference.
-    own = {"compressor": "rand-k", "compressor_k": 0.01, "learning_rate": 0.01}
-    Network("choco-sgd", **own, consensus_step="auto").go(24, evaluate=True)
+def test_fast_growing_consensus_distance_logs_one_warning(caplog):
+    # 6 of 650 entries cannot convey the whole difference, as γ = 1 would require.
+    more = {"compressor": "rand-k", "compressor_k": 0.01, "learning_rate": 0.01}
+    Network("choco-sgd", **more, consensus_step="auto").go(24, evaluate=True)
     assert "has grown" not in caplog.text
-    network = Network("choco-sgd", **own, consensus_step=1.0)
+    network = Network("choco-sgd", **more, consensus_step=1.0)
     network.go(44, evaluate=True)
     (warning,) = [r.message for r in caplog.records if "has grown" in r.message]
     assert "choose a consensus-step below 1" in warning
@@ -213,8 +215,9 @@ def test_a_distance_that_grows_by_orders_of_magnitude_is_warned_of_once(caplog):
 
 
 def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
-    # From iteration 3 on the learning rate is nothing. A sketch is linear, so the
-    # estimate shrinks as the distance does: by (1 - delta)^2 a round, or more.
+    # From iteration 3 on, the learning rate is practically 0. Sketches are linear, so
+    # the estimated distance shrinks like the exact one: each round, at most (1 -
+    # delta)^2 of it remains.
     schedule = "steps:0:3:1e15"
     dpsgd = Network("dpsgd", learning_rate_schedule=schedule)
     choco = Network(
@@ -242,7 +245,7 @@ def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
 
 @pytest.mark.parametrize("algorithm", ["dpsgd", "choco-sgd"])
 @pytest.mark.parametrize("cohort", ["off", "auto"])
-def test_the_averaged_output_is_the_mean_of_all_iterates(algorithm, cohort):
+def test_averaged_output_is_the_mean_of_all_iterates(algorithm, cohort):
     network = Network(algorithm, averaged_output=True, cohort=cohort)
     iterates = []
     for _ in range(8):
@@ -251,7 +254,7 @@ def test_the_averaged_output_is_the_mean_of_all_iterates(algorithm, cohort):
     averages = [node.saved["average"] for node in network.nodes()]
     expected = np.mean(iterates, axis=0)
     np.testing.assert_allclose(averages, expected, rtol=0, atol=1e-6)
-    # Clients are tested with it.
+    # Clients are tested with the averaged model.
     losses = []
     for i, x in enumerate(expected):
         test = network.task.test_examples(i)
@@ -265,34 +268,35 @@ def test_the_averaged_output_is_the_mean_of_all_iterates(algorithm, cohort):
     np.testing.assert_array_equal(network.models(), plain.models())
 
 
-def test_the_averaged_output_counts_local_steps_and_missed_rounds():
+def test_averaged_output_counts_local_steps_and_missed_rounds():
     network = Network("squarm-sgd", averaged_output=True, local_steps=3)
     network.grid.down = away
     network.go(2)
     before = network.node(2)
-    network.go(3)  # Node 2 is away.
+    network.go(3)  # Node 2 is offline.
     after = network.node(2)
     np.testing.assert_array_equal(before.saved["average"], after.saved["average"])
-    # Of 18 iterations it has made the first 6; the next 9 count as its model now.
-    x0, own = after.x, data_of(network)[2]
-    x1 = x0 - 0.1 * gradient(x0, *own)
-    x2 = x1 - 0.1 * gradient(x1, *own)
+    # Of 18 iterations, node 2 ran the first 6. For the 9 missed ones its current model
+    # counts, and then it runs 3 more.
+    x0, examples = after.x, data_of(network)[2]
+    x1 = x0 - 0.1 * gradient(x0, *examples)
+    x2 = x1 - 0.1 * gradient(x1, *examples)
     expected = (6 * before.saved["average"] + 10 * x0 + x1 + x2) / 18
-    found = network.go().node(2).saved["average"]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    average = network.go().node(2).saved["average"]
+    np.testing.assert_allclose(average, expected, rtol=0, atol=1e-6)
     assert np.abs(x2 - x0).max() > 1e-3
 
 
 @pytest.mark.parametrize(
     ("algorithm", "steps"), [("dpsgd", 1), ("choco-sgd", 1), ("squarm-sgd", 4)]
 )
-def test_the_learning_rate_of_the_theorems(algorithm, steps):
-    given = {"momentum": 0.75, "num_server_rounds": 45, "local_steps": steps}
+def test_theory_schedule_is_the_learning_rate_of_the_theorems(algorithm, steps):
+    more = {"momentum": 0.75, "num_server_rounds": 45, "local_steps": steps}
     schedule = {"learning_rate_schedule": "theory", "learning_rate": 7.0}
-    network = Network(algorithm, **given, **schedule)
-    # (1 - 0.75) sqrt(5 / 45), and half of it for four times the iterations.
+    network = Network(algorithm, **more, **schedule)
+    # (1 - 0.75) sqrt(5 / 45), and half of that for four times the iterations
     rate = 0.25 / 3 / np.sqrt(steps)
-    fixed = Network(algorithm, **given, learning_rate=float(rate))
+    fixed = Network(algorithm, **more, learning_rate=float(rate))
     np.testing.assert_allclose(
         network.go(3).models(), fixed.go(3).models(), rtol=0, atol=1e-7
     )

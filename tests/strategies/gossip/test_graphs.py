@@ -1,4 +1,4 @@
-"""Graphs and mixing weights: small cases by hand, spectra against closed formulas."""
+"""Graphs and mixing weights: hand-computed cases, and spectra in closed form."""
 
 import math
 
@@ -31,7 +31,7 @@ from flwr_frl.strategies.gossip.mixing import (
 )
 from flwr_frl.task.settings import SettingsError
 
-# Edges drawn by hand:
+# A tree of five nodes:
 #
 #   0 - 1 - 3 - 4        degrees 1, 3, 1, 2, 1
 #       |
@@ -39,10 +39,10 @@ from flwr_frl.task.settings import SettingsError
 TREE = Graph(5, ((0, 1), (1, 2), (1, 3), (3, 4)))
 
 
-# Graphs.
+# Graphs
 
 
-def test_edges_worked_by_hand():
+def test_edges_match_hand_computed_ones():
     assert ring(4).edges == ((0, 1), (0, 3), (1, 2), (2, 3))
     assert ring(2).edges == ((0, 1),)
     assert star(4).edges == ((0, 1), (0, 2), (0, 3))
@@ -65,10 +65,10 @@ def test_direction_order_and_repetition_of_edges_do_not_matter():
     assert Graph(3, ((2, 1), (1, 0), (0, 1), (1, 2))) == Graph(3, ((0, 1), (1, 2)))
 
 
-def test_a_thousand_nodes():
+def test_random_graph_of_a_thousand_nodes():
     graph = erdos_renyi(1000, 0.01, seed=0)
     assert sum(len(graph.neighbours[i]) for i in range(1000)) == 2 * len(graph.edges)
-    # 499,500 pairs: 4,995 edges expected, with standard deviation 70.
+    # Of 499,500 pairs 4,995 are edges on average, with standard deviation 70.
     assert abs(len(graph.edges) - 4995) < 6 * 70.3
 
 
@@ -92,7 +92,7 @@ def test_graphs_match_their_definitions(n):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(3, 14), st.integers(2, 6), st.integers(0, 2**64))
-def test_k_regular_gives_every_node_as_many_neighbours(n, degree, seed):
+def test_k_regular_gives_every_node_the_same_degree(n, degree, seed):
     if degree >= n or n * degree % 2:
         degree = 2
     graph = k_regular(n, degree, seed)
@@ -101,20 +101,20 @@ def test_k_regular_gives_every_node_as_many_neighbours(n, degree, seed):
 
 
 def test_small_world_is_a_rewired_ring():
-    # Six nodes on a ring, each with the two next on either side.
+    # Six nodes on a ring, each connected to the next two on either side.
     next_one = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5)]
     next_but_one = [(0, 2), (1, 3), (2, 4), (3, 5), (0, 4), (1, 5)]
     assert small_world(6, 4, 0.0, 7).edges == sorted_pairs(next_one + next_but_one)
     lattice = set(small_world(200, 4, 0.0, 7).edges)
     rewired = small_world(200, 4, 0.25, 7)
     assert len(rewired.edges) == 400
-    # A quarter of the 400 edges, with standard deviation 8.7.
+    # On average a quarter of the 400 edges, with standard deviation 8.7.
     assert abs(len(lattice - set(rewired.edges)) - 100) < 6 * 8.7
     assert rewired == small_world(200, 4, 0.25, 7) != small_world(200, 4, 0.25, 8)
 
 
 def test_random_graphs_are_reproducible():
-    # Written down once, with networkx 3.6, as those of erdos_renyi below.
+    # Recorded with networkx 3.6: a change would make old runs irreproducible.
     regular, world = k_regular(6, 3, seed=7), small_world(6, 2, 0.5, seed=7)
     as_text = [
         " ".join(f"{i}{j}" for i, j in graph.edges) for graph in (regular, world)
@@ -143,12 +143,12 @@ def test_erdos_renyi_follows_the_documented_rule(n, probability, seed):
 
 
 def test_erdos_renyi_is_reproducible():
-    # Written down once: a change means that old runs can not be repeated.
+    # Recorded once: a change would make old runs irreproducible.
     assert erdos_renyi(5, 0.5, seed=7).edges == ((0, 4), (1, 2), (1, 4), (3, 4))
     assert erdos_renyi(5, 1, seed=7) == complete(5)
 
 
-def test_edge_lists(tmp_path):
+def test_graph_is_read_from_a_file_of_edges(tmp_path):
     file = tmp_path / "graph.txt"
     file.write_text("# a tree\n1 0\n1 2  # the leaf\n\n3\t1\n3 4\n")
     assert from_file(file, 5) == TREE
@@ -165,7 +165,7 @@ def test_edge_lists(tmp_path):
         (lambda: Graph(3, ((0, 1), (-1, 1))), r"edge is \(-1, 1\)"),
         (lambda: Graph(5, ((0, 3), (1, 2), (2, 4))), r"ed: .* \{0, 3\} to node 1"),
         (lambda: Graph(3, ((0, 1),)), r"\{0, 1\} to node 2"),
-        # Nothing of that size is built.
+        # Nothing of this size is allocated.
         (lambda: Graph(10**12 + 1, ((0, 1), (2, 10**12))), r"\{0, 1\} to node 2"),
         (lambda: Graph(0, ()), "the number of nodes is 0"),
         (lambda: Graph(30, tuple((i, i + 1) for i in range(20))), r"8, 9, ...\} to"),
@@ -178,7 +178,7 @@ def test_edge_lists(tmp_path):
         (lambda: from_file("no/such/file", 5), "'no/such/file'"),
     ],
 )
-def test_bad_graphs_are_rejected_in_one_line(call, message):
+def test_invalid_graph_fails_with_a_one_line_error(call, message):
     with pytest.raises(SettingsError, match=message) as refusal:
         call()
     assert "\n" not in str(refusal.value)
@@ -193,7 +193,7 @@ def test_drawing_stops_if_no_graph_is_connected(monkeypatch):
 
 
 @pytest.mark.parametrize("line", ["1", "1 2 3", "a b", "-1 0", "0,1", "0 1.5"])
-def test_bad_lines_of_a_file_are_reported(tmp_path, line):
+def test_invalid_line_of_a_file_is_named(tmp_path, line):
     file = tmp_path / "graph.txt"
     file.write_text(f"0 1\n{line}\n")
     with pytest.raises(SettingsError, match=r"line 2 of .*two node numbers"):
@@ -204,7 +204,7 @@ def test_build_graph_selects_by_name(tmp_path):
     for build in (ring, torus, complete, star):
         name = build.__name__
         assert build_graph(name, 12) == build(12)
-        # Neither the probability nor the seed is theirs.
+        # These graphs depend on neither the probability nor the seed.
         assert build_graph(name, 12, 0.1, 9) == build(12)
     assert build_graph("erdos-renyi", 9) == erdos_renyi(9, 0.5, 0)
     assert build_graph("erdos-renyi", 9, 0.7, 4) == erdos_renyi(9, 0.7, 4)
@@ -226,14 +226,16 @@ def test_build_graph_selects_by_name(tmp_path):
         (".", 5, r"unknown graph '\.'"),
         ("no/such/file", 5, "unknown graph 'no/such/file'.*a file of edges"),
         ("erdos-renyi", 1, "the number of nodes is 1"),
-        # A file of another number of nodes.
+        # A file with another number of nodes
         ("tree", 4, r"an edge is \(3, 4\)"),
         ("tree", 6, "to node 5"),
         ("empty", 4, r"\{0\} to node 1"),
         ("text", 4, "line 1 of .*two node numbers"),
     ],
 )
-def test_unknown_graphs_are_rejected(name, n, message, tmp_path, monkeypatch):
+def test_unknown_or_unsuitable_graph_fails_with_a_one_line_error(
+    name, n, message, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tree").write_text("0 1\n1 2\n1 3\n3 4\n")
     (tmp_path / "empty").write_text("# nothing\n")
@@ -243,12 +245,12 @@ def test_unknown_graphs_are_rejected(name, n, message, tmp_path, monkeypatch):
     assert "\n" not in str(refusal.value)
 
 
-# Weights.
+# Mixing weights
 
 
-def test_metropolis_weights_worked_by_hand():
-    # A star: the centre has degree n-1 = 3, so every edge has 1/4. What is left is 1/4
-    # at the centre and 3/4 at the leaves.
+def test_metropolis_weights_match_hand_computed_ones():
+    # A star: the centre has degree n-1 = 3, so every edge has 1/4. The diagonal has the
+    # rest: 1/4 at the centre and 3/4 at the leaves.
     expected = np.array([[1, 1, 1, 1], [1, 3, 0, 0], [1, 0, 3, 0], [1, 0, 0, 3]]) / 4
     assert np.allclose(metropolis_weights(star(4)), expected, atol=1e-15)
     # The tree: node 1 has degree 3, so its edges have 1/4; edge 3-4 has 1/3. In 12ths:
@@ -262,8 +264,8 @@ def test_metropolis_weights_worked_by_hand():
     assert np.allclose(metropolis_weights(TREE), np.array(expected) / 12, atol=1e-15)
 
 
-def test_uniform_weights_worked_by_hand():
-    # The largest degree is 3, so every edge has 1/4, edge 3-4 too. In quarters:
+def test_uniform_weights_match_hand_computed_ones():
+    # The largest degree is 3, so every edge has 1/4, even edge 3-4. In quarters:
     expected = [
         [3, 1, 0, 0, 0],
         [1, 1, 1, 1, 0],
@@ -285,7 +287,7 @@ def test_weights_are_mixing_matrices(n, probability, seed):
         assert (np.diag(weights) > 0).all()
         pairs = zip(*np.nonzero(np.triu(weights, 1)), strict=True)
         assert tuple((int(i), int(j)) for i, j in pairs) == graph.edges
-        # Fact 5 of the dissertation: W^k nears the mean at the rate (1 - delta)^k.
+        # Fact 5 of the dissertation: W^k converges to the mean at rate (1 - delta)^k.
         delta = spectrum(weights).delta
         for k in (1, 2, 5):
             distance = np.linalg.matrix_power(weights, k) - 1 / n
@@ -294,7 +296,7 @@ def test_weights_are_mixing_matrices(n, probability, seed):
             )
 
 
-# Spectra.
+# Spectra
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 8, 60, 101])
@@ -319,20 +321,21 @@ def test_spectrum_of_the_torus():
     assert lambda_max == pytest.approx(1 - eigenvalues[0], abs=1e-12)
 
 
-def test_spectrum_worked_by_hand():
-    # Complete: W = 11^T / n, eigenvalues 1 and 0.
+def test_spectrum_matches_hand_computed_eigenvalues():
+    # Complete graph: W = 11^T / n has the eigenvalues 1 and 0.
     assert spectrum(uniform_weights(complete(6))) == pytest.approx((1, 1), abs=1e-12)
-    # Star of 4: two differences of leaves give 3/4; (3, -1, -1, -1) gives 0.
+    # Star of 4: two differences of leaves have the eigenvalue 3/4, and (3, -1, -1, -1)
+    # has 0.
     assert spectrum(metropolis_weights(star(4))) == pytest.approx((0.25, 1), abs=1e-12)
-    # Here the eigenvalue of second largest magnitude is negative: 1 and -0.6.
+    # The eigenvalues are 1 and -0.6: the second largest in magnitude is negative.
     negative = np.array([[0.2, 0.8], [0.8, 0.2]])
     assert spectrum(negative) == pytest.approx((0.4, 1.6), abs=1e-12)
 
 
-# The consensus step, Theorem 2.
+# Consensus step (Theorem 2)
 
 
-def test_consensus_step_worked_by_hand():
+def test_consensus_step_matches_hand_computed_values():
     # delta = lambda = omega = 1: 2 / (64 + 1 + 16 + 8 - 16).
     gamma = consensus_step(uniform_weights(complete(6)), 1)
     assert gamma == pytest.approx(2 / 73)
@@ -341,7 +344,7 @@ def test_consensus_step_worked_by_hand():
     assert gamma == pytest.approx(0.25 / 32.0625)
 
 
-def test_consensus_step_of_theorem_1_worked_by_hand():
+def test_consensus_step_of_theorem_1_matches_hand_computed_values():
     # delta = lambda = omega = 1: 2 / (4 + 1 + 128 + 24).
     gamma = relaxed_consensus_step(uniform_weights(complete(6)), 1)
     assert gamma == pytest.approx(2 / 157)
@@ -356,11 +359,12 @@ def test_consensus_step_of_theorem_1_worked_by_hand():
 @pytest.mark.parametrize("graph", [ring(8), star(5), complete(4), torus(9)], ids=str)
 @pytest.mark.parametrize("k", [1, 4, 10])
 def test_consensus_step_contracts_as_in_the_proof(graph, k):
-    """Exchange Top_k of x_i - xhat_i; no gradients, so only consensus is left.
+    """Exchange Top_k of x_i - xhat_i; without gradients, only consensus is left.
 
     With alpha = gamma delta / 2 and omega / 4 in the two inequalities
-    ||a + b||^2 <= (1 + alpha) ||a||^2 + (1 + 1 / alpha) ||b||^2, this gamma shrinks
-    the sum of ||X - mean||^2 and ||X - Xhat||^2 by 1 - gamma delta / 2 a step or more.
+    ||a + b||^2 <= (1 + alpha) ||a||^2 + (1 + 1 / alpha) ||b||^2, each step
+    multiplies the sum of ||X - mean||^2 and ||X - Xhat||^2 by at most
+    1 - gamma delta / 2.
     """
     d = 10
     weights = metropolis_weights(graph)
@@ -380,14 +384,14 @@ def test_consensus_step_contracts_as_in_the_proof(graph, k):
         public = public + difference
         x = x + gamma * (weights @ public - public)
         assert energy() <= shrinks * before
-    # Equation 3.9: exchanging leaves the mean where it is.
+    # Equation 3.9: an exchange does not change the mean.
     assert np.allclose(x.mean(axis=0), start, atol=1e-12)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.floats(1e-4, 1), st.floats(0, 1), st.floats(1e-4, 1))
 def test_consensus_step_keeps_the_recursion_of_the_proof_below_one(delta, at, omega):
-    """The same for any spectrum: lambda lies between delta and 2 - delta."""
+    """The same inequalities for any spectrum, with lambda from delta to 2 - delta."""
     lambda_max = delta + at * (2 - 2 * delta)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "spectrum", lambda _: Spectrum(delta, lambda_max))

@@ -10,7 +10,7 @@ from flwr_frl.task.compression.per_tensor import Identity, PerTensor, create
 
 @pytest.mark.parametrize("per_tensor", [False, True])
 @pytest.mark.parametrize("compressor", [*COMPRESSORS, "qsgd"])
-def test_bits_equal_the_messages_lengths(compressor, per_tensor):
+def test_bits_equal_the_lengths_of_the_messages(compressor, per_tensor):
     network = Network(
         "choco-sgd",
         compressor=compressor,
@@ -19,10 +19,10 @@ def test_bits_equal_the_messages_lengths(compressor, per_tensor):
         per_tensor=per_tensor,
         consensus_step=0.1,
     )
-    own = {"k": 0.05} if compressor.endswith("-k") else {}
+    options = {"k": 0.05} if compressor.endswith("-k") else {}
     if compressor.startswith("qsgd"):
-        own["levels"] = 40
-    operator = create(compressor, **own)
+        options["levels"] = 40
+    operator = create(compressor, **options)
     if per_tensor:
         operator = PerTensor(operator, (640, 10))
     network.grid.down = lambda i, r: i == 3 and r == 2
@@ -48,14 +48,14 @@ def test_dpsgd_sends_32_bits_an_entry():
 
 
 @pytest.mark.parametrize("trigger", ["1e30", "inf"])
-def test_a_silent_round_costs_nothing(trigger):
+def test_round_without_messages_has_no_bits(trigger):
     network = Network("squarm-sgd", local_steps=2, trigger=trigger)
     network.go(3, evaluate=True)
     for row in network.rows:
         assert (row["sent"], row["bits"]) == (0, 0)
         assert row["clients"] == N
         assert row["rejected"] == 0
-    # Nothing is relayed; everybody has trained alone.
+    # Nothing is relayed, so each node has trained alone.
     assert not any(
         "relayed-data" in m.content["config"] for m in network.messages("train", 3)
     )
@@ -75,7 +75,7 @@ def test_a_silent_round_costs_nothing(trigger):
 
 
 def test_train_loss_is_the_loss_of_the_batches():
-    # Full batches, one step: the loss at the models before the step.
+    # With full batches and one step, this is the loss before the step.
     network = Network("dpsgd")
     network.go(2)
     models, data = network.models(), data_of(network)
@@ -91,11 +91,11 @@ def test_train_loss_is_the_loss_of_the_batches():
 
 @pytest.mark.parametrize("seed", range(6))
 @GOSSIP
-def test_the_estimated_consensus_distance(algorithm, seed):
-    """The standard error is at most 9 %: five of them are 45 %.
+def test_consensus_distance_is_estimated_within_its_error(algorithm, seed):
+    """The tolerance of 45 % is five times the largest standard error, 9 %.
 
-    The sketch's signs and places are fixed, so this is one draw a seed; a correct
-    estimate fails less than once in 10^4 times (Gaussian: once in 10^6).
+    A sketch's signs and places are fixed, so each seed is one draw. A correct estimate
+    fails with a probability below 10^-4 (10^-6 if its error is Gaussian).
     """
     network = Network(
         algorithm, seed=seed, compressor="top-k", compressor_k=0.3, consensus_step=0.2
@@ -106,12 +106,12 @@ def test_the_estimated_consensus_distance(algorithm, seed):
     exact = np.square(models - models.mean(0)).sum(1).mean()
     assert exact > 1e-3
     assert network.rows[-1]["consensus-distance"] == pytest.approx(exact, rel=0.45)
-    said = network.rows[-1].get("consensus-step")
-    assert said == (None if algorithm == "dpsgd" else 0.2)
+    step = network.rows[-1].get("consensus-step")
+    assert step == (None if algorithm == "dpsgd" else 0.2)
 
 
 def test_equal_models_have_distance_zero():
     network = Network("dpsgd", graph="complete", mixing="uniform")
     network.go(3, evaluate=True)
-    # Sums in another order: rounding.
+    # Sums in different orders are rounded differently.
     assert all(row["consensus-distance"] < 1e-10 for row in network.rows)

@@ -1,4 +1,4 @@
-"""Nodes of one process as rows of matrices, compared with nodes one by one."""
+"""Nodes that run together, as rows of matrices, equal nodes that run one by one."""
 
 import copy
 
@@ -37,7 +37,7 @@ def records(network: Network) -> list[ArrayRecord]:
 
 
 def assert_equal(one: Network, other: Network, rtol: float) -> None:
-    """Compare all that the nodes hold, and what was counted in each round."""
+    """Compare the nodes' vectors, and the counts and losses of each round."""
     for a, b in zip(one.nodes(), other.nodes(), strict=True):
         scale = np.abs(b.x).max()
         np.testing.assert_allclose(a.x, b.x, rtol=0, atol=rtol * scale)
@@ -71,17 +71,17 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("algorithm", "rounds"), [("dpsgd", 200), ("squarm-sgd", 67)])
-def test_after_200_iterations_models_differ_by_less_than_1e_6(algorithm, rounds):
-    # In a compressed message, rounding may decide which of two entries is kept.
+def test_models_differ_by_less_than_1e_6_after_200_iterations(algorithm, rounds):
+    # Not compressed: rounding could decide which of two entries a message keeps.
     together, alone = both(algorithm, compressor="identity")
     together.go(rounds)
     alone.go(rounds)
     assert relative(together.models(), alone.models()) < 1e-6
 
 
-def test_after_200_iterations_choco_is_as_close_to_float64_as_one_by_one():
-    # Sums of 200 differences in float32: either way is 2e-6 away from float64, so they
-    # cannot be closer than that to each other.
+def test_choco_together_is_as_close_to_float64_as_one_by_one():
+    # After 200 sums in float32, both ways differ from float64 by 2e-6, so they cannot
+    # be expected to be closer than that to each other.
     more = {"compressor": "identity", "batch_size": 10_000}
     together, alone = both("choco-sgd", **more)
     exact = PlainSQuARM(
@@ -105,7 +105,7 @@ def test_after_200_iterations_choco_is_as_close_to_float64_as_one_by_one():
 
 
 @GOSSIP
-def test_nodes_that_miss_rounds_replay_them_alone_and_join_again(algorithm):
+def test_nodes_replay_missed_rounds_alone_and_then_rejoin_the_others(algorithm):
     together, alone = both(algorithm)
     for network in (together, alone):
         network.grid.down = away
@@ -115,7 +115,7 @@ def test_nodes_that_miss_rounds_replay_them_alone_and_join_again(algorithm):
 
 
 @GOSSIP
-def test_reply_that_was_lost_leaves_the_state_of_the_round_before(algorithm):
+def test_lost_reply_leaves_the_state_of_the_previous_round(algorithm):
     together, alone = both(algorithm)
     for network in (together, alone):
         network.grid.change = lambda node, server_round, reply: (
@@ -163,11 +163,11 @@ def test_diverged_node_keeps_its_state_and_the_others_continue(monkeypatch):
     together, alone = both("choco-sgd")
     together.go(4)
     alone.go(4)
-    # The node has repeated the round alone, without the spoilt gradient.
+    # The node has repeated the round alone, where its gradient is finite.
     assert_equal(together, alone, 1e-5)
 
 
-def test_nodes_are_run_alone_if_they_cannot_be_run_together(monkeypatch, caplog):
+def test_nodes_run_alone_if_they_cannot_run_together(monkeypatch, caplog):
     def failing(self, x, batch):
         raise RuntimeError("cannot batch this")
 

@@ -21,7 +21,7 @@ RELAYED = {"relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data
 
 @GOSSIP
 @pytest.mark.parametrize("graph", ["ring", "star", "erdos-renyi", "small-world"])
-def test_relayed_to_neighbours_only(algorithm, graph):
+def test_messages_are_relayed_to_neighbours_only(algorithm, graph):
     network = Network(
         algorithm, graph=graph, compressor="sign-top-k", compressor_k=0.1, seed=3
     )
@@ -44,8 +44,8 @@ def test_relayed_to_neighbours_only(algorithm, graph):
         assert list(message.content) == ["arrays", "config"]
         assert len(message.content["arrays"]) == 0
         config = message.content["config"]
-        own = set(config) - CONFIG
-        assert own in (set(), RELAYED)
+        extra = set(config) - CONFIG
+        assert extra in (set(), RELAYED)
         assert config["neighbour-weight"] == pytest.approx(1 - weights[i, i])
         for name, weight, data in zip(
             config.get("relayed-senders", []),
@@ -58,7 +58,7 @@ def test_relayed_to_neighbours_only(algorithm, graph):
             assert j != i
             assert weight == weights[i, j] > 0
             seen.add((i, j))
-    # Everybody heard from all neighbours.
+    # Each node has received messages from all of its neighbours.
     edges = {(i, j) for i in range(N) for j in range(N) if weights[i, j] > 0 and i != j}
     assert seen == edges
 
@@ -93,7 +93,7 @@ def test_nodes_send_only_messages_numbers_and_names(algorithm):
 
 
 def sizes(value: object, depth: int = 0) -> list[int]:
-    """Lengths of all arrays and bytes that an object holds."""
+    """Return the lengths of all arrays and bytes that an object holds."""
     if isinstance(value, np.ndarray):
         return [value.size]
     if isinstance(value, (bytes, Array)):
@@ -108,12 +108,13 @@ def sizes(value: object, depth: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("algorithm", ["choco-sgd", "squarm-sgd"])
-def test_the_server_never_holds_a_model(algorithm):
+def test_server_never_holds_a_model(algorithm):
     network = Network(algorithm, compressor="sign", consensus_step=0.3)
     length = create("sign").num_bytes(D)
     for _ in range(3):
         network.go(evaluate=True)
-        # 1024: the sketches of the last evaluation. The graph is W and its edges.
+        # The sketches of the last evaluation have 1024 bytes. N * N are the weights of
+        # the graph, and 2 * N its edges.
         assert set(sizes(network.strategy)) <= {length, N * N, 2 * N, 1024}
         arrays, _ = network.strategy.snapshot()()
         assert arrays.pop(EDGES).shape == (N, 2)
@@ -151,7 +152,7 @@ def test_batch_statistics_stay_local_and_are_saved():
     assert all(v == 4 for n, v in first.items() if n.endswith("num_batches_tracked"))
     means = [n for n in first if n.endswith("running_mean")]
     assert all(not np.array_equal(first[n], second[n]) for n in means)
-    # Messages are as long as the parameters make them; exchanging moves no statistics.
+    # Messages hold parameters only, and an exchange does not change statistics.
     model = network.task.scratch_model
     shapes = tuple(p.numel() for p in model.parameters())
     length = PerTensor(SignTopK(0.01), shapes).num_bytes(sum(shapes))
@@ -162,11 +163,11 @@ def test_batch_statistics_stay_local_and_are_saved():
             np.testing.assert_array_equal(value.numpy(), first[name])
 
 
-def test_the_graph_is_laid_over_the_names_in_their_order(tmp_path):
+def test_nodes_of_the_graph_are_numbered_by_sorted_names(tmp_path):
     file = tmp_path / "edges.txt"
     file.write_text("0 1\n1 2\n1 3\n3 4\n")
     network = Network("choco-sgd", graph=str(file), consensus_step=0.5)
-    # Whatever the nodes' ids.
+    # The node ids do not matter.
     contexts = list(network.grid.contexts.values())
     network.grid.contexts = {i: contexts[i - 1] for i in (3, 5, 1, 4, 2)}
     network.go(2)
@@ -203,7 +204,7 @@ def test_gossip_with_256_nodes():
         network.go(1)
         network.go(1, evaluate=True)
         assert [row["sent"] for row in network.rows] == [256, 256]
-        # With 359 test examples some nodes have none.
+        # There are 359 test examples, so some nodes have none.
         assert network.rows[-1]["evaluated"] > 180
         (message,) = network.messages("train", 2, 100)
         assert relayed(message) == [(1, name_of(99)), (1, name_of(101))]

@@ -17,11 +17,11 @@ from flwr_frl.strategies.server.checkpoint import State
 
 
 class Killed(BaseException):
-    """As by kill -9: nobody writes anything more."""
+    """Ends a run like ``kill -9``: nothing is written afterwards."""
 
 
 class Leaky(InlineGrid):
-    """Node 2 is away in rounds 4 to 6."""
+    """A grid on which node 2 is offline in rounds 4 to 6."""
 
     def send_and_receive(self, messages, *, timeout=None):
         there = [
@@ -47,13 +47,15 @@ def rows_after(output, algorithm: str, rounds: int, resume: bool = False) -> lis
 
 
 @GOSSIP
-def test_stop_with_a_backlog_and_resume(algorithm, tmp_path, monkeypatch):
+def test_run_with_queued_messages_resumes_after_a_stop_or_a_crash(
+    algorithm, tmp_path, monkeypatch
+):
     monkeypatch.setattr(running, "InlineGrid", Leaky)
-    whole = rows_after(tmp_path / "a", algorithm, 9)
-    assert [row["unanswered"] for row in whole] == [0, 0, 0, 1, 1, 1, 0, 0, 0]
+    uninterrupted = rows_after(tmp_path / "a", algorithm, 9)
+    assert [row["unanswered"] for row in uninterrupted] == [0, 0, 0, 1, 1, 1, 0, 0, 0]
     rows_after(tmp_path / "b", algorithm, 5)
     stopped = rows_after(tmp_path / "b", algorithm, 9, resume=True)
-    # Rounds 6 to 8 are trained a second time, after a crash.
+    # After a crash in round 8, the run resumes from round 5.
     add = Report.add
 
     def crash(report: Report, row: dict, clients: dict) -> None:
@@ -68,7 +70,7 @@ def test_stop_with_a_backlog_and_resume(algorithm, tmp_path, monkeypatch):
     crashed = rows_after(tmp_path / "c", algorithm, 9, resume=True)
     for rows in (stopped, crashed):
         assert [row["round"] for row in rows] == list(range(1, 10))
-        for row, other in zip(rows, whole, strict=True):
+        for row, other in zip(rows, uninterrupted, strict=True):
             assert row.keys() == other.keys()
             names = "unanswered-clients"
             assert row.get(names) == other.get(names)
@@ -76,7 +78,7 @@ def test_stop_with_a_backlog_and_resume(algorithm, tmp_path, monkeypatch):
                 assert row[name] == pytest.approx(other[name], rel=0, abs=1e-12), name
 
 
-def test_the_backlog_is_part_of_the_state():
+def test_queued_messages_are_part_of_the_state():
     network = Network(
         "choco-sgd", compressor="sign", consensus_step=0.3, max_missed_rounds=4
     )
@@ -86,7 +88,7 @@ def test_the_backlog_is_part_of_the_state():
     other = build_strategy(network.settings)
     other.restore(State(arrays, json.loads(json.dumps(values))))
     assert other.boxes.pending == network.strategy.boxes.pending
-    # Rounds 4 to 7 of two neighbours: for that of round 4 it has not answered.
+    # The messages of rounds 4 to 7 from two neighbours; its last reply was in round 4.
     assert len(other.boxes.pending[name_of(0)]) == 8
     assert other.boxes.lost == network.strategy.boxes.lost == {name_of(2)}
     assert other.boxes.names == network.strategy.boxes.names
@@ -109,14 +111,14 @@ def test_snapshot_is_unaffected_by_later_rounds():
     network.go(3)
     strategy = network.strategy
     former, then = copy.deepcopy(strategy.snapshot()()), strategy.snapshot()
-    # Node 2 is lost, and others' messages take the place of those.
+    # Node 2 is lost, and other messages replace its queue.
     network.go(7)
     assert_same_state(then(), former)
     assert strategy.boxes.lost
     with pytest.raises(AssertionError):
         assert_same_state(then(), strategy.snapshot()())
 
-    # What a subclass adds is part of it.
+    # State that a subclass adds is included.
     strategy.state["more"] = 1
     assert strategy.snapshot()().values["state"]["more"] == 1
 
@@ -125,22 +127,22 @@ def test_message_to_several_neighbours_is_saved_once():
     network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
     network.go(1)
     arrays, values = network.strategy.snapshot()()
-    # On the ring each has two neighbours.
+    # On the ring, each node has two neighbours.
     assert len(values["pending"]) == 2 * N
     assert len([name for name in arrays if name.startswith("pending-")]) == N
 
 
 def test_messages_are_listed_only_for_written_checkpoints(tmp_path, monkeypatch):
-    made, state_dict = [], Mailboxes.state_dict
+    calls, state_dict = [], Mailboxes.state_dict
 
     def counted(boxes):
-        made.append(1)
+        calls.append(1)
         return state_dict(boxes)
 
     monkeypatch.setattr(Mailboxes, "state_dict", counted)
     rows_after(tmp_path, "choco-sgd", 9)
-    # After rounds 5 and 9.
-    assert len(made) == 2
+    # Checkpoints are written after rounds 5 and 9.
+    assert len(calls) == 2
 
 
 def test_resumed_run_keeps_its_saved_graph(tmp_path, caplog):
