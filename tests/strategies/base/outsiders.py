@@ -44,7 +44,7 @@ class Hooked(
     waits_for_all=False,
     simulation_defaults={"evaluate-last": 4, "fewest": 3},
 ):
-    """Has its own traits, defaults, setting, check of clients and grid.
+    """Overrides traits, simulation defaults and hooks, and declares a setting.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class StrangeClient(BaseStrategy, client="outsiders:Plain"):
 
 
 class WithoutHooks(FlowerFedAvg):
-    """A strategy of Flower without the hooks of `BaseStrategy`."""
+    """A Flower strategy that lacks the hooks of `BaseStrategy`."""
 
     client = "flwr_frl.clients.fedavg:FedAvgClient"
 

@@ -168,7 +168,7 @@ def test_busy_client_counts_with_its_last_metrics_and_in_the_sample_size():
     grid.left_alone = frozenset(
         n for n in grid.get_node_ids() if strategy.name_of(n) in busy
     )
-    # Its last metrics count, and not those that it would report now.
+    # It would now report another accuracy, but its last metrics count.
     strategy.evaluation.metrics["000005"]["accuracy"] = 0.9
     metrics = evaluate_once(strategy, grid, 2)
     # 0, 0.1, 0.2 and 0.3 in this round; 0.4 and 0.9 from round 1

@@ -52,7 +52,7 @@ def test_metrics_that_a_client_may_omit(name):
     assert arrays["b"].numpy().tolist() == [2.5] * 4
     assert metrics["train-loss"] == pytest.approx(loss)
     assert (metrics["clients"], metrics["rejected"]) == (4, 0)
-    # Weighting by examples requires their number, but no other metric.
+    # Weighting by examples requires num-examples, but no other metric.
     strategy = averaging(weighting="examples")
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(taciturn)))
     if "loss" in name:
@@ -142,7 +142,7 @@ def test_missing_reply_is_counted_as_unanswered():
 
 
 def test_node_that_has_left_is_counted_as_unanswered():
-    # The SuperLink reports this under its own id, which is no client's id.
+    # The SuperLink reports this under its own id, which belongs to no client.
     def and_a_notice(replies: list) -> list:
         replies[3].metadata.__dict__["_src_node_id"] = 99
         return replies

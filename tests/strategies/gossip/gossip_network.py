@@ -52,7 +52,7 @@ def round_of(message: Message) -> int:
 
 
 def away(node: int, server_round: int) -> bool:
-    """Return whether node 2, or node 4, which is not its neighbour, is offline."""
+    """Return whether a node is offline in a round; nodes 2 and 4 are not neighbours."""
     return (node, server_round) in {(2, 3), (2, 4), (2, 5), (4, 5), (4, 8), (2, 8)}
 
 
@@ -158,7 +158,7 @@ class Network:
         return [self.node(i) for i in range(self.n)]
 
     def node(self, i: int) -> Node:
-        """Return a node's vectors, after the exchanges that precede an evaluation."""
+        """Return a node's vectors after the exchanges that precede an evaluation."""
         self.strategy._exchanged_round = self.round
         start = ConfigRecord({"server-round": self.round})
         content = self.strategy.content(i + 1, ArrayRecord(), start)

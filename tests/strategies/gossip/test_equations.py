@@ -216,8 +216,8 @@ def test_fast_growing_consensus_distance_logs_one_warning(caplog):
 
 def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
     # From iteration 3 on, the learning rate is practically 0. Sketches are linear, so
-    # the estimated distance shrinks like the exact one: each round, at most (1 -
-    # delta)^2 of it remains.
+    # the estimated distance shrinks like the exact one: after a round, at most
+    # (1 - delta)^2 of it remains.
     schedule = "steps:0:3:1e15"
     dpsgd = Network("dpsgd", learning_rate_schedule=schedule)
     choco = Network(
@@ -276,8 +276,8 @@ def test_averaged_output_counts_local_steps_and_missed_rounds():
     network.go(3)  # Node 2 is offline.
     after = network.node(2)
     np.testing.assert_array_equal(before.saved["average"], after.saved["average"])
-    # Of 18 iterations, node 2 ran the first 6. For the 9 missed ones its current model
-    # counts, and then it runs 3 more.
+    # Of 18 iterations, node 2 ran the first 6 and missed 9, for which its current model
+    # counts. The last 3 are new.
     x0, examples = after.x, data_of(network)[2]
     x1 = x0 - 0.1 * gradient(x0, *examples)
     x2 = x1 - 0.1 * gradient(x1, *examples)

@@ -129,7 +129,7 @@ def test_strategy_makes_a_round_private() -> None:
     strategy = averaging(**PRIVATE)
     strategy.privacy.rng = Known(1)
     arrays, metrics = train_once(strategy, grid_of(3))
-    # The 10 entries change by 1, 2 and 3: all norms are at least √10, clipped to 2.
+    # The clients change all 10 entries by 1, 2 and 3; all norms are clipped to 2.
     each = 2 / math.sqrt(10)
     np.testing.assert_allclose(arrays["b"].numpy(), [(3 * each + 2) / 3] * 4, rtol=1e-6)
     assert metrics["epsilon"] == epsilon(1.0, 1, 1e-5)

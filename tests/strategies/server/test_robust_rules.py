@@ -84,7 +84,7 @@ def test_huge_values_neither_overflow_nor_move_the_result(
 
 
 def changing_by(*values):
-    """Return a grid whose client i adds ``values[i]`` to all entries, every round."""
+    """Return a grid whose client i adds ``values[i]`` to each entry in a round."""
 
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type != "train":
@@ -183,7 +183,7 @@ def test_weight_of_a_bucket_is_the_sum_of_its_replies_weights() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_byzantine_client_may_affect_another_bucket(seed: int) -> None:
+def test_each_byzantine_client_may_affect_a_different_bucket(seed: int) -> None:
     # 20 % of ten clients are two. They can affect two of five buckets, or 40 %.
     values = [[1, 1]] * 8 + [[1e30, 1e30]] * 2
     strategy = averaging(
