@@ -233,9 +233,7 @@ def test_build_graph_selects_by_name(tmp_path):
         ("text", 4, "line 1 of .*two node numbers"),
     ],
 )
-def test_unknown_or_unsuitable_graph_fails_with_a_one_line_error(
-    name, n, message, tmp_path, monkeypatch
-):
+def test_unusable_graph_is_a_one_line_error(name, n, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tree").write_text("0 1\n1 2\n1 3\n3 4\n")
     (tmp_path / "empty").write_text("# nothing\n")
@@ -324,8 +322,7 @@ def test_spectrum_of_the_torus():
 def test_spectrum_matches_hand_computed_eigenvalues():
     # Complete graph: W = 11^T / n has the eigenvalues 1 and 0.
     assert spectrum(uniform_weights(complete(6))) == pytest.approx((1, 1), abs=1e-12)
-    # Star of 4: two differences of leaves have the eigenvalue 3/4, and (3, -1, -1, -1)
-    # has 0.
+    # Star of 4: two differences of leaves have eigenvalue 3/4, (3, -1, -1, -1) has 0.
     assert spectrum(metropolis_weights(star(4))) == pytest.approx((0.25, 1), abs=1e-12)
     # The eigenvalues are 1 and -0.6: the second largest in magnitude is negative.
     negative = np.array([[0.2, 0.8], [0.8, 0.2]])
@@ -362,9 +359,8 @@ def test_consensus_step_contracts_as_in_the_proof(graph, k):
     """Exchange Top_k of x_i - xhat_i; without gradients, only consensus is left.
 
     With alpha = gamma delta / 2 and omega / 4 in the two inequalities
-    ||a + b||^2 <= (1 + alpha) ||a||^2 + (1 + 1 / alpha) ||b||^2, each step
-    multiplies the sum of ||X - mean||^2 and ||X - Xhat||^2 by at most
-    1 - gamma delta / 2.
+    ||a + b||^2 <= (1 + alpha) ||a||^2 + (1 + 1 / alpha) ||b||^2, a step leaves at
+    most 1 - gamma delta / 2 of the sum of ||X - mean||^2 and ||X - Xhat||^2.
     """
     d = 10
     weights = metropolis_weights(graph)
