@@ -58,11 +58,6 @@ def test_settings_of_a_strategy_are_its_keyword_arguments() -> None:
         FedRep(unknown=1)
 
 
-def saved(strategy: BaseStrategy) -> State:
-    arrays, values = strategy.snapshot()()
-    return State(arrays, json.loads(json.dumps(values)))
-
-
 def test_state_round_trip() -> None:
     strategy, other = BaseStrategy(), BaseStrategy()
     state = {
