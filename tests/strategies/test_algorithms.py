@@ -1,4 +1,4 @@
-"""From names and import paths to strategies and their clients."""
+"""Names and import paths are resolved to strategies and their clients."""
 
 import pytest
 
@@ -28,11 +28,11 @@ def path_of(kind: type) -> str:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_name_and_the_path_behind_it_are_the_same(name):
+def test_name_and_import_path_give_the_same_classes(name):
     path, about = ALGORITHMS[name]
-    found = strategy_class(settings_of(name))
-    assert path_of(found) == path
-    assert strategy_class(settings_of(path)) is found
+    strategy = strategy_class(settings_of(name))
+    assert path_of(strategy) == path
+    assert strategy_class(settings_of(path)) is strategy
     client = load_client(client_path(settings_of(name)))
     assert client is load_client(client_path(settings_of(path)))
     assert about
@@ -45,7 +45,7 @@ def test_a_name_and_the_path_behind_it_are_the_same(name):
         ("fedrep", "digits", "flwr_frl.strategies.fedrep:FedRep"),
         ("fedrep", "linear", "flwr_frl.strategies.fedrep:FedRepLinear"),
         ("flute", "linear", "flwr_frl.strategies.flute:FLUTELinear"),
-        # It has no linear case, though FLUTE has.
+        # Unlike FLUTE, FLUTE* has no class for linear tasks.
         ("flute-star", "linear", "flwr_frl.strategies.flute:FLUTEStar"),
         ("fedavg", "linear", "flwr_frl.strategies.fedavg:FedAvg"),
         ("srpfl", "linear", "flwr_frl.strategies.srpfl:SRPFL"),
@@ -54,7 +54,7 @@ def test_a_name_and_the_path_behind_it_are_the_same(name):
         ("outsiders:Elsewhere.Plain", "digits", "outsiders:Elsewhere.Plain"),
     ],
 )
-def test_a_task_may_be_a_case_of_its_own(algorithm, task, expected):
+def test_task_may_have_its_own_strategy_class(algorithm, task, expected):
     assert path_of(strategy_class(settings_of(algorithm, task))) == expected
 
 
@@ -76,14 +76,14 @@ def test_a_strategy_names_its_client(algorithm, task, expected):
     assert client_path(settings_of(algorithm, task)) == expected
 
 
-def test_who_reads_settings():
+def test_classes_whose_settings_apply():
     assert settings_owners(settings_of("fedrep")) == [FedRep]
     assert settings_owners(settings_of("fedrep", "linear")) == [FedRepLinear]
     assert settings_owners(settings_of("srpfl")) == [SRPFL, FedRep]
     assert settings_owners(settings_of("srpfl", "linear")) == [SRPFL, FedRepLinear]
     star = settings_of("srpfl", srpfl_base="flute-star")
     assert settings_owners(star) == [SRPFL, FLUTEStar]
-    # What it wraps is no question there.
+    # FLANP ignores srpfl-base.
     owners = settings_owners(settings_of("flanp", srpfl_base="flute-star"))
     assert owners[0] is FLANP
     assert path_of(owners[1]) == "flwr_frl.strategies.fedavg:FedAvg"
@@ -110,7 +110,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("algorithm", WRONG)
-def test_what_is_no_algorithm_is_refused_in_one_line(algorithm, tmp_path, monkeypatch):
+def test_invalid_algorithm_is_rejected_in_one_line(algorithm, tmp_path, monkeypatch):
     (tmp_path / "breaks_at_once.py").write_text("raise OSError('no\\nbattery')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingsError) as caught:
@@ -126,14 +126,14 @@ def test_what_is_no_algorithm_is_refused_in_one_line(algorithm, tmp_path, monkey
         ("outsiders:StrangeClient", "is no client; expected a subclass of Client"),
     ],
 )
-def test_what_is_no_client_is_refused_where_it_is_loaded(algorithm, line):
-    # A server does not load it.
+def test_invalid_client_is_rejected_when_it_is_loaded(algorithm, line):
+    # Servers do not load the client class.
     path = client_path(settings_of(algorithm))
     with pytest.raises(SettingsError, match=line):
         load_client(path)
 
 
-def test_names_in_files_and_tables():
+def test_short_names():
     assert short_name("lg-fedavg") == "lg-fedavg"
     assert short_name("guest.algorithm:Guest") == "Guest"
     assert short_name("outsiders:Elsewhere.Plain") == "Elsewhere.Plain"
@@ -144,12 +144,12 @@ def test_names_in_files_and_tables():
     [
         [],
         ["fedavg", "fedrep", "outsiders:Plain"],
-        # The same twice is one.
+        # Repeating an algorithm is allowed.
         ["fedavg", "fedavg"],
         ["outsiders:Plain", "outsiders:Plain"],
     ],
 )
-def test_all_names_differ(algorithms):
+def test_distinct_names_are_accepted(algorithms):
     check_names(algorithms)
 
 
@@ -158,10 +158,10 @@ def test_all_names_differ(algorithms):
     [
         (["fedavg", "here:Plain", "there:Plain"], "'Plain': 'here:Plain' and 'there:P"),
         (["outsiders:fedrep", "fedrep"], "'fedrep': 'fedrep' and 'outsiders:fedrep'; "),
-        # Its results would pass for the built-in's.
+        # Its results would be mistaken for those of the built-in algorithm.
         (["outsiders:fedrep"], "'fedrep': 'fedrep' and 'outsiders:fedrep'; each must"),
     ],
 )
-def test_two_of_one_name_would_write_to_one_place(algorithms, line):
+def test_equal_names_are_rejected(algorithms, line):
     with pytest.raises(SettingsError, match=f"two algorithms are called {line}"):
         check_names(algorithms)

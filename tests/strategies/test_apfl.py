@@ -1,4 +1,4 @@
-"""APFL against a few lines of NumPy, server and clients."""
+"""APFL compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,8 @@ from softmax_runs import (
 
 
 def numpy_apfl(found):
-    """Algorithm 1 over the clients that counted; (w, all v_i, all α_i) of each round.
+    """Run Algorithm 1 with the clients that trained; return (w, all v_i, all α_i) by
+    round.
 
     v̄ = α v + (1 − α) w; ∇_v f(v̄) = α ∇f(v̄); ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩.
     """
@@ -33,17 +34,17 @@ def numpy_apfl(found):
     for clients in found.trained:
         models, personal, alphas = [], list(personal), list(alphas)
         for i in clients:
-            own, v, a = w, personal[i], alphas[i]
+            local, v, a = w, personal[i], alphas[i]
             velocity_w = velocity_v = 0.0
             for t in range(STEPS):
-                slope = gradient(a * v + (1 - a) * own, i)
+                slope = gradient(a * v + (1 - a) * local, i)
                 decay_v = gradient(v, i, decay) - gradient(v, i)
-                velocity_w = momentum * velocity_w + gradient(own, i, decay)
+                velocity_w = momentum * velocity_w + gradient(local, i, decay)
                 velocity_v = momentum * velocity_v + a * slope + decay_v
                 if found["apfl_adaptive"] and t == 0:
-                    a = float(np.clip(a - RATE * np.sum((v - own) * slope), 0, 1))
-                own, v = own - RATE * velocity_w, v - RATE * velocity_v
-            models.append(own)
+                    a = float(np.clip(a - RATE * np.sum((v - local) * slope), 0, 1))
+                local, v = local - RATE * velocity_w, v - RATE * velocity_v
+            models.append(local)
             personal[i], alphas[i] = v, a
         w = found.mean(models, clients)
         rounds.append((w, personal, alphas))
@@ -65,41 +66,41 @@ def alpha_of(state, initial):
     ],
     ids=["plain", "momentum", "examples", "fixed", "srpfl"],
 )
-def test_every_round_is_that_of_the_paper(more):
+def test_every_round_matches_the_paper(more):
     found, alpha = run_variant("apfl", 5, evaluate={5}, **more), more["apfl_alpha"]
     expected = numpy_apfl(found)
     assert_rounds(found, [(w, personal) for w, personal, _ in expected])
     for kept, (_, _, alphas) in zip(found.kept, expected, strict=True):
-        own = [alpha_of(state, alpha) for state in kept]
-        np.testing.assert_allclose(own, alphas, atol=1e-5)
+        values = [alpha_of(state, alpha) for state in kept]
+        np.testing.assert_allclose(values, alphas, atol=1e-5)
     w, personal, alphas = expected[-1]
     moved = np.abs(np.array(alphas) - alpha).max()
     assert moved > 1e-2 if more.get("apfl_adaptive", True) else moved == 0
     # A client that never trained mixes the initial model with w.
     mixed = [a * v + (1 - a) * w for v, a in zip(personal, alphas, strict=True)]
     assert_losses(found, mixed)
-    told = [metrics["alpha"] for metrics in found.metrics[-1]]
-    np.testing.assert_allclose(told, alphas, atol=1e-5)
+    reported = [metrics["alpha"] for metrics in found.metrics[-1]]
+    np.testing.assert_allclose(reported, alphas, atol=1e-5)
     assert found.rows[-1]["alpha"] == pytest.approx(np.mean(alphas), abs=1e-5)
     assert max(abs(loss_of(w, i) - loss_of(mixed[i], i)) for i in range(N)) > 1e-3
 
 
-def test_the_global_model_is_fedavg_s_to_the_last_bit():
+def test_global_model_equals_that_of_fedavg_bitwise():
     plain = run("fedavg", 3, **SMALL_BATCHES)
     for alpha in (0.0, 0.7):
         assert_same_arrays(run("apfl", 3, apfl_alpha=alpha, **SMALL_BATCHES), plain)
 
 
 def test_alpha_0_uses_the_global_model():
-    own = {"apfl_alpha": 0.0, "apfl_adaptive": False}
-    found = run("apfl", 3, evaluate=True, cohort="off", **own)
+    options = {"apfl_alpha": 0.0, "apfl_adaptive": False}
+    found = run("apfl", 3, evaluate=True, cohort="off", **options)
     plain = run("fedavg", 3, evaluate=True, cohort="off")
     for metrics, others in zip(found.metrics, plain.metrics, strict=True):
         for told, other in zip(metrics, others, strict=True):
             assert told["loss"] == pytest.approx(other["loss"], abs=1e-7)
             assert told["accuracy"] == told["accuracy-global"] == other["accuracy"]
             assert told["alpha"] == 0
-    # Nothing has moved v.
+    # v has not moved.
     for i in found.trained[-1]:
         assert_near(matrix(found.kept[-1][i], "model."), start(), 1e-7)
 
@@ -110,19 +111,19 @@ def test_alpha_1_is_local_training():
     alone = run("local", 3, **usual)
     assert found.trained == alone.trained
     for i in range(N):
-        v, own = found.kept[-1][i], alone.kept[-1][i]
+        v, other = found.kept[-1][i], alone.kept[-1][i]
         if v:
-            assert_near(matrix(v, "model."), matrix(own), 1e-6)
+            assert_near(matrix(v, "model."), matrix(other), 1e-6)
         loss = alone.metrics[-1][i]["loss"]
         assert found.metrics[-1][i]["loss"] == pytest.approx(loss, abs=1e-6)
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
-def test_alpha_moves_by_one_step_a_round(epochs):
+def test_alpha_takes_one_step_per_round(epochs):
     found = run("apfl", apfl_alpha=0.625, representation_epochs=epochs)
     visits = {i: [r for r in range(4) if i in found.trained[r]] for i in range(N)}
     i, (first, second, *_) = next((i, v) for i, v in visits.items() if len(v) > 1)
-    # In the first visit of round 1 v is w, so the inner product is 0.
+    # In round 1, v equals w, so the inner product is 0 and α does not move.
     assert all(alpha_of(found.kept[0][j], 0.0) == 0.625 for j in found.trained[0])
     alpha = alpha_of(found.kept[first][i], 0.625)
     w, v = matrix(found.arrays[second - 1]), matrix(found.kept[first][i], "model.")

@@ -1,4 +1,4 @@
-"""Settings and tasks that an algorithm refuses before a run begins."""
+"""Settings and tasks that are rejected before a run begins."""
 
 import math
 
@@ -10,7 +10,7 @@ from flwr_frl.task.settings import SettingsError, resolve
 
 # Values out of range, by algorithm and setting.
 OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
-    # Of every run.
+    # Settings of every algorithm
     "fedavg": {
         "num-server-rounds": (0,),
         "evaluate-every": (-1,),
@@ -60,7 +60,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "dual-regularizer": (1e7,),
     },
     "fedrep": {"new-clients": (-1,)},
-    # An outsider's settings are checked like ours.
+    # Settings of third-party algorithms are checked, too.
     "outsiders:Hooked": {"fewest": (100, 2.5)},
 }
 CASES = [
@@ -115,7 +115,7 @@ CASES = [
     CASES,
     ids=[f"{a}-{'-'.join(map(str, g.values()))}" for a, g, _ in CASES],
 )
-def test_a_bad_value_is_refused_with_its_name(algorithm, given, code):
+def test_invalid_value_is_rejected_with_its_code(algorithm, given, code):
     named = resolve({"algorithm": algorithm})
     tried = [(algorithm, given)]
     if settings_owners(named)[0].traits.srpfl_settings is not None:
@@ -142,7 +142,7 @@ def test_a_bad_value_is_refused_with_its_name(algorithm, given, code):
         ("feddbe", {"task": "linear"}, "it needs a head that begins with a linear lay"),
     ],
 )
-def test_a_task_that_does_not_suit_is_refused(algorithm, given, words):
+def test_unsuitable_task_is_rejected(algorithm, given, words):
     with pytest.raises(SettingsError) as caught:
         running.check([algorithm], given, "inline")
     line = str(caught.value)
@@ -165,7 +165,7 @@ def test_a_task_that_does_not_suit_is_refused(algorithm, given, words):
         ("feddyn", {"model": "resnet18"}, "has-buffers"),
     ],
 )
-def test_a_model_or_task_that_does_not_suit_has_a_code(algorithm, given, code):
+def test_unsuitable_model_or_task_is_rejected_with_a_code(algorithm, given, code):
     with pytest.raises(SettingsError) as caught:
         running.check([algorithm], given, "inline")
     assert caught.value.code == code
@@ -193,7 +193,7 @@ def test_a_model_or_task_that_does_not_suit_has_a_code(algorithm, given, code):
         ("outsiders:Hooked", {"fewest": 21}, "fewest is 21; 20 are too few"),
     ],
 )
-def test_values_that_do_not_go_together_are_refused(algorithm, given, line):
+def test_inconsistent_values_are_rejected(algorithm, given, line):
     with pytest.raises(SettingsError) as caught:
         running.check([algorithm], given, "inline")
     assert str(caught.value).startswith(line)

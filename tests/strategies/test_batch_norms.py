@@ -1,4 +1,4 @@
-"""Batch norms in the shared model and in clients' own models."""
+"""Batch norms in shared and in personal models."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ NORM = "representation.1"
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "scaffold", "ditto", "apfl"])
-def test_a_batch_norm_learns_and_counts(algorithm):
+def test_batch_norm_is_trained_and_counts_batches(algorithm):
     found = run(algorithm, 3, task="softmax_runs:normed", evaluate=True)
     first, last = found.arrays[0], found.arrays[-1]
-    # Three steps a round, one an epoch.
+    # Three steps per round, one per epoch
     assert [a[f"{NORM}.num_batches_tracked"] for a in found.arrays] == [3, 6, 9]
     assert (first[f"{NORM}.running_var"] > 0).all()
     moved = first[f"{NORM}.running_mean"] - last[f"{NORM}.running_mean"]
@@ -21,7 +21,7 @@ def test_a_batch_norm_learns_and_counts(algorithm):
 
 @pytest.mark.parametrize("algorithm", ["ditto", "apfl"])
 def test_a_personal_batch_norm_has_its_own_statistics(algorithm):
-    # After one step from the initial model: a tenth of the way to the batch's mean.
+    # One step moves running statistics by a tenth towards those of the batch.
     found = run(algorithm, 1, task="softmax_runs:normed", representation_epochs=1)
     initial = {n: t.numpy() for n, t in normed(N).initial_state.items()}
     for i in found.trained[0]:
@@ -34,6 +34,6 @@ def test_a_personal_batch_norm_has_its_own_statistics(algorithm):
         running = kept[f"model.{NORM}.running_var"]
         variance = features.var(0, ddof=1)
         np.testing.assert_allclose(running, 0.9 + variance / 10, atol=1e-6)
-    # What is shared is the mean over the clients, and something else.
+    # The shared statistics are the mean over the clients, so they differ.
     shared = found.arrays[0][f"{NORM}.running_mean"]
     assert np.abs(shared - kept[f"model.{NORM}.running_mean"]).max() > 1e-3

@@ -1,4 +1,4 @@
-"""Clients that train together end where they do one by one, with every algorithm."""
+"""Cohorts give the same results as clients that train one by one."""
 
 import logging
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ CE = torch.nn.functional.cross_entropy
 
 @pytest.fixture
 def made(monkeypatch):
-    """How many calls of each kind were made together, one entry a time."""
+    """Sizes of the batched calls, by kind of call."""
     counts: dict[str, list[int]] = {}
     for name in ("TrainCall", "GradientCall"):
         kind = getattr(calls, name)
@@ -50,35 +50,35 @@ def made(monkeypatch):
         ("scaffold", "TrainCall", 3),
         ("per-fedavg", "GradientCall", 3),
         ("l2gd", "GradientCall", 3),
-        # Their steps are their own, so their clients train alone.
+        # These algorithms have custom training steps, so their clients train alone.
         ("apfl", "TrainCall", 0),
         ("fedcp", "TrainCall", 0),
         ("feddbe", "TrainCall", 0),
     ],
 )
-def test_calls_of_the_same_shape_are_made_together(algorithm, kind, size, made):
-    # `test_contract.py` compares what all algorithms end with.
+def test_calls_of_the_same_shape_are_batched(algorithm, kind, size, made):
+    # `test_contract.py` compares the results of all algorithms.
     outcome(algorithm, 3)
     assert max(made[kind], default=0) == size
 
 
 @pytest.mark.parametrize("part", ["fedrep", "dpsgd"])
-def test_batch_norms_keep_each_client_s_own_statistics(part, made):
-    own = {"task": "cohort_tasks:normalised", "batch-size": 3}
-    together = outcome(part, N, **own)
+def test_batch_norms_keep_statistics_per_client(part, made):
+    options = {"task": "cohort_tasks:normalised", "batch-size": 3}
+    together = outcome(part, N, **options)
     assert any(made.values())
-    assert_same(together, outcome(part, "off", **own), 2e-5)
+    assert_same(together, outcome(part, "off", **options), 2e-5)
 
 
 @dataclass(frozen=True)
 class NearAndSmall(Proximal):
-    """One that looks at features as well."""
+    """A proximal term that also penalizes the features."""
 
     def __call__(self, features, targets, model):
         return super().__call__(features, targets, model) + features.square().mean()
 
 
-def test_what_is_more_than_proximal_sees_no_examples_that_fill_a_batch_up():
+def test_custom_proximal_term_does_not_see_padding():
     def work(i: int) -> float:
         torch.manual_seed(i)
         model = dense().initial_model()
@@ -87,9 +87,9 @@ def test_what_is_more_than_proximal_sees_no_examples_that_fill_a_batch_up():
         train(model, "all", dense().train[i], loss, 2, sgd, NearAndSmall(0.5, anchor))
         return model.representation[0].weight.detach().norm().item()
 
-    # They have 9, 9 and 4 examples.
-    found = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
-    assert found == pytest.approx([work(i) for i in range(3)], rel=1e-5)
+    # The clients have 9, 9 and 4 examples.
+    losses = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    assert losses == pytest.approx([work(i) for i in range(3)], rel=1e-5)
 
 
 FACTOR = {"now": 1.0}
@@ -105,14 +105,14 @@ class Growing(torch.nn.Module):
 
 
 def by_hand(model):
-    """As people put a forward on a module of torch."""
+    """Replace the forward of a torch module, as some users do."""
     model.head.forward = lambda x: FACTOR["now"] * x[:, :3]
     return model
 
 
 @pytest.mark.parametrize("where", ["loss", "module", "forward"])
 def test_a_user_s_code_runs_in_every_call(where, monkeypatch):
-    # Norms are in no model that is made layer by layer.
+    # The layer norm keeps the model off the path that stacks models layer by layer.
     def work() -> float:
         torch.manual_seed(0)
         layers = [torch.nn.Linear(6, 4), torch.nn.LayerNorm(4)]
@@ -125,34 +125,34 @@ def test_a_user_s_code_runs_in_every_call(where, monkeypatch):
 
     for factor in (1.0, 3.0):
         monkeypatch.setitem(FACTOR, "now", factor)
-        found = cohort.together([work] * 3, 3)
-        assert found == pytest.approx([work()] * 3, rel=1e-5)
+        losses = cohort.together([work] * 3, 3)
+        assert losses == pytest.approx([work()] * 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "dpsgd"])
 @pytest.mark.parametrize("name", ["padded", "centred", "unhashable"])
-def test_models_of_all_kinds_end_where_they_do_alone(algorithm, name):
-    own = {"task": f"cohort_tasks:{name}"}
-    assert_same(outcome(algorithm, N, **own), outcome(algorithm, "off", **own))
+def test_models_of_all_kinds_match_sequential_training(algorithm, name):
+    options = {"task": f"cohort_tasks:{name}"}
+    assert_same(outcome(algorithm, N, **options), outcome(algorithm, "off", **options))
 
 
-def test_targets_that_do_not_count_and_batches_that_are_filled_up():
-    # The mean is over those that count, so no batch may be without any.
-    own = {"task": "cohort_tasks:ignoring", "batch-size": 100}
-    assert_same(outcome("fedavg", N, **own), outcome("fedavg", "off", **own))
+def test_ignored_targets_in_padded_batches():
+    # The mean excludes ignored targets, so each batch must have a target that counts.
+    options = {"task": "cohort_tasks:ignoring", "batch-size": 100}
+    assert_same(outcome("fedavg", N, **options), outcome("fedavg", "off", **options))
 
 
 @pytest.mark.parametrize("algorithm", ["l2gd", "dpsgd", "choco-sgd", "squarm-sgd"])
-def test_a_batch_without_a_target_that_counts_costs_no_round(algorithm, caplog):
-    # Every fourth example; each batch has one.
-    own = {"task": "cohort_tasks:ignoring", "batch-size": 1, "rounds": 8}
-    assert_same(outcome(algorithm, N, **own), outcome(algorithm, "off", **own))
+def test_batch_of_ignored_targets_does_not_reject_the_round(algorithm, caplog):
+    # Every fourth target counts, and each batch has one target.
+    options = {"task": "cohort_tasks:ignoring", "batch-size": 1, "rounds": 8}
+    assert_same(outcome(algorithm, N, **options), outcome(algorithm, "off", **options))
     assert "rejected" not in caplog.text
 
 
-def test_a_batch_without_a_target_that_counts_is_no_step():
+def test_batch_of_ignored_targets_is_skipped():
     def ignoring() -> list:
-        # Of three clients: none, one or both of two examples do not count.
+        # Of their two targets, the three clients ignore none, one or both.
         sets = [ExampleSet(torch.eye(6)[:2], torch.tensor([0, 1])) for _ in range(3)]
         sets[1].targets[1] = sets[2].targets[:] = -100
         return sets
@@ -165,11 +165,11 @@ def test_a_batch_without_a_target_that_counts_is_no_step():
         return loss, model.head.weight.detach().clone()
 
     alone = [work(i) for i in range(3)]
-    found = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
-    for own, both in zip(alone, found, strict=True):
-        assert own[0] == pytest.approx(both[0], rel=1e-5)
-        torch.testing.assert_close(own[1], both[1])
-    # Who has no target stays where it was; who has one learns as from that alone.
+    batched = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    for own, result in zip(alone, batched, strict=True):
+        assert own[0] == pytest.approx(result[0], rel=1e-5)
+        torch.testing.assert_close(own[1], result[1])
+    # A client without targets keeps its model; one with a single target learns from it.
     torch.manual_seed(2)
     assert alone[2][0] == 0
     assert torch.equal(alone[2][1], dense().initial_model().head.weight)
@@ -181,12 +181,12 @@ def test_a_batch_without_a_target_that_counts_is_no_step():
     torch.testing.assert_close(model.head.weight.detach(), alone[1][1])
 
 
-def test_what_a_model_has_besides_its_state_is_its_own(made):
+def test_models_with_hooks_are_not_batched(made):
     outcome("fedavg", N, task="cohort_tasks:hooked")
     assert not any(made.values())
 
 
-def test_no_gradient_mode_reaches_the_next_client():
+def test_no_grad_mode_does_not_reach_the_next_client():
     def work(silent: bool) -> tuple[bool, float]:
         model = dense().initial_model()
         examples, loss = dense().test[0], torch.nn.functional.cross_entropy
@@ -197,14 +197,14 @@ def test_no_gradient_mode_reaches_the_next_client():
         return torch.is_grad_enabled(), train(model, "all", examples, loss, 2, SGD())
 
     silent = [True, False, False]
-    found = cohort.together([lambda s=s: work(s) for s in silent], 3)
-    assert [enabled for enabled, _ in found] == [True] * 3
-    assert [loss for _, loss in found] == pytest.approx([work(False)[1]] * 3)
+    results = cohort.together([lambda s=s: work(s) for s in silent], 3)
+    assert [enabled for enabled, _ in results] == [True] * 3
+    assert [loss for _, loss in results] == pytest.approx([work(False)[1]] * 3)
     assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("begins", [None, 2.0])
-def test_gradients_are_added_to_those_that_are_there(begins):
+def test_gradients_are_added_to_existing_ones(begins):
     def work(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         model, batch = dense().initial_model(), torch.randn(4, 6)
@@ -216,8 +216,8 @@ def test_gradients_are_added_to_those_that_are_there(begins):
         assert model.representation[0].weight.grad is None
         return weight.grad
 
-    found = cohort.together([lambda s=s: work(s) for s in range(3)], 3)
-    for seed, value in enumerate(found):
+    gradients = cohort.together([lambda s=s: work(s) for s in range(3)], 3)
+    for seed, value in enumerate(gradients):
         torch.testing.assert_close(value, work(seed))
 
 
@@ -230,26 +230,26 @@ def test_an_optimizer_can_use_the_gradients():
         optimizer.step()
         return dict(model.state_dict())
 
-    found = cohort.together([lambda s=s: work(s) for s in range(3)], 3)
-    for seed, state in enumerate(found):
+    states = cohort.together([lambda s=s: work(s) for s in range(3)], 3)
+    for seed, state in enumerate(states):
         torch.testing.assert_close(state, work(seed))
 
 
 @pytest.mark.parametrize("name", ["unusual", "dropping"])
-def test_what_cannot_be_made_together_is_made_alone(name, made, caplog):
-    own = {"task": f"cohort_tasks:{name}"}
+def test_calls_that_cannot_be_batched_run_one_by_one(name, made, caplog):
+    options = {"task": f"cohort_tasks:{name}"}
     begin_run()
     with caplog.at_level(logging.WARNING, "task"):
-        together = outcome("fedrep", N, **own)
+        together = outcome("fedrep", N, **options)
     lines = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
-    # Dropout is known beforehand; other failures are logged once per kind of call, here
-    # training the representation. Heads train on features.
+    # Dropout is detected in advance. Other failures are logged once per kind of call,
+    # here for training the representation; heads train on features.
     assert len(lines) == (name == "unusual")
-    assert_same(together, outcome("fedrep", "off", **own))
+    assert_same(together, outcome("fedrep", "off", **options))
 
 
 def test_a_client_that_diverges_fails_alone(made):
-    # The third client's examples are broken.
+    # The examples of the third client are NaN.
     tasks = dense()
     tasks.train[2].inputs.fill_(float("nan"))
     made_calls = [
@@ -283,7 +283,7 @@ def tried(call):
         return error
 
 
-def test_each_client_has_random_numbers_of_its_own():
+def test_each_client_has_its_own_random_numbers():
     def work(seed: int) -> list[float]:
         torch.manual_seed(seed)
         first = torch.rand(1).item()
@@ -296,20 +296,20 @@ def test_each_client_has_random_numbers_of_its_own():
     assert cohort.together(works, 3) == [work() for work in works]
 
 
-def test_where_it_does_not_pay_clients_train_alone(made, monkeypatch):
+def test_clients_train_alone_if_a_cohort_is_not_faster(made, monkeypatch):
     monkeypatch.setattr(split_model, "LARGE", 10)
     assert_same(outcome("fedrep", "auto"), outcome("fedrep", "off"), 0)
     assert not any(made.values())
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many", "1.5"])
-def test_a_cohort_is_off_auto_or_a_number(size):
+def test_invalid_cohort_is_rejected(size):
     with pytest.raises(SettingsError) as caught:
         outcome("fedrep", size)
     assert caught.value.code == "cohort"
 
 
-def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatch):
+def test_clients_of_a_large_model_share_it_and_run_in_sequence(made, monkeypatch):
     tasks = dense()
     monkeypatch.setattr(split_model, "LARGE", 10)
 
@@ -319,7 +319,7 @@ def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatc
         assert model is tasks.scratch_model
         with torch.no_grad():
             model.head.bias.fill_(seed)
-        # A call that would be faster together, were the model not large.
+        # Without its size, the model would be batched here.
         monkeypatch.setattr(calls.GradientCall, "fewest", 2)
         batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
         gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())
@@ -330,7 +330,7 @@ def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatc
     assert not any(made.values())
 
 
-def test_a_large_model_stays_shared_where_a_small_one_is_asked_for_too(monkeypatch):
+def test_large_model_stays_shared_if_a_small_one_is_used_as_well(monkeypatch):
     large, small = dense(), dense()
     sizes = {id(large.scratch_model): True, id(small.scratch_model): False}
     is_large = property(lambda model: sizes.get(id(model), False))

@@ -1,4 +1,4 @@
-"""What holds for every algorithm of the registry, and for an outsider's.
+"""Properties of every algorithm in the registry, and of a third-party one.
 
 An algorithm that is added to `ALGORITHMS` is tested here without any change; one that
 needs an unusual task has a row in `algorithm_runs.UNUSUAL`.
@@ -53,33 +53,33 @@ def undisturbed(algorithm: str) -> Outcome:
 
 @pytest.fixture
 def in_rounds(algorithm: str) -> None:
-    """Leave out versions that overlap, which `test_fedbuff.py` tests."""
+    """Skip algorithms with overlapping versions, which `test_fedbuff.py` tests."""
     if issubclass(settings_owners(settings_of(algorithm))[0], FedBuff):
         pytest.skip("the clients of a version begin in different ones")
 
 
-# Equal runs
+# Equal results
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one(
+def test_killed_and_resumed_run_equals_an_undisturbed_one(
     algorithm: str, undisturbed: Outcome, tmp_path: Path
 ) -> None:
-    # The disk as a process leaves it that is killed in round 2: the clients have saved
-    # their state of this round, the server has not. The second process begins with it.
+    # The files of a process that is killed in round 2: the clients have saved their
+    # states of this round, the server has not. A second process resumes from them.
     left = tmp_path / "left"
     killed = partial(DisturbedGrid, killed_in=2, copy=left)
     with pytest.raises(KilledError):
         run_tiny(algorithm, tmp_path / "killed", killed)
     resumed = run_tiny(algorithm, left, resume=str(left))
     if algorithm != "fedasync":
-        # Whose second version is of changes of the first.
+        # The second version of FedAsync applies updates that began at the first.
         assert 1 not in resumed.grid.trained
-    # The first row is that of the killed process: the same settings, the same numbers.
+    # The first row is from the killed process, the others are computed again.
     assert resumed.rows == undisturbed.rows
     assert_same(resumed, undisturbed)
 
 
-def test_clients_that_train_together_end_where_they_do_alone(
+def test_cohort_matches_clients_that_train_alone(
     algorithm: str, undisturbed: Outcome
 ) -> None:
     together = run_tiny(algorithm, cohort=str(N))
@@ -91,7 +91,7 @@ def test_clients_that_train_together_end_where_they_do_alone(
 
 
 @pytest.mark.usefixtures("in_rounds")
-def test_who_does_not_train_keeps_its_state(undisturbed: Outcome) -> None:
+def test_clients_that_do_not_train_keep_their_state(undisturbed: Outcome) -> None:
     kept, rows = undisturbed.grid.kept, undisturbed.rows
     for now in range(1, ROUNDS + 1):
         asked = undisturbed.grid.trained.get(now, [])
@@ -103,7 +103,7 @@ def test_who_does_not_train_keeps_its_state(undisturbed: Outcome) -> None:
                 assert all((before[n] == after[n]).all() for n in before)
 
 
-def test_personal_arrays_do_not_travel(algorithm: str, undisturbed: Outcome) -> None:
+def test_personal_arrays_are_never_sent(algorithm: str, undisturbed: Outcome) -> None:
     settings = tiny_settings(algorithm)
     context = undisturbed.grid.contexts[1]
     client = build_client(context, client_setup(context, settings), ConfigRecord())
@@ -119,7 +119,7 @@ def test_personal_arrays_do_not_travel(algorithm: str, undisturbed: Outcome) -> 
 
 
 def with_nan(reply: Message) -> None:
-    """Replace numbers by NaN: those of an array, of a message, or of the metrics."""
+    """Replace the first array, or the training loss if there is none, by NaN."""
     for record in reply.content.array_records.values():
         for name, array in record.items():
             record[name] = Array(np.full_like(array.numpy(), np.nan, np.float32))
@@ -128,7 +128,7 @@ def with_nan(reply: Message) -> None:
 
 
 def with_another_shape(reply: Message) -> None:
-    """Add a row to an array and a byte to a message, or an array that is unknown."""
+    """Double the first array, append a byte to a message, or add an unknown array."""
     for record in reply.content.array_records.values():
         for name, array in record.items():
             record[name] = Array(np.concatenate([np.atleast_1d(array.numpy())] * 2))
@@ -142,11 +142,12 @@ def with_another_shape(reply: Message) -> None:
 
 
 @pytest.mark.usefixtures("in_rounds")
-def test_an_invalid_reply_counts_as_no_training(
+def test_invalid_reply_counts_as_no_training(
     algorithm: str, undisturbed: Outcome
 ) -> None:
-    # Two clients of round 2 reply with nonsense; the other run's messages never reach
-    # them. In round 3 another client is away, or the first if there is no other.
+    # Two clients of round 2 send invalid replies; in the other run, they never get
+    # these messages. In round 3, another client is offline, or the first if there is
+    # none.
     first, second, *others = undisturbed.grid.trained[2]
     invalid = {(first, 2): with_nan, (second, 2): with_another_shape}
     absent = [*others, first][0]
@@ -189,7 +190,8 @@ def test_half_precision_in_messages_changes_little(
 ) -> None:
     kind = settings_owners(settings_of(algorithm))[0]
     if issubclass(kind, Wrapping) or not kind.traits.averages:
-        # Another algorithm's messages, or messages that are no averages.
+        # Wrappers send another algorithm's messages, and some messages are not
+        # averages.
         return
     found = run_tiny(algorithm, transport="float16")
     assert [row["rejected"] for row in found.rows] == [0] * ROUNDS

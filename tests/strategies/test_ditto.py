@@ -1,4 +1,4 @@
-"""Ditto against a few lines of NumPy, server and clients."""
+"""Ditto compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 from paper_rounds import (
@@ -25,7 +25,7 @@ OWN = {"ditto_lambda": 0.7, "personal_epochs": 2}
 
 
 def numpy_ditto(found, pull=0.7):
-    """Algorithm 1 over the clients that counted; (w, all v_k) of each round."""
+    """Run Algorithm 1 with the clients that trained; return (w, all v_k) by round."""
     w, rounds, personal = start(), [], [start()] * N
     for clients in found.trained:
         models = [found.descend(w, i) for i in clients]
@@ -41,7 +41,7 @@ def numpy_ditto(found, pull=0.7):
 
 
 @EACH_VARIANT
-def test_every_round_is_that_of_the_paper(more):
+def test_every_round_matches_the_paper(more):
     found = run_variant("ditto", evaluate={4}, **OWN, **more)
     expected = numpy_ditto(found)
     assert_rounds(found, expected)
@@ -49,20 +49,20 @@ def test_every_round_is_that_of_the_paper(more):
     w, personal = expected[-1]
     assert_losses(found, personal)
     assert max(abs(loss_of(v, i) - loss_of(w, i)) for i, v in enumerate(personal)) > 0.1
-    # The pull to w is felt.
+    # The pull towards w has an effect.
     i = found.trained[-1][0]
     assert np.abs(personal[i] - numpy_ditto(found, 0.0)[-1][1][i]).max() > 1e-2
 
 
-def test_the_global_model_is_fedavg_s_to_the_last_bit():
+def test_global_model_equals_that_of_fedavg_bitwise():
     plain = run("fedavg", 3, evaluate=True, **SMALL_BATCHES)
     for pull in (0.0, 2.0):
         found = run("ditto", 3, evaluate=True, ditto_lambda=pull, **SMALL_BATCHES)
         assert_same_arrays(found, plain)
         for metrics, others in zip(found.metrics, plain.metrics, strict=True):
-            told = [m["accuracy-global"] for m in metrics]
-            assert told == [m["accuracy"] for m in others]
-            assert told != [m["accuracy"] for m in metrics]
+            reported = [m["accuracy-global"] for m in metrics]
+            assert reported == [m["accuracy"] for m in others]
+            assert reported != [m["accuracy"] for m in metrics]
 
 
 def test_lambda_0_is_local_training():
@@ -71,12 +71,12 @@ def test_lambda_0_is_local_training():
     alone = run("local", **usual)
     assert found.trained == alone.trained
     for i in {i for clients in found.trained for i in clients}:
-        v, own = found.kept[-1][i], alone.kept[-1][i]
-        assert_near(matrix(v, "model."), matrix(own), 1e-6)
+        v, other = found.kept[-1][i], alone.kept[-1][i]
+        assert_near(matrix(v, "model."), matrix(other), 1e-6)
 
 
-def test_a_step_with_rate_times_lambda_1_by_hand():
-    # v − η (∇F(v) + λ (v − w)) = w − η ∇F(v): a step from w, however far v was.
+def test_rate_times_lambda_1_starts_each_step_at_the_global_model():
+    # v − η (∇F(v) + λ (v − w)) = w − η ∇F(v): a step from w, regardless of v − w.
     found = run("ditto", 3, ditto_lambda=1 / RATE)
     for i in found.trained[2]:
         before = found.kept[1][i]
@@ -85,11 +85,11 @@ def test_a_step_with_rate_times_lambda_1_by_hand():
         assert_near(matrix(found.kept[2][i], "model."), expected)
 
 
-def test_a_larger_lambda_keeps_nearer_to_w():
+def test_larger_lambda_keeps_personal_models_closer_to_w():
     def distance(pull):
         found = run("ditto", ditto_lambda=pull, personal_epochs=20)
-        own = [matrix(found.kept[-1][i], "model.") for i in found.trained[-1]]
-        return np.mean(np.abs(np.array(own) - matrix(found.arrays[2])))
+        models = [matrix(found.kept[-1][i], "model.") for i in found.trained[-1]]
+        return np.mean(np.abs(np.array(models) - matrix(found.arrays[2])))
 
     distances = [distance(pull) for pull in (0.0, 0.5, 3.0)]
     assert distances[1] < distances[0] / 1.5

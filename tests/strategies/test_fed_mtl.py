@@ -1,4 +1,4 @@
-"""Fed-MTL against a few lines of NumPy, server and clients."""
+"""Fed-MTL compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -20,10 +20,10 @@ from softmax_runs import (
 
 
 def numpy_fed_mtl(found, pull):
-    """(w̄, columns of W) of each round; None for a client that has not trained.
+    """Return (w̄, columns of W) by round; None for a client that has not trained.
 
-    The gradient of λ tr(W Ω Wᵀ) is 2λ W Ω, where Ω = (I − 11ᵀ/m)² and W is that of the
-    round's beginning but for the column that moves.
+    The gradient of λ tr(W Ω Wᵀ) is 2λ W Ω with Ω = (I − 11ᵀ/m)². W is that of the start
+    of the round, except for the column that moves.
     """
     mean, columns, rounds = start(), [None] * N, []
     for clients in found.trained:
@@ -39,20 +39,20 @@ def numpy_fed_mtl(found, pull):
 
 
 @pytest.mark.parametrize("variant", ["plain", "momentum", "srpfl"])
-def test_every_round_is_that_of_the_paper(variant):
+def test_every_round_matches_the_paper(variant):
     more = VARIANTS[variant]
     found = run_variant("fed-mtl", 5, mtl_lambda=0.4, evaluate={5}, **more)
     expected = numpy_fed_mtl(found, 0.4)
     assert_rounds(found, expected)
     mean, columns = expected[-1]
     assert_losses(found, [mean if w is None else w for w in columns])
-    # The pull to w̄ is felt.
+    # The pull towards w̄ has an effect.
     alone = numpy_fed_mtl(found, 0.0)[-1][1]
     pairs = [(w, v) for w, v in zip(columns, alone, strict=True) if w is not None]
     assert max(np.abs(w - v).max() for w, v in pairs) > 1e-2
 
 
-def test_with_noise_the_mean_goes_towards_the_models_of_those_that_answer():
+def test_noisy_mean_moves_towards_the_models_of_clients_that_replied():
     noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
     first = run("fed-mtl", 2)
     gone = {(i, 2) for i in first.trained[1][:2]}
@@ -60,32 +60,33 @@ def test_with_noise_the_mean_goes_towards_the_models_of_those_that_answer():
     assert [len(clients) for clients in found.trained] == [3, 1, 3]
     shared = [matrix(arrays) for arrays in found.arrays]
     (answered,) = found.trained[1]
-    # Those that were asked in vain have changed nothing.
+    # Clients without a reply have no effect.
     asked = {*found.trained[0], *first.trained[1]}
-    own = matrix(found.kept[1][answered], "model.")
-    moved = (own - shared[0]) / len(asked)
-    # The noise of a round has the standard deviation 0.001 x 4 / N, with N >= 3.
+    column = matrix(found.kept[1][answered], "model.")
+    moved = (column - shared[0]) / len(asked)
+    # The noise of a round has the standard deviation 0.001 × 4 / N with N >= 3.
     assert_near(shared[1] - shared[0], moved, 0.01)
     assert np.abs(moved).max() > 0.02
 
 
 @pytest.mark.parametrize("algorithm", ["fed-mtl", "l2gd"])
 def test_noise_does_not_add_up_in_the_mean(algorithm, monkeypatch):
-    # Added up, it has been 1.1 to 1.4 after 40 rounds, and 2.5 after 160.
+    # When the noise added up, the norm was 1.1 to 1.4 after 40 rounds, and 2.5 after
+    # 160.
     monkeypatch.setattr(
         "flwr_frl.strategies.server.privacy.ClientPrivacy.spent", lambda _: {}
     )
     noise = {"server_dp_noise": 0.3, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
-    own = {"fed-mtl": {"mtl_lambda": 0.5}, "l2gd": {"l2gd_lambda": 0.5}}[algorithm]
+    method = {"fed-mtl": {"mtl_lambda": 0.5}, "l2gd": {"l2gd_lambda": 0.5}}[algorithm]
     usual = {"fraction_train": 1.0, "learning_rate": 0.1, "weight_decay": 0.05}
-    found = run(algorithm, 40, watched=False, **usual, **own, **noise)
+    found = run(algorithm, 40, watched=False, **usual, **method, **noise)
     models = [matrix(state, "model.") for state in found.kept[-1]]
     gap = matrix(found.arrays[-1]) - np.mean(models, axis=0)
     assert np.linalg.norm(gap) < 0.6
 
 
-def test_a_step_lowers_the_objective_as_its_gradient_says():
-    # ∂/∂w_i λ tr(W Ω Wᵀ) by differences of W Ω Wᵀ itself, with the matrix square.
+def test_gradient_of_the_regularizer_matches_finite_differences():
+    # ∂/∂w_i λ tr(W Ω Wᵀ) by finite differences, with Ω computed as a matrix square
     m, d = 5, 3
     w = np.random.default_rng(0).standard_normal((d, m))
     omega = np.linalg.matrix_power(np.eye(m) - np.ones((m, m)) / m, 2)
@@ -110,7 +111,7 @@ def test_lambda_0_is_local_training():
     assert_near(matrix(found.arrays[-1]), np.mean(models, axis=0), 1e-6)
 
 
-def test_rate_times_lambda_a_half_begins_each_step_at_the_mean():
+def test_rate_times_lambda_one_half_starts_each_step_at_the_mean():
     # w − η (∇f(w) + 2λ (w − w̄)) = w̄ − η ∇f(w).
     found = run("fed-mtl", 3, mtl_lambda=0.5 / RATE, representation_epochs=1)
     mean = matrix(found.arrays[1])

@@ -1,4 +1,4 @@
-"""FedALA against a few lines of NumPy, server and clients."""
+"""FedALA compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ PLAIN = {"ala_share": 1.0, "ala_learning_rate": 40.0, "ala_start_epochs": START_
 
 
 class Numpy:
-    """Algorithm 1; each client's old model, weights, and whether it has learned them.
+    """Algorithm 1: the old model, weights and training status of each client.
 
-    The weights are of the head alone: p is 1.
+    Only the head is weighted (p = 1).
     """
 
     def __init__(self):
@@ -76,7 +76,7 @@ class Numpy:
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_paper(weighting):
+def test_every_round_matches_the_paper(weighting):
     more = {"evaluate": True, "weighting": weighting}
     found = run("fedala", 6, **more, **PLAIN, **TASK)
     assert [len(clients) for clients in found.trained] == [3] * 6
@@ -89,13 +89,13 @@ def test_every_round_is_that_of_the_paper(weighting):
         for i in range(N):
             if kept := found.kept[now][i]:
                 assert_near(parts(kept, "model.")[1], expected.old[i][1])
-                own = [kept[f"weights.head.{n}"] for n in ("weight", "bias")]
-                assert_near(np.column_stack(own), expected.weights[i])
+                values = [kept[f"weights.head.{n}"] for n in ("weight", "bias")]
+                assert_near(np.column_stack(values), expected.weights[i])
                 assert bool(kept["started.value"]) is expected.started[i]
-            # The tested mixture's weights have learned for the new global model.
+            # The weights of the tested mixture are learned for the new global model.
             loss = found.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(*expected.deployed(i), i), abs=1e-5)
-    # Some have learned weights twice, and some weights are at either end.
+    # Some clients learn weights twice, and some weights reach 0 or 1.
     assert max(sum(i in c for c in found.trained) for i in range(N)) >= 3
     learned = np.array(expected.weights)
     assert learned.min() == 0
@@ -103,7 +103,7 @@ def test_every_round_is_that_of_the_paper(weighting):
     assert ((learned > 0) & (learned < 1)).any()
 
 
-def test_weights_that_stay_1_are_fedavg_to_the_last_bit():
+def test_constant_weights_of_1_equal_fedavg_bitwise():
     usual = {"evaluate": True, **SMALL_BATCHES, **TASK}
     plain = run("fedavg", 3, **usual)
     found = run("fedala", 3, ala_learning_rate=0.0, **usual)
@@ -112,13 +112,13 @@ def test_weights_that_stay_1_are_fedavg_to_the_last_bit():
         assert [m["loss"] for m in metrics] == [m["loss"] for m in others]
 
 
-def test_weights_wait_for_a_trained_local_model():
+def test_weights_are_learned_only_after_local_training():
     found = run("fedala", 6, evaluate=True, **PLAIN, **TASK)
     first = {}
     for now, clients in enumerate(found.trained):
         for i in clients:
             first.setdefault(i, now)
-    # Some clients train for the first time when the global model has long moved.
+    # Some clients train for the first time after the global model has changed.
     assert max(first.values()) > 0
     for i, now in first.items():
         kept = found.kept[now][i]
@@ -130,17 +130,17 @@ def test_weights_wait_for_a_trained_local_model():
             assert loss == pytest.approx(loss_of(a, w, i), abs=1e-5)
 
 
-def test_a_test_leaves_what_is_kept_as_it_is(tmp_path):
+def test_evaluation_does_not_change_the_client_state(tmp_path):
     tested, untested = (run("fedala", 3, evaluate=e, **TASK) for e in (True, False))
     assert tested.trained == untested.trained
     for one, other in zip(tested.kept[-1], untested.kept[-1], strict=True):
         assert_same(one, other)
-    # The same where each message meets a new process, with its state on the disk.
-    mortal = run("fedala", 3, evaluate=True, state_dir=tmp_path, **TASK)
-    assert mortal.metrics == tested.metrics
+    # The same holds if each message meets a new process with its state on disk.
+    restarted = run("fedala", 3, evaluate=True, state_dir=tmp_path, **TASK)
+    assert restarted.metrics == tested.metrics
 
 
-def test_without_examples_the_weights_are_as_they_last_were():
+def test_without_examples_the_last_weights_are_used():
     found = run("fedala", 4, **PLAIN, **TASK)
     i = next(i for i, kept in enumerate(found.kept[-1]) if kept.get("started.value"))
     client, kept = found.client(i, 4), found.kept[-1][i]
@@ -155,14 +155,14 @@ def test_without_examples_the_weights_are_as_they_last_were():
         assert_near(getattr(head, name).detach(), mixed)
 
 
-def test_the_share_is_drawn_anew_and_is_that_large(monkeypatch):
+def test_weights_are_learned_on_the_given_share_of_examples(monkeypatch):
     sizes = []
     original = flwr_frl.task.examples.ExampleSet.sample
 
     def sample(self, share):
-        found = original(self, share)
-        sizes.append((len(self), len(found)))
-        return found
+        part = original(self, share)
+        sizes.append((len(self), len(part)))
+        return part
 
     monkeypatch.setattr(flwr_frl.task.examples.ExampleSet, "sample", sample)
     run("fedala", 3, ala_share=0.5, **TASK)

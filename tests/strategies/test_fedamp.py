@@ -1,4 +1,4 @@
-"""FedAMP against a few lines of NumPy, server and clients."""
+"""FedAMP compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -23,12 +23,12 @@ NAMES = [f"{i:06d}" for i in range(N)]
 ALPHA, LAMBDA = 2.0, 0.6
 COSINE = {"fedamp_scale": 3.0, "fedamp_self_weight": 0.3}
 EXPONENTIAL = {"fedamp_attention": "exponential", "fedamp_sigma": 4.0}
-# α/σ of 10: the weights of the others would sum to more than 1.
+# With α/σ = 10, the weights of the other clients would sum to more than 1.
 LARGE = {"fedamp_attention": "exponential", "fedamp_sigma": 0.2}
 
 
 def attention(models, i, attention="cosine", sigma=1.0, scale=0.0, self_weight=0.0):
-    """ξ_ij of the clients that have trained, by client."""
+    """Return ξ_ij of the clients that have trained, by client j."""
     others = [j for j in models if j != i]
     if attention == "exponential":
         squares = {j: np.square(models[i] - models[j]).sum() for j in others}
@@ -48,27 +48,27 @@ def attention(models, i, attention="cosine", sigma=1.0, scale=0.0, self_weight=0
 
 
 def trained(u, i):
-    """w_i after steps on F_i and λ/(2 α) ‖w − u‖², from u."""
-    own = u
+    """Return w_i after steps on F_i and λ/(2 α) ‖w − u‖², starting from u."""
+    w = u
     for _ in range(STEPS):
-        own = own - RATE * (gradient(own, i) + LAMBDA / ALPHA * (own - u))
-    return own
+        w = w - RATE * (gradient(w, i) + LAMBDA / ALPHA * (w - u))
+    return w
 
 
 @pytest.mark.parametrize(
     "more", [COSINE, EXPONENTIAL, LARGE], ids=["cos", "exp", "cap"]
 )
-def test_every_round_is_that_of_the_paper(more):
+def test_every_round_matches_the_paper(more):
     constants = {"fedamp_alpha": ALPHA, "fedamp_lambda": LAMBDA}
     found = run("fedamp", 5, evaluate=True, **more, **constants)
     assert [len(clients) for clients in found.trained] == [3] * 5
-    own = {name.removeprefix("fedamp_"): value for name, value in more.items()}
+    options = {name.removeprefix("fedamp_"): value for name, value in more.items()}
     models, shared = {}, start()
     for now, clients in enumerate(found.trained):
         sent = {}
         for i in clients:
             if i in models:
-                xi = attention(models, i, **own)
+                xi = attention(models, i, **options)
                 assert sum(xi.values()) == pytest.approx(1)
                 assert min(xi.values()) > -1e-12
                 sent[i] = sum(xi[j] * models[j] for j in models)
@@ -85,7 +85,7 @@ def test_every_round_is_that_of_the_paper(more):
         assert_near(matrix(found.strategy.models[NAMES[i]]), theta, 1e-6)
     if more is LARGE:
         i = found.trained[-1][0]
-        assert attention(models, i, **own)[i] == pytest.approx(0)
+        assert attention(models, i, **options)[i] == pytest.approx(0)
 
 
 @pytest.mark.parametrize("kind", ["cosine", "exponential"])
@@ -117,7 +117,7 @@ def test_lambda_0_and_no_attention_to_others_is_local_training():
     assert found.metrics == local.metrics
 
 
-def test_each_client_trains_on_its_own_mean_and_is_tested_with_its_own_model():
+def test_clients_train_from_their_own_mean_and_test_their_own_model():
     found = run("fedamp", 3, evaluate=True, fraction_train=1.0)
     for kind, distinct in (("train", N), ("evaluate", N)):
         sent = [m.content["arrays"]["head.weight"].data for m, _ in found.between(kind)]
@@ -137,11 +137,11 @@ def test_each_client_trains_on_its_own_mean_and_is_tested_with_its_own_model():
         ({"server_dp_noise": 1.0, "server_dp_clip": 1.0}, "server-dp-noise"),
     ],
 )
-def test_bad_input_has_the_setting_s_code(given, code):
+def test_invalid_setting_is_rejected_with_its_code(given, code):
     assert code_of(lambda: FedAMP(**given)) == code
 
 
-def test_a_negative_lambda_is_refused(tmp_path, capsys):
+def test_negative_lambda_is_rejected(tmp_path, capsys):
     output = tmp_path / "results"
     options = ["--backend", "inline", "--output", str(output)]
     assert cli.main(["fedamp", *options, "--run-config", "fedamp-lambda=-1.0"]) == 2

@@ -1,4 +1,4 @@
-"""FedAS against a few lines of NumPy, server and clients."""
+"""FedAS compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -29,14 +29,16 @@ TASK = {"task": "layered:layered"}
 def class_means(a, i):
     x, y = draw(i)
     z = features(a, x)
-    known = np.isin(np.arange(CLASSES), y)
+    present = np.isin(np.arange(CLASSES), y)
     return np.array(
-        [z[y == c].mean(0) if known[c] else np.zeros(WIDTH) for c in range(CLASSES)]
+        [z[y == c].mean(0) if present[c] else np.zeros(WIDTH) for c in range(CLASSES)]
     )
 
 
 def aligned(a, i, means):
-    """Of Σ_c mean over c's examples and entries of (z − C_c)², by steps from a."""
+    """Take steps from a on Σ_c of the mean of (z − C_c)² over examples and entries of
+    c.
+    """
     if means is None:
         return a
     x, y = draw(i)
@@ -57,12 +59,12 @@ def trained(a, w, i):
 
 
 def trace(a, w, i):
-    """Of one batch: the squared norm of its gradient."""
+    """Return the squared norm of the gradient of a single batch."""
     of_a, of_w, _ = gradients(a, w, i)
     return np.square(of_a).sum() + np.square(of_w).sum()
 
 
-def test_every_round_is_that_of_the_paper():
+def test_every_round_matches_the_paper():
     found = run("fedas", 5, evaluate=True, **ALIGNMENT, **TASK)
     assert [len(clients) for clients in found.trained] == [3] * 5
     a, w = start()
@@ -70,11 +72,11 @@ def test_every_round_is_that_of_the_paper():
     for now, clients in enumerate(found.trained):
         models = []
         for i in clients:
-            own, heads[i] = trained(aligned(a, i, prototypes[i]), heads[i], i)
-            prototypes[i] = class_means(own, i)
-            models.append((own, trace(own, heads[i], i)))
+            body, heads[i] = trained(aligned(a, i, prototypes[i]), heads[i], i)
+            prototypes[i] = class_means(body, i)
+            models.append((body, trace(body, heads[i], i)))
         shares = np.array([weight for _, weight in models])
-        a = mean([own for own, _ in models], shares / shares.sum())
+        a = mean([body for body, _ in models], shares / shares.sum())
         for i in range(N):
             tested = aligned(a, i, prototypes[i])
             loss = found.metrics[now][i]["loss"]
@@ -88,7 +90,7 @@ def test_every_round_is_that_of_the_paper():
     assert shares.max() > 1.1 * shares.min()
 
 
-def test_without_alignment_a_client_trains_as_fedper_s_do():
+def test_without_alignment_training_equals_fedper():
     usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, **TASK}
     found = run("fedas", 1, fedas_learning_rate=0.0, cohort="off", **usual)
     others = run("fedper", 1, cohort="off", **usual)
@@ -102,7 +104,7 @@ def test_without_alignment_a_client_trains_as_fedper_s_do():
         assert_same(arrays, expected)
 
 
-def test_the_trace_is_over_batches_in_their_order():
+def test_fisher_trace_sums_over_batches_in_order():
     client = run("fedas", 0, batch_size=4, **TASK).client(0, 0)
     client.receive(client.get_parameters({}), {})
     a, w = start()
@@ -125,31 +127,31 @@ def reply_of(node: int, **metrics: float) -> Message:
     return Message(content, reply_to=Message(RecordDict(), node, MessageType.TRAIN))
 
 
-def test_weights_are_traces_up_to_the_largest_share():
+def test_weights_are_traces_capped_at_the_largest_share():
     traces = [1.0, 2.0, 9.0]
     replies = [reply_of(i + 1, fisher_trace=t) for i, t in enumerate(traces)]
     assert FedAS().weights(replies) == traces
-    # 5/8 of all is at most the third's.
+    # The third client's share is capped at 5/8.
     assert FedAS(largest_share=0.625).weights(replies) == [1.0, 2.0, 5.0]
     none = [reply_of(i, fisher_trace=0.0) for i in (1, 2)]
     assert FedAS().weights(none) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("metrics", [{}, {"fisher_trace": -1.0}])
-def test_a_reply_without_a_valid_trace_does_not_count(metrics):
+def test_reply_without_a_valid_trace_is_rejected(metrics):
     strategy = FedAS()
     strategy.check_train_reply(reply_of(1, fisher_trace=0.5))
     with pytest.raises(InvalidReplyError):
         strategy.check_train_reply(reply_of(2, **metrics))
 
 
-def test_a_head_that_is_not_linear_is_refused():
+def test_head_of_several_layers_is_rejected():
     with pytest.raises(SettingsError):
         FedASClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize("setting", ["fedas_learning_rate", "fedas_epochs"])
-def test_a_bad_value_is_refused(setting):
+def test_invalid_value_is_rejected(setting):
     with pytest.raises(SettingsError) as error:
         FedASClient.settings_type(**{setting: -1})
     assert error.value.code == setting.replace("_", "-")

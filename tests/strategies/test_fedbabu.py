@@ -1,4 +1,4 @@
-"""FedBABU against a few lines of NumPy, server and clients."""
+"""FedBABU compared with a NumPy implementation of server and clients."""
 
 from types import SimpleNamespace
 
@@ -20,15 +20,15 @@ TASK = {"task": "layered:layered"}
 
 
 def numpy_fedbabu(found):
-    """Algorithm 1 over the clients that counted: the body after each round."""
+    """Run Algorithm 1 with the clients that trained; return the body by round."""
     (a, w), rounds = start(), []
     for clients in found.trained:
         bodies = []
         for i in clients:
-            own = a
+            body = a
             for _ in range(STEPS):
-                own = own - RATE * gradients(own, w, i)[0]
-            bodies.append(own)
+                body = body - RATE * gradients(body, w, i)[0]
+            bodies.append(body)
         a = found.mean(bodies, clients)
         rounds.append(a)
     return rounds
@@ -51,7 +51,7 @@ def fine_tuned(a, w, i, part, epochs):
     ("part", "weighting"),
     [("head", "uniform"), ("representation", "uniform"), ("all", "examples")],
 )
-def test_every_round_is_that_of_the_paper(part, weighting):
+def test_every_round_matches_the_paper(part, weighting):
     more = {"finetune_epochs": 4, "finetune_part": part, "weighting": weighting}
     found = run_variant("fedbabu", 3, evaluate=True, **more, **TASK)
     expected = numpy_fedbabu(found)
@@ -63,8 +63,8 @@ def test_every_round_is_that_of_the_paper(part, weighting):
             assert loss == pytest.approx(loss_of(*tuned, i), abs=1e-5)
 
 
-def test_a_head_that_is_never_tuned_is_the_initial_one():
-    # Without fine-tuning it is FedAvg with one head for all that nobody trains.
+def test_head_without_fine_tuning_is_the_initial_head():
+    # Without fine-tuning, this is FedAvg with a common, untrained head.
     found = run("fedbabu", 3, evaluate=True, finetune_epochs=0, **TASK)
     a = numpy_fedbabu(found)[-1]
     for i in range(N):
@@ -73,7 +73,7 @@ def test_a_head_that_is_never_tuned_is_the_initial_one():
         assert metrics["accuracy"] == metrics["accuracy-global"]
 
 
-def test_the_head_is_in_no_message_and_nothing_is_kept():
+def test_head_is_never_sent_and_no_state_is_kept():
     found = run("fedbabu", 3, evaluate=True, **TASK)
     body = ["representation.0.weight", "representation.0.bias"]
     for kind in ("train", "evaluate"):
@@ -83,13 +83,13 @@ def test_the_head_is_in_no_message_and_nothing_is_kept():
     assert found.kept[-1] == [{}] * N
 
 
-def test_the_body_is_not_fedavg_s():
-    # There the head moves as well, and with it what the body is trained for.
+def test_body_differs_from_that_of_fedavg():
+    # In FedAvg the head is trained as well, so the body is trained for another head.
     found, plain = run("fedbabu", 3, **TASK), run("fedavg", 3, **TASK)
     assert np.abs(body_of(found.arrays[-1]) - parts(plain.arrays[-1])[0]).max() > 1e-2
 
 
-def test_a_device_that_begins_with_another_head_is_told_from_the_others():
+def test_structure_distinguishes_another_initial_head():
     def said(nudged: float = 0.0) -> object:
         client = run("fedbabu", 0, **TASK).client(0, 0)
         state = client.task.initial_state

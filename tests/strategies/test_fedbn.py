@@ -1,4 +1,4 @@
-"""FedBN against a few lines of NumPy, server and clients."""
+"""FedBN compared with a NumPy implementation of server and clients."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ NORM = [
 
 @dataclass
 class Norm:
-    """γ, β and the statistics of one client."""
+    """γ, β and the running statistics of one client."""
 
     scale: np.ndarray
     shift: np.ndarray
@@ -48,7 +48,7 @@ class Norm:
 
 
 def trained(theta: np.ndarray, norm: Norm, i: int) -> tuple[np.ndarray, Norm]:
-    """All examples in each step, so that they are normalised alike in all."""
+    """Train with all examples in each step, so that all steps normalize alike."""
     x, y = draw(i)
     normal = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
     for _ in range(STEPS):
@@ -77,7 +77,7 @@ def loss_of(theta: np.ndarray, norm: Norm, i: int) -> float:
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_paper(weighting):
+def test_every_round_matches_the_paper(weighting):
     found = run_variant("fedbn", 3, evaluate=True, weighting=weighting, **TASK)
     initial = found.client(0, 0).task.initial_state
     theta = matrix({name: t.numpy() for name, t in initial.items()})
@@ -87,14 +87,14 @@ def test_every_round_is_that_of_the_paper(weighting):
         results = {i: trained(theta, norms[i], i) for i in clients}
         theta = found.mean([m for m, _ in results.values()], clients)
         norms = [results[i][1] if i in results else norms[i] for i in range(N)]
-        # Nothing of a norm is shared.
+        # No array of a norm is shared.
         assert list(found.arrays[now]) == ["head.weight", "head.bias"]
         assert_near(matrix(found.arrays[now]), theta)
         for i, norm in enumerate(norms):
             if kept := found.kept[now][i]:
                 assert sorted(kept) == sorted(NORM)
-                own = norm.scale, norm.shift, norm.mean, norm.variance
-                for name, expected in zip(NORM, own, strict=False):
+                values = norm.scale, norm.shift, norm.mean, norm.variance
+                for name, expected in zip(NORM, values, strict=False):
                     assert_near(kept[name], expected)
                 assert kept[NORM[-1]] == norm.steps
             # A client that never trained has the initial norm.
@@ -104,19 +104,19 @@ def test_every_round_is_that_of_the_paper(weighting):
     assert np.abs(scales - scales.mean(0)).max() > 1e-2
 
 
-def test_twins_that_all_train_are_fedavg():
-    # Their norms are the same, whoever they belong to.
+def test_identical_clients_that_all_train_equal_fedavg():
+    # All clients have the same examples, so their norms are equal.
     more = {"task": "softmax_runs:scaled_twins", "fraction_train": 1.0}
     found, plain = run("fedbn", 3, **more), run("fedavg", 3, **more)
     for i in range(N):
-        whole = {**found.arrays[-1], **found.kept[-1][i]}
-        assert whole.keys() == plain.arrays[-1].keys()
+        merged = {**found.arrays[-1], **found.kept[-1][i]}
+        assert merged.keys() == plain.arrays[-1].keys()
         for name, value in plain.arrays[-1].items():
-            np.testing.assert_allclose(whole[name], value, atol=1e-6)
+            np.testing.assert_allclose(merged[name], value, atol=1e-6)
 
 
 class OneNorm(FedBNClient):
-    """Of all that resnet20 has, one norm stays: chosen by name."""
+    """Keeps a single norm of resnet20, chosen by name."""
 
     @staticmethod
     def stays(name, module):
@@ -124,7 +124,7 @@ class OneNorm(FedBNClient):
 
 
 @pytest.mark.parametrize(("kind", "count"), [(FedBNClient, 19), (OneNorm, 1)])
-def test_what_stays_is_chosen_by_type_or_by_name(kind, count):
+def test_personal_layers_are_chosen_by_type_or_name(kind, count):
     task = build_task(resolve({"task": "digits", "model": "resnet20"}), 20)
     settings = build(kind.settings_type, resolve({}))
     client = kind(task, 0, PersonalState(Context(1, 1, {}, RecordDict(), {})), settings)
@@ -139,7 +139,7 @@ def test_what_stays_is_chosen_by_type_or_by_name(kind, count):
     assert not {*kept} & {*shared}
 
 
-def test_a_norm_in_the_head_stays_as_well():
+def test_norm_in_the_head_is_personal_as_well():
     def model() -> SplitModel:
         head = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         return SplitModel(nn.Flatten(), head)

@@ -1,4 +1,4 @@
-"""FedBuff and FedAsync, against an event simulation of a few lines of NumPy."""
+"""FedBuff and FedAsync compared with an event simulation in NumPy."""
 
 import json
 
@@ -40,10 +40,10 @@ def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):
 
 
 def simulate(speeds, count, communication, *, C, B, mix, limit=-1, combine=None):  # noqa: N803
-    """Event simulation: return (x, seconds, staleness, dropped) after each version.
+    """Simulate events: return (x, seconds, staleness, dropped) after each version.
 
     ``mix(x, sent, y, τ)`` is what a client's model y contributes to the mean, or to
-    what ``combine`` returns.
+    ``combine``.
     """
     x, now, work, rows = np.zeros(4), 0.0, {}, []
     for version in range(1, count + 1):
@@ -131,7 +131,7 @@ def test_fedasync_equals_an_event_simulation():
         assert metrics["staleness-max"] == ages[0]
 
 
-def test_a_version_has_as_many_changes_if_a_reply_is_invalid(monkeypatch):
+def test_invalid_reply_does_not_reduce_the_updates_of_a_version(monkeypatch):
     # Client 3 sends NaN in every version.
     monkeypatch.setattr(
         "quadratic_clients.TARGETS",
@@ -145,18 +145,18 @@ def test_a_version_has_as_many_changes_if_a_reply_is_invalid(monkeypatch):
     assert np.isfinite(rows[-1][0]).all()
 
 
-def test_at_most_the_versions_at_work_are_held():
+def test_only_versions_in_use_are_stored():
     speeds = SpeedModel("dynamic", CLIENTS, seed=5)
     wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=2)
     versions_of(wrapper, speeds, 30, 0.0)
     state = wrapper.strategy.state["asynchronous"]
     out = set(map(str, state["since"].values()))
     assert state["versions"].keys() == out
-    # The client whose change closed the version has not been replaced yet.
+    # The client whose update closed the version has not been replaced yet.
     assert len(state["since"]) == len(state["due"]) == 6 - 1
 
 
-# Whole runs
+# Complete runs
 
 
 def settings_of(tmp_path, algorithm: str, **more):
@@ -193,7 +193,7 @@ SAME = ("accuracy", "loss", "train-loss", "seconds-simulated", "bytes-up", "byte
 
 
 @pytest.mark.parametrize("base", ["fedavg", "fedrep", "fedper", "lg-fedavg", "flute"])
-def test_a_buffer_of_all_clients_at_work_is_the_synchronous_base(tmp_path, base):
+def test_buffer_of_all_active_clients_equals_the_synchronous_base(tmp_path, base):
     synchronous = rows_of(settings_of(tmp_path, base))
     asynchronous = rows_of(
         settings_of(
@@ -218,8 +218,8 @@ def test_a_buffer_of_all_clients_at_work_is_the_synchronous_base(tmp_path, base)
         ("ditto", {}),
     ],
 )
-def test_a_resumed_run_continues_with_the_clients_at_work(tmp_path, base, more):
-    given = {
+def test_resumed_run_continues_with_the_active_clients(tmp_path, base, more):
+    options = {
         "async_base": base,
         "concurrency": 5,
         "buffer_size": 2,
@@ -228,9 +228,9 @@ def test_a_resumed_run_continues_with_the_clients_at_work(tmp_path, base, more):
         **more,
     }
     undisturbed = rows_of(
-        settings_of(tmp_path, "fedbuff", num_server_rounds=9, **given)
+        settings_of(tmp_path, "fedbuff", num_server_rounds=9, **options)
     )
-    stopped = {"output": str(tmp_path / "stopped"), **given}
+    stopped = {"output": str(tmp_path / "stopped"), **options}
     rows_of(settings_of(tmp_path, "fedbuff", num_server_rounds=4, **stopped))
     resumed = rows_of(
         settings_of(
@@ -250,7 +250,7 @@ def test_a_resumed_run_continues_with_the_clients_at_work(tmp_path, base, more):
 @pytest.mark.parametrize(
     ("rule", "more"), [("median", {}), ("clip", {"clip_norm": 0.2})]
 )
-def test_a_rule_combines_the_weighted_changes_of_a_buffer(rule, more):
+def test_aggregation_rule_combines_the_weighted_updates_of_a_buffer(rule, more):
     speeds = SpeedModel("dynamic", CLIENTS, seed=5)
     wrapper = FedBuff(
         FedAvg(aggregation=rule, **more), concurrency=6, buffer_size=3, max_staleness=9
@@ -274,7 +274,7 @@ def test_a_rule_combines_the_weighted_changes_of_a_buffer(rule, more):
         assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
 
 
-def test_a_dropped_change_counts_in_its_clients_privacy_account(tmp_path):
+def test_dropped_update_counts_in_the_privacy_account_of_its_client(tmp_path):
     settings = settings_of(
         tmp_path,
         "fedbuff",
@@ -320,20 +320,20 @@ PRIVATE = {"server-dp-noise": 1.0, "server-dp-clip": 1.0, "server-dp-delta": 1e-
         ("srpfl", {"srpfl-base": "fedbuff"}, "srpfl-base"),
     ],
 )
-def test_refused(algorithm, more, code):
+def test_invalid_setting_is_rejected(algorithm, more, code):
     with pytest.raises(SettingsError) as error:
         build_strategy(resolve({"algorithm": algorithm, **more}))
     assert error.value.code == code
 
 
 @pytest.mark.parametrize("strategy", [FlowerFedAvg(), SCAFFOLD()])
-def test_refused_to_wrap(strategy):
+def test_unsupported_strategy_cannot_be_wrapped(strategy):
     with pytest.raises(SettingsError) as error:
         FedBuff(strategy)
     assert error.value.code == "strategy"
 
 
-def test_refused_without_speeds_or_with_too_few_clients(tmp_path):
+def test_missing_speeds_or_too_few_clients_are_rejected(tmp_path):
     with pytest.raises(SettingsError) as error:
         rows_of(settings_of(tmp_path, "fedbuff", speed_model="none", concurrency=5))
     assert error.value.code == "speed-model"

@@ -1,4 +1,4 @@
-"""FedBuff over nodes that answer late, or not at all."""
+"""FedBuff on nodes that reply late or never."""
 
 import math
 
@@ -15,11 +15,9 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.settings import SettingsError
 
-# Real nodes
-
 
 class Late(InlineGrid):
-    """Nodes whose replies arrive after a number of pulls; others never answer."""
+    """Nodes whose replies arrive after a number of pulls, or never."""
 
     in_process = False
 
@@ -50,7 +48,7 @@ class Late(InlineGrid):
         ready = [i for i in message_ids if self.arrives[i] < self.now]
         replies = []
         for reply in super().pull_messages(ready):
-            # Every reply comes twice.
+            # Each reply is delivered twice.
             replies += [reply, reply]
         return replies
 
@@ -75,8 +73,8 @@ def run_on(grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0):
     return rows
 
 
-def test_real_nodes_are_not_waited_for(no_pauses):
-    # Node 3 answers after 40 pulls, the others after 2.
+def test_slow_nodes_do_not_delay_versions(no_pauses):
+    # Node 3 replies after 40 pulls, the others after 2.
     grid = Late({1: 1, 2: 1, 3: 40})
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
     rows = run_on(grid, wrapper, 12)
@@ -84,11 +82,11 @@ def test_real_nodes_are_not_waited_for(no_pauses):
     assert grid.now < 80
     assert grid.log.count(3) <= 2
     assert grid.log.count(1) >= 11
-    # Node 3 is at work during the evaluation and is not asked.
+    # During evaluation, node 3 is still busy and is not asked.
     assert rows[-1]["evaluated"] < 3 or grid.log.count(3) == 2
 
 
-def test_replies_that_arrive_together_belong_to_versions_of_their_own(no_pauses):
+def test_replies_that_arrive_together_close_separate_versions(no_pauses):
     grid = Late({1: 1, 2: 1, 3: 1})
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1)
     rows = run_on(grid, wrapper, 9)
@@ -96,7 +94,7 @@ def test_replies_that_arrive_together_belong_to_versions_of_their_own(no_pauses)
     assert {row["staleness-max"] for row in rows} >= {0, 1, 2}
 
 
-def test_a_node_that_fails_or_never_answers_is_replaced(no_pauses):
+def test_failing_or_silent_node_is_replaced(no_pauses):
     grid = Late({1: 1, 2: 1, 3: 1, 4: math.inf}, failing=(3,))
     wrapper = FedBuff(FedAvg(), concurrency=4, buffer_size=2)
     rows = run_on(grid, wrapper, 10, timeout=0.05)

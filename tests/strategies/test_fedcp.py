@@ -1,4 +1,4 @@
-"""FedCP against its equations in NumPy, with gradients by differences."""
+"""FedCP compared with its equations in NumPy and finite-difference gradients."""
 
 import numpy as np
 import pytest
@@ -49,16 +49,16 @@ OWN = {"task": f"{__name__}:narrow", "representation_epochs": STEPS}
 
 
 def outputs_of(state, x, shared, context):
-    """W_i (s ⊙ h) + W (r ⊙ h), and h."""
+    """Return W_i (s ⊙ h) + W (r ⊙ h), and h."""
     h = x @ state["representation.weight"].T
     a = h * context / np.linalg.norm(context)
     a = a @ state["policy.0.weight"].T + state["policy.0.bias"]
-    # A layer norm and a ReLU.
+    # Layer norm and ReLU
     a = (a - a.mean(1, keepdims=True)) / np.sqrt(a.var(1, keepdims=True) + 1e-5)
     a = np.maximum(a * state["policy.1.weight"] + state["policy.1.bias"], 0)
     s = np.exp(a[:, :K]) / (np.exp(a[:, :K]) + np.exp(a[:, K:]))
-    own = (s * h) @ state["head.weight"].T + state["head.bias"]
-    return own + ((1 - s) * h) @ shared["head.weight"].T + shared["head.bias"], h
+    personal = (s * h) @ state["head.weight"].T + state["head.bias"]
+    return personal + ((1 - s) * h) @ shared["head.weight"].T + shared["head.bias"], h
 
 
 def cross_entropy(scores, y):
@@ -84,9 +84,9 @@ def shaped(vector):
 
 
 def trained_by(i, shared, head, weight, batches=None):
-    """What client i has after its steps on W_i, the representation and the policy.
+    """Return client i's state after steps on W_i, the representation and the policy.
 
-    Batches hold all examples unless their indices are given, the largest one first.
+    Each batch holds all examples, unless ``batches`` lists indices, the largest first.
     """
     context = head["head.weight"].sum(0)
     theta = flat({**shared, **head})
@@ -99,8 +99,8 @@ def trained_by(i, shared, head, weight, batches=None):
 
     x, y = draw(i)
     batches = batches or [np.arange(len(x))] * STEPS
-    for own in batches:
-        batch = x[own], y[own], len(own) / len(batches[0])
+    for rows in batches:
+        batch = x[rows], y[rows], len(rows) / len(batches[0])
         moves = 1e-5 * np.eye(len(theta))
         slopes = [
             objective(theta + m, *batch) - objective(theta - m, *batch) for m in moves
@@ -114,16 +114,16 @@ def head_of(state):
 
 
 def numpy_fedcp(found):
-    """What is shared, and all personal heads, after each round."""
+    """Return the shared state and all personal heads after each round."""
     shared, rounds = initial(), []
     heads = [head_of(shared)] * N
     for clients in found.trained:
         sent, heads = [], list(heads)
         for i in clients:
-            own = trained_by(i, shared, heads[i], found["fedcp_lambda"])
-            heads[i] = head_of(own)
-            half = {n: (own[n] + shared[n]) / 2 for n in head_of(own)}
-            sent.append(flat({**own, **half}))
+            trained = trained_by(i, shared, heads[i], found["fedcp_lambda"])
+            heads[i] = head_of(trained)
+            half = {n: (trained[n] + shared[n]) / 2 for n in head_of(trained)}
+            sent.append(flat({**trained, **half}))
         shared = shaped(found.mean(sent, clients))
         rounds.append((shared, heads))
     return rounds
@@ -141,7 +141,7 @@ def initial():
     [{"fedcp_lambda": 0.0}, {"fedcp_lambda": 3.0, "weighting": "examples"}],
     ids=["without MMD", "examples"],
 )
-def test_every_round_is_that_of_the_paper(more):
+def test_every_round_matches_the_paper(more):
     found = run_variant("fedcp", 2, **OWN, **more)
     for arrays, kept, (shared, heads) in zip(
         found.arrays, found.kept, numpy_fedcp(found), strict=True
@@ -150,15 +150,15 @@ def test_every_round_is_that_of_the_paper(more):
             np.testing.assert_allclose(arrays[name], value, rtol=0, atol=1e-5)
         for state, head in zip(kept, heads, strict=True):
             for name in head if state else ():
-                own = state[f"personal-{name}"]
-                np.testing.assert_allclose(own, head[name], rtol=0, atol=1e-5)
-    # Every part has moved, by far more than the tolerance.
+                personal = state[f"personal-{name}"]
+                np.testing.assert_allclose(personal, head[name], rtol=0, atol=1e-5)
+    # Every array has moved by far more than the tolerance.
     for name, value in initial().items():
         assert np.abs(found.arrays[-1][name] - value).max() > 1e-4, name
 
 
-def test_the_discrepancy_of_a_short_batch_counts_by_its_examples():
-    # Client 0 has 6 examples: the second batch of an epoch has two.
+def test_discrepancy_of_a_short_batch_is_weighted_by_its_size():
+    # Client 0 has 6 examples, so the second batch of an epoch has two.
     more = {"batch_size": 4, "representation_epochs": 2, "fedcp_lambda": 20.0}
     client = run("fedcp", 0, **{**OWN, **more}).client(0, 0)
     arrays = client.get_parameters({})
@@ -175,7 +175,7 @@ def test_the_discrepancy_of_a_short_batch_counts_by_its_examples():
         np.testing.assert_allclose(sent[name], expected[name], rtol=0, atol=1e-5)
 
 
-def test_lambda_holds_the_representation():
+def test_larger_lambda_keeps_the_representation_closer():
     moved = []
     for weight in (0.0, 5.0, 200.0):
         found = run("fedcp", 3, fedcp_lambda=weight, learning_rate=0.02, **OWN)
@@ -184,9 +184,9 @@ def test_lambda_holds_the_representation():
     assert moved[2] < moved[1] < moved[0]
 
 
-def test_the_default_lambda_does_not_lose_to_fedper_on_the_bundled_digits(tmp_path):
+def test_default_lambda_is_no_worse_than_fedper_on_bundled_digits(tmp_path):
     more = {"clients": 10, "rounds": 8, "evaluate_every": 0, "evaluate_last": 2}
-    # λ = 5 has 0.57, the default 0.71, and FedPer 0.67.
+    # λ = 5 reaches 0.57, the default 0.71, and FedPer 0.67.
     accuracy = {
         name: simulate(name, "inline", output=tmp_path, **more).summary["accuracy"]
         for name in ("fedper", "fedcp")
@@ -199,19 +199,19 @@ def test_clients_are_tested_with_both_heads():
     for i, metrics in enumerate(found.metrics[-1]):
         shared = {name: a.astype(float) for name, a in found.arrays[-1].items()}
         kept = found.kept[-1][i]
-        own = {
+        personal = {
             n: kept[f"personal-{n}"] if kept else initial()[n] for n in head_of(shared)
         }
         x, y = draw(i, test=True)
-        context = own["head.weight"].sum(0)
-        scores, h = outputs_of({**shared, **own}, x, shared, context)
+        context = personal["head.weight"].sum(0)
+        scores, h = outputs_of({**shared, **personal}, x, shared, context)
         assert metrics["loss"] == pytest.approx(cross_entropy(scores, y), abs=1e-5)
         plain = h @ shared["head.weight"].T + shared["head.bias"]
         right = np.mean(plain.argmax(1) == y)
         assert metrics["accuracy-global"] == pytest.approx(right)
 
 
-def test_the_discrepancy_of_a_sample_and_itself_is_0():
+def test_discrepancy_of_a_sample_with_itself_is_0():
     x, y = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     assert discrepancy(x, x).item() == pytest.approx(0, abs=1e-6)
     assert discrepancy(x, y).item() == pytest.approx(
@@ -220,8 +220,9 @@ def test_the_discrepancy_of_a_sample_and_itself_is_0():
     assert discrepancy(x, y).item() > 0.01
 
 
-def test_with_equal_heads_the_policy_is_no_matter():
-    # s + r = 1: of one head twice, all of each feature arrives, and the bias twice.
+def test_with_equal_heads_the_policy_has_no_effect():
+    # Since s + r = 1, two equal heads receive each feature once, and the bias counts
+    # twice.
     client = run("fedcp", 0, **OWN).client(0, 0)
     client.receive(client.get_parameters({}), {})
     model = client.separating_model()
@@ -230,12 +231,12 @@ def test_with_equal_heads_the_policy_is_no_matter():
     torch.testing.assert_close(model(x), expected)
 
 
-def test_a_head_that_is_not_linear_is_refused():
+def test_head_of_several_layers_is_rejected():
     with pytest.raises(SettingsError, match="FedCP needs a head that is one linear"):
         FedCPClient.traits.check(deep_head(2))
 
 
-def test_features_of_several_places_are_shared_out_place_by_place():
+def test_features_of_several_positions_are_split_per_position():
     torch.manual_seed(2)
     policy = nn.Sequential(nn.Linear(K, 2 * K), nn.LayerNorm(2 * K), nn.ReLU())
     head = SeparatingHead(nn.Linear(K, CLASSES), nn.Linear(K, CLASSES), policy)

@@ -1,4 +1,4 @@
-"""FedDBE against a few lines of NumPy, server and clients."""
+"""FedDBE compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -24,9 +24,9 @@ PLAIN = {"dbe_kappa": KAPPA, "dbe_momentum": MU}
 
 
 def learn(a, w, i, memory=0.0, consensus=None, kappa=KAPPA):
-    """Local training, without any term where there is no consensus yet.
+    """Train locally; without a consensus, its terms are omitted.
 
-    The features' running mean begins at 0.
+    The running mean of the features starts at 0.
     """
     running = np.zeros(WIDTH)
     for _ in range(STEPS):
@@ -34,7 +34,7 @@ def learn(a, w, i, memory=0.0, consensus=None, kappa=KAPPA):
         running = (1 - MU) * running + MU * now.mean(0)
         pull = 0.0
         if consensus is not None:
-            # Of κ/2 mean (z̄_i − z̄)², each example having μ/n of z̄_i.
+            # Gradient of κ/2 mean (z̄_i − z̄)²; each example contributes μ/n to z̄_i.
             pull = kappa / WIDTH * (running - consensus) * MU / len(now)
         of_a, of_w, of_memory = gradients(a, w, i, memory, lambda z, y, p=pull: p)
         a, w = a - RATE * of_a, w - RATE * of_w
@@ -43,13 +43,13 @@ def learn(a, w, i, memory=0.0, consensus=None, kappa=KAPPA):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_paper(weighting):
+def test_every_round_matches_the_paper(weighting):
     more = {"evaluate": True, "weighting": weighting}
     found = run_variant("feddbe", 3, **more, **PLAIN, **TASK)
     a, w = start()
-    everybody = list(range(N))
-    means = [learn(a, w, i)[3] for i in everybody]
-    consensus = found.mean(means, everybody)
+    everyone = list(range(N))
+    means = [learn(a, w, i)[3] for i in everyone]
+    consensus = found.mean(means, everyone)
     memories = np.zeros((N, WIDTH))
     for now, clients in enumerate(found.trained):
         results = {i: learn(a, w, i, memories[i], consensus) for i in clients}
@@ -71,7 +71,7 @@ def test_every_round_is_that_of_the_paper(weighting):
 
 
 @pytest.mark.parametrize("momentum", [1.0, 0.7])
-def test_a_short_batch_counts_by_its_examples(momentum):
+def test_short_batch_is_weighted_by_its_size(momentum):
     # Client 0 has 6 examples: the second batch has one, which moves z̄_i by a fifth.
     usual = {"batch_size": 5, "representation_epochs": 1, "learning_rate": 1e-9}
     client = run("feddbe", 0, dbe_momentum=momentum, **usual, **TASK).client(0, 0)
@@ -84,7 +84,7 @@ def test_a_short_batch_counts_by_its_examples(momentum):
     np.testing.assert_allclose(found, (1 - short) * first + short * z[5], atol=1e-6)
 
 
-def test_without_its_terms_it_is_fedavg_to_the_last_bit():
+def test_without_extra_terms_equals_fedavg_bitwise():
     usual = {"evaluate": True, "cohort": "off", **SMALL_BATCHES, **TASK}
     plain = run("fedavg", 3, **usual)
     found = run("feddbe", 3, dbe_kappa=0.0, dbe_memory=False, **usual)
@@ -95,24 +95,24 @@ def test_without_its_terms_it_is_fedavg_to_the_last_bit():
         assert [m["loss"] for m in metrics] == [m["loss"] for m in others]
 
 
-def test_a_larger_kappa_keeps_the_mean_features_nearer_to_the_consensus():
+def test_larger_kappa_keeps_mean_features_closer_to_the_consensus():
     distances = []
     for kappa in (0.0, 20.0):
         found = run("feddbe", 3, dbe_kappa=kappa, **TASK)
         a, consensus = parts(found.arrays[-1])[0], found.arrays[-1]["consensus.mean"]
-        own = [features(a, draw(i)[0]).mean(0) - consensus for i in range(N)]
-        distances.append(np.abs(own).mean())
+        distance = [features(a, draw(i)[0]).mean(0) - consensus for i in range(N)]
+        distances.append(np.abs(distance).mean())
     assert distances[1] < distances[0] / 1.2
 
 
 @pytest.mark.parametrize("rule", ["median", "clip"])
-def test_another_rule_than_the_mean(rule):
+def test_consensus_follows_the_aggregation_rule(rule):
     found = run("feddbe", 2, fraction_train=1.0, aggregation=rule, **TASK)
     a, w = start()
-    own = found.arrays[0]["consensus.mean"]
+    consensus = found.arrays[0]["consensus.mean"]
     if rule == "median":
         means = [learn_mean_of_last_batch(a, w, i) for i in range(N)]
-        np.testing.assert_allclose(own, np.median(means, axis=0), atol=1e-6)
+        np.testing.assert_allclose(consensus, np.median(means, axis=0), atol=1e-6)
     assert [row["clients"] for row in found.rows] == [N, N]
 
 
@@ -124,8 +124,8 @@ def learn_mean_of_last_batch(a, w, i):
     return last
 
 
-def test_nobody_has_more_than_the_largest_share_of_the_consensus():
-    # Six clients with 6, 9, … 21 examples: capped at a sixth, all are equal.
+def test_largest_share_limits_shares_of_the_consensus():
+    # Six clients have 6, 9, … 21 examples. A cap of one sixth makes their shares equal.
     usual = {"fraction_train": 1.0, **PLAIN, **TASK}
     equal = run("feddbe", 1, **usual).arrays[0]["consensus.mean"]
     more = {"weighting": "examples", **usual}

@@ -1,4 +1,4 @@
-"""FedDyn against a few lines of NumPy, server and clients."""
+"""FedDyn compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ def trained(theta, own, i):
 
 
 def numpy_feddyn(rounds, lost=(0, 0)):
-    """Algorithm 1 over the clients that counted: θ, h and all λ_k after each round.
+    """Run Algorithm 1 with the clients that trained; return (θ, h, all λ_k) by round.
 
-    ``lost`` is (round, client): who has lost its λ_k; then h and all λ_k are 0.
+    ``lost`` is the (round, client) in which λ_k is lost; then h and all λ_k become 0.
     """
     theta = start()
     h, own, found = np.zeros_like(theta), [np.zeros_like(theta)] * N, []
@@ -66,7 +66,7 @@ def assert_all_near(found, expected):
     assert_near(matrix(found.strategy.gradient), expected[-1][1], 2e-6)
 
 
-def test_every_round_is_that_of_the_paper():
+def test_every_round_matches_the_paper():
     found = run("feddyn", 5, evaluate=True, feddyn_alpha=ALPHA)
     assert [len(clients) for clients in found.trained] == [3] * 5
     expected = numpy_feddyn(found.trained)
@@ -76,25 +76,25 @@ def test_every_round_is_that_of_the_paper():
         assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
 
 
-def test_h_is_the_mean_of_all_clients_gradients():
+def test_h_is_the_mean_gradient_of_all_clients():
     more = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
     found = run("feddyn", 6, feddyn_alpha=0.1, **more)
     assert len({i for clients in found.trained for i in clients}) == N
-    own = [matrix(state, "gradient.") for state in found.kept[-1]]
+    gradients = [matrix(state, "gradient.") for state in found.kept[-1]]
     h = matrix(found.strategy.gradient)
-    assert_near(h, np.mean(own, axis=0), 1e-6)
+    assert_near(h, np.mean(gradients, axis=0), 1e-6)
     assert np.abs(h).max() > 1e-3
 
 
-def test_after_the_first_round_the_model_has_moved_by_the_mean_and_its_share():
-    # With h = 0, θ moves by the mean change and, as −h/α, by |P|/m of it again.
+def test_first_round_moves_by_the_mean_change_plus_its_share():
+    # With h = 0, θ moves by the mean change, and through −h/α by |P|/m of it again.
     dyn = run("feddyn", 1, feddyn_alpha=ALPHA)
     prox = run("fedprox", 1, proximal_mu=ALPHA)
     moved, mean = (matrix(found.arrays[0]) - start() for found in (dyn, prox))
     assert_near(moved, 1.5 * mean, 1e-6)
 
 
-def test_a_reply_that_does_not_count_moves_nothing():
+def test_rejected_reply_has_no_effect():
     first = run("feddyn", 5, feddyn_alpha=ALPHA)
     i = next(i for i in first.trained[1] if i in first.trained[0])
     found = run("feddyn", 5, feddyn_alpha=ALPHA, spoilt={(i, 2)})
@@ -102,7 +102,7 @@ def test_a_reply_that_does_not_count_moves_nothing():
     assert_all_near(found, numpy_feddyn(found.trained))
 
 
-def test_a_client_that_lost_its_gradient_begins_anew_with_all_others(caplog):
+def test_lost_gradient_resets_the_gradients_of_all_clients(caplog):
     first = run("feddyn", 5, feddyn_alpha=ALPHA)
     i = next(i for i in first.trained[2] if i in first.trained[0] + first.trained[1])
     found = run("feddyn", 5, feddyn_alpha=ALPHA, lost={(i, 3)})
@@ -111,7 +111,7 @@ def test_a_client_that_lost_its_gradient_begins_anew_with_all_others(caplog):
         assert_near(matrix(found.arrays[now]), theta, 2e-6)
 
 
-def test_a_model_with_statistics_is_refused():
+def test_model_with_buffers_is_rejected():
     with pytest.raises(SettingsError) as error:
         FedDynClient.traits.check(normed(N))
     assert error.value.code == "has-buffers"
@@ -120,13 +120,13 @@ def test_a_model_with_statistics_is_refused():
 @pytest.mark.parametrize(
     ("setting", "value"), [("feddyn_alpha", 0.0), ("weighting", "examples")]
 )
-def test_a_bad_value_is_refused(setting, value):
+def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:
         FedDyn(**{setting: value})
     assert error.value.code == setting.replace("_", "-")
 
 
-def test_the_state_returns_with_a_checkpoint():
+def test_checkpoint_restores_the_state():
     strategy = FedDyn()
     strategy.identify(grid_of(3, honest))
     strategy.state["gradients"] = {"w": np.ones(2)}

@@ -1,4 +1,4 @@
-"""FedFomo against a few lines of NumPy, server and clients."""
+"""FedFomo compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def train_loss(theta, i):
 
 
 def weigh(candidates, before, i):
-    """(L(θ_before) − L(θ_n)) / ‖θ_n − θ_before‖ of each candidate."""
+    """Return (L(θ_before) − L(θ_n)) / ‖θ_n − θ_before‖ of each candidate."""
     gains = [train_loss(before, i) - train_loss(theta, i) for theta in candidates]
     distances = [np.linalg.norm(theta - before) for theta in candidates]
     return [g / (d + 1e-5) for g, d in zip(gains, distances, strict=True)]
@@ -46,7 +46,7 @@ def candidates_of(message):
     ]
 
 
-def test_every_round_is_that_of_the_paper():
+def test_every_round_matches_the_paper():
     more = {"fomo_models": 2, "fomo_epsilon": 0.0, **WHOLE}
     found = run("fedfomo", 6, evaluate=True, **more)
     assert [len(clients) for clients in found.trained] == [3] * 6
@@ -63,7 +63,7 @@ def test_every_round_is_that_of_the_paper():
             received = sent[now + 1, i]
             others = [j for j in kept if j != i]
             assert len(received) == min(2, len(others))
-            # The best p_ij; ties are in any order.
+            # These have the largest p_ij; ties may be in any order.
             chosen = []
             for theta in received:
                 near = min(others, key=lambda j: np.abs(kept[j] - theta).max())
@@ -92,17 +92,18 @@ def test_every_round_is_that_of_the_paper():
                 assert_near(matrix(state, "before."), before[i], 1e-5)
             tested = loss_of(own[i], i)
             assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-5)
-    # Others' models have been used.
+    # Models of other clients have been used.
     assert mixed > 5
     for i, row in enumerate(affinity):
-        known = found.strategy.affinity.get(NAMES[i], {})
+        row_sent = found.strategy.affinity.get(NAMES[i], {})
         for j, value in enumerate(row):
-            assert known.get(NAMES[j], 0.0) == pytest.approx(value, abs=1e-4)
+            assert row_sent.get(NAMES[j], 0.0) == pytest.approx(value, abs=1e-4)
 
 
 @pytest.mark.parametrize("more", [{"fomo_models": 0}, {"fraction_train": 0.2}])
-def test_with_itself_alone_a_client_trains_locally(more):
-    # Of 6 clients, a fraction of 0.2 is one; only the first round has no candidates.
+def test_without_candidates_clients_train_locally(more):
+    # A fraction of 0.2 selects one of 6 clients; only the first round has no
+    # candidates.
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, "cohort": "off"}
     rounds = 4 if "fomo_models" in more else 1
     found = run("fedfomo", rounds, evaluate=True, **more, **usual, **WHOLE)
@@ -128,7 +129,7 @@ def test_validation_examples_are_not_trained_on():
         assert part.targets.tolist() == draw(3)[1][part.rows].tolist()
 
 
-def test_the_models_with_the_largest_affinity_are_chosen_unless_it_explores():
+def test_models_with_the_largest_affinity_are_chosen_without_exploration():
     strategy = FedFomo(fomo_models=3, fomo_epsilon=0.0)
     strategy.models.update({name: {} for name in "abcdef"})
     strategy.affinity["a"] = {"b": -1.0, "c": 2.0, "d": 3.0, "e": -0.5}
@@ -143,13 +144,13 @@ def test_the_models_with_the_largest_affinity_are_chosen_unless_it_explores():
     assert len({tuple(always.choose("a", r)) for r in range(1, 9)}) > 1
     assert always.choose("a", 1) == explorer.choose("a", 1)
     assert explorer.choose("a", 3) == ["d", "c", "f"]
-    # An unknown client gets any, in another order from round to round.
+    # An unknown client receives any models, in an order that differs between rounds.
     orders = {tuple(strategy.choose("z", r)) for r in range(1, 9)}
     assert len(orders) > 1
     assert all(len(set(order)) == 3 for order in orders)
 
 
-def test_an_evaluation_sends_no_model_and_a_newcomer_gets_some():
+def test_evaluation_sends_no_models_except_to_newcomers():
     found = run("fedfomo", 3, evaluate=True, fomo_models=2)
     for message, _ in found.between("evaluate"):
         assert candidates_of(message) == []
@@ -168,11 +169,11 @@ def test_an_evaluation_sends_no_model_and_a_newcomer_gets_some():
         (FedFomoSettings, {"fomo_validation": 1.0}, "fomo-validation"),
     ],
 )
-def test_bad_input_has_the_setting_s_code(make, given, code):
+def test_invalid_setting_is_rejected_with_its_code(make, given, code):
     assert code_of(lambda: make(**given)) == code
 
 
-def test_bad_input_ends_with_one_line(tmp_path, capsys):
+def test_invalid_setting_prints_a_one_line_error(tmp_path, capsys):
     output = tmp_path / "results"
     options = ["--backend", "inline", "--output", str(output)]
     given = ["--run-config", "fomo-epsilon-decay=-1.0"]

@@ -1,4 +1,4 @@
-"""FedPAC against a few lines of NumPy, server and clients."""
+"""FedPAC compared with a NumPy implementation of server and clients."""
 
 from itertools import combinations
 
@@ -54,7 +54,9 @@ def trained(a, w, i, centroids, known):
 
 
 def smallest(matrix):
-    """The minimum over the simplex: the best of the affine minima of all supports."""
+    """Return the minimum over the simplex by comparing the affine minima of all
+    supports.
+    """
     n, best = len(matrix), None
     for size in range(1, n + 1):
         for support in combinations(range(n), size):
@@ -70,7 +72,7 @@ def smallest(matrix):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_paper(weighting):
+def test_every_round_matches_the_paper(weighting):
     more = {"fedpac_lambda": LAMBDA, "weighting": weighting}
     found = run("fedpac", 5, evaluate=True, **more, **TASK)
     assert [len(clients) for clients in found.trained] == [3] * 5
@@ -78,12 +80,12 @@ def test_every_round_is_that_of_the_paper(weighting):
     heads = [w] * N
     centroids, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
     for now, clients in enumerate(found.trained):
-        told = [statistics(a, i) for i in clients]
+        sent = [statistics(a, i) for i in clients]
         results = [trained(a, heads[i], i, centroids, known) for i in clients]
         a = mean([own for own, _ in results], weights(clients, weighting))
-        for i, (h, _) in zip(clients, told, strict=True):
-            away = np.array([(h - other).ravel() for other, _ in told])
-            alpha = smallest(np.diag([v for _, v in told]) + away @ away.T)
+        for i, (h, _) in zip(clients, sent, strict=True):
+            away = np.array([(h - other).ravel() for other, _ in sent])
+            alpha = smallest(np.diag([v for _, v in sent]) + away @ away.T)
             heads[i] = mean([head for _, head in results], alpha)
         own = [by_class(r[0], i) for i, r in zip(clients, results, strict=True)]
         for c in range(CLASSES):
@@ -114,7 +116,7 @@ def test_the_active_set_method_finds_the_minimum():
             assert alpha.min() >= 0
             assert alpha.sum() == pytest.approx(1)
             np.testing.assert_allclose(alpha, smallest(matrix), atol=1e-9)
-            # Whatever the clients' scales are.
+            # The clients' scales may differ widely.
             scales = np.diag(10.0 ** rng.integers(-4, 5, n))
             matrix = scales @ matrix @ scales
             alpha, expected = simplex_minimum(matrix, 0), smallest(matrix)
@@ -122,28 +124,28 @@ def test_the_active_set_method_finds_the_minimum():
             assert value <= (1 + 1e-6) * (expected @ matrix @ expected)
 
 
-def test_clients_with_equal_statistics_have_the_mean_of_the_heads():
+def test_clients_with_equal_statistics_receive_the_mean_head():
     h = np.tile(np.random.default_rng(1).standard_normal((1, 3, 2)), (4, 1, 1))
     alpha = combination_weights(h, np.full(4, 0.2))
     np.testing.assert_allclose(alpha, np.full((4, 4), 0.25), atol=1e-12)
-    # Heads of fewer examples, with a larger variance, count less.
+    # Heads of clients with a larger variance, from fewer examples, get less weight.
     alpha = combination_weights(h, np.array([1.0, 1.0, 2.0, 2.0]))
     np.testing.assert_allclose(alpha, [[1 / 3, 1 / 3, 1 / 6, 1 / 6]] * 4, atol=1e-12)
 
 
-def test_a_client_alone_with_its_class_keeps_its_head():
-    # Far from each other and without variance, no other head helps.
+def test_only_client_with_a_class_keeps_its_head():
+    # The features are far apart and have no variance, so no other head helps.
     h = np.zeros((3, 3, 2))
     h[range(3), range(3)] = 1.0
     np.testing.assert_allclose(combination_weights(h, np.zeros(3)), np.eye(3))
-    # Without anything to choose by, each keeps its own.
+    # Without any statistics, each client keeps its own head.
     np.testing.assert_allclose(combination_weights(h * 0, np.zeros(3)), np.eye(3))
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("statistics.variance", -1), ("statistics.features", 2e6)]
 )
-def test_a_reply_with_impossible_statistics_does_not_count(name, value):
+def test_reply_with_impossible_statistics_is_rejected(name, value):
     found = run("fedpac", 1, **TASK)
     _, reply = found.between("train")[0]
     strategy = found.strategy
@@ -155,7 +157,7 @@ def test_a_reply_with_impossible_statistics_does_not_count(name, value):
         strategy.check_train_reply(reply)
 
 
-def test_a_head_that_is_not_linear_is_refused():
+def test_head_of_several_layers_is_rejected():
     with pytest.raises(SettingsError):
         FedPACClient.traits.check(deep_head(2))
 
@@ -163,7 +165,7 @@ def test_a_head_that_is_not_linear_is_refused():
 @pytest.mark.parametrize(
     ("setting", "value"), [("fedpac_lambda", -1.0), ("fedpac_head_epochs", -1)]
 )
-def test_a_bad_value_is_refused(setting, value):
+def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:
         FedPACClient.settings_type(**{setting: value})
     assert error.value.code == setting.replace("_", "-")

@@ -1,4 +1,4 @@
-"""FedProto against a few lines of NumPy, server and clients."""
+"""FedProto compared with a NumPy implementation of server and clients."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ MEANS, COUNTS = "prototypes.means", "prototypes.counts"
 
 
 def trained(a, w, i, means, known):
-    """Local training near the prototypes of the classes that have one."""
+    """Train locally near the prototypes of the classes that have one."""
 
     def pull(z, y):
         return 2 * PULL * (z - means[y]) * known[y][:, None] / z.size
@@ -76,7 +76,7 @@ def nearest(a, i, means, known):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_paper(weighting):
+def test_every_round_matches_the_paper(weighting):
     more = {"fedproto_lambda": PULL, "weighting": weighting}
     more["fedproto_predicted"] = "all"
     found = run_variant("fedproto", evaluate=True, **more, **TASK)
@@ -101,12 +101,12 @@ def test_every_round_is_that_of_the_paper(weighting):
             metrics = found.metrics[now][i]
             assert metrics["loss"] == pytest.approx(loss_of(a, w, i), abs=1e-5)
             assert metrics["accuracy"] == pytest.approx(nearest(a, i, means, known))
-    told = [m["accuracy"] != m["accuracy-head"] for m in found.metrics[-1]]
-    assert any(told)
+    differs = [m["accuracy"] != m["accuracy-head"] for m in found.metrics[-1]]
+    assert any(differs)
 
 
 def missing_one(num_clients):
-    """The layered task, of which client i trains on all classes but i mod 3."""
+    """The layered task, in which client i has no training examples of class i mod 3."""
     task = layered(num_clients)
     kept = [(s, s.targets != i % CLASSES) for i, s in enumerate(task.train)]
     train = [ExampleSet(s.inputs[mask], s.targets[mask]) for s, mask in kept]
@@ -117,25 +117,25 @@ MISSING = {"task": f"{__name__}:missing_one"}
 
 
 def accuracies(found, i, server_round=4):
-    """What client i is right about, among its own classes and among all."""
+    """Return client i's accuracies among its own classes and among all classes."""
     kept = found.kept[server_round - 1][i]
     a = parts(kept)[0] if kept else start()[0]
     arrays = found.arrays[server_round - 1]
     known = arrays[COUNTS] > 0
-    own = known & (np.arange(CLASSES) != i % CLASSES)
-    return [nearest(a, i, arrays[MEANS], mask) for mask in (own, known)]
+    present = known & (np.arange(CLASSES) != i % CLASSES)
+    return [nearest(a, i, arrays[MEANS], mask) for mask in (present, known)]
 
 
-def test_a_client_predicts_its_own_classes_unless_it_is_to_predict_all():
-    own = run("fedproto", evaluate=True, **MISSING)
+def test_fedproto_predicted_selects_own_or_all_classes():
+    only_own = run("fedproto", evaluate=True, **MISSING)
     every = run("fedproto", evaluate=True, fedproto_predicted="all", **MISSING)
     for i in range(N):
-        assert own.metrics[-1][i]["accuracy"] == accuracies(own, i)[0]
+        assert only_own.metrics[-1][i]["accuracy"] == accuracies(only_own, i)[0]
         assert every.metrics[-1][i]["accuracy"] == accuracies(every, i)[1]
-    assert any(np.subtract(*accuracies(own, i)) for i in range(N))
+    assert any(np.subtract(*accuracies(only_own, i)) for i in range(N))
 
 
-def test_a_client_that_never_trained_predicts_its_own_classes_as_well():
+def test_untrained_client_predicts_its_own_classes():
     found = run("fedproto", 1, evaluate=True, **MISSING)
     others = [i for i in range(N) if i not in found.trained[0]]
     assert len(others) == 3
@@ -144,7 +144,7 @@ def test_a_client_that_never_trained_predicts_its_own_classes_as_well():
         assert found.metrics[0][i]["accuracy"] == accuracies(found, i, 1)[0]
 
 
-def test_prediction_needs_no_examples_to_know_the_own_classes():
+def test_prediction_knows_the_own_classes_without_examples():
     found = run("fedproto", 4, **MISSING)
     i = found.trained[-1][0]
     client = found.client(i, 4)
@@ -168,7 +168,7 @@ def test_lambda_0_is_local_training():
         assert own == [m["accuracy"] for m in others]
 
 
-# What the server makes of replies, by hand
+# Aggregation of hand-written replies
 
 
 def record_of(means, counts) -> ArrayRecord:
@@ -177,7 +177,7 @@ def record_of(means, counts) -> ArrayRecord:
 
 
 def reply_of(node: int, means, counts) -> Message:
-    """Of a client that has four examples."""
+    """Return the reply of a client with four examples."""
     metrics = MetricRecord({"num-examples": 4, "train-loss": 1.0})
     content = RecordDict({"arrays": record_of(means, counts), "metrics": metrics})
     return Message(content, reply_to=Message(RecordDict(), node, MessageType.TRAIN))
@@ -192,9 +192,9 @@ def strategy_that_has_sent(counts, weighting: str) -> FedProto:
 @pytest.mark.parametrize(
     ("weighting", "first"), [("uniform", [2, 3]), ("examples", [1.5, 2])]
 )
-def test_a_class_that_nobody_has_keeps_its_prototype(weighting, first):
+def test_class_without_examples_keeps_its_prototype(weighting, first):
     strategy = strategy_that_has_sent([5, 5, 5], weighting)
-    # Where there are no examples, what is said does not matter.
+    # Prototypes without examples are ignored.
     one = reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0])
     other = reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 3, 0])
     arrays = strategy.aggregate(2, [one, other])
@@ -203,30 +203,30 @@ def test_a_class_that_nobody_has_keeps_its_prototype(weighting, first):
     assert arrays[COUNTS].numpy().tolist() == [2, 2, 5]
 
 
-def test_nobody_s_examples_count_more_often_than_there_are():
+def test_class_counts_are_capped_at_the_number_of_examples():
     strategy = strategy_that_has_sent([0, 0, 0], "examples")
     honest = reply_of(1, [[1, 1]] * 3, [2, 1, 1])
     liar = reply_of(2, [[7, 7]] * 3, [2**60, 0, 0])
     arrays = strategy.aggregate(2, [honest, liar])
-    # 2 examples against the liar's 4.
+    # The client has 2 examples; the other is limited to 4.
     np.testing.assert_allclose(arrays[MEANS].numpy(), [[5, 5], [1, 1], [1, 1]])
 
 
-def test_numbers_of_examples_below_0_do_not_count():
+def test_negative_class_counts_are_rejected():
     strategy = strategy_that_has_sent([0, 0, 0], "uniform")
     strategy.check_train_reply(reply_of(1, [[1, 1]] * 3, [2, 0, 2]))
     with pytest.raises(InvalidReplyError, match=r"prototypes\.counts' below 0"):
         strategy.check_train_reply(reply_of(1, [[1, 1]] * 3, [2, -1, 3]))
 
 
-def test_huge_prototypes_do_not_count():
+def test_huge_prototypes_are_rejected():
     strategy = strategy_that_has_sent([0, 0, 0], "uniform")
     strategy.check_train_reply(reply_of(1, [[1, -1e6]] * 3, [2, 0, 2]))
     with pytest.raises(InvalidReplyError, match=r"means' of 3e\+38, above 1e\+06"):
         strategy.check_train_reply(reply_of(1, [[1, -3e38]] * 3, [2, 0, 2]))
 
 
-def test_another_rule_is_over_those_that_have_the_class():
+def test_median_covers_the_clients_that_have_the_class():
     strategy = FedProto(aggregation="median")
     sent = record_of([[0, 1], [2, 3], [4, 5]], [5, 5, 5])
     strategy.pending.expect("arrays", sent)
@@ -241,7 +241,7 @@ def test_another_rule_is_over_those_that_have_the_class():
 
 
 @pytest.mark.parametrize(("aggregation", "lied"), [("median", False), ("mean", True)])
-def test_a_liar_does_what_it_likes_with_the_mean_alone(aggregation, lied):
+def test_median_resists_a_byzantine_client_and_the_mean_does_not(aggregation, lied):
     settings = complete(
         resolve(
             {"algorithm": "fedproto", "aggregation": aggregation, "num-clients": N}
@@ -263,7 +263,7 @@ def test_a_liar_does_what_it_likes_with_the_mean_alone(aggregation, lied):
     assert (np.abs(arrays[MEANS].numpy()).max() > 1e4) == lied
 
 
-# Models of one's own
+# Different models per client
 
 TWO = {
     "task": "digits",
@@ -277,7 +277,7 @@ TWO = {
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """A model with as many features as digits-cnn has."""
+    """A model with as many features as digits-cnn."""
 
     def build(shape, num_classes):
         layers = [("flatten", nn.Flatten()), ("fc1", nn.Linear(64, 32))]
@@ -286,7 +286,7 @@ def narrow(monkeypatch):
     monkeypatch.setitem(MODELS, "narrow", (build, ""))
 
 
-def test_two_architectures_in_one_run(narrow):
+def test_clients_with_two_architectures(narrow):
     found = run("fedproto", 2, fraction_train=1.0, evaluate=True, **TWO)
     means = []
     for i, kept in enumerate(found.kept[-1]):
@@ -312,12 +312,12 @@ def test_two_architectures_in_one_run(narrow):
     assert set(found.kept[-1][0]) != set(found.kept[-1][1])
 
 
-def test_a_device_says_which_model_it_has(narrow):
+def test_node_config_selects_the_model(narrow):
     settings = resolve({"algorithm": "fedproto", "client-models": "narrow"})
     node = {"client-name": "pi", "model": "mlp", "head-layers": 2}
-    own = {"model": "mlp", "head-layers": 2}
-    assert node_settings(FedProtoClient, settings, node) == own
-    # Without, it has the run's: there is no telling which of the list is meant.
+    device = {"model": "mlp", "head-layers": 2}
+    assert node_settings(FedProtoClient, settings, node) == device
+    # By default, the run's model is used, since no entry of the list is identified.
     assert node_settings(FedProtoClient, settings, {"client-name": "pi"}) == {}
-    # Others than FedProto's clients cannot.
+    # Only clients of FedProto may choose their model.
     assert node_settings(FedAvgClient, settings, node) == {}

@@ -1,4 +1,4 @@
-"""FedProx against a few lines of NumPy, server and clients."""
+"""FedProx compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 from paper_rounds import (
@@ -18,7 +18,7 @@ from softmax_runs import (
 
 
 def numpy_fedprox(found, mu):
-    """Algorithm 2 over the clients that counted; w after each round."""
+    """Run Algorithm 2 with the clients that trained; return w by round."""
     w, rounds = start(), []
     for clients in found.trained:
         models = [found.descend(w, i, pull=mu, anchor=w) for i in clients]
@@ -28,16 +28,16 @@ def numpy_fedprox(found, mu):
 
 
 @EACH_VARIANT
-def test_every_round_is_that_of_the_paper(more):
+def test_every_round_matches_the_paper(more):
     found = run_variant("fedprox", proximal_mu=1.5, **more)
     expected = numpy_fedprox(found, 1.5)
     for arrays, w in zip(found.arrays, expected, strict=True):
         assert_near(matrix(arrays), w)
-    # The term is felt: without it the models are others.
+    # The proximal term has an effect.
     assert np.abs(expected[-1] - numpy_fedprox(found, 0.0)[-1]).max() > 1e-2
 
 
-def test_mu_0_is_fedavg_to_the_last_bit():
+def test_mu_0_equals_fedavg_bitwise():
     prox = run("fedprox", proximal_mu=0.0, **SMALL_BATCHES)
     plain = run("fedavg", **SMALL_BATCHES)
     assert_same_arrays(prox, plain)
@@ -45,15 +45,15 @@ def test_mu_0_is_fedavg_to_the_last_bit():
     assert losses[0] == losses[1]
 
 
-def test_one_step_from_the_global_model_does_not_feel_the_term():
+def test_proximal_term_has_no_effect_on_a_single_step():
     # μ (w − wᵗ) is 0 at w = wᵗ.
     prox = run("fedprox", proximal_mu=3.0, representation_epochs=1)
     plain = run("fedavg", representation_epochs=1)
     assert_near(matrix(prox.arrays[-1]), matrix(plain.arrays[-1]), 1e-7)
 
 
-def test_a_step_with_rate_times_mu_1_by_hand():
-    # w − η ∇F(w) − ηµ (w − wᵗ) = wᵗ − η ∇F(w): each step begins at wᵗ again.
+def test_rate_times_mu_1_starts_each_step_at_the_global_model():
+    # w − η ∇F(w) − ηµ (w − wᵗ) = wᵗ − η ∇F(w): each step starts at wᵗ again.
     found = run("fedprox", 1, proximal_mu=1 / RATE, representation_epochs=2)
     w, clients = start(), found.trained[0]
     first = [w - RATE * gradient(w, i) for i in clients]
@@ -61,9 +61,9 @@ def test_a_step_with_rate_times_mu_1_by_hand():
     assert_near(matrix(found.arrays[0]), np.mean(second, axis=0))
 
 
-def test_mu_travels_under_flower_s_key():
+def test_mu_is_sent_under_the_key_of_flower():
     found = run("fedprox", 2, proximal_mu=0.25)
-    told = [m.content["config"]["proximal-mu"] for m, _ in found.between("train")]
-    assert told == [0.25] * 6
-    silent = run("fedavg", 1).between("train")
-    assert not any("proximal-mu" in m.content["config"] for m, _ in silent)
+    sent = [m.content["config"]["proximal-mu"] for m, _ in found.between("train")]
+    assert sent == [0.25] * 6
+    without = run("fedavg", 1).between("train")
+    assert not any("proximal-mu" in m.content["config"] for m, _ in without)

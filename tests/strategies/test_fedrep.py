@@ -1,4 +1,4 @@
-"""Linear FedRep's server: the start from moments and the optional QR step."""
+"""Server of linear FedRep: the method-of-moments start and the optional QR step."""
 
 from functools import partial
 
@@ -20,18 +20,18 @@ WEIGHT = "representation.weight"
 settings_of = partial(algorithm_runs.settings_of, "fedrep", task="linear")
 
 
-def test_the_task_decides_which_fedrep():
+def test_task_selects_the_fedrep_class():
     assert type(build_strategy(resolve({"algorithm": "fedrep"}))) is FedRep
     assert type(build_strategy(settings_of())) is FedRepLinear
 
 
-def test_the_start_is_the_leading_eigenvectors_of_the_mean_moment():
+def test_start_consists_of_leading_eigenvectors_of_the_mean_moment():
     settings = settings_of(dimension=7, rank=3, samples=20, seed=2)
     n = 9
     grid = InlineGrid(make_app(settings), n)
     start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
-    # mean_i 1/m Σ_j y_j² x_j x_jᵀ, and its eigenvectors by the SVD, as it is symmetric
-    # and positive.
+    # mean_i 1/m Σ_j y_j² x_j x_jᵀ; it is symmetric and positive semidefinite, so its
+    # singular vectors are its eigenvectors.
     task = build(LinearTask, settings, num_clients=n)
     moments = np.zeros((7, 7))
     for i in range(n):
@@ -44,8 +44,8 @@ def test_the_start_is_the_leading_eigenvectors_of_the_mean_moment():
     assert principal_angle_distance(start.T, leading) < 1e-9
 
 
-def test_many_examples_start_near_the_true_representation():
-    # E[y² x xᵀ] = (‖φ‖² + σ²) I + 2 φ φᵀ: the leading eigenvectors span the φ_i.
+def test_start_from_many_examples_is_near_the_true_representation():
+    # E[y² x xᵀ] = (‖φ‖² + σ²) I + 2 φ φᵀ, so the leading eigenvectors span all φ_i.
     settings = settings_of(samples=20_000)
     grid = InlineGrid(make_app(settings), 20)
     start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
@@ -53,7 +53,7 @@ def test_many_examples_start_near_the_true_representation():
     assert principal_angle_distance(start.T, truth) < 0.03
 
 
-def test_the_random_start():
+def test_random_start_is_orthonormal():
     settings = settings_of(initialization="random")
     start = build_strategy(settings).initialize(InlineGrid(make_app(settings), 5))
     b = start[WEIGHT].numpy()
@@ -81,14 +81,14 @@ def test_the_mean_may_be_orthonormalised(orthonormalize):
         return
     np.testing.assert_allclose(b @ b.T, np.eye(2), atol=1e-12)
     assert principal_angle_distance(b.T, mean.T) < 1e-9
-    # Gram and Schmidt by hand: no column turns round, to which kept heads belong.
+    # Gram–Schmidt keeps the signs of the columns, on which stored heads depend.
     one = mean[0] / np.linalg.norm(mean[0])
     rest = mean[1] - (mean[1] @ one) * one
     np.testing.assert_allclose(b, [one, rest / np.linalg.norm(rest)], atol=1e-12)
 
 
 @pytest.mark.parametrize("bad", ["nan", "shape", "name", "nothing"])
-def test_malformed_moments_of_one_client_are_left_out(bad):
+def test_malformed_moments_of_one_client_are_ignored(bad):
     settings = settings_of(samples=500)
     honest = make_app(settings)
 
@@ -111,7 +111,7 @@ def test_malformed_moments_of_one_client_are_left_out(bad):
     assert principal_angle_distance(start.T, truth) < 0.3
 
 
-def test_no_moments():
+def test_start_without_any_moments_fails():
     def broken(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "query.statistics":
             raise RuntimeError("broken")
@@ -126,7 +126,7 @@ def test_no_moments():
         FedRepLinear().initialize(InlineGrid(broken, 3))
 
 
-def test_the_gaussian_start_is_that_of_flute():
+def test_gaussian_start_equals_that_of_flute():
     settings = settings_of(initialization="gaussian", dimension=7, rank=3, seed=5)
     grid = InlineGrid(make_app(settings), 4)
     start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
@@ -134,11 +134,11 @@ def test_the_gaussian_start_is_that_of_flute():
     flute = build_strategy({**other, "seed": 5})
     np.testing.assert_array_equal(start, flute.initialize(grid)[WEIGHT].numpy())
     assert start.shape == (3, 7)
-    # 21 entries with the standard deviation 1/70.
+    # 21 entries with standard deviation 1/70
     assert 0.5 < start.std() * 70 < 1.5
 
 
-def test_private_moments_are_clipped_noisy_and_counted():
+def test_private_moments_are_clipped_noised_and_counted():
     privacy = {"server_dp_noise": 0.5, "server_dp_clip": 3.0, "server_dp_delta": 1e-3}
     settings = settings_of(dimension=4, rank=2, samples=30, seed=2, **privacy)
     grid, strategy = InlineGrid(make_app(settings), 5), build_strategy(settings)
@@ -152,6 +152,6 @@ def test_private_moments_are_clipped_noisy_and_counted():
     noisy = (total + np.random.default_rng(8).normal(0, 1.5, (4, 4))) / 5
     u = np.linalg.eigh((noisy + noisy.T) / 2).eigenvectors[:, 2:]
     np.testing.assert_allclose(start.T @ start, u @ u.T, atol=1e-6)
-    # One release by each of the five clients.
+    # One release by each of the five clients
     assert set(strategy.privacy.asked.values()) == {1}
     assert len(strategy.privacy.asked) == 5

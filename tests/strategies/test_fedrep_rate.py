@@ -1,4 +1,4 @@
-"""Linear FedRep's measured distances against the rate of its theorem 1."""
+"""Measured distances of linear FedRep compared with the rate of its theorem 1."""
 
 import algorithm_runs
 import numpy as np
@@ -21,9 +21,9 @@ def sine(b: np.ndarray, truth: np.ndarray) -> float:
 
 
 def distances(seed: int) -> tuple[list[float], FedRepTheory]:
-    """Train with the theorem's largest step, from a random start."""
+    """Train with the largest step size of the theorem, from a random start."""
     task = LinearTask(dimension=D, rank=K, num_clients=CLIENTS, seed=seed)
-    # W* = B*ᵀ Φ, whose columns have the norm √k.
+    # W* = B*ᵀ Φ; its columns have norm √k.
     heads = (task.representation.T @ task.models).T
     settings = algorithm_runs.settings_of(
         "fedrep",
@@ -41,33 +41,33 @@ def distances(seed: int) -> tuple[list[float], FedRepTheory]:
     )
     grid, strategy = InlineGrid(make_app(settings), CLIENTS), build_strategy(settings)
     start = strategy.initialize(grid)
-    found = [sine(start[WEIGHT].numpy().T, task.representation)]
+    measured = [sine(start[WEIGHT].numpy().T, task.representation)]
     run_rounds(
         strategy,
         grid,
         start,
         range(1, ROUNDS + 1),
         evaluated=lambda server_round: False,
-        after_round=lambda r, arrays, metrics: found.append(
+        after_round=lambda r, arrays, metrics: measured.append(
             sine(arrays[WEIGHT].numpy().T, task.representation)
         ),
     )
-    return found, FedRepTheory(heads, CLIENTS, found[0])
+    return measured, FedRepTheory(heads, CLIENTS, measured[0])
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_distance_falls_at_least_as_fast_as_theorem_1(seed: int) -> None:
-    found, theory = distances(seed)
-    assert found[0] > 0.9
+def test_distance_decreases_at_least_at_the_rate_of_theorem_1(seed: int) -> None:
+    measured, theory = distances(seed)
+    assert measured[0] > 0.9
     smallest, largest = theory.sigmas
-    # Equation 10, written out.
-    eta, e0 = 1 / (4 * largest**2), 1 - found[0] ** 2
+    # Equation 10
+    eta, e0 = 1 / (4 * largest**2), 1 - measured[0] ** 2
     rate = np.sqrt(1 - eta * e0 * smallest**2 / 2)
-    for t, distance in enumerate(found):
-        assert distance <= rate**t * found[0] * (1 + 1e-9)
-    assert theory.distance(ROUNDS) == pytest.approx(rate**ROUNDS * found[0])
-    # Near B*, exact heads are the true ones, and a step of the expected loss multiplies
-    # the part of B outside of B* by I − η W*ᵀW*/n: by 1 − η σ²_min in the slowest
+    for t, distance in enumerate(measured):
+        assert distance <= rate**t * measured[0] * (1 + 1e-9)
+    assert theory.distance(ROUNDS) == pytest.approx(rate**ROUNDS * measured[0])
+    # Near B*, the exact heads are the true ones. A step on the expected loss multiplies
+    # the part of B outside of B* by I − η W*ᵀW*/n, hence by 1 − η σ²_min in the slowest
     # direction.
-    assert found[-1] < 0.01
-    assert found[-1] / found[-2] == pytest.approx(1 - eta * smallest**2, abs=0.01)
+    assert measured[-1] < 0.01
+    assert measured[-1] / measured[-2] == pytest.approx(1 - eta * smallest**2, abs=0.01)

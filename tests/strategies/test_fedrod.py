@@ -1,4 +1,4 @@
-"""FedRoD against a few lines of NumPy, server and clients."""
+"""FedRoD compared with a NumPy implementation of server and clients."""
 
 from functools import partial
 
@@ -36,7 +36,7 @@ from flwr_frl.task.tasks.text import PositionwiseLinear
 
 
 def slope_of(scores, i):
-    """The gradient of mean cross-entropy in θ, at scores of client i's examples."""
+    """Return the gradient of client i's mean cross-entropy in θ at the given scores."""
     x, y = draw(i)
     x = np.column_stack([x, np.ones(len(x))])
     shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
@@ -44,7 +44,7 @@ def slope_of(scores, i):
 
 
 def numpy_fedrod(found):
-    """(g, all p) of each round, of the clients that counted."""
+    """Return (g, all p) by round, computed with the clients that trained."""
     g, rounds, personal = start(), [], [np.zeros_like(start())] * N
     momentum, decay = found["momentum"], found["weight_decay"]
     only_weights = np.array([1.0] * DIMENSION + [0.0])
@@ -54,16 +54,16 @@ def numpy_fedrod(found):
             x, y = draw(i)
             x = np.column_stack([x, np.ones(len(x))])
             counts = np.bincount(y, minlength=CLASSES)
-            own, p, velocity_g, velocity_p = g, personal[i], 0.0, 0.0
+            generic, p, velocity_g, velocity_p = g, personal[i], 0.0, 0.0
             for _ in range(STEPS):
-                # Softmax of g_c + log N_c.
-                balanced = slope_of(x @ own.T + np.log(counts), i)
-                summed = slope_of(x @ (own + p).T, i)
+                # The balanced loss is the softmax of g_c + log N_c.
+                balanced = slope_of(x @ generic.T + np.log(counts), i)
+                summed = slope_of(x @ (generic + p).T, i)
                 velocity_g = momentum * velocity_g + balanced
-                velocity_g = velocity_g + decay * own * only_weights
+                velocity_g = velocity_g + decay * generic * only_weights
                 velocity_p = momentum * velocity_p + summed + decay * p * only_weights
-                own, p = own - RATE * velocity_g, p - RATE * velocity_p
-            models.append(own)
+                generic, p = generic - RATE * velocity_g, p - RATE * velocity_p
+            models.append(generic)
             personal[i] = p
         g = found.mean(models, clients)
         rounds.append((g, personal))
@@ -71,7 +71,7 @@ def numpy_fedrod(found):
 
 
 @pytest.mark.parametrize("variant", ["plain", "momentum", "examples"])
-def test_every_round_is_that_of_the_paper(variant):
+def test_every_round_matches_the_paper(variant):
     more = VARIANTS[variant]
     found = run_variant("fedrod", 3, evaluate={3}, **more)
     expected = numpy_fedrod(found)
@@ -82,15 +82,16 @@ def test_every_round_is_that_of_the_paper(variant):
         for state, p in zip(kept, personal, strict=True):
             named = {name.replace("personal-", ""): a for name, a in state.items()}
             assert_near(matrix(named) if state else 0 * p, p)
-    # Clients predict with the sum of their heads, and without one as the generic model.
+    # Clients predict with the sum of both heads, or with the generic one if they never
+    # trained.
     g, personal = expected[-1]
     assert_losses(found, [g + p for p in personal])
-    # The classes' counts are felt.
+    # The class counts have an effect.
     plain = run("fedavg", 3, **more)
     assert np.abs(g - matrix(plain.arrays[-1])).max() > 1e-2
 
 
-def test_a_class_that_a_client_has_not_is_left_alone():
+def test_generic_head_is_unchanged_for_absent_classes():
     torch.manual_seed(0)
     heads = TwoHeads(nn.Linear(4, 3), nn.Linear(4, 3), torch.tensor([3.0, 0, 5]).log())
     loss = BothLosses(nn.functional.cross_entropy)
@@ -105,7 +106,7 @@ def test_a_class_that_a_client_has_not_is_left_alone():
 
 
 def balanced(num_clients):
-    """Equally many examples of each class, and a representation that learns."""
+    """Equal numbers of examples per class, and a representation with parameters."""
 
     def examples(i):
         generator = torch.Generator().manual_seed(i)
@@ -121,8 +122,8 @@ def balanced(num_clients):
     return ExampleTask(model, sets, sets, classes=("a", "b", "c"))
 
 
-def test_on_balanced_data_the_generic_model_is_fedavg_s():
-    # log N is a constant; and the personalised head moves no representation.
+def test_on_balanced_data_the_generic_model_equals_fedavg():
+    # log N is constant, and the personal head does not train the representation.
     usual = {"task": f"{__name__}:balanced", "momentum": 0.5, "weight_decay": 1e-3}
     usual |= {"batch_size": 5, "evaluate": True}
     found, plain = run("fedrod", **usual), run("fedavg", **usual)
@@ -134,20 +135,20 @@ def test_on_balanced_data_the_generic_model_is_fedavg_s():
     assert np.abs(found.kept[-1][0]["personal-head.weight"]).max() > 1e-2
 
 
-def test_it_is_held_near_the_global_model_where_a_server_asks_for_it():
+def test_proximal_mu_from_the_server_is_applied():
     client = run("fedrod", 0).client(2, 0)
     sent = client.get_parameters({})
     held, _, _ = client.fit(sent, {"server-round": 1, "proximal-mu": 1 / RATE})
     x, y = draw(2)
     x = np.column_stack([x, np.ones(len(x))])
-    own = start()
+    expected = start()
     for _ in range(STEPS):
-        slope = slope_of(x @ own.T + np.log(np.bincount(y, minlength=CLASSES)), 2)
-        own = start() - RATE * slope
-    assert_near(np.column_stack(held), own)
+        slope = slope_of(x @ expected.T + np.log(np.bincount(y, minlength=CLASSES)), 2)
+        expected = start() - RATE * slope
+    assert_near(np.column_stack(held), expected)
 
 
-def test_a_head_that_is_not_linear_is_refused():
+def test_head_of_several_layers_is_rejected():
     line = (
         "^FedRoD needs a head that is one linear layer; this model's is a Sequential; "
         "head-layers=1 may give one$"
@@ -158,7 +159,7 @@ def test_a_head_that_is_not_linear_is_refused():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("held", [2, 3])
-def test_label_smoothing_is_refused_where_a_class_has_no_examples(smoothing, held):
+def test_label_smoothing_is_rejected_if_a_class_has_no_examples(smoothing, held):
     loss = partial(nn.functional.cross_entropy, label_smoothing=smoothing)
     sets = [ExampleSet(torch.ones(6, DIMENSION), torch.arange(6) % held)]
     task = ExampleTask(linear, sets, sets, loss, classes=("a", "b", "c"))
@@ -171,8 +172,8 @@ def test_label_smoothing_is_refused_where_a_class_has_no_examples(smoothing, hel
         assert client.get_properties({})["num-examples"] == 6
 
 
-def test_the_counts_belong_to_the_classes_of_a_sequence():
-    # As many positions as classes, so that a sum over the wrong axis would fit, too.
+def test_counts_are_added_per_class_in_sequences():
+    # With as many positions as classes, a sum over the wrong axis would also fit.
     heads = TwoHeads(
         PositionwiseLinear(4, 3),
         PositionwiseLinear(4, 3),

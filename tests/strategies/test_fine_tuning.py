@@ -1,4 +1,4 @@
-"""Fine-tuned variants of global methods: the method, and then some epochs more."""
+"""Fine-tuned variants of global methods: the method followed by extra local epochs."""
 
 import pytest
 from paper_rounds import assert_same_arrays
@@ -18,7 +18,7 @@ USUAL = {"weight_decay": 0.05, "proximal_mu": 1.5}
 @pytest.mark.parametrize(
     ("base", "srpfl"), [("fedavg", False), ("fedprox", True), ("scaffold", False)]
 )
-def test_it_trains_as_its_base_and_tests_a_fine_tuned_head(base, srpfl):
+def test_variant_trains_like_its_base_and_tests_a_fine_tuned_head(base, srpfl):
     more = {"evaluate": True, "srpfl": srpfl, **USUAL}
     found = run(f"{base}-ft", 3, finetune_epochs=EPOCHS, **more)
     plain = run(base, 3, **more)
@@ -26,18 +26,18 @@ def test_it_trains_as_its_base_and_tests_a_fine_tuned_head(base, srpfl):
     for kept, others in zip(found.kept[-1], plain.kept[-1], strict=True):
         assert_same(kept, others)
     for i in range(N):
-        # The head is the whole model here; neither μ nor c has a part in it.
+        # The head is the whole model here. Neither μ nor c affects fine-tuning.
         tuned = matrix(found.arrays[-1])
         for _ in range(EPOCHS):
             tuned = tuned - RATE * gradient(tuned, i, USUAL["weight_decay"])
         metrics, others = found.metrics[-1][i], plain.metrics[-1][i]
         assert metrics["loss"] == pytest.approx(loss_of(tuned, i), abs=1e-5)
         assert metrics["accuracy-global"] == others["accuracy"]
-    told = [metrics["accuracy"] for metrics in found.metrics[-1]]
-    assert told != [metrics["accuracy-global"] for metrics in found.metrics[-1]]
+    accuracies = [metrics["accuracy"] for metrics in found.metrics[-1]]
+    assert accuracies != [metrics["accuracy-global"] for metrics in found.metrics[-1]]
 
 
-def test_without_epochs_it_is_its_base():
+def test_without_epochs_the_variant_equals_its_base():
     found = run("scaffold-ft", 2, evaluate=True, finetune_epochs=0)
     plain = run("scaffold", 2, evaluate=True)
     for metrics, others in zip(found.metrics[-1], plain.metrics[-1], strict=True):
@@ -66,7 +66,7 @@ def test_any_global_method_has_a_fine_tuned_variant(name, path):
     assert issubclass(client, client_class(plain))
 
 
-def test_srpfl_over_one_is_one_over_srpfl():
+def test_fine_tuning_commutes_with_srpfl():
     wrapped = resolve({"algorithm": "srpfl", "srpfl-base": "fedprox-ft"})
     around = resolve({"algorithm": "srpfl-ft", "srpfl-base": "fedprox"})
     assert client_class(wrapped) is client_class(around)
@@ -74,7 +74,7 @@ def test_srpfl_over_one_is_one_over_srpfl():
         assert build_strategy(settings).traits.evaluate_last_round_only
 
 
-def test_it_is_one_class_however_it_is_asked_for():
+def test_variant_is_a_single_class():
     assert strategy_class(resolve({"algorithm": "fedavg-ft"})) is FedAvgFT
     client = client_class(resolve({"algorithm": "fedavg"}))
     tuned = client_class(resolve({"algorithm": "fedavg-ft"}))
@@ -84,7 +84,7 @@ def test_it_is_one_class_however_it_is_asked_for():
 
 
 @pytest.mark.parametrize("name", ["fedrep", "ditto", "local", "dpsgd", "lg-srpfl"])
-def test_what_keeps_a_model_of_its_own_is_not_fine_tuned(name):
+def test_methods_with_personal_models_cannot_be_fine_tuned(name):
     with pytest.raises(SettingsError) as caught:
         client_class(resolve({"algorithm": f"{name}-ft"}))
     line = "Client cannot be fine-tuned with '-ft'; it must use the whole shared model"
@@ -92,7 +92,7 @@ def test_what_keeps_a_model_of_its_own_is_not_fine_tuned(name):
     assert "\n" not in str(caught.value)
 
 
-def test_why_what_keeps_something_beside_the_model_is_not_fine_tuned():
+def test_error_explains_why_personal_arrays_prevent_fine_tuning():
     class Mine(FedAvgClient):
         personal = ("memory.",)
 
@@ -107,6 +107,6 @@ def test_why_what_keeps_something_beside_the_model_is_not_fine_tuned():
 
 
 @pytest.mark.parametrize("name", ["nothing-ft", "fedavg-ft-ft", "-ft"])
-def test_of_nothing_there_is_no_variant(name):
+def test_unknown_variant_is_rejected(name):
     with pytest.raises(SettingsError):
         build_strategy(resolve({"algorithm": name}))

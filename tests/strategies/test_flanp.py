@@ -1,4 +1,4 @@
-"""FLANP's rules in SRPFL: stages end by the gradient, and early clients stay."""
+"""FLANP's rules in SRPFL: a small gradient ends a stage, and early clients stay."""
 
 import json
 
@@ -31,7 +31,7 @@ def trained_clients(folder, **more) -> list[list[int]]:
         fraction_train=1.0,
         initial_nodes=2,
         samples=SAMPLES,
-        # One gradient step on all examples.
+        # One gradient step on all examples
         batch_size=SAMPLES,
         learning_rate=RATE,
         momentum=0.0,
@@ -59,7 +59,7 @@ def trained_clients(folder, **more) -> list[list[int]]:
     return trained
 
 
-def test_flanp_equals_gradient_descent_on_the_fastest_until_it_is_small(tmp_path):
+def test_flanp_equals_gradient_descent_on_the_fastest_clients(tmp_path):
     trained = trained_clients(tmp_path)
     task = LinearTask(samples=SAMPLES, num_clients=CLIENTS)
     data = [task.draw(i) for i in range(CLIENTS)]
@@ -78,14 +78,14 @@ def test_flanp_equals_gradient_descent_on_the_fastest_until_it_is_small(tmp_path
         squared = (grad_b**2).sum() + (grad_w**2).sum()
         first = squared if first is None else first
         b, w = b - RATE * grad_b, w - RATE * grad_w
-        # ‖∇L_n‖² ≤ 2 μ c / (n s), of which the constants are those of two clients.
+        # ‖∇L_n‖² ≤ 2 μ c / (n s); the constants are taken from the first two clients.
         if n < CLIENTS and squared <= THRESHOLD * first * 2 / n:
             n = min(2 * n, CLIENTS)
     assert trained == expected
     assert {len(chosen) for chosen in expected} == {2, 4, 8, 12}
 
 
-def test_early_clients_stay_though_others_are_faster_later(tmp_path) -> None:
+def test_early_clients_stay_even_if_others_become_faster(tmp_path) -> None:
     more = {"speed_model": "dynamic", "rounds_per_stage": "3"}
     trained = trained_clients(tmp_path, **more)
     stages = trained[0:3], trained[3:6], trained[6:9], trained[9:]
@@ -94,17 +94,17 @@ def test_early_clients_stay_though_others_are_faster_later(tmp_path) -> None:
     early: set[int] = set()
     for number, stage in enumerate(stages):
         assert all(chosen == stage[0] for chosen in stage)
-        # The first of the others, in the stage's first round, fill the places.
+        # In the stage's first round, the fastest other clients fill the free places.
         times = speeds.times(3 * number + 1)
         others = [i for i in np.argsort(times).tolist() if i not in early]
         early |= set(others[: len(stage[0]) - len(early)])
         assert set(stage[0]) == early
-    # In at least one of these rounds the fastest are others.
+    # In at least one of these rounds, other clients are the fastest.
     fastest = set(np.argsort(speeds.times(4))[:4].tolist())
     assert not set(stages[0][0]) <= fastest
 
 
-def test_a_resumed_run_goes_on_in_its_stage(tmp_path) -> None:
+def test_resumed_run_continues_in_its_stage(tmp_path) -> None:
     at_once = trained_clients(tmp_path / "a")
     folder = tmp_path / "b"
     before = trained_clients(folder, num_server_rounds=15)
@@ -115,7 +115,7 @@ def test_a_resumed_run_goes_on_in_its_stage(tmp_path) -> None:
 @pytest.mark.parametrize(
     "rules", [{"rounds_per_stage": "gradient"}, {"sample_for": "run"}]
 )
-def test_the_rules_need_a_strategy_of_this_package(rules) -> None:
+def test_rules_of_flanp_need_a_strategy_of_this_package(rules) -> None:
     with pytest.raises(SettingsError) as caught:
         SRPFL(FlowerFedAvg(), **rules)
     assert caught.value.code in ("rounds-per-stage", "sample-for")

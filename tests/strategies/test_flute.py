@@ -1,4 +1,4 @@
-"""FLUTE's server against numbers worked by hand and a few lines of NumPy."""
+"""FLUTE's server compared with hand-computed numbers and with NumPy."""
 
 from functools import partial
 from logging import WARNING
@@ -38,7 +38,7 @@ linear_settings = partial(
 
 
 class Answers:
-    """A grid with clients that know their classes and nothing else."""
+    """A grid whose clients only report their classes."""
 
     def __init__(self, masks, heads=None):
         self.masks = masks
@@ -104,12 +104,12 @@ def test_linear_step_by_hand() -> None:
     for sent in strategy.configure_train(1, b, ConfigRecord(), grid):
         assert set(sent.content) == {"arrays", "head", "config"}
         in_b, in_w = gradients[sent.metadata.dst_node_id]
-        own = {
+        slopes = {
             f"gradient.{REPRESENTATION}": in_b.T.copy(),
             f"gradient.{WEIGHT}": in_w,
         }
         metrics = MetricRecord({"is-change": 1})
-        content = RecordDict({"arrays": to_record(own), "metrics": metrics})
+        content = RecordDict({"arrays": to_record(slopes), "metrics": metrics})
         replies.append(Message(content, reply_to=sent))
     new, metrics = strategy.aggregate_train(1, replies)
     assert (metrics["clients"], metrics["rejected"]) == (2, 0)
@@ -135,7 +135,8 @@ def test_linear_run_equals_plain_numpy() -> None:
             residual = x @ b @ w[:, i] - y
             grad_b += x.T @ np.outer(residual, w[:, i]) / len(y)
             grad_w[:, i] = b.T @ x.T @ residual / len(y)
-        # The paper's form for γ1 = 1/4, γ2 = 1/8: ½ B (BᵀB - WWᵀ) and its opposite.
+        # The paper's form for γ1 = 1/4 and γ2 = 1/8: ½ B (BᵀB - WWᵀ), with the opposite
+        # sign for W.
         balance = b.T @ b - w @ w.T
         b, w = (
             b - 0.03 * (grad_b + b @ balance / 2),
@@ -188,7 +189,7 @@ def test_gamma1_above_twice_gamma2_warns_and_can_converge(caplog) -> None:
     assert isinstance(task, LinearTask)
     heads = np.stack([strategy.head(f"{i:06d}")[WEIGHT][0] for i in range(10)], axis=1)
     error = np.linalg.norm(b @ heads - task.models, axis=0).mean()
-    # With gamma1 = 0.6 it is five times the best one here, and grows on.
+    # With gamma1 = 0.6, the error is five times the best one and keeps growing.
     assert error < 1.8 * task.best_errors.mean()
 
 
@@ -198,7 +199,7 @@ def test_gamma1_up_to_twice_gamma2_does_not_warn(caplog) -> None:
     assert not caplog.records
 
 
-def test_heads_belong_to_clients_whatever_the_order_of_replies() -> None:
+def test_order_of_replies_does_not_matter() -> None:
     rng = np.random.default_rng(0)
     heads = {n: rng.standard_normal((3, 2)).astype(np.float32) for n in (1, 2, 3)}
     masks = {1: "110", 2: "011", 3: "111"}
@@ -215,7 +216,7 @@ def test_heads_belong_to_clients_whatever_the_order_of_replies() -> None:
     strategy, shuffled = run([0, 1, 2]), run([2, 0, 1])
     for node, head in heads.items():
         name = f"c{node}"
-        # One step on the mean over three clients, each gradient its own.
+        # One step on the mean over three clients; each head has its own gradient.
         weight = torch.from_numpy(head).requires_grad_(True)
         mask = torch.tensor([[c == "1" for c in masks[node]]])
         neural_collapse(weight[None], mask).backward()
@@ -227,7 +228,7 @@ def test_heads_belong_to_clients_whatever_the_order_of_replies() -> None:
         )
 
 
-def test_only_the_own_head_travels_and_unknown_clients_get_the_initial_one() -> None:
+def test_clients_receive_their_own_or_the_initial_head() -> None:
     heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2, 3, 4)}
     grid = Answers(dict.fromkeys(heads, "111"), heads)
     strategy = FLUTE(fraction_train=0.5, server_learning_rate=0.0)
@@ -245,14 +246,14 @@ def test_only_the_own_head_travels_and_unknown_clients_get_the_initial_one() -> 
         assert set(message.content["arrays"]) == {REPRESENTATION}
 
 
-def test_a_run_that_begins_with_a_whole_model() -> None:
-    # As with Flower's `start(grid, initial_arrays)`.
+def test_run_started_from_a_full_model_sends_its_head_separately() -> None:
+    # Flower's `start(grid, initial_arrays)` begins a run this way.
     heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2)}
     grid = Answers(dict.fromkeys(heads, "111"), heads)
-    begun, usual = FLUTE(fraction_train=1.0), FLUTE(fraction_train=1.0)
+    started, usual = FLUTE(fraction_train=1.0), FLUTE(fraction_train=1.0)
     rest = usual.initialize(grid)
-    whole = {**rest, **{n: Array(a) for n, a in usual.initial_head.items()}}
-    messages = begun.configure_train(1, ArrayRecord(whole), ConfigRecord(), grid)
+    model = {**rest, **{n: Array(a) for n, a in usual.initial_head.items()}}
+    messages = started.configure_train(1, ArrayRecord(model), ConfigRecord(), grid)
     for message in messages:
         assert set(message.content["arrays"]) == set(rest) == {REPRESENTATION}
         sent = message.content["head"][WEIGHT].numpy()
@@ -260,17 +261,21 @@ def test_a_run_that_begins_with_a_whole_model() -> None:
 
 
 @pytest.mark.parametrize("mask", [None, "", "11", "1111", "12x", "000"])
-def test_wrong_masks_are_refused(mask, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_class_masks_are_rejected(
+    mask, caplog: pytest.LogCaptureFixture
+) -> None:
     grid, strategy = Answers({1: "111", 2: mask}), FLUTE()
     with caplog.at_level(WARNING, "flwr"):
         strategy.initialize(grid)
         assert strategy.identify(grid) == [1]
-    told = "" if mask is None else mask
+    reported = "" if mask is None else mask
     (line,) = [m for m in caplog.messages if "takes no part" in m]
-    assert f"client c2 takes no part: its classes are {told!r}; they must be" in line
+    assert (
+        f"client c2 takes no part: its classes are {reported!r}; they must be" in line
+    )
 
 
-def test_a_device_that_comes_back_has_the_classes_that_it_says_now(monkeypatch) -> None:
+def test_reconnected_client_updates_its_classes(monkeypatch) -> None:
     heads = {node: np.full((3, 2), node, np.float32) for node in (1, 2, 3)}
     grid = Answers({1: "111", 2: "110"}, heads)
     strategy = FLUTE(fraction_train=1.0)
@@ -288,21 +293,21 @@ def test_a_device_that_comes_back_has_the_classes_that_it_says_now(monkeypatch) 
             strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         )
         strategy.aggregate_train(server_round, [grid.answer(m) for m in messages])
-        # Client 2 is another node then, with a class more.
+        # Client 2 has reconnected as another node with an additional class.
         grid.masks, grid.names = {1: "111", 3: "111"}, {3: "c2"}
     assert used == [[[True] * 3, [True, True, False]], [[True] * 3] * 2]
 
 
-def test_a_head_that_is_not_linear_is_refused() -> None:
+def test_head_of_several_layers_is_rejected() -> None:
     settings = resolve({"algorithm": "flute", "head-layers": 2, "num-clients": 5})
     strategy = build_strategy(settings)
     with pytest.raises(SettingsError, match="FLUTE needs a head that is one linear"):
         strategy.initialize(InlineGrid(make_app(settings), 5))
 
 
-def test_a_regularizer_of_ones_own() -> None:
+def test_custom_regularizer() -> None:
     strategy = FLUTE(regularizer=lambda heads, _: heads.square().sum((1, 2)))
     heads = np.ones((2, 3, 2), np.float32)
     improved = strategy.improve(heads, np.ones((2, 3), bool))
-    # d/dH of the mean of two squared norms is H, and the step size 0.5.
+    # The gradient of the mean of two squared norms is H, and the step size is 0.5.
     np.testing.assert_allclose(improved, 0.5 * heads)

@@ -1,4 +1,4 @@
-"""FLUTE for regression against a few lines of NumPy and finite differences."""
+"""FLUTE for regression compared with NumPy and with finite differences."""
 
 import sys
 from logging import WARNING
@@ -26,7 +26,7 @@ GAMMA1, GAMMA2, RATE, SERVER_RATE = 0.2, 0.15, 0.05, 0.03
 
 
 def draw(client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return whitened inputs, XᵀX / N = I, and outputs of a model of full rank."""
+    """Return whitened inputs, XᵀX / N = I, and outputs of a full-rank linear model."""
     rng = np.random.default_rng([7, client])
     x = np.linalg.qr(rng.standard_normal((N, D))).Q * np.sqrt(N)
     return x, x @ rng.standard_normal((D, M))
@@ -46,7 +46,9 @@ def linear_models(num_clients: int) -> ExampleTask:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs rounds: initial arrays, final arrays, strategy."""
+    """Return a function that runs rounds and returns initial arrays, final arrays,
+    strategy.
+    """
     module = ModuleType("regression_task")
     module.linear_models = linear_models
     monkeypatch.setitem(sys.modules, "regression_task", module)
@@ -91,7 +93,7 @@ def test_a_run_equals_plain_numpy(trained) -> None:
             # The gradient of mean_x ψᵀ A ψ with XᵀX / N = I is 2 B A.
             bs.append(b - RATE * (x.T @ residual @ h.T + 2 * b @ a))
             new.append(h - RATE * (x @ b).T @ residual)
-        s = sum(own.T @ own for own in bs) / CLIENTS
+        s = sum(each.T @ each for each in bs) / CLIENTS
         b = sum(bs) / CLIENTS
         g = sum(h @ h.T for h in new) / CLIENTS
         heads = [h - 2 * SERVER_RATE * (2 * GAMMA2 * g - GAMMA1 * s) @ h for h in new]
@@ -108,7 +110,7 @@ def test_both_steps_follow_the_gradient_of_the_regularizer() -> None:
     b, w = rng.standard_normal((D, K)), rng.standard_normal((CLIENTS, K, M))
 
     def regularizer(b: np.ndarray, w: np.ndarray) -> float:
-        """The linear case's R with W / √(clients), so that sums are means."""
+        """R of the linear case with W / √(clients), so that sums become means."""
         every = np.concatenate(list(w), axis=1) / np.sqrt(CLIENTS)
         norms = np.sum((b.T @ b) ** 2) + np.sum((every @ every.T) ** 2)
         return GAMMA2 * norms - GAMMA1 * np.sum((b @ every) ** 2)
@@ -126,12 +128,12 @@ def test_both_steps_follow_the_gradient_of_the_regularizer() -> None:
     s, g = b.T @ b, strategy.gram()
     in_b = 2 * b @ (2 * GAMMA2 * s - GAMMA1 * g)
     np.testing.assert_allclose(slope(lambda b: regularizer(b, w), b), in_b, atol=1e-8)
-    # Of the mean over the clients, each head has the share 1 / clients.
+    # Each head has the share 1 / clients of the mean.
     in_w = 2 * (2 * GAMMA2 * g - GAMMA1 * s) @ w / CLIENTS
     np.testing.assert_allclose(slope(lambda w: regularizer(b, w), w), in_w, atol=1e-8)
 
 
-def test_a_regularizer_without_lower_bound_is_warned_of(caplog) -> None:
+def test_unbounded_regularizer_is_logged_as_a_warning(caplog) -> None:
     FLUTERegression(gamma1=0.3, gamma2=0.125)
     (record,) = caplog.records
     assert record.levelno == WARNING

@@ -1,4 +1,4 @@
-"""Frozen parts: never sent, never trained, the same on all devices."""
+"""Frozen parts are never sent, never trained, and identical on all devices."""
 
 import copy
 import json
@@ -54,7 +54,7 @@ def rows_of(task: str, folder: Path, **more: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "fedprox", "scaffold"])
-def test_losses_are_those_of_a_run_that_sends_the_frozen_part(
+def test_losses_equal_those_of_a_run_that_sends_the_frozen_part(
     algorithm: str, tmp_path: Path
 ) -> None:
     kept = rows_of("frozen", tmp_path / "kept", algorithm=algorithm)
@@ -62,14 +62,14 @@ def test_losses_are_those_of_a_run_that_sends_the_frozen_part(
     for mine, theirs in zip(kept, sent, strict=True):
         for name in ("train-loss", "loss", "accuracy"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-6)
-        # Both arrays of the layer, with names and .npy headers.
+        # Two arrays of the layer, each with its name and an .npy header
         names = len("representation.0.weight") + len("representation.0.bias")
         each = FROZEN_BYTES + 2 * 128 + names
         assert theirs["bytes-up"] - mine["bytes-up"] == N * each
         assert theirs["bytes-down"] - mine["bytes-down"] == N * each
 
 
-def test_clients_that_train_together_share_the_frozen_part(tmp_path: Path) -> None:
+def test_cohort_with_a_frozen_part_matches_sequential_training(tmp_path: Path) -> None:
     alone = rows_of("frozen", tmp_path / "alone")
     together = rows_of("frozen", tmp_path / "together", cohort="5")
     for one, other in zip(alone, together, strict=True):
@@ -77,13 +77,14 @@ def test_clients_that_train_together_share_the_frozen_part(tmp_path: Path) -> No
         assert one["bytes-up"] == other["bytes-up"]
 
 
-def test_the_log_says_once_what_is_sent(
+def test_log_reports_once_what_is_sent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
         rows_of("frozen", tmp_path)
     lines = [line for line in caplog.messages if "MB are sent" in line]
-    # 4 bytes of 5 * 4 + 4 + 4 * 3 + 3 values, and 140 of the frozen layer.
+    # The shared part has 5 * 4 + 4 + 4 * 3 + 3 values of 4 bytes, the frozen layer 140
+    # bytes.
     sent = "0.000156 of 0.000296 MB are sent; the frozen part stays on the clients"
     assert lines == [sent]
     caplog.clear()
@@ -92,7 +93,7 @@ def test_the_log_says_once_what_is_sent(
     assert not [line for line in caplog.messages if "MB are sent" in line]
 
 
-def test_a_client_with_another_frozen_part_is_refused(
+def test_client_with_another_frozen_part_is_rejected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of("frozen", tmp_path)
@@ -123,16 +124,16 @@ def test_loaded_and_exported_models_have_the_frozen_part(tmp_path: Path) -> None
     examples = card.task.test_examples(1)
     with torch.no_grad():
         outputs = model(examples.inputs)
-    known = json.loads((tmp_path / "fedrep" / "clients.json").read_text())["000001"]
+    metrics = json.loads((tmp_path / "fedrep" / "clients.json").read_text())["000001"]
     accuracy = (outputs.argmax(1) == examples.targets).double().mean().item()
-    assert accuracy == pytest.approx(known["accuracy"])
+    assert accuracy == pytest.approx(metrics["accuracy"])
     export(model, card, tmp_path / "model.safetensors")
     names = {"representation.0.weight", "representation.0.bias"}
     assert names <= load_file(tmp_path / "model.safetensors").keys()
     again, _ = load_model(tmp_path / "model.safetensors", task="frozen_tasks:frozen")
     with torch.no_grad():
         torch.testing.assert_close(again(examples.inputs), outputs)
-    # The file's arrays are used, whatever the task would build.
+    # The arrays of the file are used instead of those that the task would build.
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         about = file.metadata()
     arrays = load_file(tmp_path / "model.safetensors")
@@ -161,7 +162,7 @@ def test_a_run_is_not_loaded_with_another_frozen_part(
     assert "\n" not in str(caught.value)
 
 
-# The model itself
+# Models
 
 
 def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None:
@@ -177,7 +178,7 @@ def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None
     torch.testing.assert_close(model.eval()(inputs), before)
 
 
-def test_a_frozen_parameter_in_two_places_stays_one() -> None:
+def test_frozen_parameter_used_twice_stays_shared() -> None:
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     second.weight = first.weight.requires_grad_(False)
     model = SplitModel(first, second)

@@ -1,4 +1,4 @@
-"""GPFL against its equations, written once more for torch's autograd in float64."""
+"""GPFL compared with its equations in torch autograd, in float64."""
 
 from dataclasses import replace
 
@@ -110,7 +110,7 @@ def initial():
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_equations(weighting):
+def test_every_round_matches_the_equations(weighting):
     found = run("gpfl", 3, evaluate=True, weighting=weighting, **TERMS, **OWN)
     assert [len(clients) for clients in found.trained] == [3] * 3
     start = initial()
@@ -142,7 +142,7 @@ def test_every_round_is_that_of_the_equations(weighting):
             assert (shared[name] - value).abs().max() > 1e-3
 
 
-def test_a_closed_valve_leaves_the_positive_features():
+def test_zero_valve_passes_the_positive_features():
     client = run("gpfl", 0, **OWN).client(0, 0)
     client.receive(client.get_parameters({}), {})
     for name, value in client.received.items():
@@ -153,7 +153,7 @@ def test_a_closed_valve_leaves_the_positive_features():
     torch.testing.assert_close(client.deployed_model()(x), expected)
 
 
-def test_a_client_without_examples_has_the_global_condition():
+def test_client_without_examples_uses_the_global_condition():
     client = run("gpfl", 0, **OWN).client(0, 0)
     client.receive(client.get_parameters({}), {})
     none = ExampleSet(torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.long))
@@ -162,7 +162,7 @@ def test_a_client_without_examples_has_the_global_condition():
     torch.testing.assert_close(client.condition(), expected)
 
 
-def test_prediction_needs_no_examples_to_know_the_shares_of_classes():
+def test_class_shares_are_stored_for_prediction():
     found = run("gpfl", 2, **OWN)
     i = found.trained[-1][0]
     kept = found.kept[-1][i]["shares.value"]
@@ -170,13 +170,13 @@ def test_prediction_needs_no_examples_to_know_the_shares_of_classes():
     np.testing.assert_allclose(kept, np.bincount(y, minlength=CLASSES) / len(y))
 
 
-def test_a_head_that_is_not_linear_is_refused():
+def test_head_of_several_layers_is_rejected():
     with pytest.raises(SettingsError):
         GPFLClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize("setting", ["gpfl_lambda", "gpfl_mu"])
-def test_a_bad_value_is_refused(setting):
+def test_invalid_value_is_rejected(setting):
     with pytest.raises(SettingsError) as error:
         GPFLClient.settings_type(**{setting: -1.0})
     assert error.value.code == setting.replace("_", "-")

@@ -1,4 +1,4 @@
-"""What a run asks an outsider's strategy for, and does as it says."""
+"""Hooks by which a third-party strategy controls a run."""
 
 import json
 
@@ -35,13 +35,13 @@ def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:
 @pytest.mark.parametrize(
     ("name", "evaluated"), [("Hooked", [4]), ("Unhooked", [1, 2, 3, 4])]
 )
-def test_only_the_last_round_is_evaluated(tmp_path, name, evaluated):
+def test_strategy_may_evaluate_only_the_last_round(tmp_path, name, evaluated):
     rows = rows_after(tmp_path, name, grid_of(4))
     assert [row["round"] for row in rows if "accuracy" in row] == evaluated
 
 
 class Lossy(InlineGrid):
-    """Nothing comes back from node 3 in round 2."""
+    """Drops the reply of node 3 in round 2."""
 
     def send_and_receive(self, messages, *, timeout=None):
         replies = super().send_and_receive(messages, timeout=timeout)
@@ -54,23 +54,25 @@ class Lossy(InlineGrid):
 
 
 @pytest.mark.parametrize(("name", "said"), [("Hooked", None), ("Unhooked", ["000002"])])
-def test_who_is_not_waited_for_is_not_missed(tmp_path, name, said, caplog):
+def test_unanswered_clients_are_listed_only_if_they_are_awaited(
+    tmp_path, name, said, caplog
+):
     rows = rows_after(tmp_path, name, Lossy(honest, 4))
-    # In both cases it is counted.
+    # The missing reply is counted in both cases.
     assert [row["unanswered"] for row in rows] == [0, 1, 0, 0]
     assert [row.get("unanswered-clients") for row in rows] == [None, said, None, None]
     assert ("no reply of clients 000002" in caplog.text) is (said is not None)
 
 
 class Accepting(FedRep):
-    """Counts replies of earlier rounds as well."""
+    """Accepts replies of earlier rounds as well."""
 
     def check_train_reply(self, reply):
         self.pending.arrays(reply, "arrays")
 
 
 class Holding(InlineGrid):
-    """Holds back what node 1 replies in one round, and gives it in the next one."""
+    """Delays a training reply of node 1 by one round."""
 
     held: Message | None = None
 
@@ -87,9 +89,9 @@ class Holding(InlineGrid):
         return replies
 
 
-def test_who_was_held_back_goes_on_with_what_it_has_kept(caplog):
-    own = {"algorithm": "fedrep", "model": "mlp-2", "head-epochs": 1}
-    settings = resolve({**own, "num-clients": 2, "partition": "iid"})
+def test_client_with_a_late_reply_keeps_its_state(caplog):
+    options = {"algorithm": "fedrep", "model": "mlp-2", "head-epochs": 1}
+    settings = resolve({**options, "num-clients": 2, "partition": "iid"})
     strategy = Accepting(fraction_train=1.0)
     grid = Holding(make_app(settings), 2)
     arrays = strategy.initialize(grid)
@@ -101,7 +103,7 @@ def test_who_was_held_back_goes_on_with_what_it_has_kept(caplog):
     strategy.aggregate_train(3, replies)
     assert strategy.ledger.acknowledged == {"000000": 3, "000001": 3}
     assert "goes on without" not in caplog.text
-    # An older reply does not take the place of one that has counted since.
+    # An older reply does not replace one that was counted later.
     strategy.ledger.acknowledge({"000000": 2}, 4)
     assert strategy.ledger.acknowledged["000000"] == 3
 
@@ -113,11 +115,12 @@ def test_a_strategy_may_wrap_the_grid(tmp_path):
     (wrapped,) = Hooked.grids
     assert wrapped.grid is grid
     kinds = [message.metadata.message_type for message in wrapped.passed]
-    # Four rounds of four, and one evaluation; it was asked for before the first.
+    # Four rounds of four clients, and one evaluation. The hook is called before round
+    # 1.
     assert kinds == ["train"] * 16 + ["evaluate"] * 4
 
 
-def test_too_few_clients_end_a_run_before_it_begins(tmp_path):
+def test_too_few_clients_are_rejected_before_the_run_begins(tmp_path):
     trained = []
 
     def client(message: Message, context: Context) -> Message:
@@ -133,7 +136,7 @@ def test_too_few_clients_end_a_run_before_it_begins(tmp_path):
     assert trained == [0, 1, 2, 3, 4] * 4
 
 
-def test_what_simulation_begins_with():
+def test_defaults_of_a_strategy_in_simulation():
     outsider = "outsiders:Hooked"
     settings = running.check([outsider], {"num-clients": 5}, "inline")
     assert (settings["evaluate-last"], settings["fewest"]) == (4, 3)
@@ -141,11 +144,11 @@ def test_what_simulation_begins_with():
     assert (settings["evaluate-last"], settings["fewest"]) == (7, 3)
     settings = running.check(["outsiders:Unhooked"], {}, "inline")
     assert (settings["evaluate-last"], settings["fewest"]) == (10, 2)
-    # And nowhere else.
+    # Server settings are not changed.
     assert server_settings({"algorithm": outsider})["fewest"] == 2
 
 
-def test_what_is_wrapped_says_when_it_is_evaluated():
+def test_wrapped_strategy_decides_when_to_evaluate():
     for name, once in (("flanp", False), ("flanp-ft", True)):
         strategy = build_strategy(server_settings({"algorithm": name}))
         assert strategy.traits.evaluate_last_round_only is once

@@ -1,4 +1,4 @@
-"""IFCA against a few lines of NumPy, server and clients."""
+"""IFCA compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ CLUSTERS = 3
 
 
 def matrices(arrays) -> list[np.ndarray]:
-    """θ = [W | b] of each cluster."""
+    """Return θ = [W | b] of each cluster."""
     weight, bias = (arrays[f"clusters.head.{name}"] for name in ("weight", "bias"))
     return [
         np.column_stack(pair).astype(float) for pair in zip(weight, bias, strict=True)
@@ -50,7 +50,7 @@ def chosen_by(models, i: int) -> int:
 
 
 def numpy_ifca(models, trained, weighting):
-    """All models after each round, and who chose which."""
+    """Yield all models and the chosen clusters of each round."""
     for clients in trained:
         chosen = {i: chosen_by(models, i) for i in clients}
         after = []
@@ -58,17 +58,17 @@ def numpy_ifca(models, trained, weighting):
             members = [i for i in clients if chosen[i] == j]
             moved = []
             for i in members:
-                own = theta
+                w = theta
                 for _ in range(STEPS):
-                    own = own - RATE * gradient(own, i)
-                moved.append(own)
+                    w = w - RATE * gradient(w, i)
+                moved.append(w)
             after.append(mean(moved, weights(members, weighting)) if members else theta)
         models = after
         yield models, chosen
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_paper(weighting):
+def test_every_round_matches_the_paper(weighting):
     more = {"num_clusters": CLUSTERS, "weighting": weighting}
     found = run("ifca", 5, evaluate=True, **more)
     assert [len(clients) for clients in found.trained] == [3] * 5
@@ -82,7 +82,7 @@ def test_every_round_is_that_of_the_paper(weighting):
         assert found.rows[now]["clusters"] == len(set(chosen.values()))
         everywhere |= set(chosen.values())
         for i in range(N):
-            # Also those that were not sampled.
+            # Includes clients that were not sampled.
             tested = loss_of(models[chosen_by(models, i)], i)
             assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-6)
     assert len(everywhere) > 1
@@ -93,12 +93,12 @@ def test_one_cluster_equals_fedavg():
     found = run("ifca", evaluate=True, num_clusters=1, **usual)
     other = run("fedavg", evaluate=True, **usual)
     for arrays, others in zip(found.arrays, other.arrays, strict=True):
-        own = {n.removeprefix("clusters."): value[0] for n, value in arrays.items()}
-        assert_same(own, others)
+        model = {n.removeprefix("clusters."): value[0] for n, value in arrays.items()}
+        assert_same(model, others)
     assert found.metrics == other.metrics
 
 
-def test_the_first_model_is_the_task_s_and_the_others_are_drawn_anew():
+def test_first_model_is_that_of_the_task_and_others_are_random():
     found = run("ifca", 1, num_clusters=CLUSTERS)
     stacked = initial_models(found.client(0, 1).task, CLUSTERS)
     models = matrices({f"clusters.{n}": t.numpy() for n, t in stacked.items()})
@@ -109,7 +109,7 @@ def test_the_first_model_is_the_task_s_and_the_others_are_drawn_anew():
         assert np.abs(theta).max() <= bound
 
 
-def test_a_cluster_that_nobody_chooses_keeps_its_model():
+def test_cluster_without_clients_keeps_its_model():
     found = run("ifca", 3, num_clusters=N)
     first, _ = found.between("train")[0]
     before = matrices({n: a.numpy() for n, a in first.content["arrays"].items()})
@@ -118,7 +118,7 @@ def test_a_cluster_that_nobody_chooses_keeps_its_model():
         assert np.array_equal(theta, before[j]) == (j not in chosen)
 
 
-def test_clients_return_one_model_and_the_number_of_its_cluster():
+def test_clients_return_one_model_and_its_cluster_index():
     found = run("ifca", 1, num_clusters=CLUSTERS)
     for message, reply in found.between("train"):
         assert {n.partition(".")[0] for n in message.content["arrays"]} == {"clusters"}
@@ -127,7 +127,7 @@ def test_clients_return_one_model_and_the_number_of_its_cluster():
 
 
 @pytest.mark.parametrize("cluster", [-1, 0.5, 2, None])
-def test_a_reply_for_no_cluster_is_rejected(cluster):
+def test_reply_with_an_invalid_cluster_is_rejected(cluster):
     strategy = IFCA(num_clusters=2)
     found = run("ifca", 1, num_clusters=2)
     message, reply = found.between("train")[0]
@@ -141,7 +141,7 @@ def test_a_reply_for_no_cluster_is_rejected(cluster):
 
 
 def fixed(num_clients):
-    """A model without a layer that can be drawn anew."""
+    """A model without a layer that can be re-initialized."""
 
     class Scale(nn.Module):
         def __init__(self):
@@ -155,13 +155,13 @@ def fixed(num_clients):
     return ExampleTask(lambda: SplitModel(nn.Identity(), Scale()), sets, sets)
 
 
-def test_a_model_that_cannot_be_drawn_anew_is_refused():
+def test_model_that_cannot_be_re_initialized_is_rejected():
     task = fixed(1)
     assert code_of(lambda: initial_models(task, 2)) == "num-clusters"
     assert initial_models(task, 1)["head.weight"].shape == (1, 3)
 
 
-def test_more_clusters_than_clients_are_refused(tmp_path, capsys):
+def test_more_clusters_than_clients_are_rejected(tmp_path, capsys):
     strategy = IFCA(num_clusters=5)
     strategy.check_clients(5)
     assert code_of(lambda: strategy.check_clients(4)) == "num-clusters"

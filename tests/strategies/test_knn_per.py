@@ -1,4 +1,4 @@
-"""kNN-Per against a few lines of NumPy, and against FedAvg."""
+"""kNN-Per compared with a NumPy implementation and with FedAvg."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ K, WEIGHT, SCALE = 4, 0.7, 0.3
 
 
 def mixture(arrays, i):
-    """Probabilities of client i's test examples, and their targets."""
+    """Return the probabilities of client i's test examples, and their targets."""
     a, w = parts(arrays)
     (x, y), (tested, targets) = draw(i), draw(i, test=True)
     stored, z = features(a, x), features(a, tested)
@@ -32,15 +32,15 @@ def mixture(arrays, i):
 
 
 def test_every_client_mixes_its_neighbours_with_the_global_model():
-    own = {"knn_neighbours": K, "knn_lambda": WEIGHT, "knn_scale": SCALE}
-    found = run("knn-per", 4, evaluate=True, **own, **TASK)
+    options = {"knn_neighbours": K, "knn_lambda": WEIGHT, "knn_scale": SCALE}
+    found = run("knn-per", 4, evaluate=True, **options, **TASK)
     plain = run("fedavg", 4, evaluate=True, **TASK)
     assert [len(clients) for clients in found.trained] == [3] * 4
     for arrays, others in zip(found.arrays, plain.arrays, strict=True):
         assert_same(arrays, others)
     for now, arrays in enumerate(found.arrays):
         for i in range(N):
-            # Also those that were not sampled.
+            # Includes clients that were not sampled.
             p, targets = mixture(arrays, i)
             chosen = p[np.arange(len(p)), targets]
             metrics = found.metrics[now][i]
@@ -59,16 +59,18 @@ def test_lambda_0_is_fedavg():
     for arrays, others in zip(found.arrays, plain.arrays, strict=True):
         assert_same(arrays, others)
     for metrics, others in zip(found.metrics, plain.metrics, strict=True):
-        own = [{n: v for n, v in m.items() if n != "accuracy-global"} for m in metrics]
-        assert own == others
+        values = [
+            {n: v for n, v in m.items() if n != "accuracy-global"} for m in metrics
+        ]
+        assert values == others
 
 
-def test_the_prediction_of_a_stored_example_alone_is_its_class():
+def test_prediction_is_the_class_of_the_nearest_stored_example():
     head = torch.nn.Linear(2, 3)
     settings = KNNPerSettings(knn_neighbours=1, knn_lambda=1.0)
     stored = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0]])
     mixed = MixedHead(head, stored, torch.tensor([2, 0, 1]), settings)
-    # Far from all of them, the kernel itself is 0 in float32.
+    # The second example is so far from all others that the kernel is 0 in float32.
     z = torch.tensor([[0.1, 0.4], [0.0, 300.0], [5.0, 1.0]])
     predicted = mixed(z).exp().detach()
     np.testing.assert_allclose(predicted, np.eye(3)[[2, 0, 1]], atol=1e-20)
@@ -76,7 +78,7 @@ def test_the_prediction_of_a_stored_example_alone_is_its_class():
 
 
 def unlabelled(num_clients):
-    """The layered task, in which client 0 has one labelled example."""
+    """The layered task, in which client 0 has a single labelled example."""
     task = layered(num_clients)
     targets = torch.full_like(task.train[0].targets, -100)
     targets[0] = 1
@@ -99,11 +101,11 @@ def test_only_labelled_examples_are_neighbours():
         ({"knn_scale": 0.0}, "knn-scale"),
     ],
 )
-def test_bad_input_has_the_setting_s_code(given, code):
+def test_invalid_setting_is_rejected_with_its_code(given, code):
     assert code_of(lambda: KNNPerSettings(**given)) == code
 
 
-def test_a_task_without_classes_is_refused(tmp_path, capsys):
+def test_task_without_classes_is_rejected(tmp_path, capsys):
     output = tmp_path / "results"
     options = ["--backend", "inline", "--output", str(output), "--task", "linear"]
     assert cli.main(["knn-per", *options]) == 2

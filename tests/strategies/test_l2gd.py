@@ -1,4 +1,4 @@
-"""L2GD against a few lines of NumPy, server and clients."""
+"""L2GD compared with a NumPy implementation of server and clients."""
 
 from types import SimpleNamespace
 
@@ -36,14 +36,16 @@ OWN = {"l2gd_lambda": LAMBDA, "l2gd_probability": P}
 
 
 def throws(found, p=P):
-    """How many aggregations and local steps each round has."""
-    told = {m.content["config"]["coins"]: None for m, _ in found.between("train")}
-    rngs = [np.random.default_rng(seed) for seed in told]
+    """Return the numbers of aggregations and local steps of each round."""
+    seeds = {m.content["config"]["coins"]: None for m, _ in found.between("train")}
+    rngs = [np.random.default_rng(seed) for seed in seeds]
     return [(int(r.geometric(1 - p)), int(r.geometric(p))) for r in rngs]
 
 
 def numpy_l2gd(found):
-    """Algorithm 1 step by step; (x̄, all x_i) of each round, None without one."""
+    """Run Algorithm 1 step by step; return (x̄, all x_i) by round, None before
+    training.
+    """
     mean, own, rounds, pull = start(), [None] * N, [], 0.45 * LAMBDA
     for clients, (aggregations, steps) in zip(
         found.trained, throws(found), strict=True
@@ -60,17 +62,17 @@ def numpy_l2gd(found):
 
 
 @pytest.mark.parametrize("variant", ["plain", "momentum", "srpfl"])
-def test_every_round_is_that_of_the_paper(variant):
+def test_every_round_matches_the_paper(variant):
     found = run_variant("l2gd", 5, evaluate={5}, **OWN, **VARIANTS[variant])
     assert len(set(throws(found))) > 2
     expected = numpy_l2gd(found)
     assert_rounds(found, expected)
-    mean, own = expected[-1]
-    assert_losses(found, [mean if x is None else x for x in own])
+    mean, models = expected[-1]
+    assert_losses(found, [mean if x is None else x for x in models])
 
 
-def test_it_is_the_paper_s_algorithm_coin_by_coin():
-    # All n devices, with the paper's α, and x̄ computed in every aggregation.
+def test_every_coin_toss_matches_the_paper():
+    # All n devices take part with the paper's α, and every aggregation computes x̄.
     found = run("l2gd", 6, fraction_train=1.0, **OWN)
     alpha = RATE * N * (1 - P)
     x = [start()] * N
@@ -87,11 +89,11 @@ def test_it_is_the_paper_s_algorithm_coin_by_coin():
             assert_near(matrix(state, "model."), own)
 
 
-def test_the_mean_is_that_of_all_models_latecomers_included():
+def test_mean_covers_all_models_including_those_of_latecomers():
     found = run("l2gd", 6, late=(0, 4), spoilt={(1, 2), (3, 5)}, **OWN)
     for arrays, kept in zip(found.arrays, found.kept, strict=True):
-        own = [matrix(state, "model.") for state in kept if state]
-        assert_near(matrix(arrays), np.mean(own, axis=0), 1e-6)
+        models = [matrix(state, "model.") for state in kept if state]
+        assert_near(matrix(arrays), np.mean(models, axis=0), 1e-6)
 
 
 def test_lambda_0_is_local_training():
@@ -104,8 +106,8 @@ def test_lambda_0_is_local_training():
         assert_near(matrix(state, "model."), x)
 
 
-def test_the_largest_lambda_is_fedavg():
-    # An aggregation leaves x̄ alone, from which the local steps begin.
+def test_largest_lambda_equals_fedavg():
+    # An aggregation yields x̄, from which the local steps start.
     found = run("l2gd", 4, l2gd_lambda=P / (RATE * (1 - P)), l2gd_probability=P)
     mean, own = start(), {}
     for server_round, (_, steps) in enumerate(throws(found)):
@@ -116,7 +118,7 @@ def test_the_largest_lambda_is_fedavg():
             own[i] = x
         mean = np.mean(list(own.values()), axis=0)
         assert_near(matrix(found.arrays[server_round]), mean)
-    # With all clients, and one local step a round, this is FedAvg of one epoch.
+    # With all clients and one local step per round, this is FedAvg with one epoch.
     more = {"fraction_train": 1.0, "l2gd_probability": 1 - 1e-9}
     found = run("l2gd", 3, l2gd_lambda=0.999e9 / RATE, **more)
     assert [steps for _, steps in throws(found, 1 - 1e-9)] == [1, 1, 1]
@@ -125,27 +127,27 @@ def test_the_largest_lambda_is_fedavg():
         assert_near(matrix(arrays), matrix(others))
 
 
-def test_the_coins_are_the_same_for_all_and_others_in_each_round_and_run():
+def test_coins_are_shared_by_clients_and_differ_by_round_and_run():
     def told(seed):
         strategy, grid = L2GD(seed=seed, fraction_train=1.0), grid_of(3)
         coins = []
         for server_round in range(1, 401):
             arrays, config = ArrayRecord(), ConfigRecord()
             messages = strategy.configure_train(server_round, arrays, config, grid)
-            mine = {m.content["config"]["coins"] for m in messages}
-            assert len(mine) == 1
-            coins += mine
+            sent = {m.content["config"]["coins"] for m in messages}
+            assert len(sent) == 1
+            coins += sent
         return coins
 
     first, second = told(1), told(2)
     assert len({*first, *second}) == 800
     assert told(1) == first
     steps = [np.random.default_rng(seed).geometric(1 - P) for seed in first]
-    # Mean 1/0.6; its standard error is 0.053.
+    # The mean is 1/0.6, with a standard error of 0.053.
     assert np.mean(steps) == pytest.approx(1 / 0.6, abs=0.2)
 
 
-def test_one_example_alone_before_a_batch_norm_is_left_out():
+def test_batch_of_a_single_example_before_a_batch_norm_is_skipped():
     # Client 1 has 9 examples.
     def trained(size: int) -> tuple[float, int]:
         task = {"task": "softmax_runs:normed", "batch_size": size}
@@ -162,7 +164,7 @@ def test_one_example_alone_before_a_batch_norm_is_left_out():
         trained(1)
 
 
-def test_a_tensor_of_two_names_is_moved_once():
+def test_tied_tensor_is_updated_once():
     layer = torch.nn.Linear(2, 2)
     model = SplitModel(torch.nn.Sequential(layer, layer), torch.nn.Linear(2, 1))
     before = {name: value.detach().clone() for name, value in model.tensors.items()}
@@ -172,7 +174,7 @@ def test_a_tensor_of_two_names_is_moved_once():
     )
     self = SimpleNamespace(model=model, received=there, settings=settings)
     L2GDClient.aggregate(self, 2)
-    # (1 − ηλ (1 − p) / p)² is left of the distance.
+    # A fraction (1 − ηλ (1 − p) / p)² of the distance remains.
     left = (1 - 0.1 * 0.5 * 0.8 / 0.2) ** 2
     for name, value in model.tensors.items():
         expected = 1 + left * (before[name] - 1)

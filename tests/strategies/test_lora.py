@@ -1,4 +1,4 @@
-"""FedSA-LoRA, FFA-LoRA, FedDPA and LoRA under other algorithms, against PyTorch."""
+"""FedSA-LoRA, FFA-LoRA, FedDPA, and LoRA in other algorithms, compared with PyTorch."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ ALL = (A, B, *HEAD)
 
 
 def assert_arrays(found, expected, names):
-    """The arrays of these names, and no others, are near the expected ones."""
+    """Check that exactly these arrays are present and close to the expected ones."""
     assert sorted(found) == sorted(names)
     for name in names:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-5)
@@ -42,36 +42,36 @@ def assert_losses(found, now, losses):
         ("local", (), ALL),
     ],
 )
-def test_every_round_is_that_of_a_few_lines(algorithm, shared, trained, weighting):
+def test_every_round_matches_the_reference(algorithm, shared, trained, weighting):
     task = {**ADAPTERS, "weighting": weighting}
     found = run_variant(algorithm, 4, evaluate=True, head_layers=1, **task)
     reference = Reference(found)
-    w, own = dict(reference.initial), [dict(reference.initial)] * N
+    w, models_of = dict(reference.initial), [dict(reference.initial)] * N
     kept = [name for name in trained if name not in shared]
     for now, clients in enumerate(found.trained):
         models = {
             i: reference.descend(
-                {**own[i], **{n: w[n] for n in shared}}, i, STEPS, trained
+                {**models_of[i], **{n: w[n] for n in shared}}, i, STEPS, trained
             )
             for i in clients
         }
-        own = [models.get(i, own[i]) for i in range(N)]
+        models_of = [models.get(i, models_of[i]) for i in range(N)]
         shares = weights(clients, weighting)
         w |= average(list(models.values()), shared, shares)
         assert_arrays(found.arrays[now], w, shared)
         for i in range(N):
             if state := found.kept[now][i]:
-                assert_arrays(state, own[i], kept)
-        deployed = [{**own[i], **{n: w[n] for n in shared}} for i in range(N)]
+                assert_arrays(state, models_of[i], kept)
+        deployed = [{**models_of[i], **{n: w[n] for n in shared}} for i in range(N)]
         losses = [reference.loss(deployed[i], i, test=True) for i in range(N)]
         assert_losses(found, now, losses)
 
 
 @WEIGHTINGS
-def test_feddpa_trains_a_personal_adapter_beside_the_global_one(weighting):
+def test_feddpa_trains_a_personal_adapter_next_to_the_global_one(weighting):
     alpha, epochs = 0.3, 2
-    own = {"feddpa_alpha": alpha, "personal_epochs": epochs, "weighting": weighting}
-    found = run_variant("feddpa", 4, evaluate=True, **ADAPTERS, **own)
+    options = {"feddpa_alpha": alpha, "personal_epochs": epochs, "weighting": weighting}
+    found = run_variant("feddpa", 4, evaluate=True, **ADAPTERS, **options)
     reference = Reference(found)
     w, personal = dict(reference.initial), [dict(reference.initial)] * N
 
@@ -99,7 +99,7 @@ def test_feddpa_trains_a_personal_adapter_beside_the_global_one(weighting):
         assert_losses(found, now, losses)
 
 
-def test_feddpa_s_global_adapter_is_that_of_fedavg():
+def test_global_adapter_of_feddpa_equals_that_of_fedavg():
     found, plain = run("feddpa", 3, **ADAPTERS), run("fedavg", 3, **ADAPTERS)
     for arrays, others in zip(found.arrays, plain.arrays, strict=True):
         assert_arrays(arrays, others, ALL)
@@ -127,7 +127,7 @@ def test_ffa_lora_averages_products_exactly():
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "ditto", "flute", "fedbabu", "apfl"])
-def test_only_adapters_and_heads_travel(algorithm):
+def test_only_adapters_and_heads_are_sent(algorithm):
     found = run(algorithm, 2, **ADAPTERS)
     names = {n for m, r in found.between("train") for n in r.content["arrays"]}
     assert names <= {*ALL}
@@ -149,7 +149,7 @@ def test_other_algorithms_train_adapters(algorithm):
 
 @pytest.mark.parametrize("noise", ["dp", "server_dp"])
 @pytest.mark.parametrize("algorithm", ["fedsa-lora", "ffa-lora", "feddpa"])
-def test_noise_is_counted(algorithm, noise):
+def test_privacy_noise_is_accounted_for(algorithm, noise):
     more = {f"{noise}_noise": 1.0, f"{noise}_clip": 1.0, f"{noise}_delta": 1e-3}
     found = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense", **more)
     assert [row["rejected"] for row in found.rows] == [0] * len(found.rows)
@@ -157,7 +157,7 @@ def test_noise_is_counted(algorithm, noise):
     assert "epsilon" in text
 
 
-def test_a_frozen_weight_is_that_of_the_model_without_adapters():
+def test_frozen_weight_equals_that_of_the_model_without_adapters():
     found = run("fedrep", 2, weight_decay=0.5, **ADAPTERS)
     client = found.client(found.trained[-1][0], 2)
     client.receive(list(found.arrays[-1].values()), {})
@@ -168,7 +168,7 @@ def test_a_frozen_weight_is_that_of_the_model_without_adapters():
 
 
 @pytest.mark.parametrize("kind", [FedSALoRAClient, FFALoRAClient, FedDPAClient])
-def test_they_need_adapters(kind):
+def test_lora_algorithms_need_adapters(kind):
     task = build_task(resolve({"task": "lora_tasks:plain"}), N)
     assert code_of(lambda: kind.traits.check(task)) == "adapters"
 

@@ -1,4 +1,4 @@
-"""MOON against a few lines of NumPy, server and clients."""
+"""MOON compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ TERMS = {"moon_mu": MU, "moon_temperature": TAU}
 
 
 def similarity(z, other):
-    """Cosine similarities, and their derivatives by z."""
+    """Return cosine similarities, and their derivatives by z."""
     lengths, others = (np.linalg.norm(m, axis=1, keepdims=True) for m in (z, other))
     cosine = (z * other).sum(1, keepdims=True) / (lengths * others)
     return cosine, (other / others - cosine * z / lengths) / lengths
@@ -50,7 +50,7 @@ def trained(a, w, i, previous):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_is_that_of_the_paper(weighting):
+def test_every_round_matches_the_paper(weighting):
     found = run("moon", evaluate=True, weighting=weighting, **TERMS, **TASK)
     assert [len(clients) for clients in found.trained] == [3] * 4
     a, w = start()
@@ -59,8 +59,8 @@ def test_every_round_is_that_of_the_paper(weighting):
         results = {i: trained(a, w, i, previous[i]) for i in clients}
         shares = weights(clients, weighting)
         a, w = (mean([r[part] for r in results.values()], shares) for part in (0, 1))
-        for i, (own, _) in results.items():
-            previous[i] = own
+        for i, (representation, _) in results.items():
+            previous[i] = representation
         assert_near(parts(found.arrays[now])[0], a, 2e-6)
         assert_near(parts(found.arrays[now])[1], w, 2e-6)
         for i in range(N):
@@ -71,7 +71,7 @@ def test_every_round_is_that_of_the_paper(weighting):
                 assert_near(np.column_stack([weight, bias]), previous[i], 2e-6)
 
 
-def test_with_mu_0_it_is_fedavg_to_the_last_bit():
+def test_mu_0_equals_fedavg_bitwise():
     usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
     plain = run("fedavg", evaluate=True, **usual, **TASK)
     found = run("moon", evaluate=True, moon_mu=0.0, **usual, **TASK)
@@ -80,14 +80,14 @@ def test_with_mu_0_it_is_fedavg_to_the_last_bit():
     assert found.metrics == plain.metrics
 
 
-def test_a_client_s_previous_model_is_not_sent():
+def test_previous_model_is_not_sent():
     found = run("moon", 3, **TASK)
     for _, reply in found.between("train"):
         names = {name.partition(".")[0] for name in reply.content["arrays"]}
         assert names == {"representation", "head"}
 
 
-def test_a_representation_without_parameters_is_refused():
+def test_representation_without_parameters_is_rejected():
     assert not list(linear().representation.parameters())
     with pytest.raises(SettingsError) as error:
         MOONClient.traits.check(softmax(N))
@@ -97,7 +97,7 @@ def test_a_representation_without_parameters_is_refused():
 @pytest.mark.parametrize(
     ("setting", "value"), [("moon_mu", -1.0), ("moon_temperature", 0.0)]
 )
-def test_a_bad_value_is_refused(setting, value):
+def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:
         MOONClient.settings_type(**{setting: value})
     assert error.value.code == setting.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Multi-task optimisation by messages equals the computation in arrays."""
+"""Multi-task optimisation by messages compared with the computation in arrays."""
 
 import logging
 from functools import partial
@@ -66,7 +66,7 @@ settings_of = partial(
         "compressor_k": 2.0,
     },
     **{"graph": "erdos-renyi", "edge_probability": 0.5, "seed": 3},
-    # So large that constraints bind within a few iterations.
+    # Large enough that constraints bind within a few iterations
     saddle_step=0.02,
 )
 
@@ -99,14 +99,14 @@ def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
     pairs = directed(graph.edges)
     settings = SaddlePointSettings(saddle_step=step, bandit_radius=zeta)
     setup = MultiTaskSetup(problem, 3)
-    whole = Network(
+    result = Network(
         setup.saddle_point(range(NODES), pairs.tolist(), settings),
         operator or create("top-k", k=2),
         3,
     )
     for _ in range(iterations):
-        whole.iterate()
-    return whole
+        result.iterate()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -128,15 +128,17 @@ def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
     ],
     ids=["top-k", "identity", "bandit", "logistic"],
 )
-def test_nodes_that_exchange_messages_equal_the_network_in_arrays(given, expected):
-    # The first round only sends the start, so there is one iteration less.
+def test_messages_give_the_same_result_as_the_network_in_arrays(given, expected):
+    # The first round only sends the initial models, so there is one iteration less.
     states, rows, _, _ = run(13, **given)
-    whole = network(12, **expected).state
+    expected_state = network(12, **expected).state
     for name in ("raw", "average"):
-        found = np.concatenate([state[name] for state in states])
-        np.testing.assert_allclose(found, getattr(whole, name), rtol=0, atol=1e-10)
+        values = np.concatenate([state[name] for state in states])
+        np.testing.assert_allclose(
+            values, getattr(expected_state, name), rtol=0, atol=1e-10
+        )
     duals = np.concatenate([state["duals"] for state in states])
-    np.testing.assert_allclose(duals, whole.duals, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(duals, expected_state.duals, rtol=0, atol=1e-10)
     if expected.get("problem") != "logistic":
         assert duals.max() > 0, "no constraint was ever at work"
     assert rows[-1]["iterations"] == 12
@@ -149,7 +151,7 @@ def test_neighbours_wait_for_an_absent_node():
     states, rows, _, _ = run(16, away=away)
     done = [int(state["iteration"]) for state in states]
     undisturbed, _, _, _ = run(max(done) + 1)
-    # Whoever has made as many iterations has the same numbers.
+    # A node that completed this many iterations has the same numbers.
     assert max(done) < 15
     assert min(done) >= 12
     for state, other, count in zip(states, undisturbed, done, strict=True):
@@ -160,7 +162,7 @@ def test_neighbours_wait_for_an_absent_node():
 
 
 def test_rejected_iteration_is_repeated():
-    # Its message never reached the neighbours, so the client must not go on from it.
+    # Its message never reached the neighbours, so the client must not continue from it.
     states, rows, _, _ = run(12, changes={(3, 5): b"of another length"})
     assert rows[4]["rejected"] == 1
     assert rows[-1]["dual-mismatch"] == 0
@@ -171,7 +173,7 @@ def test_rejected_iteration_is_repeated():
             np.testing.assert_allclose(state["raw"], other["raw"], atol=1e-12)
 
 
-def test_malformed_message_is_refused_and_neighbours_continue(caplog):
+def test_malformed_message_is_rejected_and_neighbours_continue(caplog):
     length = create("top-k", k=2).num_bytes(10)
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
@@ -185,12 +187,12 @@ def test_malformed_message_is_refused_and_neighbours_continue(caplog):
     assert [int(state["iteration"]) for state in states] == [9] * NODES
     for state in states:
         assert np.isfinite(state["raw"]).all()
-    # The sender has moved its own copy, the others have not: the duals tell.
+    # The sender has updated its own copy, but the others have not, so duals differ.
     assert rows[-1]["dual-mismatch"] > 0
     assert "dual variables of edge ('000000'," in caplog.text
 
 
-def test_a_node_that_never_answers_is_no_error():
+def test_node_that_never_replies_is_not_an_error():
     _, rows, _, _ = run(3, away=[(2, r) for r in (1, 2, 3)])
     assert [row["clients"] for row in rows] == [NODES - 1] * 3
     assert rows[-1]["dual-mismatch"] == 0
@@ -207,12 +209,12 @@ def test_a_node_that_lost_its_state_ends_the_run():
         run_rounds(strategy, grid, arrays, range(6, 9))
 
 
-def test_a_node_that_is_away_for_too_long_ends_the_run():
+def test_node_that_is_offline_for_too_long_ends_the_run():
     with pytest.raises(SettingsError, match="client 000003 is lost: it missed"):
         run(9, away=[(4, r) for r in range(3, 9)], max_missed_rounds=3)
 
 
-def test_hostile_metrics_are_no_error():
+def test_invalid_metrics_are_not_an_error():
     _, _, grid, strategy = run(5)
     messages = list(strategy.configure_evaluate(5, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
@@ -224,7 +226,7 @@ def test_hostile_metrics_are_no_error():
     metrics = strategy.aggregate_evaluate(5, replies)
     assert metrics["dual-mismatch"] == 1e300
     assert np.isfinite(metrics["constraint"])
-    # And in training.
+    # The same holds in training.
     messages = list(strategy.configure_train(6, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
     del replies[3].content.metric_records["metrics"]["iterations"]
@@ -232,7 +234,7 @@ def test_hostile_metrics_are_no_error():
     assert metrics["rejected"] == 1
 
 
-def test_second_run_of_an_experiment_starts_afresh(tmp_path):
+def test_second_run_of_an_experiment_starts_from_scratch(tmp_path):
     def rows_of(run_id):
         settings = settings_of(experiment="x")
         grid = Tampering(make_app(settings), NODES)
@@ -255,7 +257,7 @@ def test_second_run_of_an_experiment_starts_afresh(tmp_path):
     assert second[-1]["loss"] == first[-1]["loss"]
 
 
-def test_only_neighbours_messages_and_nothing_else_is_sent():
+def test_only_messages_of_neighbours_are_sent():
     _, _, grid, strategy = run(5)
     for message in grid.messages:
         i = message.metadata.dst_node_id - 1
@@ -274,11 +276,11 @@ def test_bits_are_those_of_the_messages():
     assert rows[0]["bits"] == NODES * 8 * 40
     later = 8 * create("top-k", k=2).num_bytes(10) * NODES
     assert [row["bits"] for row in rows[1:]] == [later] * 3
-    whole = network(4)
-    assert sum(row["bits"] for row in rows) == whole.bits
+    expected = network(4)
+    assert sum(row["bits"] for row in rows) == expected.bits
 
 
-def test_duals_of_a_wrong_length_are_no_error():
+def test_duals_of_a_wrong_length_are_not_an_error():
     _, _, grid, strategy = run(3)
     messages = list(strategy.configure_evaluate(3, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
@@ -318,12 +320,12 @@ def test_bad_settings_are_rejected(given, message):
 
 
 @pytest.mark.parametrize(("zeta", "factor"), [("0", 64), ("theory", 256)])
-def test_the_regularizer_and_the_perturbation_of_the_theorems(zeta, factor):
+def test_theory_settings_match_the_theorems(zeta, factor):
     given = {"compressor": "identity", "saddle_step": 2e-5, "num_server_rounds": 8}
     given |= {"bandit_radius": zeta, "radius": 2.0}
     theory, _, _, _ = run(8, dual_regularizer="theory", **given)
-    # Theorem 3, or 4: G = 2 sqrt(2) ||x_i - x_j|| <= 8 sqrt(2) on the ball of radius 2,
-    # and two dual variables for each edge.
+    # Theorems 3 and 4: G = 2 sqrt(2) ||x_i - x_j|| <= 8 sqrt(2) on the ball of radius
+    # 2, with two dual variables per edge.
     m = 2 * len(build_graph("erdos-renyi", NODES, 0.5, 3).edges)
     inside = factor * 2e-5**2 * (1 + m) * (8 * 2**0.5) ** 2
     delta = (1 - (1 - inside) ** 0.5) / (4 * 2e-5**2)
@@ -336,7 +338,7 @@ def test_the_regularizer_and_the_perturbation_of_the_theorems(zeta, factor):
     assert max(state["duals"].max() for state in theory) > 0
 
 
-def test_a_step_too_large_for_the_theorems_is_one_line():
+def test_step_too_large_for_the_theorems_is_a_one_line_error():
     settings = SaddlePointSettings(dual_regularizer="theory", saddle_step=1e-3)
     for x, name in ((Ball(), "saddle-step"), (Everywhere(), "dual-regularizer")):
         with pytest.raises(SettingsError) as error:

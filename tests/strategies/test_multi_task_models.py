@@ -1,4 +1,4 @@
-"""Multi-task optimisation of models equals a few lines of NumPy and torch."""
+"""Multi-task optimisation of models compared with NumPy and torch."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from flwr_frl.strategies.server.rounds import run_rounds
 
 NODES, BATCH = 4, 6
 TOP_K = {"compressor": "top-k", "compressor_k": 2.0, "per_tensor": True}
-# In the order of the model's parameters: two weights and two biases.
+# In the order of the model's parameters: two weights, each followed by its bias
 SIZES = (WIDTH * INPUTS, WIDTH, WIDTH, 1)
 HEAD = np.arange(WIDTH * INPUTS + WIDTH, sum(SIZES))
 
@@ -59,7 +59,7 @@ def run(rounds, **given):
 
 
 def gradient(x, node, rows):
-    """Gradient of the mean squared error of tanh(A x + a) w + c, by hand."""
+    """Return the gradient of the mean squared error of tanh(A x + a) w + c."""
     inputs, targets = (entries[rows] for entries in table(node))
     a, bias, w, c = np.split(x, np.cumsum(SIZES)[:-1])
     hidden = np.tanh(inputs @ a.reshape(WIDTH, INPUTS).T + bias)
@@ -78,7 +78,9 @@ def loss(x, node, rows):
 
 
 def noise(node, draw, zeta=0.0):
-    """Rows of a batch and a direction on the sphere, as the nodes draw them."""
+    """Return the rows of a batch and a direction on the sphere, drawn as nodes draw
+    them.
+    """
     rng = np.random.default_rng([0x4D546, SEED, node, draw - 1])
     rows = rng.choice(20, BATCH, replace=False)
     normal = rng.standard_normal(sum(SIZES)) if zeta else np.zeros(1)
@@ -86,7 +88,7 @@ def noise(node, draw, zeta=0.0):
 
 
 def largest(vector, sizes, k):
-    """Keep the k largest entries of every tensor."""
+    """Keep the k largest entries of each tensor."""
     kept = np.zeros_like(vector)
     for part in np.split(np.arange(len(vector)), np.cumsum(sizes)[:-1]):
         top = part[np.argsort(-np.abs(vector[part]), kind="stable")[:k]]
@@ -111,7 +113,7 @@ def plain(
     k=0,
     zeta=0.0,
 ):
-    """Algorithms 2 and 3, node by node and line by line, with local steps."""
+    """Run Algorithms 2 and 3 node by node, with local steps."""
     entries = np.arange(sum(SIZES)) if entries is None else entries
     sizes = SIZES if len(entries) == sum(SIZES) else SIZES[2:]
     edges = [
@@ -159,27 +161,27 @@ def plain(
         ({"primal_steps": 3}, {"steps": 3}, 1e-5),
         (TOP_K, {"k": 2}, 1e-5),
         ({**TOP_K, "constrained_part": "head"}, {"k": 2, "entries": HEAD}, 1e-5),
-        # Differences of float32 losses, times d / 2 zeta.
+        # Differences of float32 losses are multiplied by d / 2 zeta.
         ({"bandit_radius": 0.1, "saddle_step": 0.01}, {"zeta": 0.1, "eta": 0.01}, 1e-3),
     ],
     ids=["all", "head", "local steps", "top-k", "top-k of the head", "bandit"],
 )
 def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
-    # The first round only sends the start.
+    # The first round only sends the initial models.
     states, rows = run(26, **given)
     raw, average, duals = plain(25, **expected)
     for name, wanted in (("raw", raw), ("average", average)):
-        found = np.concatenate([state[name] for state in states])
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
-    found = np.concatenate([state["duals"] for state in states])
-    np.testing.assert_allclose(found, duals, rtol=0, atol=tolerance)
+        values = np.concatenate([state[name] for state in states])
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=tolerance)
+    values = np.concatenate([state["duals"] for state in states])
+    np.testing.assert_allclose(values, duals, rtol=0, atol=tolerance)
     assert max(duals) > 0, "no constraint was ever at work"
     assert np.abs(raw - initial()).max() > 0.01
     assert rows[-1]["iterations"] == 25
     assert rows[-1]["dual-mismatch"] == 0
 
 
-def test_with_inactive_constraints_every_node_trains_alone():
+def test_with_inactive_constraints_each_node_trains_alone():
     states, rows = run(31, constraint_bound=1e6)
     for node, state in enumerate(states):
         x = initial()
@@ -202,7 +204,7 @@ def test_a_bound_of_zero_brings_the_nodes_together(part):
     assert spread(0.0) < 0.2 * spread(1e6)
 
 
-def test_a_node_is_tested_with_its_model_and_the_task_s_metrics():
+def test_nodes_are_tested_with_their_models_and_task_metrics():
     for averaged, name in ((False, "copy"), (True, "average")):
         states, rows = run(4, averaged_output=averaged)
         losses = []
@@ -225,7 +227,7 @@ def test_each_node_keeps_its_batch_norm_statistics():
     assert counts == [5] * NODES
 
 
-def test_every_node_predicts_with_its_model(tmp_path):
+def test_saved_run_predicts_with_the_model_of_each_node(tmp_path):
     outcome = algorithm_runs.run_tiny("multi-task", tmp_path)
     for client in ("000000", "000003"):
         model, _ = load_run(tmp_path / "multi-task", client, task="cohort_tasks:normed")
@@ -239,8 +241,8 @@ def test_a_resumed_run_may_have_more_rounds(tmp_path):
     algorithm_runs.run_tiny("multi-task", tmp_path, **given)
     given |= {"num_server_rounds": 4, "resume": str(tmp_path)}
     resumed = algorithm_runs.run_tiny("multi-task", tmp_path, **given)
-    whole = algorithm_runs.run_tiny(
+    uninterrupted = algorithm_runs.run_tiny(
         "multi-task", num_server_rounds=4, task="curve_tasks:curves"
     )
     assert resumed.rows[-1]["iterations"] == 3
-    algorithm_runs.assert_same(resumed, whole)
+    algorithm_runs.assert_same(resumed, uninterrupted)

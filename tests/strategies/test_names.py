@@ -1,4 +1,4 @@
-"""With keys, a name belongs to the key that first used it."""
+"""With node keys, a name belongs to the key that first used it."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Info:
 
 
 class Keyed(InlineGrid):
-    """Nodes with the keys that `keys` says, and the names that `names` says."""
+    """Nodes with the given keys, which report the given names."""
 
     def __init__(self, keys: dict[int, bytes], names: dict[int, str]) -> None:
         def client(message: Message, context: Context) -> Message:
@@ -65,26 +65,26 @@ def keyed(strategy: BaseStrategy) -> BaseStrategy:
 
 FIRST = {1: b"key of a", 2: b"key of b", 3: b"key of c"}
 NAMES = {1: "a", 2: "b", 3: "c"}
-# Device b is away, and somebody else is there.
+# Device b is offline, and another node claims its name.
 WITHOUT_B = {1: b"key of a", 4: b"of a thief", 3: b"key of c"}
 THIEF = {1: "a", 4: "b", 3: "c"}
 
 
 @pytest.mark.parametrize("wrap", [lambda g: g, lambda g: RealArrivals(PatientGrid(g))])
-def test_nobody_takes_an_absent_device_s_name(wrap, caplog) -> None:
+def test_name_of_an_offline_device_cannot_be_taken(wrap, caplog) -> None:
     strategy = keyed(averaging())
     assert strategy.identify(wrap(Keyed(FIRST, NAMES))) == [1, 2, 3]
     assert strategy.identify(wrap(Keyed(WITHOUT_B, THIEF))) == [1, 3]
     assert "it calls itself 'b', which is the name of another key" in caplog.text
-    # It comes back as another node, with its key.
+    # Device b reconnects as another node with its key.
     back = {1: b"key of a", 4: b"of a thief", 9: b"key of b"}
     assert strategy.identify(wrap(Keyed(back, {**THIEF, 9: "b"}))) == [1, 9]
     assert strategy.name_of(9) == "b"
-    # A key may have several names; one that nobody has is free.
+    # A key may have several names, and unused names are available.
     assert strategy.identify(wrap(Keyed(back, {1: "a", 4: "d", 9: "b"}))) == [1, 9, 4]
 
 
-def test_names_belong_to_keys_after_a_resume_as_well() -> None:
+def test_names_stay_bound_to_keys_after_a_resume() -> None:
     strategy = keyed(averaging())
     strategy.identify(Keyed(FIRST, NAMES))
     again = keyed(averaging())
@@ -92,7 +92,7 @@ def test_names_belong_to_keys_after_a_resume_as_well() -> None:
     assert again.identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
 
 
-def test_neither_head_nor_messages_go_to_a_thief() -> None:
+def test_impostor_receives_neither_head_nor_messages() -> None:
     flute = keyed(FLUTE(fraction_train=1.0))
     start = {
         "representation.weight": np.zeros((2, 2), np.float32),
@@ -115,18 +115,18 @@ def test_neither_head_nor_messages_go_to_a_thief() -> None:
     assert len(gossip.boxes.pending["b"]) == 1
 
 
-def test_without_keys_names_are_anybody_s() -> None:
+def test_without_keys_names_are_not_bound() -> None:
     strategy = FedAvg()
     strategy.identify(Keyed(FIRST, NAMES))
     assert strategy.identify(Keyed(WITHOUT_B, THIEF)) == [1, 4, 3]
     assert strategy.clients.keys == {}
-    # A grid that knows no keys binds nothing.
+    # A grid that reports no keys binds no names.
     plain = keyed(FedAvg())
     assert plain.identify(grid_of(2)) == [1, 2]
     assert plain.clients.keys == {}
 
 
-# Names with which SuperNodes were registered.
+# Registered names of SuperNodes
 
 
 class Named(Keyed):
@@ -144,7 +144,7 @@ class Named(Keyed):
         ]
 
 
-def test_registered_names_name_clients_without_a_name() -> None:
+def test_registered_name_is_used_by_clients_without_a_name() -> None:
     grid = Named(FIRST, NAMES, {1: "pi-1", 2: "pi-2", 3: "pi-3"})
     configs = {2: {"client-name": "other"}, 3: {"partition-id": 4}}
     names = []
@@ -156,7 +156,7 @@ def test_registered_names_name_clients_without_a_name() -> None:
     assert names == ["pi-1", "other", "000004"]
 
 
-def test_a_name_of_two_nodes_and_no_name_are_not_sent() -> None:
+def test_ambiguous_or_empty_registered_names_are_not_sent() -> None:
     names = RegisteredNames()
     keys = dict.fromkeys(range(1, 5), b"")
     grid = Named(keys, dict.fromkeys(keys, ""), {1: "pi", 2: "pi", 4: "a"})
@@ -176,7 +176,7 @@ def test_each_message_carries_the_registered_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 201, 7])
-def test_an_invalid_registered_name_is_refused(name) -> None:
+def test_invalid_registered_name_is_rejected(name) -> None:
     with pytest.raises(SettingsError) as caught:
         check_config(ConfigRecord({"registered-name": name}))
     assert caught.value.code == "settings"

@@ -1,4 +1,4 @@
-"""Per-FedAvg, FO and HF, against a few lines of NumPy, server and clients."""
+"""Per-FedAvg, FO and HF, compared with a NumPy implementation of server and clients."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def numpy_per_fedavg(found, second_order):
 
 @BOTH
 @pytest.mark.parametrize("variant", ["plain", "momentum", "examples"])
-def test_every_round_is_that_of_the_paper(algorithm, variant):
+def test_every_round_matches_the_paper(algorithm, variant):
     more = {"inner_learning_rate": ALPHA, "evaluate": {3}, **VARIANTS[variant]}
     second, found = algorithm == "hf-maml", run_variant(algorithm, 3, **more)
     expected = numpy_per_fedavg(found, second)

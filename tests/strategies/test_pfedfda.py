@@ -1,4 +1,4 @@
-"""pFedFDA against a few lines of NumPy, server and clients."""
+"""pFedFDA compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def adapted(a, i, received, how):
         ("auto", "uniform", 5e-5),
     ],
 )
-def test_every_round_is_that_of_the_paper(how, weighting, within):
+def test_every_round_matches_the_paper(how, weighting, within):
     more = {"pfedfda_beta": how, "pfedfda_ridge": RIDGE, "weighting": weighting}
     found = run("pfedfda", 4, evaluate=True, **more, **TASK)
     assert [len(clients) for clients in found.trained] == [3] * 4
@@ -175,7 +175,7 @@ def test_an_indefinite_covariance_is_replaced_by_the_nearest_valid_one():
     torch.testing.assert_close(client.received_gaussians().covariance, expected)
 
 
-def test_a_head_that_is_not_linear_is_refused():
+def test_head_of_several_layers_is_rejected():
     with pytest.raises(SettingsError):
         PFedFDAClient.traits.check(deep_head(2))
 
@@ -183,7 +183,7 @@ def test_a_head_that_is_not_linear_is_refused():
 @pytest.mark.parametrize(
     ("setting", "value"), [("pfedfda_beta", "half"), ("pfedfda_ridge", -1.0)]
 )
-def test_a_bad_value_is_refused(setting, value):
+def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:
         PFedFDAClient.settings_type(**{setting: value})
     assert error.value.code == setting.replace("_", "-")

@@ -81,7 +81,7 @@ def flat_of(theta):
     return np.concatenate([theta[:, :-1].ravel(), theta[:, -1]])
 
 
-def test_every_round_is_that_of_the_paper():
+def test_every_round_matches_the_paper():
     found = run("pfedhn", 5, evaluate=True, **SMALL, **FAST)
     assert [len(clients) for clients in found.trained] == [3] * 5
     # The initial values are those of a strategy that has not trained.
@@ -182,7 +182,7 @@ def test_large_models_and_batch_norms_are_refused():
         ({"aggregation": "median"}, "aggregation"),
     ],
 )
-def test_bad_input_has_the_setting_s_code(given, code):
+def test_invalid_setting_is_rejected_with_its_code(given, code):
     assert code_of(lambda: PFedHN(**given)) == code
 
 

@@ -1,4 +1,4 @@
-"""pFedMe against a few lines of NumPy, server and clients."""
+"""pFedMe compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def numpy_pfedme(found):
     ],
     ids=["plain", "momentum", "beta", "srpfl"],
 )
-def test_every_round_is_that_of_the_paper(more):
+def test_every_round_matches_the_paper(more):
     found = run_variant("pfedme", evaluate={4}, **PLAIN, **more)
     expected = numpy_pfedme(found)
     assert_rounds(found, expected)

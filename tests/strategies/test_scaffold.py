@@ -1,4 +1,4 @@
-"""SCAFFOLD against a few lines of NumPy, server and clients."""
+"""SCAFFOLD compared with a NumPy implementation of server and clients."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def assert_all_near(found, expected):
     ],
     ids=["plain", "global rate", "momentum", "examples", "srpfl"],
 )
-def test_every_round_is_that_of_the_paper(more):
+def test_every_round_matches_the_paper(more):
     found = run_variant("scaffold", **more)
     assert_all_near(found, numpy_scaffold(found))
     # The corrections are felt.

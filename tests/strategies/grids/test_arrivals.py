@@ -10,12 +10,12 @@ from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
 from flwr_frl.task.settings import SettingsError, resolve
 
-# For how many replies that of a node counts.
+# Number of replies that the reply of each node counts for
 WEIGHTS = {1: 1, 2: 3, 3: 1, 4: 2, 5: 4}
 
 
 class Script:
-    """A grid whose nodes answer at scripted times of a clock that only pulls move."""
+    """A grid whose nodes reply at scripted times; each pull advances the clock by 1."""
 
     def __init__(self, delays: dict[int, float], errors: frozenset[int] = frozenset()):
         self.delays, self.errors = delays, errors
@@ -64,15 +64,15 @@ def send(grid: RealArrivals, wanted: int | None, **options) -> list[int]:
     return [r.metadata.src_node_id for r in replies]
 
 
-def test_the_first_close_the_round_and_the_late_are_left_alone() -> None:
+def test_first_replies_close_the_round_and_late_nodes_are_not_asked() -> None:
     script = Script({1: 3, 2: 1, 3: 50, 4: 2})
     grid = RealArrivals(script)
     assert send(grid, 2) == [2, 4]
-    # 1 and 3 still owe a reply, so they are not there.
+    # Nodes 1 and 3 still owe a reply, so they are not listed.
     assert 3 not in grid.get_node_ids()
     script.now = 10
     assert list(grid.get_node_ids()) == [1, 2, 4]
-    # The late reply of 1 was pulled and dropped, it is in nobody's mean.
+    # The late reply of node 1 was pulled and dropped.
     assert grid.dropped == 1
     assert sorted(send(grid, 3)) == [1, 2, 4]
     assert script.pushed.count(3) == 1
@@ -81,7 +81,7 @@ def test_the_first_close_the_round_and_the_late_are_left_alone() -> None:
     assert script.pending == {}
 
 
-def test_what_counts_in_training_counts_there_alone(caplog) -> None:
+def test_validity_check_applies_only_to_its_own_messages(caplog) -> None:
     grid = RealArrivals(Script({1: 1, 2: 2, 3: 3}))
     assert send(grid, 1, is_valid=lambda reply: reply.metadata.src_node_id != 1) == [
         1,
@@ -91,7 +91,7 @@ def test_what_counts_in_training_counts_there_alone(caplog) -> None:
     assert send(grid, 3, is_valid=lambda reply: False) == [1, 2, 3]
     assert caplog.messages == ["the round closes with 0 of 3 replies"]
     caplog.clear()
-    # Replies to anything else are whole without what is expected of these.
+    # The validity check does not carry over to other messages.
     assert send(grid, None) == [1, 2, 3]
     assert send(grid, 3) == [1, 2, 3]
     assert caplog.messages == []
@@ -100,19 +100,20 @@ def test_what_counts_in_training_counts_there_alone(caplog) -> None:
 @pytest.mark.parametrize(
     ("delays", "errors", "wanted", "options", "expected"),
     [
-        # Without a number everyone is waited for.
+        # By default, all replies are awaited.
         ({1: 9, 2: 1, 3: 5}, [], None, {}, [2, 3, 1]),
-        # Errors do not count; they come along for the strategy to log.
+        # Errors do not count, but are returned so that the strategy can log them.
         ({1: 1, 2: 2, 3: 3}, [1], 2, {}, [1, 2, 3]),
-        # Fewer than wanted can answer.
+        # Fewer nodes than wanted can reply.
         ({1: 1, 2: 2, 3: 3}, [1, 3], 3, {}, [1, 2, 3]),
-        # By arrival 2, 4, 5: the replies of 2 and 4 count for five.
+        # Nodes reply in the order 2, 4, 5; the replies of 2 and 4 count for five.
         ({1: 9, 2: 1, 4: 2, 5: 3}, [], 5, {"weight_of": WEIGHTS.get}, [2, 4]),
         ({1: 9, 2: 1, 4: 2, 5: 3}, [4], 5, {"weight_of": WEIGHTS.get}, [2, 4, 5]),
         ({1: 1, 2: 2}, [], 100, {"weight_of": WEIGHTS.get}, [1, 2]),
-        # A place is kept for the slow node 1, so 4, which is faster, comes too late.
+        # A place is reserved for the slow node 1, so node 4 is too late although
+        # faster.
         ({1: 9, 2: 1, 3: 2, 4: 3}, [], 3, {"required": {1}}, [2, 3, 1]),
-        # Without its reply the place is another's.
+        # Node 1 fails, so its place goes to node 4.
         ({1: 1, 2: 2, 3: 3, 4: 4}, [1], 3, {"required": {1}}, [1, 2, 3, 4]),
         # A deadline closes the round.
         ({1: 1, 2: float("inf")}, [], 2, {"timeout": 0.05}, [1]),
@@ -125,7 +126,7 @@ def test_a_round_closes_at_valid_replies_or_its_deadline(
     assert send(RealArrivals(script), wanted, **options) == expected
 
 
-def test_an_expired_debt_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_reply_is_no_longer_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script({1: 1, 2: float("inf")})
     grid = RealArrivals(script)
     assert send(grid, 1, ttl=60) == [1]
@@ -135,7 +136,7 @@ def test_an_expired_debt_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(grid.get_node_ids()) == [1, 2]
 
 
-def test_ties_are_decided_by_the_node() -> None:
+def test_ties_are_broken_by_node_id() -> None:
     script = Script({3: 1, 1: 1, 2: 1})
     messages = [Message(RecordDict(), node, "train") for node in (3, 1, 2)]
     created = time.time()
@@ -157,7 +158,7 @@ def test_ties_are_decided_by_the_node() -> None:
 def test_speeds() -> None:
     fixed = SpeedModel("fixed", 2000, seed=3)
     np.testing.assert_array_equal(fixed.times(1), fixed.times(2))
-    # The mean of 2,000 Exp(1) is 1 ± 0.022; a false alarm is rarer than 1e-5.
+    # The mean of 2,000 draws from Exp(1) is 1 ± 0.022 (false alarm rate below 1e-5).
     assert abs(fixed.times(1).mean() - 1) < 0.1
     dynamic = SpeedModel("dynamic", 50, seed=3)
     assert not np.array_equal(dynamic.times(1), dynamic.times(2))
@@ -165,11 +166,11 @@ def test_speeds() -> None:
     groups = SpeedModel("groups", 1000, straggler_fraction=0.3)
     assert groups.times(1)[:700].mean() < 0.2
     assert groups.times(1)[700:].mean() > 5
-    # Who is fast stays fast, unless times are drawn anew.
+    # Times are constant over rounds unless they are redrawn.
     np.testing.assert_array_equal(groups.times(1), groups.times(2))
     redrawn = SpeedModel("groups", 1000, straggler_fraction=0.3, redraw=True)
-    # Two rounds' ratios of the same client: of two exponentials, 2/3 are beyond
-    # [1/2, 2] (±0.015); a false alarm is rarer than 1e-9.
+    # Ratio of a client's times in two rounds: for two exponentials, 2/3 are outside
+    # [1/2, 2] (± 0.015); a false alarm is rarer than 1e-9.
     ratio = redrawn.times(1) / redrawn.times(2)
     assert 0.57 < np.mean(np.maximum(ratio, 1 / ratio) > 2) < 0.77
     assert redrawn.times(2)[700:].mean() > 5
@@ -178,7 +179,7 @@ def test_speeds() -> None:
     assert np.all(np.diff(correlated.times(1)) >= 0)
 
 
-def test_the_settings_say_whether_speeds_are_drawn_anew() -> None:
+def test_redraw_speeds_setting_redraws_times() -> None:
     for redraw in (False, True):
         settings = resolve({"speed-model": "groups", "redraw-speeds": redraw})
         model = speed_model(settings, 100)
@@ -187,7 +188,7 @@ def test_the_settings_say_whether_speeds_are_drawn_anew() -> None:
 
 
 def test_expected_arrivals_of_exponential_times() -> None:
-    # The first of N with mean 0.1 comes after 0.1 / N, the last after 0.1 H_N.
+    # The first of N arrivals with mean 0.1 is expected at 0.1 / N, the last at 0.1 H_N.
     speeds = SpeedModel("groups", 10, straggler_fraction=0, redraw=True)
     expected = speeds.expected_arrivals(10)
     harmonic = sum(1 / i for i in range(1, 11))
@@ -219,21 +220,21 @@ def test_times_from_a_file(tmp_path, lines: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("spoilt", "wanted", "weights", "asked", "seconds"),
     [
-        # Times 5, 1, 4, 2, 3 of nodes 1 to 5, and 10 for the communication; those that
-        # are asked together are asked in the given order.
+        # Nodes 1 to 5 take 5, 1, 4, 2 and 3 s, plus 10 s for communication. Nodes
+        # messaged together are messaged in the given order.
         ({}, 2, None, [2, 4], 12),
         ({2}, 2, None, [2, 4, 5], 13),
         ({2, 5}, 2, None, [2, 4, 5, 3], 14),
         ({1, 2, 3, 4, 5}, 2, None, [2, 4, 3, 5, 1], 15),
         ({2}, None, None, [1, 2, 3, 4, 5], 15),
-        # 3 and 2 are at least 4; 3, 2 and 4 are at least 6, and 3, 2 and 1 are as well.
+        # Weights 3 + 2 reach 4; 3 + 2 + 4 reach 6, and so do 3 + 2 + 1 without node 5.
         ({}, 4, WEIGHTS, [2, 4], 12),
         ({}, 6, WEIGHTS, [2, 4, 5], 13),
         ({5}, 6, WEIGHTS, [2, 4, 5, 3], 14),
         ({}, 100, WEIGHTS, [1, 2, 3, 4, 5], 15),
     ],
 )
-def test_in_the_place_of_what_does_not_count_comes_the_next(
+def test_next_node_replaces_an_invalid_reply(
     spoilt, wanted, weights, asked, seconds
 ) -> None:
     times, sent = [5.0, 1.0, 4.0, 2.0, 3.0], []
@@ -265,7 +266,7 @@ def test_in_the_place_of_what_does_not_count_comes_the_next(
 
 
 def silent_twice(monkeypatch, now: list[float]) -> RealArrivals:
-    """Return a grid whose node 2 has not answered twice, at the time ``now`` of 0."""
+    """Return a grid whose node 2 was silent twice; ``now[0]`` is the time since."""
     grid = RealArrivals(Script({1: 1, 2: float("inf")}))
     for _ in range(2):
         assert send(grid, None, timeout=0.05) == [1]
@@ -276,18 +277,18 @@ def silent_twice(monkeypatch, now: list[float]) -> RealArrivals:
     return grid
 
 
-def test_a_pause_is_a_multiple_of_the_wait_that_was_in_vain(monkeypatch) -> None:
+def test_pause_of_a_silent_node_is_proportional_to_the_vain_wait(monkeypatch) -> None:
     now = [0.0]
     grid = silent_twice(monkeypatch, now)
-    # Twice in a row: for another wait of 0.05 s it is not asked to train.
+    # After two silences in a row, node 2 is not asked for another 0.05 s.
     assert list(grid.get_node_ids()) == [1]
-    # A longer wait for others makes its pause no longer.
+    # A longer wait for other nodes does not extend this pause.
     assert send(grid, 1, timeout=600.0) == [1]
     now[0] = 0.06
     assert list(grid.get_node_ids()) == [1, 2]
 
 
-def test_who_was_silent_is_forgiven(monkeypatch) -> None:
+def test_forgive_ends_the_pause_of_silent_nodes(monkeypatch) -> None:
     grid = silent_twice(monkeypatch, [0.0])
     assert list(grid.get_node_ids()) == [1]
     grid.forgive()
@@ -296,7 +297,7 @@ def test_who_was_silent_is_forgiven(monkeypatch) -> None:
 
 
 class Asked(Script):
-    """Notes of how many messages replies are looked for at a time."""
+    """Records the number of messages for which each pull requests replies."""
 
     def __init__(self, delays: dict[int, float]) -> None:
         super().__init__(delays)
@@ -307,23 +308,23 @@ class Asked(Script):
         return super().pull_messages([i for i in message_ids if i in self.pending])
 
 
-def test_of_very_many_only_some_are_looked_at_at_a_time(monkeypatch) -> None:
+def test_each_pull_covers_a_limited_number_of_messages(monkeypatch) -> None:
     script, slept = Asked(dict.fromkeys(range(1, 251), 5.0)), []
     monkeypatch.setattr(arrivals.time, "sleep", slept.append)
     assert sorted(send(RealArrivals(script), None)) == list(range(1, 251))
     assert max(script.looks) == 100
-    # Nothing has come at four looks; then there are a hundred at each, without a pause
-    # while there are more than that.
+    # The first four pulls return nothing. Later ones return 100 replies each, without a
+    # pause while more than 100 are open.
     assert len(slept) <= 6
 
 
-def test_nobody_s_reply_is_missed_when_the_time_is_over() -> None:
+def test_pull_at_the_deadline_covers_all_messages() -> None:
     script = Asked(dict.fromkeys(range(1, 251), 0.0) | {250: float("inf")})
     assert sorted(send(RealArrivals(script), None, timeout=0.0)) == list(range(1, 250))
     assert script.looks == [250]
 
 
-def test_late_replies_of_very_many_are_dropped_by_and_by() -> None:
+def test_many_late_replies_are_drained_in_chunks() -> None:
     script = Asked({1: 0.0} | dict.fromkeys(range(2, 251), 3.0))
     grid = RealArrivals(script)
     assert send(grid, 1) == [1]
@@ -333,7 +334,7 @@ def test_late_replies_of_very_many_are_dropped_by_and_by() -> None:
     assert max(script.looks) == 100
     assert grid.dropped == 249
     assert script.pending == {}
-    # Who has answered by now is there at the next look.
+    # Nodes that have replied by now are listed by the next call.
     for other in range(2, 251):
         grid._owed[str(other)] = arrivals._OwedReply(other, 1e12, 1e12, 9.0)
         message = Message(RecordDict(), other, "train")
@@ -342,7 +343,7 @@ def test_late_replies_of_very_many_are_dropped_by_and_by() -> None:
     assert len(list(grid.get_node_ids())) == 250
 
 
-def test_the_first_of_very_many_are_those_that_come_first() -> None:
+def test_first_replies_among_many_nodes_are_found() -> None:
     script = Asked(dict.fromkeys(range(1, 251), 9.0) | {201: 1.0, 250: 1.0})
     assert send(RealArrivals(script), 2) == [201, 250]
     assert script.looks == [250]

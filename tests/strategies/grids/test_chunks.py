@@ -7,7 +7,7 @@ from flwr_frl.strategies.grids.simulation import split
 
 
 def by_worker(lengths: list[int], workers: int) -> list[int]:
-    """Return how many each worker answers, if all take the same time."""
+    """Return the number of messages per worker if all messages take the same time."""
     loads = [0] * workers
     for length in lengths:
         loads[loads.index(min(loads))] += length
@@ -15,9 +15,7 @@ def by_worker(lengths: list[int], workers: int) -> list[int]:
 
 
 @given(st.integers(0, 300), st.integers(1, 20), st.sampled_from([1, 4, 32]))
-def test_chunks_are_all_messages_in_order_and_no_worker_waits_for_another(
-    number, workers, together
-):
+def test_chunks_preserve_the_order_and_balance_the_workers(number, workers, together):
     chunks = split(list(range(number)), workers, together)
     assert [m for chunk in chunks for m in chunk] == list(range(number))
     loads = by_worker([len(chunk) for chunk in chunks], workers)
@@ -25,8 +23,8 @@ def test_chunks_are_all_messages_in_order_and_no_worker_waits_for_another(
     assert max(map(len, chunks), default=0) <= max(together, -(-number // workers))
 
 
-def test_a_hundred_clients_are_halved_for_two_workers():
-    # In chunks of 32, which is how many may train together, one has 64 and one 36.
+def test_hundred_clients_are_split_evenly_over_two_workers():
+    # Chunks of 32, the cohort size, would give one worker 64 clients and the other 36.
     assert [len(c) for c in split(range(100), 2, 32)] == [25, 25, 25, 25]
     assert [len(c) for c in split(range(100), 2, 1)] == [13] * 4 + [12] * 4
     assert [len(c) for c in split(range(64), 2, 32)] == [32, 32]

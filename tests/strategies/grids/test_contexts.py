@@ -1,4 +1,4 @@
-"""A Ray worker sends the states of clients back that have changed, and no others."""
+"""A Ray worker returns only the client states that have changed."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -47,7 +47,7 @@ def test_only_changed_states_come_back():
 
 
 def remembering(message: Message, context: Context) -> Message:
-    """Count the messages of training in the node's state, and report them."""
+    """Count training messages in the node's state, and report the count."""
     partition = context.node_config["partition-id"]
     assert partition == context.node_id - 1
     seen = context.state.get("seen", {"times": 0})["times"]
@@ -70,14 +70,14 @@ def test_only_contexts_with_a_state_are_held() -> None:
     assert nodes == list(range(1, 100_001))
     assert send(grid, "evaluate", nodes[:50]) == [0] * 50
     assert grid.contexts.held() == []
-    # Two messages to one node see the same state.
+    # Two messages to the same node share its state.
     assert send(grid, "train", [7, 9, 7]) == [1, 1, 2]
     assert send(grid, "evaluate", [6, 7, 8, 9]) == [0, 2, 0, 1]
     assert [c.node_id for c in grid.contexts_with_state()] == [7, 9]
     assert len(grid.contexts) == 100_000
 
 
-def test_a_context_that_was_asked_for_is_the_nodes_own() -> None:
+def test_requested_context_is_the_one_that_the_node_uses() -> None:
     grid = InlineGrid(remembering, 3)
     grid.contexts[2].state["seen"] = ConfigRecord({"times": 5})
     assert send(grid, "train", [1, 2, 3]) == [1, 6, 1]

@@ -1,4 +1,4 @@
-"""A reply that is too large is refused by its size, before it is downloaded."""
+"""A reply that is too large is rejected by its size, before it is downloaded."""
 
 import math
 import socket
@@ -39,7 +39,7 @@ def without_content(message: Message):
 
 
 class SuperLink(BaseHTTPRequestHandler):
-    """The part of a SuperLink from which a ServerApp gets replies."""
+    """The part of a SuperLink that hands replies to a ServerApp."""
 
     replies: ClassVar[dict[str, Message]] = {}
     objects: ClassVar[dict[str, bytes]] = {}
@@ -47,8 +47,8 @@ class SuperLink(BaseHTTPRequestHandler):
     confirmed: ClassVar[list[str]] = []
 
     def setup(self) -> None:
-        # Without a limit the kernel takes all of a large answer before the client
-        # can refuse it, and the answer would count as sent.
+        # Without a limit, the kernel buffers a large response before the client can
+        # reject it, and the response would count as sent.
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
         super().setup()
 
@@ -104,7 +104,7 @@ def link() -> Iterator[HttpGrid]:
     thread.start()
     grid = HttpGrid(f"127.0.0.1:{server.server_port}", insecure=True, token="t")
     grid.set_run(Run.create_empty(RUN))
-    # Nothing is pushed over the wire here.
+    # No message is pushed over the network.
     grid.push_messages = lambda messages: [m.metadata.message_id for m in messages]
     try:
         yield grid
@@ -116,7 +116,7 @@ def link() -> Iterator[HttpGrid]:
 
 
 def reply_with(change: Callable[[RecordDict], object]) -> Message:
-    """Let the SuperLink have a client's reply; return what it is a reply to."""
+    """Store a client's reply in the SuperLink, and return the message it replies to."""
     message = Message(RecordDict(), NODE, "train")
     message.metadata.__dict__.update(_message_id="f" * 64, _run_id=RUN)
     record = ArrayRecord({n: Array(a) for n, a in MODEL.items()})
@@ -141,22 +141,22 @@ def one_record(content: RecordDict) -> None:
 
 
 def many_pieces(content: RecordDict) -> None:
-    # Each of them is small enough.
+    # Each record is small enough.
     for i in range(20):
         values = np.full(LARGE // 80, i, np.float32)
         content[f"extra-{i}"] = ArrayRecord({"x": Array(values)})
 
 
-def test_an_honest_reply_comes_through(link: HttpGrid) -> None:
+def test_valid_reply_is_received(link: HttpGrid) -> None:
     reply = pull(link, reply_with(lambda content: None), 10_000)
     np.testing.assert_array_equal(reply.content["arrays"]["w"].numpy(), MODEL["w"])
 
 
 @pytest.mark.parametrize("attack", [one_record, many_pieces])
-def test_a_large_reply_is_an_error_of_its_node_and_is_never_downloaded(
+def test_large_reply_is_an_error_of_its_node_and_is_not_downloaded(
     link: HttpGrid, attack: Callable[[RecordDict], None]
 ) -> None:
-    # The premise: without a limit it is all there.
+    # Precondition: without a limit, the whole reply is downloaded.
     reply = pull(link, reply_with(attack), math.inf)
     assert not reply.has_error()
     assert sum(SuperLink.sent) > LARGE
@@ -165,13 +165,13 @@ def test_a_large_reply_is_an_error_of_its_node_and_is_never_downloaded(
     reply = pull(link, reply_with(attack), LARGE / 4)
     assert reply.metadata.src_node_id == NODE
     assert "ReplyTooLargeError: it has more than 1,000,000 bytes" in reply.error.reason
-    # Of pieces, one that is on its way in each of Flower's threads.
+    # Each of Flower's threads may finish the object that it is downloading.
     assert sum(SuperLink.sent) < LARGE / 2
-    # The SuperLink does not keep it either.
+    # The reply is confirmed as received, so that the SuperLink deletes it.
     assert SuperLink.confirmed == [SuperLink.replies["f" * 64].object_id]
 
 
-def test_what_was_refused_counts_against_nobody_else(link: HttpGrid) -> None:
+def test_rejected_reply_does_not_affect_later_replies(link: HttpGrid) -> None:
     grid = PatientGrid(link, lambda kind: 100_000)
     for change in (many_pieces, lambda content: None) * 3:
         message = reply_with(change)

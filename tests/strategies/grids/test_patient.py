@@ -1,4 +1,4 @@
-"""What one client sends, and what the SuperLink cannot do, ends nothing."""
+"""Invalid replies of a client and failures of the SuperLink do not end a run."""
 
 import hashlib
 import time
@@ -21,7 +21,7 @@ from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Clock:
-    """In the place of the module ``time``: it moves by sleeping alone."""
+    """Replaces the module ``time``; only ``sleep`` advances it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -51,11 +51,11 @@ def response(status: int) -> httpx.HTTPStatusError:
 
 
 class Link:
-    """As Flower's grid and SuperLink: ids are digests, a pull hands over once.
+    """Simulates Flower's grid and SuperLink: ids are digests, a reply is pulled once.
 
-    ``answers`` says what each node does with a message: return a reply, raise what
-    Flower raises when it takes the reply apart, or None for silence. The replies of a
-    pull that raises are lost.
+    ``answers`` maps each node to a function of a message. It returns a reply, a
+    callable that raises what Flower raises when it inflates the reply, or None for
+    silence. If a pull raises, its replies are lost.
     """
 
     def __init__(self, answers: dict) -> None:
@@ -82,7 +82,7 @@ class Link:
             if ids[-1] not in self.stored:
                 self.stored[ids[-1]] = message
                 self.delivered.append(about.dst_node_id)
-        # It has stored them, and yet it says no.
+        # The messages are stored although the request fails.
         self._fail("push")
         return ids
 
@@ -109,7 +109,7 @@ def silent(message: Message) -> None:
 
 
 def impossible_shape(message: Message):
-    """Flower's own failure at the array that ended a real federation."""
+    """Return a callable that fails as Flower does when it inflates an invalid shape."""
     array = Array(np.zeros((1, 2)))
     array.shape = (1.5, 2.5)
     reply = honest(message)
@@ -127,9 +127,9 @@ def nodes(replies: list[Message]) -> list[int]:
     return sorted(reply.metadata.src_node_id for reply in replies)
 
 
-def test_a_reply_that_flower_cannot_read_is_an_error_of_its_node_alone() -> None:
+def test_unreadable_reply_is_an_error_of_its_node_alone() -> None:
     answers = {1: honest, 2: impossible_shape, 3: honest}
-    # The premise: Flower's own way of pulling fails, for everybody.
+    # Precondition: Flower's own pull fails for all nodes.
     link = Link(answers)
     ids = link.push_messages([Message(RecordDict(), node, "train") for node in answers])
     with pytest.raises(TypeError, match="Invalid arguments for Array"):
@@ -144,7 +144,7 @@ def test_a_reply_that_flower_cannot_read_is_an_error_of_its_node_alone() -> None
 @pytest.mark.parametrize(
     "failure", [RecursionError("deep"), MemoryError(), KeyError(0)]
 )
-def test_whatever_is_raised(failure: Exception) -> None:
+def test_any_exception_in_a_reply_is_an_error_of_its_node(failure: Exception) -> None:
     def client(message):
         def reply():
             raise failure
@@ -158,7 +158,7 @@ def test_whatever_is_raised(failure: Exception) -> None:
     ]
 
 
-def test_a_forged_envelope_is_an_error_of_who_was_asked() -> None:
+def test_forged_metadata_is_an_error_of_the_node_that_was_asked() -> None:
     def as_node_3(message):
         reply = honest(message)
         reply.metadata.__dict__["_src_node_id"] = 3
@@ -170,7 +170,7 @@ def test_a_forged_envelope_is_an_error_of_who_was_asked() -> None:
         return reply
 
     def gone(message):
-        # The SuperLink's own word has its own id.
+        # Errors of the SuperLink itself carry the SuperLink's node id.
         reply = Message(Error(5, "not available"), reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         return reply
@@ -184,11 +184,11 @@ def test_a_forged_envelope_is_an_error_of_who_was_asked() -> None:
     assert reasons[SUPERLINK_NODE_ID] == "not available"
 
 
-def test_an_outage_is_waited_out_and_nothing_is_delivered_twice(clock: Clock) -> None:
+def test_outage_is_waited_out_without_duplicate_deliveries(clock: Clock) -> None:
     link = Link({1: honest, 2: honest})
     grid = RealArrivals(PatientGrid(link))
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    # Three pushes, then two pulls fail: 1 + 2 + 4 seconds, and two looks.
+    # Three pushes fail, retried after 1, 2 and 4 s, then two pulls.
     link.failures["push"] = [response(500) for _ in range(3)]
     link.failures["pull"] = [response(500), httpx.ReadTimeout("slow")]
     replies = list(grid.send_and_receive(messages))
@@ -197,7 +197,7 @@ def test_an_outage_is_waited_out_and_nothing_is_delivered_twice(clock: Clock) ->
     assert clock.now == pytest.approx(1007 + 2 * PULL_INTERVAL)
 
 
-def test_an_outage_is_a_request_a_look_and_one_warning(caplog) -> None:
+def test_outage_costs_one_request_per_pull_and_one_warning(caplog) -> None:
     link = Link(dict.fromkeys(range(1, 101), honest))
     grid = RealArrivals(PatientGrid(link))
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_an_outage_is_a_request_a_look_and_one_warning(caplog) -> None:
         ]
 
 
-def test_replies_that_the_superlink_cannot_give_hold_up_no_others(caplog) -> None:
+def test_replies_that_the_superlink_cannot_give_do_not_delay_others(caplog) -> None:
     def broken(message):
         raise response(500)
 
@@ -221,17 +221,17 @@ def test_replies_that_the_superlink_cannot_give_hold_up_no_others(caplog) -> Non
     assert len([m for m in caplog.messages if "no replies" in m]) == 1
 
 
-def test_an_outage_without_end_is_one_line(clock: Clock) -> None:
+def test_endless_outage_is_a_one_line_error(clock: Clock) -> None:
     link = Link({1: honest})
     link.failures["nodes"] = [response(503) for _ in range(1000)]
     with pytest.raises(SettingsError, match="could not be used for 600 s") as caught:
         send(PatientGrid(link))
     assert "\n" not in str(caught.value)
-    # 1 + 2 + 4 + … + 32 + 60 + 60 + …
+    # Retried after 1 + 2 + 4 + … + 32 + 60 + 60 + … seconds
     assert 1500 <= clock.now <= 1600
 
 
-def test_a_request_that_is_refused_is_no_outage() -> None:
+def test_rejected_request_is_not_an_outage() -> None:
     link = Link({1: honest})
     link.failures["nodes"] = [response(404)]
     with pytest.raises(httpx.HTTPStatusError):
@@ -239,7 +239,7 @@ def test_a_request_that_is_refused_is_no_outage() -> None:
 
 
 class Stutter(Link):
-    """Gives every reply twice, and one to a message that nobody sent."""
+    """Returns each reply twice, and a reply to a message that was never sent."""
 
     def pull_messages(self, message_ids):
         found = super().pull_messages(message_ids)
@@ -248,7 +248,7 @@ class Stutter(Link):
 
 
 @pytest.mark.parametrize("wrap", [lambda link: link, PatientGrid])
-def test_unknown_and_repeated_replies_count_for_nothing(wrap) -> None:
+def test_unknown_and_repeated_replies_are_ignored(wrap) -> None:
     grid = RealArrivals(wrap(Stutter({1: honest, 2: honest, 3: honest})))
     assert nodes(send(grid)) == [1, 2, 3]
     grid.wait_for(2)
@@ -257,13 +257,13 @@ def test_unknown_and_repeated_replies_count_for_nothing(wrap) -> None:
     assert nodes(send(grid)) == [1, 2, 3]
 
 
-def test_of_a_silent_node_nobody_waits_for_twice_in_a_round(
+def test_silent_node_is_waited_for_at_most_once_per_round(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = Link({1: honest, 2: silent, 3: honest})
     grid = RealArrivals(PatientGrid(link), lambda node: f"pi-{node}", longest=100)
     waits, asked = [], []
-    # A round is a training and an evaluation; the work of the others takes 10 seconds.
+    # A round consists of training and evaluation; other work takes 10 s.
     for _ in range(30):
         began = clock.now
         before = link.delivered.count(2)
@@ -273,18 +273,18 @@ def test_of_a_silent_node_nobody_waits_for_twice_in_a_round(
         asked.append(link.delivered.count(2) - before)
         clock.now += 10
     assert max(waits) == pytest.approx(100, abs=4)
-    # At once, after 100 s, after 300 s: that is after 0, 10 and 30 rounds of 10 s.
+    # The pauses are 0, 100 and 300 s, that is 0, 10 and 30 rounds of 10 s.
     assert [r for r, times in enumerate(asked) if times] == [0, 1, 11]
     assert max(asked) == 1
     assert "client pi-2 has not answered within 100 s, 1 times in a row" in caplog.text
     assert grid.silent == ["pi-2"]
-    # It is back as soon as its late reply comes.
+    # The node is available again as soon as its late reply arrives.
     link.answers[2] = honest
     assert nodes(send(grid)) == [1, 2, 3]
     assert grid.silent == []
 
 
-def test_who_is_alone_is_asked_again(clock: Clock) -> None:
+def test_only_node_is_asked_again_although_it_was_silent(clock: Clock) -> None:
     link = Link({1: silent})
     grid = RealArrivals(PatientGrid(link), longest=10)
     for _ in range(4):
@@ -294,7 +294,7 @@ def test_who_is_alone_is_asked_again(clock: Clock) -> None:
     assert len(link.delivered) == 4
 
 
-def test_a_silent_node_that_has_gone_for_good_is_forgotten(clock: Clock) -> None:
+def test_silent_node_that_left_for_good_is_forgotten(clock: Clock) -> None:
     def gone(message):
         reply = Message(Error(5, "not available"), reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
@@ -304,7 +304,7 @@ def test_a_silent_node_that_has_gone_for_good_is_forgotten(clock: Clock) -> None
     link.get_node_ids = lambda: list(here)
     grid = RealArrivals(PatientGrid(link), longest=100)
     assert nodes(send(grid)) == [1]
-    # It comes back under another id; of the old one an answer can still come.
+    # The node reconnects under another id; the old id may still receive a reply.
     here[1] = 3
     link.answers[3] = honest
     assert nodes(send(grid)) == [1, 3]
@@ -314,19 +314,19 @@ def test_a_silent_node_that_has_gone_for_good_is_forgotten(clock: Clock) -> None
     assert grid.silent == []
 
 
-def test_a_debt_that_is_never_paid_is_silence(clock: Clock) -> None:
+def test_reply_owed_for_too_long_counts_as_silence(clock: Clock) -> None:
     link = Link({1: honest, 2: silent})
     grid = RealArrivals(PatientGrid(link), longest=50)
     grid.wait_for(1)
     assert nodes(send(grid)) == [1]
     assert list(grid.get_node_ids()) == [1]
     clock.now += 51
-    # Asked again, as it owes for longer than a round may take.
+    # The reply is owed for longer than a round may take, so the node is asked again.
     assert list(grid.get_node_ids()) == [1, 2]
     assert grid.silent == ["2"]
 
 
-def test_the_log_says_who_is_waited_for(
+def test_log_names_the_clients_waited_for(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="flwr")
@@ -336,13 +336,13 @@ def test_the_log_says_who_is_waited_for(
     send(grid, timeout=600)
     lines = [m for m in caplog.messages if "waiting for" in m]
     assert all(line.endswith("waiting for pi-2, pi-3") for line in lines)
-    # After 1, 2, 4 and 8 minutes.
+    # Logged after 1, 2, 4 and 8 minutes
     seconds = [float(line.split()[1]) for line in lines]
     assert seconds == pytest.approx([60, 120, 240, 480], abs=4)
     assert time.time() > 1e9, "the clock of the others is the real one"
 
 
-def test_messages_whose_time_is_over_are_forgotten(clock):
+def test_expired_messages_are_forgotten(clock):
     grid = PatientGrid(Link({1: silent, 2: silent}))
     message = Message(RecordDict(), 1, "train", ttl=60.0)
     clock.now = message.metadata.created_at

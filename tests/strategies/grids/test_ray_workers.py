@@ -1,4 +1,4 @@
-"""Ray workers: how many, and what becomes of those that die. Ray is a double here."""
+"""Ray workers: their number, and recovery from failures. Ray itself is a fake."""
 
 import itertools
 import os
@@ -20,21 +20,21 @@ from flwr_frl.task.settings import SettingsError
         ("auto", 16, 0, (16, 0.0)),
         ("auto", 16, 2, (8, 0.25)),
         ("cuda", 2, 1, (2, 0.25)),
-        # Ray must not hide a GPU that is named by its number.
+        # Ray must not hide a GPU that is selected by its index.
         ("cuda:1", 16, 2, (4, 0.0)),
         ("mps", 8, 0, (4, 0.0)),
     ],
 )
-def test_workers_share_what_there_is(device, cores, gpus, expected):
+def test_workers_share_cores_and_gpus(device, cores, gpus, expected):
     assert shares(device, {"CPU": float(cores), "GPU": float(gpus)}) == expected
 
 
 class DeadError(Exception):
-    """As Ray's."""
+    """Stands in for Ray's base class of errors."""
 
 
 class Worker:
-    """One that starts, or does not."""
+    """A fake worker. Whether it starts depends on the fake Ray."""
 
     names = itertools.count()
 
@@ -46,18 +46,18 @@ class Worker:
 
 @pytest.fixture
 def ray(monkeypatch):
-    """A Ray with two cores; ``dead`` are the workers that no longer answer."""
+    """A fake Ray with two cores; ``dead`` holds the workers that no longer respond."""
     dead: set[Worker] = set()
 
     def get(handle):
         if handle[1] in dead or fake.broken:
             raise DeadError("it has died\nof a missing module")
 
-    made = SimpleNamespace(remote=Worker)
+    actor_class = SimpleNamespace(remote=Worker)
     fake = SimpleNamespace(
         is_initialized=lambda: True,
         cluster_resources=lambda: {"CPU": 2.0},
-        remote=lambda **_: lambda kind: made,
+        remote=lambda **_: lambda kind: actor_class,
         get=get,
         exceptions=SimpleNamespace(RayError=DeadError),
         dead=dead,
@@ -74,31 +74,29 @@ def hear(workers: RayWorkers) -> None:
         workers.welcome(handle)
 
 
-def test_work_is_for_workers_that_have_said_that_they_are_there(ray):
+def test_workers_become_idle_once_they_report_ready(ray):
     workers = RayWorkers(object, "cpu")
     assert (workers.count, workers.idle, len(workers.starting)) == (2, [], 2)
     hear(workers)
     assert len(workers.idle) == 2
     assert not workers.starting
-    # The next run has the same ones, which are asked again.
+    # The next run reuses these workers, and waits for them to respond again.
     same = RayWorkers(object, "cpu")
     assert set(same.starting.values()) == set(workers.idle)
 
 
-def test_where_a_module_has_been_edited_others_take_their_places(
-    ray, monkeypatch, tmp_path
-):
-    # Modules of other tests, whose files may come and go, are left out.
+def test_edited_module_replaces_the_workers(ray, monkeypatch, tmp_path):
+    # Modules of other tests are left out, since their files may come and go.
     modules: dict[str, ModuleType] = {}
     places = {"prefix": sys.prefix, "base_prefix": sys.base_prefix}
-    known = SimpleNamespace(modules=modules, **places)
-    monkeypatch.setattr(ray_workers, "sys", known)
+    fake_sys = SimpleNamespace(modules=modules, **places)
+    monkeypatch.setattr(ray_workers, "sys", fake_sys)
     monkeypatch.setattr(ray_workers, "_written", {})
     module, path = ModuleType("of_mine"), tmp_path / "of_mine.py"
     module.__file__ = str(path)
     path.write_text("x = 1")
     first = RayWorkers(object, "cpu")
-    # It comes after the workers have started, and they import it.
+    # The module is added after the workers have started, and they import it.
     modules["of_mine"] = module
     same = RayWorkers(object, "cpu")
     assert set(same.starting.values()) == set(first.starting.values())
@@ -110,7 +108,7 @@ def test_where_a_module_has_been_edited_others_take_their_places(
     assert not new & ray.dead
 
 
-def test_ray_restarts_a_dead_worker_and_the_idle_ones_are_asked(ray):
+def test_after_a_worker_died_the_idle_ones_are_checked_again(ray):
     workers = RayWorkers(object, "cpu")
     hear(workers)
     first, second = workers.idle
@@ -121,7 +119,7 @@ def test_ray_restarts_a_dead_worker_and_the_idle_ones_are_asked(ray):
     assert set(workers.idle) == {first, second}
 
 
-def test_workers_that_cannot_start_end_the_run_and_the_next_one_starts_others(ray):
+def test_failed_start_ends_the_run_and_the_next_run_starts_new_workers(ray):
     ray.broken = True
     workers = RayWorkers(object, "cpu")
     assert workers.patience() > 0
@@ -132,7 +130,7 @@ def test_workers_that_cannot_start_end_the_run_and_the_next_one_starts_others(ra
     again = RayWorkers(object, "cpu")
     hear(again)
     assert len(again.idle) == again.count == 2
-    # Where one of two is left, it stays.
+    # If one of two workers is left, it is kept.
     left, lost = again.idle
     ray_workers._pool[2, 0.0].remove(lost)
     last = RayWorkers(object, "cpu")
@@ -141,7 +139,7 @@ def test_workers_that_cannot_start_end_the_run_and_the_next_one_starts_others(ra
     assert len(last.idle) == 2
 
 
-def test_one_that_takes_for_ever_to_start_is_not_waited_for(ray, monkeypatch):
+def test_waiting_for_the_first_worker_times_out(ray, monkeypatch):
     workers = RayWorkers(object, "cpu")
     began = ray_workers.time.monotonic()
     assert workers.patience() == pytest.approx(300, abs=5)
@@ -151,7 +149,7 @@ def test_one_that_takes_for_ever_to_start_is_not_waited_for(ray, monkeypatch):
         workers.patience()
 
 
-def test_what_was_being_done_ends_and_the_next_run_starts_another(ray):
+def test_ended_worker_is_replaced_in_the_next_run(ray):
     workers = RayWorkers(object, "cpu")
     hear(workers)
     busy, free = workers.idle
@@ -163,9 +161,7 @@ def test_what_was_being_done_ends_and_the_next_run_starts_another(ray):
     assert len(again) == 2
 
 
-def test_workers_of_a_ray_that_was_shut_down_are_none_of_the_next_ones(
-    ray, monkeypatch
-):
+def test_workers_of_an_earlier_ray_session_are_not_reused(ray, monkeypatch):
     former = set(RayWorkers(object, "cpu").starting.values())
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_workers, "_start_ray", lambda: None)
@@ -179,7 +175,7 @@ def test_workers_of_a_ray_that_was_shut_down_are_none_of_the_next_ones(
         ("auto", "RAY_ADDRESS is 'auto', where no Ray cluster answers: The node timed"),
     ],
 )
-def test_a_ray_that_does_not_start_is_one_line(ray, monkeypatch, address, line):
+def test_failed_start_of_ray_is_a_one_line_error(ray, monkeypatch, address, line):
     def init(*_, **__):
         raise Exception("The node timed out.\nIt may be busy.")
 
@@ -209,7 +205,7 @@ MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
         (False, {TOKEN: "a" * 64}, set()),
     ],
 )
-def test_what_the_user_has_chosen_for_authentication_is_kept(
+def test_authentication_settings_of_the_user_are_kept(
     monkeypatch, starts_ray, chosen, added
 ):
     for name in (MODE, TOKEN, PATH):
@@ -227,7 +223,7 @@ def test_what_the_user_has_chosen_for_authentication_is_kept(
     assert present() == chosen
 
 
-def test_each_ray_has_another_token(monkeypatch):
+def test_each_ray_session_has_a_new_token(monkeypatch):
     for name in (MODE, TOKEN, PATH):
         monkeypatch.delenv(name, raising=False)
     tokens = set()

@@ -1,4 +1,4 @@
-"""The journal of a run: nothing is lost to crashes, full disks or other programs."""
+"""The journal of a run keeps its rows despite crashes, full disks or other programs."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def journal_of(path: Path, after: int = 0) -> Journal:
 
 
 def add(journal: Journal, server_round: int, **clients: float) -> None:
-    """Add a row, and the accuracy of some clients."""
+    """Add a row with the accuracies of some clients."""
     metrics = {name: {"accuracy": value} for name, value in clients.items()}
     journal.add({"round": server_round, **TOTALS}, metrics)
 
@@ -70,9 +70,9 @@ def test_a_resumed_run_keeps_earlier_undamaged_rows(path):
     add(again, 4, a=0.9)
     again.flush()
     assert rounds_in(path) == [1, 2, 3, 4]
-    # The metrics of the clients are kept as well: (0.1 + 0.2 + 0.3 + 0.9) / 4.
+    # Client metrics are kept as well: (0.1 + 0.2 + 0.3 + 0.9) / 4.
     assert client_means(path, "accuracy", 0) == {"a": pytest.approx(0.375)}
-    # A line that was cut off, and all lines after it, are dropped.
+    # A truncated line is dropped, and all lines after it.
     path.write_text(path.read_text().replace('"a": {"accuracy": 0.2', '"a": {"accu'))
     assert [row["round"] for row in journal_of(path, after=4).rows] == [1]
     assert rounds_in(path) == [1]
@@ -85,14 +85,14 @@ def test_a_full_disk_delays_rows(path, monkeypatch):
         patched.setattr("flwr_frl.strategies.report.journal.open", _full, raising=False)
         with pytest.raises(OSError, match="No space"):
             journal.flush()
-    # A part of the line was written.
+    # Only a part of the line was written.
     path.write_text('{"round": 1, "sec')
     add(journal, 2)
     journal.flush()
     assert rounds_in(path) == [1, 2]
 
 
-def test_a_disk_that_is_full_at_a_resume_loses_no_earlier_row(path, monkeypatch):
+def test_full_disk_at_resume_keeps_earlier_rows(path, monkeypatch):
     first = journal_of(path)
     add(first, 1)
     first.flush()
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_at_a_resume_loses_no_earlier_row(path, monkeypatch)
 
 
 @pytest.mark.parametrize(("kept", "rounds"), [(None, [3]), (-2, [1, 3])])
-def test_writing_continues_after_the_rest_of_a_cut_file(path, caplog, kept, rounds):
+def test_writing_continues_after_a_truncated_file(path, caplog, kept, rounds):
     journal = journal_of(path)
     for number in (1, 2):
         add(journal, number)
@@ -152,7 +152,7 @@ def test_means_of_clients_over_the_last_rounds(path):
     assert means == {"a": pytest.approx(0.3), "b": pytest.approx(0.45)}
 
 
-def test_each_number_of_a_run_is_a_line(tmp_path):
+def test_csv_has_one_line_per_number(tmp_path):
     report = Report(resolve({"output": str(tmp_path / "out"), "seed": 3}))
     row = {"round": 4, **TOTALS, "silent-clients": ["a"]}
     report.add(row, {"pi, the first": {"accuracy": 0.25, "loss": float("nan")}})
@@ -174,7 +174,7 @@ def test_each_number_of_a_run_is_a_line(tmp_path):
     assert lines == lines_of(tmp_path / "out" / "metrics.csv")
 
 
-def test_strange_rows_and_clients_have_no_lines(tmp_path):
+def test_csv_omits_malformed_rows_and_clients(tmp_path):
     rows = [{"round": 1, "client-metrics": 3}, {"round": 2, "client-metrics": {"a": 1}}]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "metrics.jsonl").write_text(text + "[1]\n")
@@ -183,14 +183,14 @@ def test_strange_rows_and_clients_have_no_lines(tmp_path):
     assert [r["value"] for r in lines_of(tmp_path / "metrics.csv")] == ["3"]
 
 
-def test_several_files_are_joined(tmp_path, monkeypatch):
+def test_join_csv_concatenates_files_under_one_header(tmp_path, monkeypatch):
     header = ",".join(COLUMNS)
     for name in "ab":
         (tmp_path / name).write_text(f"{header}\n{name},0,test,1,,loss,1.0\n")
     parts = [tmp_path / name for name in ("a", "b", "missing")]
     join_csv(tmp_path / "all", parts)
     assert [r["algorithm"] for r in lines_of(tmp_path / "all")] == ["a", "b"]
-    # On a full disk nothing is left.
+    # A full disk leaves no partial file.
     monkeypatch.setattr("shutil.copyfileobj", _full)
     with pytest.raises(OSError, match="No space"):
         join_csv(tmp_path / "more", parts)
@@ -199,10 +199,10 @@ def test_several_files_are_joined(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("count", "worst", "best"),
-    # Accuracies 0, 0.1, 0.2 …: the tenth of 5 clients is 1, of 11 it is 2.
+    # Accuracies are 0, 0.1, 0.2, ... One tenth of 5 or 10 clients is 1, of 11 it is 2.
     [(5, 0.0, 0.4), (10, 0.0, 0.9), (11, 0.05, 0.95)],
 )
-def test_the_worst_and_the_best_tenth(count, worst, best):
+def test_worst_and_best_decile(count, worst, best):
     means = {str(i): i / 10 for i in reversed(range(count))}
     summary = summarize([{"round": 1, **TOTALS}], {}, 1, means)
     assert summary["accuracy-worst-decile"] == pytest.approx(worst)

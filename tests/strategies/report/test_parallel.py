@@ -1,4 +1,4 @@
-"""Runs side by side, each in a process of its own."""
+"""Parallel runs, each in its own process."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process runs; a dead one may wait for somebody to ask."""
+    """Return whether a process is running; a zombie counts as dead."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -53,7 +53,7 @@ def is_alive(process: int) -> bool:
 
 
 def soon(is_so) -> bool:
-    """Return whether something comes to be so within ten minutes."""
+    """Poll a condition for up to ten minutes, and return whether it became true."""
     for _ in range(12_000):
         if is_so():
             return True
@@ -62,7 +62,7 @@ def soon(is_so) -> bool:
 
 
 class Command:
-    """A command whose runs take so many seconds, two at a time."""
+    """A command that runs jobs of the given durations in seconds, two at a time."""
 
     def __init__(self, folder: Path, *seconds: float) -> None:
         script, self.pids = folder / "script.py", folder / "pids"
@@ -75,37 +75,37 @@ class Command:
         )
 
     def said(self, number: int) -> list[str]:
-        """Return a run's process, and how it has ended; nothing if it has not begun."""
+        """Return a job's process ID and how it ended; empty if it has not started."""
         path = self.pids / str(number)
         return path.read_text().split() if path.is_file() else []
 
     def begun(self, *numbers: int) -> bool:
-        """Return whether these runs have soon begun."""
+        """Wait for these jobs to start, and return whether they did."""
         return soon(lambda: all(self.said(number) for number in numbers))
 
     def gone(self) -> bool:
-        """Return whether there is soon no process of the command."""
+        """Wait for all processes of the command to end, and return whether they did."""
         runs = [int(self.said(int(p.name))[0]) for p in self.pids.iterdir()]
         return soon(lambda: not any(map(is_alive, [*runs, self.first.pid])))
 
 
 @pytest.fixture
 def command(tmp_path):
-    made: list[Command] = []
+    commands: list[Command] = []
 
     def make(*seconds: float) -> Command:
-        made.append(Command(tmp_path, *seconds))
-        return made[-1]
+        commands.append(Command(tmp_path, *seconds))
+        return commands[-1]
 
     yield make
-    for each in made:
+    for each in commands:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(each.first.pid, signal.SIGKILL)
         each.first.wait()
 
 
 @pytest.mark.e2e
-def test_nothing_stays_of_a_command_that_was_killed(command):
+def test_killed_command_leaves_no_processes(command):
     killed = command(100, 100, 100)
     assert killed.begun(0, 1)
     killed.first.kill()
@@ -115,7 +115,7 @@ def test_nothing_stays_of_a_command_that_was_killed(command):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_is_ended_begins_nothing_new(command, number):
+def test_signalled_command_starts_no_further_jobs(command, number):
     ended = command(100, 100, 100, 100, 100)
     assert ended.begun(0, 1)
     ended.first.send_signal(number)
@@ -126,7 +126,7 @@ def test_a_command_that_is_ended_begins_nothing_new(command, number):
 
 
 @pytest.mark.e2e
-def test_a_process_without_work_takes_no_other_ones_checkpoint(command):
+def test_idle_process_does_not_prevent_the_checkpoint_of_another(command):
     ended = command(0, 100, 0)
     assert ended.begun(1)
     assert soon(lambda: [ended.said(i)[1:] for i in (0, 2)] == [["done"]] * 2)
@@ -138,10 +138,10 @@ def test_a_process_without_work_takes_no_other_ones_checkpoint(command):
 
 
 @pytest.mark.e2e
-def test_what_tells_all_processes_to_end_breaks_no_checkpoint_off(command):
+def test_signals_to_the_process_group_do_not_break_checkpoints(command):
     ended = command(100, 100)
     assert ended.begun(0, 1)
-    # As a terminal that closes.
+    # SIGHUP is sent when a terminal closes.
     os.killpg(ended.first.pid, signal.SIGHUP)
     time.sleep(0.2)
     os.killpg(ended.first.pid, signal.SIGTERM)
@@ -155,7 +155,7 @@ def test_results_have_the_order_of_the_items():
     assert run_parallel(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
 
 
-def test_a_third_ctrl_c_ends_what_a_second_one_does_not():
+def test_second_ctrl_c_is_ignored_and_a_third_interrupts():
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with signals_as_ctrl_c():

@@ -1,4 +1,4 @@
-"""Reports: rows, and a summary that is the mean of the last rounds, never the best."""
+"""Reports: rows, and a summary that averages the last rounds, never the best round."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def path(tmp_path):
     return tmp_path / "out" / "fedrep" / "metrics.jsonl"
 
 
-def test_rows_are_written_as_they_come_and_kept_up_to_a_checkpoint(tmp_path, path):
+def test_rows_are_written_at_once_and_kept_up_to_a_checkpoint(tmp_path, path):
     report = Report(settings_of(tmp_path))
     for number in (1, 2, 3):
         report.add(row(number))
@@ -50,7 +50,7 @@ def test_rows_are_written_as_they_come_and_kept_up_to_a_checkpoint(tmp_path, pat
     resumed = Report(settings_of(tmp_path), after=2)
     resumed.add(row(3, 0.5))
     assert read_rows(path) == resumed.rows == [row(1), row(2), row(3, 0.5)]
-    # A new run drops all of them.
+    # A new run drops all rows.
     assert Report(settings_of(tmp_path)).rows == read_rows(path) == []
 
 
@@ -79,14 +79,14 @@ def test_a_row_without_its_totals_is_damaged(tmp_path, path, name):
 
 
 @pytest.mark.parametrize("rest", ['{"round": 3, "acc', "{", "nonsense", "[" * 100_000])
-def test_a_last_line_that_was_cut_off_is_left_out(tmp_path, rest):
+def test_truncated_last_line_is_ignored(tmp_path, rest):
     path = tmp_path / "metrics.jsonl"
     assert read_rows(path) == []
     path.write_text("\n".join([json.dumps(row(1)), json.dumps(row(2)), rest]))
     assert read_rows(path) == [row(1), row(2)]
 
 
-def test_links_in_an_output_folder_are_replaced_or_left(tmp_path, path, figures):
+def test_links_in_an_output_folder_are_not_written_through(tmp_path, path, figures):
     output, target = tmp_path / "out", tmp_path / "target"
     target.write_bytes(b"theirs")
     report = Report(resolve({"output": str(output)}))
@@ -103,7 +103,7 @@ def test_links_in_an_output_folder_are_replaced_or_left(tmp_path, path, figures)
 
 
 def test_the_summary_is_the_mean_over_the_last_rounds():
-    # Rounds 1 to 12: the best, 0.99, is round 3. The last ten: 3 to 12.
+    # The best of the 12 rounds, 0.99, is round 3. The last ten are rounds 3 to 12.
     accuracies = [0.2, 0.3, 0.99, 0.4, 0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.5, 0.6]
     rows = [row(i, a, error=1.0 * i) for i, a in enumerate(accuracies, 1)]
     clients = {"a": {"accuracy": 0.25}, "b": {"accuracy": 0.75}, "c": {"loss": 1.0}}
@@ -112,20 +112,20 @@ def test_the_summary_is_the_mean_over_the_last_rounds():
     assert summary["error"] == pytest.approx(7.5)
     assert (summary["rounds"], summary["seconds"]) == (12, 24.0)
     assert summary["bytes"] == 12 * 110
-    # Of 0.25 and 0.75: 0.25.
+    # Standard deviation of 0.25 and 0.75
     assert summary["accuracy-std-clients"] == pytest.approx(0.25)
     assert summarize(rows, clients, 1)["accuracy"] == 0.6
-    # Fewer rounds than the mean is over: all of them.
+    # With fewer rounds than requested, all rounds are averaged.
     assert summarize(rows, {}, 50)["accuracy"] == pytest.approx(sum(accuracies) / 12)
 
 
-def test_rounds_that_were_not_evaluated_do_not_count():
+def test_rounds_without_evaluation_are_not_averaged():
     rows = [row(1, 0.9), row(2), row(3, 0.2), row(4), row(5, 0.4)]
     assert summarize(rows, {}, 3)["accuracy"] == pytest.approx(0.3)
     assert "accuracy" not in summarize([row(1), row(2)], {}, 3)
 
 
-def test_a_row_s_list_is_no_metric_whatever_a_client_calls_its_own():
+def test_lists_in_rows_are_not_summarized_as_metrics():
     rows = [row(1, 0.5, **{"rejected-clients": ["liar"]})]
     clients = {"a": {"accuracy": 0.5}, "liar": {"rejected-clients": 1.0, "f1": 0.0}}
     summary = summarize(rows, clients, 1)
@@ -133,7 +133,7 @@ def test_a_row_s_list_is_no_metric_whatever_a_client_calls_its_own():
     assert not {"rejected-clients", "f1"} & summary.keys()
 
 
-def test_all_files_are_there_at_the_end(tmp_path, figures):
+def test_finished_run_has_written_all_files(tmp_path, figures):
     summary = finished(tmp_path, "fedrep", 0.75)
     out = tmp_path / "out"
     assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
@@ -143,13 +143,13 @@ def test_all_files_are_there_at_the_end(tmp_path, figures):
     }
     clients = json.loads((out / "fedrep" / "clients.json").read_text())
     assert clients == {"000000": {"accuracy": 0.75}}
-    whole = summary_in(tmp_path)
-    assert whole["algorithms"] == {"fedrep": summary}
+    written = summary_in(tmp_path)
+    assert written["algorithms"] == {"fedrep": summary}
     assert summary["accuracy"] == 0.75
-    own = ("algorithm", "resume", "page", "tracker", "tracker-uri")
-    given = settings_of(tmp_path)
-    expected = {name: value for name, value in given.items() if name not in own}
-    assert whole["config"] == expected
+    excluded = ("algorithm", "resume", "page", "tracker", "tracker-uri")
+    settings = settings_of(tmp_path)
+    expected = {name: value for name, value in settings.items() if name not in excluded}
+    assert written["config"] == expected
 
 
 def test_files_that_cannot_be_written_are_logged(tmp_path, figures, caplog):
@@ -164,18 +164,18 @@ def test_files_that_cannot_be_written_are_logged(tmp_path, figures, caplog):
 
 def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     (tmp_path / "out").mkdir()
-    # A damaged one is replaced.
+    # A damaged summary is replaced.
     (tmp_path / "out" / "summary.json").write_text('{"algorithms": {"fedav')
     finished(tmp_path, "fedrep", 0.75)
     finished(tmp_path, "fedavg", 0.25)
-    whole = summary_in(tmp_path)
-    accuracies = {name: s["accuracy"] for name, s in whole["algorithms"].items()}
+    written = summary_in(tmp_path)
+    accuracies = {name: s["accuracy"] for name, s in written["algorithms"].items()}
     assert accuracies == {"fedrep": 0.75, "fedavg": 0.25}
-    # What was made with other settings is not compared with it.
+    # Results of other settings are removed, since they are not comparable.
     finished(tmp_path, "fedper", 0.5, seed=1)
-    whole = summary_in(tmp_path)
-    assert list(whole["algorithms"]) == ["fedper"]
-    assert whole["config"]["seed"] == 1
+    written = summary_in(tmp_path)
+    assert list(written["algorithms"]) == ["fedper"]
+    assert written["config"]["seed"] == 1
 
 
 def test_a_plot_of_all_algorithms_has_room_for_their_names(tmp_path):
@@ -197,7 +197,7 @@ def test_a_plot_of_all_algorithms_has_room_for_their_names(tmp_path):
         assert low.height == 3.6 * 150
 
 
-def test_the_bar_shows_the_newest_values_and_what_they_are_of(tmp_path):
+def test_progress_bar_shows_the_latest_values(tmp_path):
     report = Report({**settings_of(tmp_path), "evaluate-on": "validation"})
     report.add(row(1, loss=2.0))
     report.add(row(2))
@@ -207,7 +207,7 @@ def test_the_bar_shows_the_newest_values_and_what_they_are_of(tmp_path):
     assert bar.fields["state"] == "train loss 0.5, validation loss 2"
 
 
-def test_what_is_printed_while_the_bar_is_on_a_terminal(tmp_path, monkeypatch):
+def test_printed_text_appears_once_beside_the_progress_bar(tmp_path, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -224,7 +224,7 @@ def test_what_is_printed_while_the_bar_is_on_a_terminal(tmp_path, monkeypatch):
     assert "1/4" in terminal.getvalue()
 
 
-def test_without_last_rounds_the_last_evaluated_is_the_result(tmp_path):
+def test_evaluate_last_zero_reports_the_last_evaluated_round(tmp_path):
     report = Report(settings_of(tmp_path, evaluate_last=0))
     for number, accuracy in ((1, None), (2, 0.3), (3, 0.6), (4, None)):
         more = {} if accuracy is None else {"evaluated": 2}
@@ -233,11 +233,11 @@ def test_without_last_rounds_the_last_evaluated_is_the_result(tmp_path):
 
 
 def test_metrics_that_some_clients_lack_are_logged(tmp_path, caplog):
-    # An AUC, say, where some have one class; a client without test examples has none.
+    # For example, AUC is undefined for one class, and client d has no test examples.
     report = Report(settings_of(tmp_path, metrics="f1, own.metrics:odd"))
     report.add(row(1, 0.5, evaluated=3, auc=0.75, f1=0.5))
-    whole = {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}
-    clients = {"a": {**whole, "auc": 0.5}, "b": {**whole, "auc": 1.0}, "c": whole}
+    metrics = {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}
+    clients = {"a": {**metrics, "auc": 0.5}, "b": {**metrics, "auc": 1.0}, "c": metrics}
     report.finish({**clients, "d": {"num-examples": 3}})
     (line,) = caplog.messages
     assert "no value of 'auc' (2), 'odd' (0);" in line

@@ -1,4 +1,4 @@
-"""Several seeds: what each is given, and means and deviations over them."""
+"""Several seeds: their settings, and means and standard deviations over seeds."""
 
 import json
 
@@ -25,7 +25,7 @@ def begun(output, *seeds):
         (output / f"seed-{seed}" / "fedavg" / "checkpoint.safetensors").touch()
 
 
-def test_what_has_begun_goes_on_and_what_has_not_starts(tmp_path):
+def test_started_seeds_resume_and_others_start_anew(tmp_path):
     begun(tmp_path, 5)
     given = {"resume": str(tmp_path)}
     runs = plan(given, 2, ["fedper", "fedavg"], 5, str(tmp_path))
@@ -49,7 +49,7 @@ def test_other_seeds_are_not_resumed(tmp_path, count, first, line):
 
 
 @pytest.mark.parametrize("link", ["seed-6", "fedavg", "fedavg/seed-6"])
-def test_a_folder_of_a_seed_or_a_point_is_no_link(tmp_path, link):
+def test_folder_of_a_seed_or_grid_point_must_not_be_a_link(tmp_path, link):
     (tmp_path / "theirs").mkdir()
     (tmp_path / link).parent.mkdir(exist_ok=True)
     (tmp_path / link).symlink_to(tmp_path / "theirs")
@@ -58,8 +58,9 @@ def test_a_folder_of_a_seed_or_a_point_is_no_link(tmp_path, link):
         in_folder({}, str(tmp_path), name, ["fedavg"])
 
 
-def test_means_and_the_deviation_of_a_sample():
-    # 0.2, 0.4, 0.9: mean 0.5, squared deviations 0.09 + 0.01 + 0.16 = 0.26, over 2.
+def test_means_and_sample_standard_deviations():
+    # Mean of accuracies 0.5; squared deviations 0.09 + 0.01 + 0.16 = 0.26, divided by
+    # 2.
     summaries = [
         {"accuracy": 0.2, "rounds": 5, "bytes": 10, "r2": 1.0, "f1": 0.4},
         {"accuracy": 0.4, "rounds": 5, "bytes": 20, "f1": 0.8},
@@ -75,12 +76,12 @@ def test_means_and_the_deviation_of_a_sample():
         "seeds": 3,
     }
     assert over_seeds(summaries[:1]) == {**summaries[0], "seeds": 1}
-    # What one run has told is no less by what another has not.
+    # Privacy budgets are the maximum over seeds, not the mean.
     spent = [{"epsilon": e, "example-epsilon": 2 * e} for e in (1.0, 4.0, 2.0)]
     assert over_seeds(spent) == {"epsilon": 4.0, "example-epsilon": 8.0, "seeds": 3}
 
 
-def test_a_curve_is_of_the_rounds_that_all_seeds_have():
+def test_curves_cover_the_rounds_common_to_all_seeds():
     runs = [
         [{"round": 1, "loss": 1.0}, {"round": 2, "loss": 3.0}, {"round": 3}],
         [{"round": 1, "loss": 2.0}, {"round": 2, "loss": None}],
@@ -93,23 +94,23 @@ def test_a_curve_is_of_the_rounds_that_all_seeds_have():
 def test_files_of_several_seeds(tmp_path, figures):
     runs, of_seeds = [], []
     for seed, accuracy in ((0, 0.25), (1, 0.75)):
-        place = tmp_path / f"seed-{seed}"
-        (place / "fedavg").mkdir(parents=True)
+        folder = tmp_path / f"seed-{seed}"
+        (folder / "fedavg").mkdir(parents=True)
         of_seeds.append({"fedavg": {"accuracy": accuracy, "rounds": 2}})
         rows = [
             {"round": r, "accuracy": accuracy * r / 2, "train-loss": 1 / r}
             for r in (1, 2)
         ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (place / "fedavg" / "metrics.jsonl").write_text(text)
-        runs.append(resolve({"seed": seed, "output": str(place)}))
+        (folder / "fedavg" / "metrics.jsonl").write_text(text)
+        runs.append(resolve({"seed": seed, "output": str(folder)}))
     summaries = combine(tmp_path, runs, of_seeds)
     deviation = np.std([0.25, 0.75], ddof=1)
     assert summaries["fedavg"]["accuracy-std-seeds"] == pytest.approx(deviation)
-    whole = json.loads((tmp_path / "summary.json").read_text())
-    assert whole["algorithms"] == summaries
-    assert whole["seeds"] == [0, 1]
-    assert whole["config"]["output"] == str(tmp_path)
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["algorithms"] == summaries
+    assert written["seeds"] == [0, 1]
+    assert written["config"]["output"] == str(tmp_path)
     assert "50.00% ± 35.36%" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "accuracy.png").stat().st_size > 1000
 
@@ -125,7 +126,7 @@ def test_the_points_of_a_grid():
     "grid",
     ["", "momentum", "momentum=", "momentum=0.1 momentum=0.2", "seed=0,1"],
 )
-def test_a_grid_that_cannot_be_read(grid):
+def test_malformed_grid_is_rejected(grid):
     with pytest.raises(SettingsError) as raised:
         points(grid)
     assert raised.value.code == "grid"

@@ -1,4 +1,4 @@
-"""The table of a comparison, in three forms."""
+"""The table of a comparison as cells, Markdown and LaTeX."""
 
 from io import StringIO
 
@@ -21,7 +21,7 @@ ROWS = [
 def test_rows():
     assert cells(SUMMARIES) == ROWS
     assert cells(SUMMARIES, "validation")[0][1] == "validation accuracy"
-    # Losses are shown without accuracies only; they and metrics have deviations, too.
+    # Losses are shown only without accuracies. Losses and metrics have deviations, too.
     spread = {"loss-std-seeds": 0.5, "r2": 0.25, "r2-std-seeds": 0.125, "seeds": 2}
     assert cells({"fedrep": {"loss": 2.0, **spread}}, "validation") == [
         ["algorithm", "validation loss", "r2"],
@@ -44,7 +44,7 @@ def test_files_in_markdown_and_latex(tmp_path):
     rows = cells(SUMMARIES, "validation")
     text = (tmp_path / "table.md").read_text()
     assert text.startswith(markdown(rows))
-    # The legend names the examples.
+    # The legend names the evaluated examples.
     assert "all validation examples;" in text
     assert (tmp_path / "table.tex").read_text().endswith(latex(rows))
 
@@ -59,9 +59,7 @@ MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
         ({"fedrep": MANY}, [*MANY, *(f"{value:.4g}" for value in MANY.values())]),
     ],
 )
-def test_no_word_and_no_column_is_lost_on_a_narrow_terminal(
-    monkeypatch, summaries, words
-):
+def test_narrow_terminal_shows_all_words_and_columns(monkeypatch, summaries, words):
     text = StringIO()
     narrow = Console(file=text, width=50)
     monkeypatch.setattr("flwr_frl.strategies.report.tables.console", lambda: narrow)

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, read back record by record."""
+"""TensorBoard event files, read back record by record."""
 
 import struct
 from pathlib import Path
@@ -13,7 +13,7 @@ from flwr_frl.task.settings import SettingsError
 
 
 def events(folder: Path) -> list[Event]:
-    """All events of a folder: a length and its checksum, the event and its checksum."""
+    """Return all events. A record is a length, a checksum, an event and a checksum."""
     found = []
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
         data = path.read_bytes()
@@ -45,11 +45,11 @@ def test_a_link_in_the_output_is_not_followed(tmp_path, about):
     (tmp_path / "out" / "tensorboard").symlink_to(tmp_path / "theirs")
     with pytest.raises(SettingsError, match=r"^output: '.*tensorboard' is a link"):
         TensorBoard("").start(about)
-    # An address that somebody has given may be one.
+    # A tracker address given by the user may be a link.
     TensorBoard(str(tmp_path / "out" / "tensorboard")).start(about)
 
 
-def test_curves_settings_plot_and_checkpoint(tmp_path, about):
+def test_curves_settings_plot_and_checkpoint_are_recorded(tmp_path, about):
     Image.fromarray(np.full((4, 6, 3), 9, np.uint8)).save(tmp_path / "accuracy.png")
     (tmp_path / "report.html").write_text("<p>")
     tracker = TensorBoard("")
@@ -75,7 +75,7 @@ def test_curves_settings_plot_and_checkpoint(tmp_path, about):
         assert text in settings
 
 
-def test_what_a_resumed_run_repeats_is_dropped(tmp_path, about):
+def test_resumed_run_replaces_repeated_steps(tmp_path, about):
     place = str(tmp_path / "elsewhere")
     first = TensorBoard(place)
     first.start(about)
@@ -88,6 +88,6 @@ def test_what_a_resumed_run_repeats_is_dropped(tmp_path, about):
     second.end(True, {}, [])
     found = events(tmp_path / "elsewhere" / "fedrep-abc")
     starts = [event.step for event in found if event.HasField("session_log")]
-    # As TensorBoard reads it: from step 3 on what was there before is void.
+    # TensorBoard discards earlier values from step 3 on.
     assert starts == [3]
     assert curve(found, "accuracy")[-2:] == [(3, pytest.approx(0.3)), (3, 0.5)]

@@ -47,10 +47,10 @@ def test_a_tracker_receives_all_calls_in_order(tmp_path):
 def test_a_resumed_run_has_the_same_name(tmp_path):
     go(tmp_path, tracker="recorders:Recorder")
     go(tmp_path, 5, tracker="recorders:Recorder", resume=str(tmp_path))
-    first, second = [told[1] for told in Recorder.told if told[0] == "start"]
+    first, second = [call[1] for call in Recorder.told if call[0] == "start"]
     assert first.run == second.run != ""
     assert (first.after, second.after) == (0, 3)
-    assert [told[0] for told in Recorder.told if isinstance(told[0], int)][4:6] == [
+    assert [call[0] for call in Recorder.told if isinstance(call[0], int)][4:6] == [
         4,
         5,
     ]
@@ -71,7 +71,7 @@ def test_a_failing_tracker_does_not_change_the_run(tmp_path, caplog):
     expected = rows_in(tmp_path / "plain")
     for where in ("init", "start", "add", "end"):
         caplog.clear()
-        # The one beside it goes on.
+        # The other tracker continues.
         Recorder.told.clear()
         names = "recorders:Failing, recorders:Recorder"
         summary = go(tmp_path / where, tracker=names, tracker_uri=f"{where},")
@@ -128,7 +128,7 @@ def test_a_hanging_tracker_does_not_delay_the_end_for_long(
         ({"tracker-uri": "a"}, "tracker-uri is 'a'; expected empty"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, given, line):
+def test_bad_input_fails_with_one_line_before_any_output(tmp_path, given, line):
     with pytest.raises(SettingsError) as raised:
         go(tmp_path / "out", **given)
     assert str(raised.value).startswith(line)
@@ -143,6 +143,6 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, name):
         Trackers(server_settings({"tracker": name}))
 
 
-def test_numbers_are_numbers():
+def test_numbers_drops_values_that_are_not_finite_numbers():
     row = {"a": 1, "b": 0.5, "c": None, "d": ["x"], "e": float("nan"), "f": True}
     assert numbers(row) == {"a": 1, "b": 0.5}

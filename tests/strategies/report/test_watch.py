@@ -32,8 +32,8 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def test_the_time_left_is_that_of_the_last_ten_rounds():
-    # Five rounds of 100 s, then ten of 2 s: 35 others take 70 s.
+def test_time_left_is_estimated_from_the_last_ten_rounds():
+    # Five rounds of 100 s and ten of 2 s were run; the other 35 rounds take 70 s.
     times = [100.0 * i for i in range(1, 6)]
     times += [500.0 + 2 * i for i in range(1, 11)]
     rows = [{"round": i, "seconds": t} for i, t in enumerate(times, 1)]
@@ -44,7 +44,7 @@ def test_the_time_left_is_that_of_the_last_ten_rounds():
     assert seconds_left([], 5) is None
 
 
-def test_names_in_a_line():
+def test_long_lists_of_names_are_shortened():
     assert several(["a", "b"]) == "a, b"
     assert several(list("abcdef")) == "a, b, c, d, e and 1 other"
     assert several([str(i) for i in range(1005)]) == "0, 1, 2, 3, 4 and 1,000 others"
@@ -55,7 +55,7 @@ def status_in(output) -> dict:
 
 
 class Coming(InlineGrid):
-    """Node 4 comes in round 2, node 2 leaves in round 3; node 3 is silent then."""
+    """Node 4 joins in round 2; in round 3, node 2 leaves and node 3 does not reply."""
 
     now = 0
 
@@ -68,7 +68,7 @@ class Coming(InlineGrid):
         replies = list(super().send_and_receive(messages, timeout=timeout))
         kinds = {message.metadata.message_type for message in messages}
         if MessageType.EVALUATE in kinds:
-            # The next round begins.
+            # Evaluation ends a round.
             self.now = int(messages[0].metadata.group_id) + 1
         return [
             reply
@@ -80,7 +80,7 @@ class Coming(InlineGrid):
 
 @pytest.fixture
 def watched(tmp_path, caplog):
-    """Lines and ``status.json`` of three rounds; nothing is written in between."""
+    """Run three rounds; return the log lines and the contents of ``status.json``."""
     caplog.set_level(logging.INFO, "flwr")
     settings = {"output": str(tmp_path), "num-server-rounds": 3, "fraction-train": 1.0}
     settings |= {"algorithm": "fedavg", "evaluate-every": 1}
@@ -90,15 +90,16 @@ def watched(tmp_path, caplog):
     return caplog.messages, status_in(tmp_path)
 
 
-def test_one_line_a_round(watched, tmp_path):
+def test_each_round_logs_one_line(watched, tmp_path):
     lines, _ = watched
     assert f"results are written to {tmp_path}/fedavg" in lines
     assert lines.index("waiting for 3 nodes to say who they are") > 0
     here = "000000 (node 1), 000001 (node 2), 000002 (node 3)"
     assert f"connected clients: {here}" in lines
     first, second, third = [line for line in lines if line.startswith("round ")]
-    # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples: 8 / 6, 20 / 10 and, of
-    # clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and 0.3.
+    # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples, so their weighted means are
+    # 8 / 6, 20 / 10 and, for clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and
+    # 0.3.
     assert first == "round 1 of 3: 3 clients, train loss 1.333, accuracy 10.00%"
     assert second.startswith(
         "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; "
@@ -136,7 +137,7 @@ def test_the_status_of_each_client(watched):
     assert [c["num-examples"] for c in by_name.values()] == [1, 2, 3, 4]
     reasons = ["", "", "round 3: no reply", ""]
     assert [c["reason"] for c in by_name.values()] == reasons
-    # The one that has left was there before all others were last seen.
+    # The client that left was last seen before all others.
     assert by_name["000001"]["last-seen"] < by_name["000000"]["last-seen"]
 
 
@@ -147,7 +148,7 @@ def test_the_status_of_each_client(watched):
         "flwr_frl.strategies.server_app.let_join",
     ],
 )
-def test_an_interrupted_run_has_stopped(tmp_path, monkeypatch, place):
+def test_status_of_an_interrupted_run_is_stopped(tmp_path, monkeypatch, place):
     def stop(*given):
         raise KeyboardInterrupt
 
@@ -156,12 +157,12 @@ def test_an_interrupted_run_has_stopped(tmp_path, monkeypatch, place):
     with pytest.raises(KeyboardInterrupt):
         run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
     assert status_in(tmp_path)["state"] == "stopped"
-    # The metrics of the rounds until then are there.
+    # Metrics of the rounds before the interruption are written.
     lines = (tmp_path / "fedavg" / "metrics.csv").read_text().splitlines()
     assert (len(lines) > 1) is ("let_join" in place)
 
 
-def test_a_run_is_finished_before_its_page_is_written(tmp_path, monkeypatch):
+def test_status_is_finished_before_the_page_is_written(tmp_path, monkeypatch):
     seen = []
 
     def newcomers(*given):
@@ -204,7 +205,7 @@ def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch, caplog):
     assert "status.json not written: no space left" in caplog.text
 
 
-def test_what_is_waited_for_is_said_when_it_changes(monkeypatch, caplog):
+def test_waiting_for_clients_is_logged_only_when_it_changes(monkeypatch, caplog):
     caplog.set_level(logging.INFO, "flwr")
     here = iter([[], [], [7], [7], [7, 9], [7, 9, 8]])
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)

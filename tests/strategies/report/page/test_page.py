@@ -1,4 +1,4 @@
-"""The page over a folder in whatever state, and who gets to see it."""
+"""The results page for complete, damaged, empty and missing folders."""
 
 import base64
 import hashlib
@@ -17,12 +17,12 @@ from flwr_frl.strategies.report.page import document
 from flwr_frl.strategies.report.page.document import page, write_page
 from flwr_frl.strategies.report.page.folder import Results
 
-# Markup, control characters, an arrow that turns the writing around, and their like.
+# Markup, control characters and a right-to-left override
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\x00\u2028\"'&amp;<img src=x>"
 
 
 class Reader(HTMLParser):
-    """Tables as cells, and all tags with their attributes."""
+    """Collects the cells of tables, the text, and all tags with their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def test_the_page_does_not_contain_its_path(tmp_path):
     assert str(tmp_path) not in text
 
 
-def test_the_runs_by_hand(tmp_path):
+def test_runs_table(tmp_path):
     write(tmp_path)
     assert read(tmp_path / "fedrep").tables["runs"][1][0] == "fedrep"
     head, row = read(tmp_path).tables["runs"]
@@ -76,7 +76,7 @@ def test_the_runs_by_hand(tmp_path):
     ]
 
 
-def test_a_run_whose_process_is_gone_has_stopped(tmp_path):
+def test_run_without_its_process_is_shown_as_stopped(tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
     for process, state in ((os.getpid(), "running, 16 s left"), (ended.pid, "stopped")):
@@ -86,7 +86,7 @@ def test_a_run_whose_process_is_gone_has_stopped(tmp_path):
     assert "running" in read(tmp_path).tables["runs"][1][2]
 
 
-def test_the_clients_by_hand(tmp_path):
+def test_clients_table(tmp_path):
     write(tmp_path)
     head, first, second = read(tmp_path).tables["clients-fedrep"]
     assert head == [
@@ -112,11 +112,11 @@ def test_curves_of_all_runs_in_the_folder(tmp_path):
     assert [row[0] for row in Reader(text).tables["runs"][1:]] == names
     curves = re.findall(r'class="curve (c\d)" d="M[\d.]+ [^"]*"([^>]*)><title>', text)
     looks = [(colour, "dash" in rest) for colour, rest in curves[:3]]
-    # One colour an algorithm; the second of it is dashed.
+    # One colour per algorithm; its second curve is dashed.
     assert looks == [("c0", False), ("c1", False), ("c0", True)]
 
 
-def test_accuracy_by_cost_and_who_contributes(tmp_path):
+def test_charts_of_accuracy_by_cost_and_of_updates(tmp_path):
     write(tmp_path)
     assert "By cost" not in page(Results(tmp_path))
     costs = [
@@ -149,7 +149,7 @@ def test_damaged_staleness_is_left_out(tmp_path, staleness):
     assert "by staleness" not in text
 
 
-def test_an_older_version_s_run_is_shown(tmp_path):
+def test_run_of_an_older_version_is_shown(tmp_path):
     write(tmp_path)
     (tmp_path / "fedrep" / "status.json").unlink()
     final = {"pi-1": {"accuracy": 0.5, "num-examples": 3, "last-round": 2}}
@@ -208,11 +208,11 @@ STRANGE = {"train-loss": "x", "accuracy": None, "bytes-down": True, "seconds": [
         ("[" * 100_000, ["a", "-", "0 of 10"]),
         (f'{{"round": 1{"0" * 400}}}', ["a", "-", "0 of 10"]),
         (json.dumps({"round": 1, **STRANGE, "rejected-clients": [1, {}]}), ["a", "-"]),
-        # A line that is being written.
+        # The last line is still being written.
         (json.dumps(ROWS[0]) + '\n{"round": 3, "accu', ["a", "25.00 %", "1 of 10"]),
     ],
 )
-def test_a_damaged_run_is_shown_as_far_as_it_is_whole(tmp_path, text, cells):
+def test_undamaged_part_of_a_run_is_shown(tmp_path, text, cells):
     write(tmp_path, "a")
     write(tmp_path, "b")
     (tmp_path / "a" / "metrics.jsonl").write_text(text)
@@ -223,7 +223,7 @@ def test_a_damaged_run_is_shown_as_far_as_it_is_whole(tmp_path, text, cells):
     assert second[:2] == ["b", "75.00 %"]
 
 
-def test_an_empty_folder_and_one_that_is_gone(tmp_path):
+def test_empty_or_missing_folder_is_shown_as_no_runs(tmp_path):
     assert "No run has written anything here yet." in read(tmp_path).text
     results = Results(tmp_path / "gone")
     assert "No run has written anything" in page(results)
@@ -233,7 +233,7 @@ def test_an_empty_folder_and_one_that_is_gone(tmp_path):
     assert "No run has written anything" in page(results)
 
 
-def test_the_page_is_drawn_again_only_when_a_run_has_changed(tmp_path, monkeypatch):
+def test_page_is_rendered_again_only_after_a_change(tmp_path, monkeypatch):
     write(tmp_path, "a")
     write(tmp_path, "b")
     results = Results(tmp_path)
@@ -245,7 +245,7 @@ def test_the_page_is_drawn_again_only_when_a_run_has_changed(tmp_path, monkeypat
     assert len(drawn) == 1
     write(tmp_path, "b", [*ROWS, {**ROWS[1], "round": 3, "accuracy": 0.5}])
     assert Reader(page(results)).tables["runs"][2][1] == "50.00 %"
-    # The other one is not even read.
+    # Run a is not even read again.
     assert results.runs()[0] is unchanged
     shutil.rmtree(tmp_path / "a")
     assert len(Reader(page(results)).tables["runs"]) == 2
@@ -266,12 +266,12 @@ def test_the_page_loads_nothing_from_elsewhere(tmp_path):
         body = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1]
         digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
-    # A file does not ask anybody for news.
+    # The page in a file does not poll for updates.
     assert "data-live" not in text.partition("<body")[2].partition(">")[0]
     assert 'data-live="1"' in page(Results(tmp_path), live=True)
 
 
-def test_a_thousand_clients_are_there(tmp_path):
+def test_thousand_clients_are_shown(tmp_path):
     clients = [{**CLIENTS[0], "client": f"{i:06d}"} for i in range(1000)]
     write(tmp_path, clients=clients)
     text = page(Results(tmp_path))

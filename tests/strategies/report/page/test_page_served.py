@@ -1,4 +1,4 @@
-"""The page as it is served."""
+"""The results page over HTTP."""
 
 import http.client
 import socket
@@ -51,7 +51,7 @@ def test_the_served_page_is_cached_until_a_run_changes(server, tmp_path):
     assert (answer.status, body) == (200, b"")
 
 
-def test_only_this_machine_and_only_the_page(server):
+def test_only_the_page_is_served_and_only_locally(server):
     assert server.server_address[0] == "127.0.0.1"
     for path in ("/fedrep/metrics.jsonl", "/../etc/passwd", "/%2e%2e/x", "x"):
         assert ask(server, path=path)[0].status in (400, 404)
@@ -64,7 +64,7 @@ def test_only_this_machine_and_only_the_page(server):
         assert ask(server, Host=host)[0].status == 200
 
 
-def test_a_port_that_is_taken(server, tmp_path, capsys):
+def test_port_in_use_is_an_error(server, tmp_path, capsys):
     port = server.server_address[1]
     with pytest.raises(SettingsError, match=rf"^page is .* 127.0.0.1:{port} cannot"):
         PageServer(tmp_path, port)
@@ -84,7 +84,7 @@ def test_a_port_that_is_taken(server, tmp_path, capsys):
         ([], "the following arguments are required: DIR"),
     ],
 )
-def test_bad_input_is_one_line(arguments, line, capsys, tmp_path, monkeypatch):
+def test_bad_input_prints_one_line(arguments, line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     error = capsys.readouterr().err
@@ -93,7 +93,7 @@ def test_bad_input_is_one_line(arguments, line, capsys, tmp_path, monkeypatch):
     assert error.count("\n") == 1
 
 
-def test_with_a_run_and_no_longer(tmp_path):
+def test_page_is_served_only_during_a_run(tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
