@@ -1,4 +1,4 @@
-"""Clients that come after the training, against a few lines of NumPy."""
+"""Clients that join after training, compared with a NumPy implementation."""
 
 import json
 
@@ -35,7 +35,7 @@ SHARED = {"new_clients": 2, "fraction_train": 1.0, "newcomer_epochs": EPOCHS}
 
 
 def joined(algorithm: str, **more):
-    """The trained run, and what newcomers came to with all of their examples."""
+    """Return the trained run, and each newcomer's metrics by number of examples."""
     found = run(algorithm, 2, **SHARED, **more)
     arrays = to_record(found.arrays[-1])
     metrics = let_join(found.strategy, found.grid, arrays, 2, 60.0)
@@ -49,7 +49,7 @@ def descend(theta, i, slope_of):
     return theta
 
 
-def test_newcomers_take_no_part_in_the_training():
+def test_newcomers_do_not_train_with_others():
     found, metrics = joined("fedper", evaluate=True)
     others = [i for i in range(N) if i not in NEW]
     assert found.trained == [others, others]
@@ -60,26 +60,28 @@ def test_newcomers_take_no_part_in_the_training():
         if m.metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
     }
     assert asked == set(others)
-    assert [own[-1]["num-examples"] for own in metrics] == [6 + 3 * i for i in NEW]
+    assert [entries[-1]["num-examples"] for entries in metrics] == [
+        6 + 3 * i for i in NEW
+    ]
 
 
-def test_who_is_new_follows_from_the_seed():
+def test_seed_determines_the_newcomers():
     assert newcomers(20, 5, 3) == newcomers(20, 5, 3)
     assert len(newcomers(20, 5, 3)) == 5
     assert len({newcomers(20, 5, seed) for seed in range(6)}) > 3
     assert newcomers(20, 0, 3) == frozenset()
 
 
-def test_a_head_of_its_own():
-    # The model's representation has no parameters: the head is all of it.
+def test_newcomer_fits_its_own_head():
+    # The representation of the model has no parameters, so the head is the whole model.
     _, metrics = joined("fedper")
-    for i, own in zip(NEW, metrics, strict=True):
+    for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(start(), i, gradient)
-        assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
 class WithStatistics(FedAvgClient, newcomer_groups=(HEAD,)):
-    """Shares numbers beside the model; a newcomer fits a head."""
+    """Shares an array besides the model; newcomers fit a head."""
 
     shared = (*FedAvgClient.shared, "statistics.")
 
@@ -96,48 +98,48 @@ class Statistics(FedAvg, client=f"{__name__}:WithStatistics"):
     pass
 
 
-def test_what_it_fits_trains_whatever_is_shared_beside_the_model():
+def test_newcomer_fits_with_additional_shared_arrays():
     found, metrics = joined(f"{__name__}:Statistics")
     arrays = {n: a for n, a in found.arrays[-1].items() if n != "statistics.count"}
-    for i, own in zip(NEW, metrics, strict=True):
+    for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(matrix(arrays), i, gradient)
-        assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
-def test_without_anything_of_its_own_it_is_the_global_model():
+def test_without_personal_parameters_newcomers_use_the_global_model():
     found, metrics = joined("fedavg")
-    for i, own in zip(NEW, metrics, strict=True):
-        assert own[-1]["loss"] == pytest.approx(
+    for i, entries in zip(NEW, metrics, strict=True):
+        assert entries[-1]["loss"] == pytest.approx(
             loss_of(matrix(found.arrays[-1]), i), abs=1e-5
         )
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.8])
-def test_ditto_is_held_near_the_global_model(pull):
+def test_newcomer_of_ditto_is_regularized_towards_the_global_model(pull):
     found, metrics = joined("ditto", ditto_lambda=pull)
     w = matrix(found.arrays[-1])
-    for i, own in zip(NEW, metrics, strict=True):
+    for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(w, i, lambda v, i: gradient(v, i) + pull * (v - w))
-        assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
-def test_l2gd_is_held_near_the_mean():
+def test_newcomer_of_l2gd_is_regularized_towards_the_mean():
     found, metrics = joined("l2gd", l2gd_lambda=0.2)
     mean = matrix(found.arrays[-1])
-    for i, own in zip(NEW, metrics, strict=True):
+    for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(mean, i, lambda x, i: gradient(x, i) + 0.2 * (x - mean))
-        assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
-def test_who_falls_silent_before_the_end_is_left_out(monkeypatch):
+def test_newcomer_that_stops_replying_is_omitted(monkeypatch):
     found = run("fedper", 2, **SHARED)
     answers, dead = found.grid.send_and_receive, NEW[0] + 1
 
     def send_and_receive(messages, **how):
         asked = list(messages)
-        whole = asked[0].content.config_records["config"]["share"] == 1
+        is_last = asked[0].content.config_records["config"]["share"] == 1
         return answers(
-            [m for m in asked if not whole or m.metadata.dst_node_id != dead], **how
+            [m for m in asked if not is_last or m.metadata.dst_node_id != dead], **how
         )
 
     monkeypatch.setattr(found.grid, "send_and_receive", send_and_receive)
@@ -146,10 +148,11 @@ def test_who_falls_silent_before_the_end_is_left_out(monkeypatch):
     assert list(metrics) == [f"{i:06d}" for i in NEW[1:]]
 
 
-def test_where_an_algorithm_has_more_than_a_model_its_own_fit_is_called():
-    # FedRoD without a representation: the generic head stays, the personal one learns.
+def test_newcomer_of_an_algorithm_with_extra_parts_uses_its_fit():
+    # FedRoD without a representation: the generic head is fixed and the personal one
+    # trained.
     found, metrics = joined("fedrod")
-    assert all(np.isfinite(own[-1]["loss"]) for own in metrics)
+    assert all(np.isfinite(entries[-1]["loss"]) for entries in metrics)
     generic = {name: array.tobytes() for name, array in found.arrays[-1].items()}
     asked = [m for m in found.grid.sent if m.metadata.message_type.endswith("newcomer")]
     for message in asked:
@@ -158,19 +161,19 @@ def test_where_an_algorithm_has_more_than_a_model_its_own_fit_is_called():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
-def test_apfl_trains_its_part_of_the_mixture(alpha):
+def test_newcomer_of_apfl_trains_its_part_of_the_mixture(alpha):
     found, metrics = joined("apfl", apfl_alpha=alpha, apfl_adaptive=False)
     w = matrix(found.arrays[-1])
 
     def mixed(v):
         return alpha * v + (1 - alpha) * w
 
-    for i, own in zip(NEW, metrics, strict=True):
+    for i, entries in zip(NEW, metrics, strict=True):
         v = descend(w, i, lambda v, i: alpha * gradient(mixed(v), i))
-        assert own[-1]["loss"] == pytest.approx(loss_of(mixed(v), i), abs=1e-5)
+        assert entries[-1]["loss"] == pytest.approx(loss_of(mixed(v), i), abs=1e-5)
 
 
-def test_through_srpfl():
+def test_newcomers_under_srpfl():
     found = run("ditto", 2, srpfl=True, ditto_lambda=0.8, **SHARED)
     arrays = to_record(found.arrays[-1])
     metrics = let_join(found.strategy, found.grid, arrays, 2, 60.0)
@@ -181,22 +184,22 @@ def test_through_srpfl():
         assert loss == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
-def test_fewer_examples():
+def test_newcomers_fit_with_fewer_examples():
     _, metrics = joined("fedper")
-    for i, own in zip(NEW, metrics, strict=True):
+    for i, entries in zip(NEW, metrics, strict=True):
         n = len(draw(i)[0])
         shares = [max(1, int(n / k + 0.5)) for k in (8, 4, 2, 1)]
-        assert [m["num-examples"] for m in own] == sorted(set(shares))
-        # With fewer it is another head.
-        assert len({m["loss"] for m in own}) == len(own)
+        assert [m["num-examples"] for m in entries] == sorted(set(shares))
+        # Fewer examples give a different head.
+        assert len({m["loss"] for m in entries}) == len(entries)
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute"])
-def test_linear_heads_are_solved_for(tmp_path, algorithm):
-    known = {"task": "linear", "samples": 8, "num-clients": 6, "seed": 2}
-    given = {name.replace("-", "_"): value for name, value in known.items()}
-    made = {**given, "rounds": 3, "new_clients": 2, "output": str(tmp_path)}
-    result = simulate(algorithm, backend="inline", **made)
+def test_linear_heads_are_solved_exactly(tmp_path, algorithm):
+    settings = {"task": "linear", "samples": 8, "num-clients": 6, "seed": 2}
+    named = {name.replace("-", "_"): value for name, value in settings.items()}
+    options = {**named, "rounds": 3, "new_clients": 2, "output": str(tmp_path)}
+    result = simulate(algorithm, backend="inline", **options)
     entries = json.loads((tmp_path / algorithm / "newcomers.json").read_text())
     new = sorted(newcomers(6, 2, 2))
     assert list(entries) == [f"{i:06d}" for i in new]
@@ -204,7 +207,7 @@ def test_linear_heads_are_solved_for(tmp_path, algorithm):
 
     arrays = load_file(tmp_path / algorithm / "checkpoint.safetensors")
     b = arrays["arrays/representation.weight"].T.astype(float)
-    task = build_task(resolve(known), 6)
+    task = build_task(resolve(settings), 6)
     errors = []
     for i in new:
         x, y = task.draw(i)
@@ -221,28 +224,30 @@ def test_linear_heads_are_solved_for(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize("damage", ['{"a": {"by-ex', "[]", '{"a": 1}', "\xff"])
-def test_a_damaged_file_of_another_algorithm_is_not_drawn(tmp_path, caplog, damage):
+def test_damaged_file_of_another_algorithm_is_skipped_in_the_plot(
+    tmp_path, caplog, damage
+):
     steps = [{"num-examples": n, "accuracy": 0.5} for n in (2, 4)]
-    whole = json.dumps({"a": {"by-examples": steps}})
-    for name, text in (("fedper", whole), ("fedrep", damage)):
+    intact = json.dumps({"a": {"by-examples": steps}})
+    for name, text in (("fedper", intact), ("fedrep", damage)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "newcomers.json").write_text(text, encoding="latin-1")
     plot(tmp_path, ["fedper", "fedrep"])
     assert (tmp_path / "newcomers.png").is_file()
     path = tmp_path / "fedrep" / "newcomers.json"
     assert [f"{str(path)!r} is damaged" in line for line in caplog.messages] == [True]
-    # One that lacks a number of examples is none that could be drawn.
-    path.write_text(whole.replace("num-", "nun-"))
+    # A file without numbers of examples cannot be drawn.
+    path.write_text(intact.replace("num-", "nun-"))
     plot(tmp_path, ["fedrep"])
 
 
-def test_the_mean_over_newcomers():
-    found = {
+def test_means_over_newcomers():
+    metrics = {
         "a": [{"num-examples": 2, "accuracy": 0.1}, {"num-examples": 4, "accuracy": 1}],
         "b": [{"num-examples": 8, "accuracy": 0.5}],
     }
-    assert summarize(found) == {"accuracy-newcomers": 0.75}
+    assert summarize(metrics) == {"accuracy-newcomers": 0.75}
     assert summarize({}) == {}
-    # b has nothing smaller: it counts with what it has.
-    x, y = curve(list(found.values()), "accuracy")
+    # b has no smaller number of examples, so its only value is used.
+    x, y = curve(list(metrics.values()), "accuracy")
     assert (x, y) == ([5.0, 6.0], [pytest.approx(0.3), 0.75])

@@ -1,6 +1,7 @@
 """Training on a device other than the CPU gives the same numbers.
 
-There may be no GPU here: a double takes its place, which refuses what a GPU refuses.
+There may be no GPU here, so a fake device takes its place. It rejects what a GPU
+rejects.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ double = pytest.importorskip("double_device", exc_type=(ImportError, AttributeEr
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    """Let there be a device ``gpu``, with a gigabyte of memory."""
+    """Register a device ``gpu`` with a gigabyte of memory."""
     find = devices.find
     there = {"gpu": double.GPU}
     monkeypatch.setattr(devices, "find", lambda n: there[n] if n in there else find(n))
@@ -34,7 +35,7 @@ def gpu(monkeypatch):
     devices.use("cpu")
 
 
-def test_the_double_refuses_what_a_gpu_refuses():
+def test_fake_device_rejects_what_a_gpu_rejects():
     there = torch.ones(3, device=double.GPU)
     assert there.device == double.GPU
     assert (there + torch.tensor(1.0)).sum().item() == 6
@@ -54,22 +55,25 @@ def test_the_double_refuses_what_a_gpu_refuses():
         ("scaffold", 3),
     ],
 )
-def test_numbers_are_those_of_the_cpu(algorithm, size):
+def test_results_equal_those_of_the_cpu(algorithm, size):
     found = outcome(algorithm, size, device="gpu", rounds=1)
     assert devices.current() == double.GPU
-    # The double computes as the CPU does: to the last bit.
+    # The fake device computes on the CPU, so results are bitwise equal.
     assert_same(found, outcome(algorithm, size, device="cpu", rounds=1), 0)
 
 
 def test_random_numbers_on_the_device_differ_by_client():
-    own = {"task": "cohort_tasks:dropping", "device": "gpu", "rounds": 1}
-    own |= {"head-epochs": 1, "representation-epochs": 1}
-    one_by_one = outcome("fedrep", "off", **own)
-    # They are tested together.
-    assert_same(outcome("fedrep", N, **own), one_by_one, 1e-6)
-    # Dropout's numbers are the device's, so they are not those of the CPU.
+    options = {"task": "cohort_tasks:dropping", "device": "gpu", "rounds": 1}
+    options |= {"head-epochs": 1, "representation-epochs": 1}
+    one_by_one = outcome("fedrep", "off", **options)
+    # In a cohort of all clients
+    assert_same(outcome("fedrep", N, **options), one_by_one, 1e-6)
+    # Dropout draws from the device's generator, so results differ from those of the
+    # CPU.
     with pytest.raises(AssertionError):
-        assert_same(outcome("fedrep", "off", **{**own, "device": "cpu"}), one_by_one)
+        assert_same(
+            outcome("fedrep", "off", **{**options, "device": "cpu"}), one_by_one
+        )
 
 
 def images(n: int) -> ExampleSet:
@@ -81,7 +85,7 @@ def images(n: int) -> ExampleSet:
 
 
 @pytest.mark.parametrize("how", ["on", "moved"])
-def test_batches_on_the_device_are_those_of_the_cpu(how):
+def test_batches_on_the_device_equal_those_of_the_cpu(how):
     here = images(9)
     there = getattr(here, how)(double.GPU)
     assert there.place == double.GPU
@@ -89,29 +93,29 @@ def test_batches_on_the_device_are_those_of_the_cpu(how):
         torch.manual_seed(1)
         expected = list(here.batches(4, shuffle))
         torch.manual_seed(1)
-        found = list(there.batches(4, shuffle))
-        assert len(found) == 3
-        for batch, other in zip(found, expected, strict=True):
+        moved = list(there.batches(4, shuffle))
+        assert len(moved) == 3
+        for batch, other in zip(moved, expected, strict=True):
             for tensor, like in zip(batch, other, strict=True):
                 assert tensor.device == double.GPU
                 assert torch.equal(tensor.cpu(), like)
 
 
-def test_examples_go_to_the_device_once_and_stay_while_they_fit(monkeypatch):
+def test_examples_are_moved_to_the_device_once_and_cached(monkeypatch):
     task = dense()
     devices.use("gpu")
-    # A client's 9 examples: 6 float32 and an int64 each.
+    # The 9 examples of a client have 6 float32 and an int64 each.
     size = 9 * (6 * 4 + 8)
     monkeypatch.setattr(resident, "memory", lambda: resident.PART * 2 * size)
     first, second = (resident.train_examples(task, i) for i in (0, 1))
     assert first.inputs.device == second.inputs.device == double.GPU
     assert resident.train_examples(task, 0) is first
-    # The third takes the place of the one that was used longest ago.
+    # The third client's examples replace the least recently used ones.
     third = resident.train_examples(task, 4)
     assert resident.train_examples(task, 0) is first
     assert resident.train_examples(task, 4) is third
     assert resident.train_examples(task, 1) is not second
-    # More than there is room for stays where it is.
+    # A larger set fits here, but stays on the CPU when there is less memory.
     large = resident.train_examples(task, 3)
     assert large.num_bytes == 13 * (6 * 4 + 8)
     assert large.inputs.device == double.GPU
@@ -122,7 +126,7 @@ def test_examples_go_to_the_device_once_and_stay_while_they_fit(monkeypatch):
     assert large.place == double.GPU
 
 
-def test_the_task_s_model_and_its_checks_stay_on_the_cpu():
+def test_model_of_the_task_stays_on_the_cpu():
     task = dropping()
     devices.use("gpu")
     model = scratch_model(task)
@@ -142,10 +146,10 @@ def test_newcomers_are_fitted_on_the_device(tmp_path):
         images = rng.normal(100 * labels[:, None, None], 15, (count, 8, 8))
         path = tmp_path / f"{part}.npz"
         np.savez(path, images=images.clip(0, 255).astype("u1"), labels=labels)
-    own = {"task": "arrays", "data-dir": str(tmp_path), "partition": "iid"}
-    own |= {"num-clients": 2, "rounds": 1, "fraction": 1.0, "device": "cpu"}
-    own |= {"output": str(tmp_path / "out"), "cache-dir": str(tmp_path / "cache")}
-    simulate("fedrep", "inline", **own)
+    options = {"task": "arrays", "data-dir": str(tmp_path), "partition": "iid"}
+    options |= {"num-clients": 2, "rounds": 1, "fraction": 1.0, "device": "cpu"}
+    options |= {"output": str(tmp_path / "out"), "cache-dir": str(tmp_path / "cache")}
+    simulate("fedrep", "inline", **options)
 
     def fitted(device: str) -> Fitted:
         folder = str(tmp_path / f"state-{device}")

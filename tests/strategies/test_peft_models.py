@@ -1,4 +1,4 @@
-"""Models that have adapters of ``peft`` already, and models of ``transformers``."""
+"""Models that already have ``peft`` adapters, and ``transformers`` models."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_adapters_have_the_names_of_peft_and_the_saved_module_is_the_head():
 @pytest.mark.parametrize(
     ("task", "model"), [("words", words_model), ("sequence", bert_model)]
 )
-def test_the_split_model_computes_what_the_user_s_does(task, model):
+def test_split_model_computes_the_same_as_the_user_s_model(task, model):
     tokens = examples(0, True).inputs
     built = build_task(resolve({"task": f"peft_tasks:{task}"}), N).initial_model()
     with torch.no_grad(), seeded(0):
@@ -69,7 +69,7 @@ def test_the_split_model_computes_what_the_user_s_does(task, model):
 
 @pytest.mark.parametrize("task", ["words", "sequence", "plain"])
 @pytest.mark.parametrize("algorithm", ["fedsa-lora", "ffa-lora", "feddpa", "flute"])
-def test_a_run_trains_and_sends_adapters_only(task, algorithm, tmp_path):
+def test_run_trains_and_sends_only_adapters_and_heads(task, algorithm, tmp_path):
     more = {"adapters": "lora", "lora-rank": 2} if task == "plain" else {}
     rows = run_in(tmp_path, algorithm, task, learning_rate=0.1, **more)
     assert [row["rejected"] for row in rows] == [0, 0]
@@ -85,7 +85,7 @@ def test_a_run_trains_and_sends_adapters_only(task, algorithm, tmp_path):
         assert not torch.equal(sent[name], initial.initial_state[name])
 
 
-def test_a_model_with_adapters_keeps_them():
+def test_existing_adapters_are_kept():
     given = {"task": "peft_tasks:words", "adapters": "lora", "lora-rank": 4}
     state = build_task(resolve(given), N).initial_state
     assert state[f"{PREFIX}first.lora_A.default.weight"].shape == (2, 8)
@@ -97,11 +97,11 @@ def test_a_client_s_model_is_exported_and_loaded(algorithm, tmp_path):
     run_in(tmp_path, algorithm, "words", learning_rate=0.5)
     model, card = load_run(tmp_path / algorithm, "000001", task=task)
     tests = card.task.test_examples(1)
-    known = json.loads((tmp_path / algorithm / "clients.json").read_text())["000001"]
+    metrics = json.loads((tmp_path / algorithm / "clients.json").read_text())["000001"]
     with torch.no_grad():
         outputs = model(tests.inputs)
     accuracy = (outputs.argmax(1) == tests.targets).double().mean().item()
-    assert accuracy == pytest.approx(known["accuracy"])
+    assert accuracy == pytest.approx(metrics["accuracy"])
     export(model, card, tmp_path / "model.safetensors")
     again, _ = load_model(tmp_path / "model.safetensors", task=task)
     with torch.no_grad():

@@ -35,7 +35,7 @@ BOTH = pytest.mark.parametrize("algorithm", ["per-fedavg", "hf-maml"])
 
 
 def hessian(theta, i):
-    """∇²f_i(θ), of shape (15, 15), as its gradient's central differences in float64."""
+    """Return ∇²f_i(θ), of shape (15, 15), by central differences of its gradient."""
     columns = []
     for entry in np.eye(theta.size):
         move = 1e-5 * entry.reshape(theta.shape)
@@ -51,18 +51,18 @@ def meta_gradient(w, i, second_order, alpha=ALPHA):
 
 
 def numpy_per_fedavg(found, second_order):
-    """Algorithm 1 over the clients that counted in each round; w after each round."""
+    """Run Algorithm 1 with the clients that trained; return w by round."""
     w, rounds = start(), []
     for clients in found.trained:
         models = []
         for i in clients:
-            own, velocity = w, 0.0
+            local, velocity = w, 0.0
             for _ in range(STEPS):
-                slope = meta_gradient(own, i, second_order)
-                slope = slope + gradient(own, i, found["weight_decay"])
-                velocity = found["momentum"] * velocity + slope - gradient(own, i)
-                own = own - RATE * velocity
-            models.append(own)
+                slope = meta_gradient(local, i, second_order)
+                slope = slope + gradient(local, i, found["weight_decay"])
+                velocity = found["momentum"] * velocity + slope - gradient(local, i)
+                local = local - RATE * velocity
+            models.append(local)
         w = found.mean(models, clients)
         rounds.append(w)
     return rounds
@@ -76,22 +76,22 @@ def test_every_round_matches_the_paper(algorithm, variant):
     expected = numpy_per_fedavg(found, second)
     for arrays, w in zip(found.arrays, expected, strict=True):
         assert_near(matrix(arrays), w)
-    # The Hessian's part is felt.
+    # The Hessian term has an effect.
     w = expected[-1]
     assert np.abs(w - numpy_per_fedavg(found, not second)[-1]).max() > 1e-2
-    # Clients are tested one step from the meta-model, and keep nothing.
+    # Clients are tested after one step from the meta-model, and keep no state.
     assert_losses(found, [w - ALPHA * gradient(w, i) for i in range(N)])
     assert not any(found.kept[-1])
 
 
-def test_the_meta_gradient_is_that_of_the_objective():
-    # F_i(w) = f_i(w − α ∇f_i(w)), by central differences, and one meta-step of SGD.
+def test_meta_gradient_matches_the_objective():
+    # F_i(w) = f_i(w − α ∇f_i(w)) by central differences, and one meta-step of SGD
     def objective(w, i):
         x, y = draw(i)
         there = w - ALPHA * gradient(w, i)
         scores = np.column_stack([x, np.ones(len(x))]) @ there.T
-        own = scores[np.arange(len(y)), y]
-        return np.mean(np.log(np.exp(scores).sum(1)) - own)
+        target_scores = scores[np.arange(len(y)), y]
+        return np.mean(np.log(np.exp(scores).sum(1)) - target_scores)
 
     more = {"inner_learning_rate": ALPHA, "representation_epochs": 1}
     found, first = (run(a, 1, **more) for a in ("hf-maml", "per-fedavg"))
@@ -104,12 +104,12 @@ def test_the_meta_gradient_is_that_of_the_objective():
         slopes.append(slope.reshape(w.shape))
     expected = w - RATE * np.mean(slopes, axis=0)
     assert_near(matrix(found.arrays[0]), expected)
-    # First order is something else.
+    # First order differs.
     assert np.abs(matrix(first.arrays[0]) - expected).max() > 1e-3
 
 
 @BOTH
-def test_alpha_0_is_fedavg(algorithm):
+def test_alpha_0_equals_fedavg(algorithm):
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "evaluate": True}
     found = run(algorithm, inner_learning_rate=0.0, **usual)
     plain = run("fedavg", **usual)
@@ -119,7 +119,7 @@ def test_alpha_0_is_fedavg(algorithm):
         assert metrics["accuracy"] == metrics["accuracy-global"] == others["accuracy"]
 
 
-def test_the_step_is_that_of_the_mean_over_all_batches(monkeypatch):
+def test_adaptation_step_uses_the_mean_over_all_batches(monkeypatch):
     monkeypatch.setattr("flwr_frl.clients.per_fedavg.EVALUATION_BATCH", 4)
     found = run("per-fedavg", 1, evaluate=True, inner_learning_rate=ALPHA)
     w = matrix(found.arrays[-1])
@@ -138,8 +138,8 @@ def test_adaptation_epochs_are_local_sgd():
 
 
 @pytest.mark.parametrize("kind", [PerFedAvgClient, HFMAMLClient])
-def test_a_step_has_batches_of_its_own(kind, monkeypatch):
-    # Two or three a step, each of which has the right size; all examples in an epoch.
+def test_each_step_draws_separate_batches(kind, monkeypatch):
+    # A step uses two or more batches of the same size; each stream covers all examples.
     client = run("hf-maml", 0).client(3, 0)
     settings = replace(client.settings, batch_size=5, representation_epochs=2)
     client = kind(client.task, 3, PersonalState.holding({}), settings)
@@ -165,23 +165,23 @@ def test_a_step_has_batches_of_its_own(kind, monkeypatch):
     x = torch.from_numpy(draw(3)[0]).float()
     for part in range(2):
         for k in (0, 1, each - 1):
-            own = torch.cat([step[k] for step in steps[3 * part : 3 * part + 3]])
-            assert torch.equal(own.sort(0).values, x.sort(0).values)
+            covered = torch.cat([step[k] for step in steps[3 * part : 3 * part + 3]])
+            assert torch.equal(covered.sort(0).values, x.sort(0).values)
 
 
 @BOTH
-def test_it_is_held_near_the_global_model_where_a_server_asks_for_it(algorithm):
-    # With rate times μ = 1 every step begins at wᵗ again.
+def test_proximal_mu_from_the_server_is_applied(algorithm):
+    # With rate times μ = 1, each step starts at wᵗ again.
     client = run(algorithm, 0).client(2, 0)
     sent = client.get_parameters({})
     held, _, _ = client.fit(sent, {"server-round": 1, "proximal-mu": 1 / RATE})
-    w = own = start()
+    w = local = start()
     for _ in range(STEPS):
-        own = w - RATE * meta_gradient(own, 2, algorithm == "hf-maml", 0.01)
-    assert_near(np.column_stack([held[0], held[1]]), own)
+        local = w - RATE * meta_gradient(local, 2, algorithm == "hf-maml", 0.01)
+    assert_near(np.column_stack([held[0], held[1]]), local)
 
 
-def test_both_sides_of_the_hessian_s_product_leave_out_the_same(monkeypatch):
+def test_both_sides_of_the_hessian_product_use_the_same_dropout(monkeypatch):
     client = run("hf-maml", 0).client(3, 0)
     asked = []
     original = client.gradient
@@ -199,20 +199,21 @@ def test_both_sides_of_the_hessian_s_product_leave_out_the_same(monkeypatch):
         assert torch.equal(ahead, behind)
         assert not torch.equal(inner, outer)
         assert not torch.equal(outer, ahead)
-    # The next step's are others.
+    # The next step uses other random numbers.
     assert not torch.equal(steps[0][2], steps[1][2])
 
 
-def test_all_batches_of_an_epoch_s_last_examples_are_left_out_before_batch_norms():
-    # Client 1 has 9 examples, and all of its streams of batches go on alike.
+def test_last_single_examples_are_skipped_before_batch_norms():
+    # Client 1 has 9 examples; all of its streams of batches must have the same length.
     task = {"task": "softmax_runs:normed", "batch_size": 4, "representation_epochs": 3}
     found = run("hf-maml", 2, **task)
     assert [row["rejected"] for row in found.rows] == [0, 0]
     assert any(1 in trained for trained in found.trained)
 
 
-def test_the_step_before_the_test_is_by_all_targets_that_count():
-    # More than one batch of an evaluation, and most of the first one does not count.
+def test_adaptation_step_averages_over_targets_that_are_not_ignored():
+    # There are more examples than in one evaluation batch, and most targets are
+    # ignored.
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=generator)
     y = torch.randint(3, (60,), generator=generator)
@@ -226,10 +227,10 @@ def test_the_step_before_the_test_is_by_all_targets_that_count():
     client = PerFedAvgClient(task, 0, PersonalState.holding({}), settings)
     initial = initial_arrays(client, client.shared)
     client.receive([array.numpy() for array in initial.values()], {})
-    found = client.deployed_model().head.weight.detach().numpy()
-    # ∇ of cross-entropy with respect to W, by hand.
+    weight = client.deployed_model().head.weight.detach().numpy()
+    # Gradient of cross-entropy with respect to W
     w, b = (initial[f"head.{name}"].numpy() for name in ("weight", "bias"))
     inputs, classes = x[49:].numpy(), y[49:].numpy()
     outputs = np.exp(inputs @ w.T + b)
     error = outputs / outputs.sum(1, keepdims=True) - np.eye(3)[classes]
-    np.testing.assert_allclose(found, w - error.T @ inputs / 11, atol=1e-5)
+    np.testing.assert_allclose(weight, w - error.T @ inputs / 11, atol=1e-5)

@@ -36,7 +36,7 @@ def priors_of(y):
 
 
 def head_of(means, covariance, y):
-    """[W | b] of linear discriminant analysis."""
+    """Return [W | b] of linear discriminant analysis."""
     scale = np.trace(covariance) / WIDTH
     mixed = (1 - EPS) * covariance + EPS * scale * np.eye(WIDTH)
     w = means @ np.linalg.inv(mixed)
@@ -44,9 +44,9 @@ def head_of(means, covariance, y):
 
 
 def estimated(z, y, received):
-    known = np.isin(np.arange(CLASSES), y)
+    present = np.isin(np.arange(CLASSES), y)
     means = np.array(
-        [z[y == c].mean(0) if known[c] else received[0][c] for c in (0, 1, 2)]
+        [z[y == c].mean(0) if present[c] else received[0][c] for c in (0, 1, 2)]
     )
     away = z - means[y]
     return means, away.T @ away / (len(y) - 1) + RIDGE * np.eye(WIDTH)
@@ -54,11 +54,11 @@ def estimated(z, y, received):
 
 def mixed(local, received, beta):
     pairs = zip(local, received, strict=True)
-    return [beta * own + (1 - beta) * other for own, other in pairs]
+    return [beta * mine + (1 - beta) * other for mine, other in pairs]
 
 
 def best_beta(z, y, received):
-    """By a fine grid, and a finer one around its best."""
+    """Return the minimum of the risk by successively finer grids."""
     of_classes = [np.flatnonzero(y == c) for c in range(CLASSES)]
     pairs = [places for places in of_classes if len(places) > 1]
     halves = [np.concatenate([places[k::2] for places in pairs]) for k in (0, 1)]
@@ -105,10 +105,10 @@ def test_every_round_matches_the_paper(how, weighting, within):
     for now, clients in enumerate(found.trained):
         results = []
         for i in clients:
-            own, w = a, head_of(*gaussians, draw(i)[1])
+            body, w = a, head_of(*gaussians, draw(i)[1])
             for _ in range(STEPS):
-                own = own - RATE * gradients(own, w, i)[0]
-            results.append([own, *adapted(own, i, gaussians, how)])
+                body = body - RATE * gradients(body, w, i)[0]
+            results.append([body, *adapted(body, i, gaussians, how)])
         shares = weights(clients, weighting)
         a, *gaussians = (mean([r[part] for r in results], shares) for part in range(3))
         arrays = found.arrays[now]
@@ -122,7 +122,7 @@ def test_every_round_matches_the_paper(how, weighting, within):
             assert loss == pytest.approx(loss_of(a, w, i), abs=20 * within)
 
 
-def test_the_head_has_the_posteriors_of_the_gaussians():
+def test_head_predicts_the_posteriors_of_the_gaussians():
     rng = np.random.default_rng(0)
     means, root = rng.standard_normal((3, 4)), rng.standard_normal((4, 4))
     covariance = root @ root.T + np.eye(4)
@@ -140,7 +140,7 @@ def test_the_head_has_the_posteriors_of_the_gaussians():
     np.testing.assert_allclose(scores / scores.sum(1, keepdims=True), expected)
 
 
-def test_a_client_that_follows_the_global_gaussians_sends_them_back():
+def test_client_with_global_beta_returns_the_received_gaussians():
     found = run("pfedfda", 2, pfedfda_beta="global", **TASK)
     for message, reply in found.between("train"):
         for name in (MEANS, COVARIANCE):
@@ -148,13 +148,13 @@ def test_a_client_that_follows_the_global_gaussians_sends_them_back():
             np.testing.assert_allclose(back, sent, atol=1e-6)
 
 
-def test_folds_are_every_other_example_of_each_class():
+def test_folds_alternate_within_each_class():
     first, second = stratified_halves(torch.tensor([2, 0, 2, 1, 0, 2]))
     assert first.tolist() == [1, 0, 5]
     assert second.tolist() == [4, 2]
 
 
-def test_a_client_with_one_example_of_each_class_follows_the_others():
+def test_single_example_per_class_gives_beta_0():
     client = run("pfedfda", 0, **TASK).client(0, 0)
     client.receive(client.get_parameters({}), {})
     z, y = torch.zeros(3, WIDTH, dtype=torch.float64), torch.arange(3)
@@ -162,12 +162,12 @@ def test_a_client_with_one_example_of_each_class_follows_the_others():
 
 
 @pytest.mark.parametrize("best", [0.0, 0.3, 1.0])
-def test_the_search_finds_the_minimum(best):
+def test_search_finds_the_minimum(best):
     found = minimum_in_unit_interval(lambda beta: (beta - best) ** 2)
     assert found == pytest.approx(best, abs=1e-5)
 
 
-def test_an_indefinite_covariance_is_replaced_by_the_nearest_valid_one():
+def test_indefinite_covariance_is_projected_to_the_nearest_valid_one():
     client = run("pfedfda", 0, **TASK).client(0, 0)
     client.receive(client.get_parameters({}), {})
     client.received[COVARIANCE] = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, -3.0]))

@@ -1,4 +1,4 @@
-"""pFedHN against finite differences and against torch, server and clients."""
+"""pFedHN compared with finite differences and with torch, server and clients."""
 
 import numpy as np
 import pytest
@@ -33,14 +33,14 @@ FAST = {
 }
 
 
-def test_the_gradient_equals_finite_differences():
+def test_gradient_matches_finite_differences():
     rng = np.random.default_rng(3)
     network = initial_network([4, 6, 6, 6, 9], rng)
     network = {name: value.astype(float) for name, value in network.items()}
     v, direction = rng.standard_normal(4), rng.standard_normal(9)
-    found = pulled_back(network, v, direction)
+    slopes = pulled_back(network, v, direction)
     everything = {**network, "embedding": v}
-    assert found.keys() == everything.keys()
+    assert slopes.keys() == everything.keys()
     for name, values in everything.items():
         expected = np.zeros_like(values)
         for place in np.ndindex(values.shape):
@@ -52,7 +52,7 @@ def test_the_gradient_equals_finite_differences():
                 theta = outputs(changed_network(changed), changed["embedding"])[-1]
                 ends.append(direction @ theta)
             expected[place] = (ends[0] - ends[1]) / 2e-6
-        np.testing.assert_allclose(found[name], expected, atol=1e-7)
+        np.testing.assert_allclose(slopes[name], expected, atol=1e-7)
 
 
 def changed_network(everything):
@@ -60,7 +60,7 @@ def changed_network(everything):
 
 
 def hypernetwork(values):
-    """The same h as a torch module."""
+    """Return the same h as a torch module."""
     layers: list[nn.Module] = []
     depth = len(values) // 2
     for i in range(depth):
@@ -72,7 +72,7 @@ def hypernetwork(values):
 
 
 def theta_of(flat):
-    """θ = [W | b] of the model's parameters in a row."""
+    """Return θ = [W | b] from the flattened parameters of the model."""
     weight, bias = np.split(np.asarray(flat, float), [CLASSES * DIMENSION])
     return np.column_stack([weight.reshape(CLASSES, DIMENSION), bias])
 
@@ -84,7 +84,7 @@ def flat_of(theta):
 def test_every_round_matches_the_paper():
     found = run("pfedhn", 5, evaluate=True, **SMALL, **FAST)
     assert [len(clients) for clients in found.trained] == [3] * 5
-    # The initial values are those of a strategy that has not trained.
+    # The initial values are those of an untrained strategy.
     first = PFedHN(**SMALL)
     first.clients.known = dict.fromkeys(range(1, N + 1))
     first.open_round([], found.grid.replies[6].content["arrays"], {}, 1, "query")
@@ -96,7 +96,7 @@ def test_every_round_matches_the_paper():
     assert v[0].shape == (1 + N // 4,)
     options = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.02}
     common = torch.optim.SGD(h.parameters(), **options)
-    own = {i: torch.optim.SGD([v[i]], **options) for i in range(N)}
+    private = {i: torch.optim.SGD([v[i]], **options) for i in range(N)}
     for now, clients in enumerate(found.trained):
         changes = {}
         for i in clients:
@@ -104,7 +104,7 @@ def test_every_round_matches_the_paper():
             for _ in range(STEPS):
                 theta = theta - RATE * gradient(theta, i)
             changes[i] = torch.tensor(flat_of(theta - before)).float()
-        # The mean over the clients for φ; for v_i the client's own.
+        # φ uses the mean over the clients, and each v_i only its own gradient.
         mean = [torch.zeros_like(p) for p in h.parameters()]
         for i in clients:
             both = [*h.parameters(), v[i]]
@@ -113,12 +113,12 @@ def test_every_round_matches_the_paper():
                 total += gradient_of_one / len(clients)
             v[i].grad = gradients[-1]
         for i in clients:
-            own[i].step()
+            private[i].step()
         for parameter, gradient_of_all in zip(h.parameters(), mean, strict=True):
             parameter.grad = gradient_of_all
         common.step()
         for i in range(N):
-            # All clients have new models, also those that have never trained.
+            # All clients have new models, including those that have never trained.
             theta = theta_of(h(v[i]).detach())
             loss = loss_of(theta, i)
             assert found.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-6)
@@ -131,15 +131,15 @@ def test_every_round_matches_the_paper():
         np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
 
 
-def test_a_long_gradient_is_clipped():
-    # Of length 100, so it is halved; a short one is not changed.
+def test_large_gradient_is_clipped():
+    # The norm is 100, so the gradient is halved; a short one is not changed.
     found = clipped({"a": np.array([60.0, 0.0]), "b": np.array([80.0])})
     np.testing.assert_allclose(found["a"], [30, 0], rtol=1e-6)
     np.testing.assert_allclose(found["b"], [40], rtol=1e-6)
     assert clipped({"a": np.array([3.0, 4.0])})["a"].tolist() == [3, 4]
 
 
-def test_clients_send_changes_of_models_of_their_own():
+def test_clients_send_changes_of_their_generated_models():
     found = run("pfedhn", 2, fraction_train=1.0, **SMALL)
     pairs = found.between("train")[-N:]
     sent = [
@@ -163,7 +163,7 @@ def task_of(*layers, width=3):
     )
 
 
-def test_large_models_and_batch_norms_are_refused():
+def test_large_models_and_batch_norms_are_rejected():
     generated(task_of(nn.Identity()))
     assert code_of(lambda: generated(task_of(nn.BatchNorm1d(3)))) == "model"
     wide = task_of(nn.Linear(3, MOST_PARAMETERS), nn.Linear(MOST_PARAMETERS, 3))
@@ -194,7 +194,7 @@ def test_invalid_setting_is_rejected_with_its_code(given, code):
         ("new-clients=1", "leaves no model for clients that join later"),
     ],
 )
-def test_bad_input_ends_with_one_line(given, line, tmp_path, capsys):
+def test_invalid_setting_prints_a_one_line_error(given, line, tmp_path, capsys):
     output = tmp_path / "results"
     options = ["--backend", "inline", "--output", str(output), "--run-config", given]
     assert cli.main(["pfedhn", *options]) == 2

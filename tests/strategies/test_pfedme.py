@@ -23,17 +23,17 @@ PLAIN = {"pfedme_lambda": 2.0, "pfedme_eta": 0.1, "pfedme_steps": K}
 
 
 def numpy_pfedme(found):
-    """Algorithm 1 over the clients that counted; (w, all θ_i) of each round."""
+    """Run Algorithm 1 with the clients that trained; return (w, all θ_i) by round."""
     w, rounds, personal = start(), [], [start()] * N
     pull, eta, beta = (found[f"pfedme_{name}"] for name in ("lambda", "eta", "beta"))
     for clients in found.trained:
         models, personal = [], list(personal)
         for i in clients:
-            own = theta = w
+            local = theta = w
             for _ in range(STEPS):
-                theta = found.descend(theta, i, K, pull, own)
-                own = own - eta * pull * (own - theta)
-            models.append(own)
+                theta = found.descend(theta, i, K, pull, local)
+                local = local - eta * pull * (local - theta)
+            models.append(local)
             personal[i] = theta
         w = (1 - beta) * w + beta * found.mean(models, clients)
         rounds.append((w, personal))
@@ -57,17 +57,17 @@ def test_every_round_matches_the_paper(more):
     assert_losses(found, expected[-1][1])
 
 
-def test_one_step_with_eta_lambda_1_is_fedavg():
-    # θ is a gradient step from w, at which the pull is 0, and w goes all the way to it.
+def test_one_step_with_eta_lambda_1_equals_fedavg():
+    # θ is a gradient step from w, where the pull is 0, and w moves all the way to θ.
     found = run("pfedme", pfedme_steps=1, pfedme_lambda=4.0, pfedme_eta=0.25)
     plain = run("fedavg")
     for arrays, others in zip(found.arrays, plain.arrays, strict=True):
         assert_near(matrix(arrays), matrix(others), 1e-6)
 
 
-def test_many_steps_find_the_gradient_of_the_moreau_envelope():
-    # Then θ is the minimum of f + λ/2 ‖· − w‖²: its gradient is 0 there, and the step
-    # of w is η ∇f(θ).
+def test_many_steps_give_the_gradient_of_the_moreau_envelope():
+    # θ then minimizes f + λ/2 ‖· − w‖², so the gradient of this sum is 0 there, and the
+    # step of w is η ∇f(θ).
     more = {"pfedme_steps": 40, "representation_epochs": 1}
     found = run("pfedme", 1, pfedme_lambda=2.0, pfedme_eta=0.1, **more)
     steps = []
@@ -78,25 +78,25 @@ def test_many_steps_find_the_gradient_of_the_moreau_envelope():
     assert_near(matrix(found.arrays[0]), start() - np.mean(steps, axis=0))
 
 
-def test_a_larger_lambda_keeps_nearer_to_w():
+def test_larger_lambda_keeps_personal_models_closer_to_w():
     distances = []
     more = {"pfedme_eta": 0.01, "pfedme_steps": 10, "representation_epochs": 1}
     for pull in (0.1, 1.0, 5.0):
         found = run("pfedme", 2, pfedme_lambda=pull, **more)
-        own = [matrix(found.kept[1][i], "model.") for i in found.trained[1]]
-        distances.append(np.abs(np.array(own) - matrix(found.arrays[0])).mean())
+        models = [matrix(found.kept[1][i], "model.") for i in found.trained[1]]
+        distances.append(np.abs(np.array(models) - matrix(found.arrays[0])).mean())
     assert distances[1] < distances[0] / 1.5
     assert distances[2] < distances[1] / 1.5
 
 
-def test_statistics_of_a_batch_norm_are_averaged_whatever_beta_is():
-    # With β = 3 an extrapolated variance would be negative.
+def test_batch_norm_statistics_are_averaged_for_any_beta():
+    # With β = 3, an extrapolated variance would be negative.
     more = {"task": "softmax_runs:scaled", **PLAIN}
     found, plain = (run("pfedme", 1, pfedme_beta=b, **more) for b in (3.0, 1.0))
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         name = f"representation.{name}"
         models = [found.kept[0][i] for i in found.trained[0]]
-        own = [np.asarray(kept[f"model.{name}"], float) for kept in models]
-        np.testing.assert_allclose(found.arrays[0][name], np.mean(own, 0), atol=1e-6)
+        values = [np.asarray(kept[f"model.{name}"], float) for kept in models]
+        np.testing.assert_allclose(found.arrays[0][name], np.mean(values, 0), atol=1e-6)
         np.testing.assert_allclose(found.arrays[0][name], plain.arrays[0][name])
     assert found.arrays[0]["representation.num_batches_tracked"] == STEPS * K

@@ -22,7 +22,7 @@ from flwr_frl.task.tasks import build_task
         ("representation-transfer", {"num-sources": 4, "source-epochs": 1}, 4),
     ],
 )
-def test_a_resumed_run_continues_with_the_connected_clients(
+def test_resumed_run_continues_with_the_connected_clients(
     tmp_path, algorithm, own, back
 ):
     given = {
@@ -45,7 +45,7 @@ def test_a_resumed_run_continues_with_the_connected_clients(
 
 
 def run_with_roles(tmp_path, roles):
-    # Ten sources by the server's settings; the devices' roles count.
+    # The server's settings name ten sources, but the devices' roles take precedence.
     settings = resolve(
         {
             "algorithm": "representation-transfer",
@@ -71,7 +71,7 @@ def test_devices_declare_their_role(tmp_path):
 
 
 @pytest.mark.parametrize("role", ["auto", "source", "target"])
-def test_a_run_of_devices_needs_both_roles(tmp_path, role):
+def test_run_with_roles_needs_sources_and_targets(tmp_path, role):
     with pytest.raises(SettingsError) as caught:
         run_with_roles(tmp_path, [{"role": role}] * 3)
     assert caught.value.code == "role"
@@ -90,7 +90,7 @@ def test_zero_rounds_are_valid():
     assert strategy.start(grid_of(3), to_record(START), num_rounds=0) is not None
 
 
-# SRPFL around somebody else's
+# SRPFL around third-party strategies
 
 
 class Rapid(
@@ -98,7 +98,7 @@ class Rapid(
     simulation_defaults={"speed-model": "dynamic"},
     srpfl_settings={"weighting": "examples"},
 ):
-    """Has its own speeds in simulation, and a setting's value under SRPFL."""
+    """Has a default speed model in simulation, and a changed setting under SRPFL."""
 
 
 def test_srpfl_uses_the_simulation_defaults_of_its_base():
@@ -111,20 +111,20 @@ def test_srpfl_uses_the_simulation_defaults_of_its_base():
 
 
 @pytest.mark.parametrize("name", ["cases", "client", "state_dict", "in_simulation"])
-def test_a_name_of_an_earlier_release_is_refused_with_its_replacement(name):
+def test_name_of_an_earlier_release_is_rejected_with_its_replacement(name):
     with pytest.raises(SettingsError, match=rf"^Mine\.{name} has no effect; use "):
         type("Mine", (FedAvg,), {name: None})
 
 
-def test_a_third_party_subclass_is_not_its_base_s_linear_case():
+def test_subclass_is_not_replaced_by_the_linear_case_of_its_base():
     path = "outsiders:Plain"
     linear = {"algorithm": path, "task": "linear"}
     assert strategy_class(linear).__name__ == "PlainLinear"
-    # PlainLinear is a Plain, but the cases are Plain's.
-    own = {"algorithm": "outsiders:PlainLinear", "task": "linear"}
-    assert strategy_class(own).__name__ == "PlainLinear"
+    # PlainLinear is a subclass of Plain, but the linear case is defined for Plain only.
+    direct = {"algorithm": "outsiders:PlainLinear", "task": "linear"}
+    assert strategy_class(direct).__name__ == "PlainLinear"
 
 
-def test_a_task_with_a_required_argument_that_is_no_setting_is_refused():
+def test_task_with_a_required_argument_that_is_not_a_setting_is_rejected():
     with pytest.raises(SettingsError, match="missing a required argument: 'a'"):
         build_task(resolve({"task": "os.path:join"}), 3)

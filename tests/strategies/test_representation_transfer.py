@@ -33,7 +33,7 @@ SMALL = {"dimension": 12, "rank": 2, "num_sources": 4, "num_clients": 7}
 
 
 class RecordingGrid(InlineGrid):
-    """A grid that keeps all messages and replies; only some nodes may be there."""
+    """A grid that records messages and replies; ``absent`` nodes are offline."""
 
     def __init__(self, app, num_clients: int) -> None:
         super().__init__(app, num_clients)
@@ -52,9 +52,11 @@ class RecordingGrid(InlineGrid):
         return replies
 
     def asked(self, kind: str) -> list[int]:
-        found = [m.metadata for m in self.messages if m.metadata.message_type == kind]
+        metadata = [
+            m.metadata for m in self.messages if m.metadata.message_type == kind
+        ]
         self.messages.clear()
-        return [m.dst_node_id for m in found]
+        return [m.dst_node_id for m in metadata]
 
 
 settings_of = partial(
@@ -70,7 +72,7 @@ def started(app=None, **overrides):
 
 
 def rounds(strategy, grid, arrays, first: int, last: int):
-    """Run rounds, evaluating the last; return the arrays and each round's metrics."""
+    """Run rounds and evaluate the last; return the arrays and the metrics by round."""
     rows = []
     arrays = run_rounds(
         strategy,
@@ -94,7 +96,7 @@ def minimum_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def failing(broken: set[int]):
-    """Clients of which the broken nodes' training fails."""
+    """Return a ClientApp in which training fails on the broken nodes."""
     honest = make_app(settings_of())
 
     def app(message: Message, context: Context) -> Message:
@@ -106,7 +108,7 @@ def failing(broken: set[int]):
     return app
 
 
-# The whole pipeline
+# Complete pipeline
 
 
 @pytest.mark.parametrize("samples", [8, 40])
@@ -133,8 +135,8 @@ def test_linear_transfer_equals_numpy(samples):
         x, y = data.draw(i, 1, 500)
         best = np.mean((y - x @ data.model(i)) ** 2)
         errors.append(np.mean((y - x @ second) ** 2) / best)
-        own = strategy.evaluation.metrics[f"{i:06d}"]["error"]
-        assert own == pytest.approx(errors[-1], rel=1e-9)
+        reported = strategy.evaluation.metrics[f"{i:06d}"]["error"]
+        assert reported == pytest.approx(errors[-1], rel=1e-9)
     assert rows[1]["error"] == pytest.approx(np.mean(errors), rel=1e-9)
     assert {"error-phase-1", "error-scratch", "loss"} <= set(rows[1])
     assert [row["clients"] for row in rows] == [4, 3]
@@ -158,20 +160,20 @@ def test_heads_and_data_of_sources_stay_local():
             names |= set(record)
             for array in record.values():
                 assert not any(secret in array.data for secret in secrets)
-        told = {n for r in content.metric_records.values() for n in r}
+        reported = {n for r in content.metric_records.values() for n in r}
         if message.metadata.src_node_id in (1, 2, 3, 4):
-            assert told <= {"num-examples", "train-loss", "server-round"}
+            assert reported <= {"num-examples", "train-loss", "server-round"}
     assert names == {WEIGHT}
     from_sources = [r for r in trained(grid) if r.metadata.src_node_id <= 4]
     shapes = {tuple(r.content["arrays"][WEIGHT].shape) for r in from_sources}
     assert shapes == {(1, 12)}
-    # A target's model stays as well.
+    # The models of targets stay local as well.
     from_targets = [r for r in trained(grid) if r.metadata.src_node_id > 4]
     assert len(from_targets) == 3
     assert all(len(r.content["arrays"]) == 0 for r in from_targets)
 
 
-# Who is asked
+# Participation
 
 
 def test_every_client_is_trained_once():
@@ -205,8 +207,8 @@ def test_late_target_receives_the_basis_in_the_next_round():
     rounds(strategy, grid, arrays, 4, 4)
     sent = [m for m in grid.messages if m.metadata.message_type == MessageType.TRAIN]
     assert [m.metadata.dst_node_id for m in sent] == [6]
-    found = sent[0].content["arrays"][WEIGHT].numpy()
-    np.testing.assert_array_equal(found, arrays[WEIGHT].numpy())
+    basis = sent[0].content["arrays"][WEIGHT].numpy()
+    np.testing.assert_array_equal(basis, arrays[WEIGHT].numpy())
     assert set(strategy.evaluation.metrics) == {"000004", "000005", "000006"}
 
 
@@ -221,7 +223,7 @@ def test_failed_target_is_retried():
     assert grid.asked(MessageType.TRAIN) == [5]
 
 
-# Replies that must not count
+# Invalid replies
 
 
 BAD_SOURCES = {
@@ -285,7 +287,7 @@ def test_target_that_sends_arrays_is_rejected():
 
 
 def scripted(representation: np.ndarray):
-    """Clients whose sources all send the same."""
+    """Return a ClientApp whose sources all send the same representation."""
 
     def app(message: Message, context: Context) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
@@ -308,7 +310,7 @@ def test_zero_representations_end_the_run():
         rounds(strategy, grid, start, 1, 1)
 
 
-def test_one_source_of_zeros_while_others_are_away_ends_nothing(caplog):
+def test_zeros_from_the_only_available_source_do_not_end_the_run(caplog):
     asleep = {2, 3, 4}
     some = failing(asleep)
 
@@ -340,14 +342,14 @@ def test_sources_are_retried_until_one_is_valid():
     assert (row["clients"], strategy.built) == (4, True)
 
 
-# Settings, resuming, other models
+# Settings and other models
 
 
 def test_one_client_must_be_a_target():
     build_strategy(settings_of(num_sources=6)).check_clients(7)
 
 
-def test_the_task_decides_which_strategy():
+def test_task_selects_the_strategy_class():
     assert type(build_strategy(settings_of())) is RepresentationTransferLinear
     assert type(build_strategy(settings_of(task="digits"))) is RepresentationTransfer
 
@@ -363,7 +365,7 @@ def test_image_models_are_stacked_and_their_targets_learn():
         sources = [replies[node][name].numpy() for node in (1, 2, 3)]
         np.testing.assert_array_equal(arrays[name].numpy(), np.stack(sources))
     assert rows[1]["evaluated"] == 2
-    # Two classes for each target: guessing gives one half.
+    # Each target has two classes, so guessing gives one half.
     assert rows[1]["accuracy"] > 0.8
     sent = [m.content for m in (*grid.messages, *grid.replies) if m.has_content()]
     names = {n for c in sent for r in c.array_records.values() for n in r}

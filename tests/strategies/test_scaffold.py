@@ -35,11 +35,11 @@ EVERYBODY = list(range(N))
 
 
 def numpy_scaffold(found, lost=(0, 0)):
-    """Algorithm 1 over the clients that counted; (x, c, all c_i) of each round.
+    """Run Algorithm 1 with the clients that trained; return (x, c, all c_i) by round.
 
-    c_i⁺ is the mean of the round's gradients, which is what option II comes to. With
-    momentum the gradient of step t moves y in all later steps as well, by β, β², ….
-    ``lost`` is (round, client): who has lost its c_i; then c and all c_i are 0.
+    c_i⁺ is the mean of the round's gradients, which equals option II. With momentum,
+    the gradient of step t also moves y in later steps, by β, β², ... ``lost`` is the
+    (round, client) in which c_i is lost; then c and all c_i become 0.
     """
     x, rounds, momentum = start(), [], found["momentum"]
     c, own = np.zeros_like(x), [np.zeros_like(x)] * N
@@ -59,7 +59,7 @@ def numpy_scaffold(found, lost=(0, 0)):
             changes.append(new - own[i])
             own[i] = new
         x = x + found["global_learning_rate"] * found.mean(moves, clients)
-        # |S|/N, or the share of all examples.
+        # |S|/N, or the sampled share of all examples
         share = weights(EVERYBODY, found["weighting"])[clients].sum()
         c = c + share * found.mean(changes, clients)
         if len(rounds) + 1 == lost[0]:
@@ -92,15 +92,15 @@ def assert_all_near(found, expected):
 def test_every_round_matches_the_paper(more):
     found = run_variant("scaffold", **more)
     assert_all_near(found, numpy_scaffold(found))
-    # The corrections are felt.
+    # The corrections have an effect.
     plain = run("fedavg", **more)
     assert np.abs(matrix(found.arrays[-1]) - matrix(plain.arrays[-1])).max() > 1e-2
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("late", [(), (0, 4)])
-def test_c_stays_the_mean_of_all_c_i(weighting, late):
-    # Those of latecomers are 0 until they train.
+def test_c_remains_the_mean_of_all_c_i(weighting, late):
+    # The c_i of latecomers are 0 until they train.
     found = run("scaffold", 6, weighting=weighting, late=late, spoilt={(1, 2), (3, 5)})
     assert not set(late) & {i for clients in found.trained[:2] for i in clients}
     for server_round, (arrays, kept) in enumerate(
@@ -113,16 +113,16 @@ def test_c_stays_the_mean_of_all_c_i(weighting, late):
     assert found.trained[-1]
 
 
-def test_with_noise_c_goes_towards_the_c_i_of_those_that_answer():
+def test_noisy_c_moves_towards_the_c_i_of_clients_that_replied():
     noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
     gone = {(i, 2) for i in run("scaffold", 2).trained[1][:2]}
     found = run("scaffold", 3, spoilt=gone, **noise)
     assert [len(clients) for clients in found.trained] == [3, 1, 3]
     c = [matrix(arrays, "control.") for arrays in found.arrays]
     (answered,) = found.trained[1]
-    own = matrix(found.kept[1][answered], "own-control.")
-    # The noise of a round has the standard deviation 0.001 x 4 / 6.
-    moved = (own - c[0]) / N
+    latest = matrix(found.kept[1][answered], "own-control.")
+    # The noise of a round has the standard deviation 0.001 × 4 / 6.
+    moved = (latest - c[0]) / N
     assert_near(c[1] - c[0], moved, 0.004)
     assert np.abs(moved).max() > 0.01
 
@@ -135,27 +135,28 @@ def test_with_noise_c_goes_towards_the_c_i_of_those_that_answer():
     ],
     ids=["clip", "private"],
 )
-def test_what_is_cut_off_changes_does_not_stay_in_c(rule):
-    # Added up, it would be 0.34 there: the slope of the model where all of this ends.
+def test_clipped_parts_of_changes_do_not_accumulate_in_c(rule):
+    # If it accumulated, the norm would be 0.34, the size of the gradient at the last
+    # model.
     usual = {"fraction_train": 1.0, "weight_decay": 0.05, "learning_rate": 0.1}
     with pytest.MonkeyPatch.context() as patch:
-        # Which so little noise makes large, and slow to compute.
+        # With so little noise, the privacy loss is large and slow to compute.
         patch.setattr(
             "flwr_frl.strategies.server.privacy.ClientPrivacy.spent", lambda _: {}
         )
         found = run("scaffold", 60, watched=False, **usual, **rule)
     theta = matrix(found.arrays[-1])
-    own = [matrix(state, "own-control.") for state in found.kept[-1]]
+    variates = [matrix(state, "own-control.") for state in found.kept[-1]]
     c = matrix(found.arrays[-1], "control.")
-    assert np.linalg.norm(c - np.mean(own, axis=0)) < 0.15
+    assert np.linalg.norm(c - np.mean(variates, axis=0)) < 0.15
     assert (
         np.linalg.norm(np.mean([gradient(theta, i, 0.05) for i in EVERYBODY], 0)) < 0.15
     )
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_it_ends_where_fedavg_does_not_at_the_best_model(weighting):
-    # Many local steps pull FedAvg to a mean of the clients' own best models.
+def test_scaffold_reaches_the_optimum_and_fedavg_does_not(weighting):
+    # With many local steps, FedAvg drifts to a mean of the clients' own best models.
     usual = {"weight_decay": 0.3, "representation_epochs": 5, "weighting": weighting}
     slopes = {}
     for algorithm in ("scaffold", "fedavg"):
@@ -166,8 +167,8 @@ def test_it_ends_where_fedavg_does_not_at_the_best_model(weighting):
     assert slopes["fedavg"] > 1e-2
 
 
-def test_client_weights_with_equal_data_is_fedavg():
-    # All c_i are c, so nothing is corrected.
+def test_equal_data_equals_fedavg():
+    # All c_i equal c, so there is no correction.
     usual = {"task": "softmax_runs:twins", "fraction_train": 1.0}
     found, plain = run("scaffold", **usual), run("fedavg", **usual)
     for arrays, others in zip(found.arrays, plain.arrays, strict=True):
@@ -175,25 +176,26 @@ def test_client_weights_with_equal_data_is_fedavg():
         assert np.abs(matrix(arrays, "control.")).max() > 0.01
 
 
-def test_the_first_round_is_fedavg_with_a_server_step():
-    # All control variates are 0.
+def test_first_round_equals_fedavg_with_a_server_step():
+    # All control variates are 0 in the first round.
     plain = matrix(run("fedavg", 1).arrays[0])
     found = matrix(run("scaffold", 1, global_learning_rate=0.5).arrays[0])
     assert_near(found, (start() + plain) / 2)
 
 
-def test_two_steps_with_momentum_by_hand():
-    # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀): together 1 + β = 3/2 of g₀ and one g₁.
+def test_two_steps_with_momentum():
+    # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀), so g₀ counts 1 + β = 3/2 times, g₁
+    # once.
     found = run("scaffold", 1, representation_epochs=2, momentum=0.5)
     for i in found.trained[0]:
         g_0 = gradient(start(), i)
         g_1 = gradient(start() - RATE * g_0, i)
-        own = matrix(found.kept[0][i], "own-control.")
-        assert_near(own, (1.5 * g_0 + g_1) / 2.5)
+        variate = matrix(found.kept[0][i], "own-control.")
+        assert_near(variate, (1.5 * g_0 + g_1) / 2.5)
 
 
 def slope(num_clients):
-    """Losses that are linear in θ: whatever the batch, client i's gradient is g_i."""
+    """A task with losses linear in θ; client i's gradient is g_i for any batch."""
 
     def examples(i):
         x = torch.tensor([1.0, 2.0, -1.0, 0.5]) + i
@@ -206,7 +208,7 @@ def slope(num_clients):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("batch_size", "epochs"), [(4, 2), (3, 1), (10, 3), (64, 1)])
 def test_a_constant_gradient_becomes_c_i(momentum, batch_size, epochs):
-    # The number of steps and the momentum must cancel, the smaller last batch included.
+    # The effects of steps and momentum cancel, also with a smaller last batch.
     found = run(
         "scaffold",
         3,
@@ -226,8 +228,8 @@ def test_a_constant_gradient_becomes_c_i(momentum, batch_size, epochs):
     assert sum(map(bool, found.kept[-1])) >= 4
 
 
-def test_a_batch_norm_s_statistics_are_averaged_whatever_the_global_rate():
-    # A step of 3 along the change of a variance could end below 0.
+def test_batch_norm_statistics_are_averaged_for_any_global_rate():
+    # A step of 3 times the change of a variance could make it negative.
     usual = {"task": "softmax_runs:normed", "learning_rate": 0.01}
     found = run("scaffold", 1, global_learning_rate=3.0, **usual)
     plain = run("fedavg", 1, **usual)
@@ -236,7 +238,7 @@ def test_a_batch_norm_s_statistics_are_averaged_whatever_the_global_rate():
         name = f"representation.1.{statistic}"
         assert f"control.{name}" not in arrays
         np.testing.assert_allclose(arrays[name], others[name], atol=1e-6)
-    # Not so its parameters.
+    # Parameters take the full global step.
     initial = {n: t.numpy() for n, t in normed(N).initial_state.items()}
     for name in ("head.weight", "representation.0.weight"):
         moved = arrays[name] - initial[name]
@@ -244,7 +246,7 @@ def test_a_batch_norm_s_statistics_are_averaged_whatever_the_global_rate():
         assert np.abs(moved).max() > 1e-3
 
 
-def test_a_last_example_that_a_norm_refuses_is_no_step():
+def test_single_last_example_before_a_norm_is_not_a_step():
     torch.manual_seed(0)
     examples = ExampleSet(torch.randn(11, 3), torch.arange(11) % 2)
 
@@ -254,25 +256,25 @@ def test_a_last_example_that_a_norm_refuses_is_no_step():
     task = ExampleTask(model, [examples], [examples], head="2")
     settings = TrainingSettings(batch_size=5, learning_rate=0.1, momentum=0.0)
     client = SCAFFOLDClient(task, 0, PersonalState.holding({}), settings)
-    # Two batches of five in each epoch.
+    # Each epoch has two batches of five.
     assert client.total_step(3) == pytest.approx(6 * 0.1)
 
 
-def test_doubles_count():
+def test_double_precision_models_are_supported():
     found = run("scaffold", 2, task="softmax_runs:doubles")
     assert [row["rejected"] for row in found.rows] == [0, 0]
     assert {array.dtype for array in found.arrays[-1].values()} == {np.dtype("f8")}
     assert_all_near(found, numpy_scaffold(found))
 
 
-def test_client_weights_are_the_same_after_a_resume():
+def test_client_weights_are_restored_on_resume():
     strategy = run("scaffold", 2, weighting="examples").strategy
     settings = resolve({"algorithm": "scaffold", "weighting": "examples"})
     other = build_strategy(settings)
     assert isinstance(other, SCAFFOLD)
     other.restore(strategy.snapshot()())
     assert other.snapshot()() == strategy.snapshot()()
-    # 6 + 3 i examples each.
+    # Client i has 6 + 3 i examples.
     assert other.client_weights == {f"{i:06d}": len(draw(i)[1]) for i in EVERYBODY}
     assert sum(other.client_weights.values()) == other.state["total"] == 81
 
@@ -289,8 +291,8 @@ def test_a_client_with_another_model_is_not_counted():
     assert list(strategy.client_weights) == ["000000", "000001", "000003"]
 
 
-def test_what_an_earlier_run_left_is_no_part_of_c(tmp_path, monkeypatch):
-    # Runs of one experiment go on from each other's states; x and c begin anew.
+def test_states_of_an_earlier_run_are_not_part_of_c(tmp_path, monkeypatch):
+    # Runs of an experiment share a folder of client states, but x and c start anew.
     tokens = iter(("first", "second"))
 
     def named(settings):
@@ -309,27 +311,27 @@ def test_what_an_earlier_run_left_is_no_part_of_c(tmp_path, monkeypatch):
         assert_near(matrix(arrays, "control."), c)
 
 
-def test_after_a_client_has_lost_its_c_i_all_control_variates_begin_anew(caplog):
+def test_lost_c_i_resets_all_control_variates(caplog):
     trained = run("scaffold", 7).trained
-    # It has trained before, and trains again in between.
-    lost = next(i for i in trained[3] if any(i in early for early in trained[:3]))
-    found = run("scaffold", 7, lost={(lost, 4)})
+    # The client has trained before, and loses its state in round 4.
+    forgetful = next(i for i in trained[3] if any(i in early for early in trained[:3]))
+    found = run("scaffold", 7, lost={(forgetful, 4)})
     assert found.trained == trained
-    expected = numpy_scaffold(found, lost=(4, lost))
+    expected = numpy_scaffold(found, lost=(4, forgetful))
     for arrays, (x, c, _) in zip(found.arrays, expected, strict=True):
         assert_near(matrix(arrays), x)
         assert_near(matrix(arrays, "control."), c)
     assert not matrix(found.arrays[3], "control.").any()
     anew = [r.message for r in caplog.records if "begin anew" in r.message]
-    name = f"{lost:06d}"
+    name = f"{forgetful:06d}"
     assert anew == [f"the control variates begin anew: client {name} has lost its own"]
 
 
-def test_with_clients_that_forget_all_the_time_c_does_not_grow():
+def test_c_does_not_grow_if_clients_lose_their_state_repeatedly():
     forgetful = {(i, r) for i in EVERYBODY for r in range(2, 5)}
     found = run("scaffold", fraction_train=1.0, lost=forgetful)
     controls = [matrix(arrays, "control.") for arrays in found.arrays]
-    # What has just begun anew has nothing to lose.
+    # A loss right after a reset has no effect.
     assert [control.any() for control in controls] == [True, False, True, False]
-    own = [matrix(state, "own-control.") for state in found.kept[2]]
-    assert_near(controls[2], np.mean(own, axis=0))
+    variates = [matrix(state, "own-control.") for state in found.kept[2]]
+    assert_near(controls[2], np.mean(variates, axis=0))

@@ -1,4 +1,4 @@
-"""Rounds: what is evaluated when, what is reported, and other people's strategies."""
+"""Rounds: evaluation, reporting, and third-party strategies."""
 
 import json
 import logging
@@ -34,12 +34,12 @@ def averaging() -> FedAvg:
 
 
 def client(message: Message, context: Context) -> Message:
-    """Add the partition id to what was sent; client 3 has another loss."""
+    """Add the partition id to the received arrays; a quarter of it is the accuracy."""
     i = int(context.node_config["partition-id"])
     kind = message.metadata.message_type
     if kind == MessageType.QUERY:
-        own = {"client": f"{i:06d}", "structure": "", "num-examples": 5}
-        content = {"properties": ConfigRecord({**own, "num-test-examples": 2})}
+        about = {"client": f"{i:06d}", "structure": "", "num-examples": 5}
+        content = {"properties": ConfigRecord({**about, "num-test-examples": 2})}
     elif kind == MessageType.TRAIN:
         sent = message.content.array_records["arrays"]
         arrays = {name: array.numpy() + i for name, array in sent.items()}
@@ -68,7 +68,7 @@ def rounds_of(strategy, rounds: range = range(1, 4), **options):
     return final, rows
 
 
-def test_rounds_by_hand():
+def test_mean_is_added_in_each_round():
     # The mean of 0, 1, 2 and 3 is added three times.
     final, rows = rounds_of(averaging())
     assert final["w"].numpy().tolist() == [4.5] * 3
@@ -84,7 +84,7 @@ def test_only_some_rounds_are_evaluated():
     assert ["accuracy" in row for row in rows] == [False, True, False]
 
 
-def test_what_evaluation_costs_is_counted_apart():
+def test_bytes_of_evaluation_are_counted_separately():
     _, evaluated = rounds_of(averaging())
     _, plain = rounds_of(averaging(), evaluated=lambda _: False)
     for row, other in zip(evaluated, plain, strict=True):
@@ -93,13 +93,13 @@ def test_what_evaluation_costs_is_counted_apart():
         assert row["bytes-evaluate"] > 0
 
 
-def test_rounds_may_begin_later():
+def test_rounds_may_start_at_a_later_number():
     final, rows = rounds_of(averaging(), range(7, 9))
     assert [row["round"] for row in rows] == [7, 8]
     assert final["w"].numpy().tolist() == [3.0] * 3
 
 
-def test_no_rounds():
+def test_no_rounds_return_the_initial_arrays():
     final, rows = rounds_of(averaging(), range(5, 5))
     assert final["w"].numpy().tolist() == [0.0] * 3
     assert rows == []
@@ -113,7 +113,7 @@ def test_flower_s_own_fedavg_runs_as_well():
 
 
 def test_flower_s_differential_privacy_wraps_ours():
-    # Flower divides by the norm of a change, so nobody may send none: add 1.
+    # Flower divides by the norm of an update, which must not be 0, so add 1.
     def never_still(message: Message, context: Context) -> Message:
         reply = client(message, context)
         if message.metadata.message_type == MessageType.TRAIN:
@@ -123,9 +123,9 @@ def test_flower_s_differential_privacy_wraps_ours():
         return reply
 
     for norm, expected in (
-        # A norm that is never reached: the mean of 1, 2, 3 and 4.
+        # The norm is never reached: the mean of 1, 2, 3 and 4
         (1e6, 2.5),
-        # Clipped to 1 everybody's change is (1, 1, 1)/√3.
+        # Clipped to norm 1, every update is (1, 1, 1)/√3.
         (1.0, 1 / math.sqrt(3)),
     ):
         strategy = DifferentialPrivacyServerSideFixedClipping(averaging(), 0.0, norm, 4)
@@ -134,13 +134,13 @@ def test_flower_s_differential_privacy_wraps_ours():
         np.testing.assert_allclose(final["w"].numpy(), 3 * expected, rtol=1e-6)
 
 
-# A whole run
+# Complete runs
 
 
 def settings_of(tmp_path, **overrides):
     names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    own = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
-    return resolve({**own, "num-clients": 4, **names})
+    usual = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
+    return resolve({**usual, "num-clients": 4, **names})
 
 
 def rows_in(tmp_path) -> list[dict]:
@@ -158,7 +158,7 @@ def rows_in(tmp_path) -> list[dict]:
         (12, 5, 3, [5, 10, 11, 12]),
     ],
 )
-def test_when_a_run_evaluates(tmp_path, rounds, every, last, expected):
+def test_evaluated_rounds_follow_the_settings(tmp_path, rounds, every, last, expected):
     settings = settings_of(
         tmp_path, num_server_rounds=rounds, evaluate_every=every, evaluate_last=last
     )
@@ -169,7 +169,7 @@ def test_when_a_run_evaluates(tmp_path, rounds, every, last, expected):
     assert summary["rounds"] == rounds
 
 
-def test_the_clients_file_says_what_is_known_of_each(tmp_path):
+def test_clients_file_has_the_metrics_of_each_client(tmp_path):
     run(InlineGrid(client, 4), settings_of(tmp_path, num_server_rounds=2))
     clients = json.loads((tmp_path / "fedavg" / "clients.json").read_text())
     assert list(clients) == ["000000", "000001", "000002", "000003"]
@@ -182,7 +182,7 @@ def test_the_clients_file_says_what_is_known_of_each(tmp_path):
     }
 
 
-def test_clients_that_never_answer_end_a_run_that_says_so(tmp_path):
+def test_run_without_valid_replies_ends_with_an_error(tmp_path):
     def broken(message: Message, context: Context) -> Message:
         if message.metadata.message_type == MessageType.TRAIN:
             raise RuntimeError("out of memory")
@@ -192,14 +192,14 @@ def test_clients_that_never_answer_end_a_run_that_says_so(tmp_path):
     with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
         run(InlineGrid(broken, 4), settings)
     assert [row["clients"] for row in rows_in(tmp_path)] == [0, 0, 0]
-    # Without a limit it goes on to its end, which is an error as well.
+    # Without a limit, the run continues to its end, which is an error as well.
     settings = settings_of(tmp_path, num_server_rounds=5, max_empty_rounds=0)
     with pytest.raises(SettingsError, match="no round had a valid reply; client"):
         run(InlineGrid(broken, 4), settings)
     assert [row["rejected"] for row in rows_in(tmp_path)] == [4] * 5
 
 
-def test_a_run_that_an_error_ends_can_be_gone_on_from(tmp_path):
+def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
     def at_first(message: Message, context: Context) -> Message:
         training = message.metadata.message_type == MessageType.TRAIN
         if training and message.metadata.group_id != "1":
@@ -216,7 +216,7 @@ def test_a_run_that_an_error_ends_can_be_gone_on_from(tmp_path):
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 4, 4, 4, 4, 4]
 
 
-def test_a_bad_round_among_good_ones_ends_nothing(tmp_path):
+def test_some_empty_rounds_do_not_end_the_run(tmp_path):
     def sometimes(message: Message, context: Context) -> Message:
         training = message.metadata.message_type == MessageType.TRAIN
         if training and message.metadata.group_id in ("2", "3", "5"):
@@ -228,7 +228,7 @@ def test_a_bad_round_among_good_ones_ends_nothing(tmp_path):
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 0, 4]
 
 
-def test_who_fails_is_named(tmp_path, caplog):
+def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
     class Lossy(InlineGrid):
         def pull_messages(self, message_ids):
             replies = super().pull_messages(message_ids)
@@ -243,8 +243,8 @@ def test_who_fails_is_named(tmp_path, caplog):
     def stale(message: Message, context: Context) -> Message:
         reply = client(message, context)
         if message.metadata.message_type == MessageType.TRAIN:
-            told = 1 if context.node_id == 2 else int(message.metadata.group_id)
-            reply.content.metric_records["metrics"]["server-round"] = told
+            reported = 1 if context.node_id == 2 else int(message.metadata.group_id)
+            reply.content.metric_records["metrics"]["server-round"] = reported
         return reply
 
     run(Lossy(stale, 4), settings_of(tmp_path, num_server_rounds=3))
@@ -257,10 +257,10 @@ def test_who_fails_is_named(tmp_path, caplog):
     assert "no reply of clients 000002" in caplog.text
 
 
-# What a server makes of its settings
+# Server settings
 
 
-def test_a_server_knows_all_settings_of_ours():
+def test_server_checks_built_in_settings():
     assert server_settings({}) == defaults()
     given = {"algorithm": "flute", "seed": 3, "momentum": 0}
     assert server_settings(given) == {**defaults(), **given, "momentum": 0.0}
@@ -282,7 +282,7 @@ def test_a_server_knows_all_settings_of_ours():
         {"algorithm": "srpfl", "srpfl-base": "outsiders:Hooked"},
     ],
 )
-def test_a_server_knows_the_settings_of_somebody_elses_strategy(named):
+def test_server_checks_settings_of_third_party_strategies(named):
     assert server_settings(named) == {**defaults(), **named, "fewest": 2}
     assert server_settings({**named, "fewest": 4})["fewest"] == 4
     with pytest.raises(SettingsError) as caught:
@@ -298,11 +298,11 @@ def test_a_server_knows_the_settings_of_somebody_elses_strategy(named):
         {"task": "nowhere.at_all:task"},
     ],
 )
-def test_what_only_clients_can_know_is_left_to_them(named):
-    # Neither client nor task is loaded by a server.
+def test_settings_of_clients_and_tasks_are_not_checked_by_the_server(named):
+    # Servers load neither client nor task.
     settings = server_settings({**named, "warm-up": 3, "hearing": "good"})
     assert (settings["warm-up"], settings["hearing"]) == (3, "good")
-    # What it does know is checked.
+    # Settings that the server knows are checked.
     with pytest.raises(SettingsError) as caught:
         server_settings({**named, "seed": 0.5})
     assert caught.value.code == "seed"
@@ -324,16 +324,16 @@ def test_what_only_clients_can_know_is_left_to_them(named):
     ],
 )
 @pytest.mark.parametrize("apps", [1, 3])
-def test_bad_input_has_one_line_in_the_log_and_all_else_its_traceback(
+def test_settings_errors_are_logged_in_one_line_and_others_with_traceback(
     error, line, apps, caplog
 ):
-    # Whoever loads the app more often changes nothing.
+    # Creating the app more than once changes nothing.
     for _ in range(apps):
         make_app()
     try:
         raise error
     except Exception as caught:
-        # As Flower does it.
+        # Flower logs errors like this.
         log(logging.ERROR, "ServerApp of run %d raised", 7, exc_info=caught)
     (record,) = caplog.records
     text = logging.Formatter().format(record)
@@ -346,14 +346,14 @@ def test_bad_input_has_one_line_in_the_log_and_all_else_its_traceback(
     assert last == f"{type(error).__name__}: {error}"
 
 
-def test_what_is_no_error_is_logged_as_it_is(caplog):
+def test_messages_without_errors_are_logged_unchanged(caplog):
     make_app()
     with caplog.at_level(logging.INFO, "flwr"):
         log(logging.INFO, "%d of %d nodes are here", 2, 3)
     assert caplog.messages == ["2 of 3 nodes are here"]
 
 
-def test_an_app_without_settings_of_its_own_takes_the_contexts(tmp_path):
+def test_app_without_settings_uses_those_of_the_context(tmp_path):
     finished: list[dict] = []
     app = make_app(finished=finished.append)
     config = {

@@ -53,19 +53,19 @@ def heads_of(path, algorithm="fedrep"):
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*-*")}
 
 
-def test_a_server_restored_from_a_backup_costs_no_head(tmp_path, caplog) -> None:
-    # Far enough that a round more or less of the representation is no matter.
-    own = {"head-epochs": 5, "representation-epochs": 2, "batch-size": 20}
-    own |= {"evaluate-every": 6, "evaluate-last": 1}
-    go(settings_of(tmp_path, 5, **own))
+def test_server_restored_from_a_backup_loses_no_head(tmp_path, caplog) -> None:
+    # Train long enough that one round of the representation makes no difference.
+    options = {"head-epochs": 5, "representation-epochs": 2, "batch-size": 20}
+    options |= {"evaluate-every": 6, "evaluate-last": 1}
+    go(settings_of(tmp_path, 5, **options))
     backup = tmp_path / "backup"
     shutil.copy(tmp_path / "fedrep" / CHECKPOINT, backup)
-    go(settings_of(tmp_path, 12, resume=str(tmp_path), **own))
+    go(settings_of(tmp_path, 12, resume=str(tmp_path), **options))
     heads, twelfth = heads_of(tmp_path), rows_of(tmp_path)[12]
     assert len(heads) >= 2 * 5
     shutil.copy(backup, tmp_path / "fedrep" / CHECKPOINT)
-    go(settings_of(tmp_path, 6, resume=str(tmp_path), **own))
-    # Every head of round 12 is still there, and what was learned as well.
+    go(settings_of(tmp_path, 6, resume=str(tmp_path), **options))
+    # All heads of round 12 are still stored, and their accuracy is kept.
     now = heads_of(tmp_path)
     newest = {p: data for p, data in heads.items() if p.name.endswith("12.safetensors")}
     assert len(newest) == 5
@@ -89,8 +89,8 @@ def test_a_server_restored_from_a_backup_costs_no_head(tmp_path, caplog) -> None
 def test_means_of_personal_arrays_are_correct_after_a_rollback(
     tmp_path, caplog, algorithm, shared, kept
 ) -> None:
-    own = {"algorithm": algorithm, "model": "logistic", "momentum": 0.0}
-    own |= {"evaluate-every": 0, "evaluate-last": 1}
+    options = {"algorithm": algorithm, "model": "logistic", "momentum": 0.0}
+    options |= {"evaluate-every": 0, "evaluate-last": 1}
 
     def distance(server_round: int) -> float:
         mean = load_file(tmp_path / algorithm / CHECKPOINT)
@@ -107,30 +107,30 @@ def test_means_of_personal_arrays_are_correct_after_a_rollback(
         ]
         return max(np.abs(d).max() for d in differences)
 
-    go(settings_of(tmp_path, 3, **own))
+    go(settings_of(tmp_path, 3, **options))
     assert distance(3) < 1e-6
     shutil.copy(tmp_path / algorithm / CHECKPOINT, tmp_path / "backup")
-    go(settings_of(tmp_path, 9, resume=str(tmp_path), **own))
+    go(settings_of(tmp_path, 9, resume=str(tmp_path), **options))
     assert distance(9) < 1e-6
     shutil.copy(tmp_path / "backup", tmp_path / algorithm / CHECKPOINT)
-    go(settings_of(tmp_path, 7, resume=str(tmp_path), **own))
-    # Added up, it is off for good.
+    go(settings_of(tmp_path, 7, resume=str(tmp_path), **options))
+    # A mean that was only updated by changes would stay wrong.
     assert distance(7) < 1e-6
     assert len([m for m in caplog.messages if "begin" in m and "anew" in m]) == 1
 
 
-def test_an_ordinary_resume_is_no_rollback(tmp_path, caplog) -> None:
-    # Killed in round 8, with its checkpoint of round 6: it is no backup.
+def test_ordinary_resume_is_not_a_rollback(tmp_path, caplog) -> None:
+    # The run is killed in round 8 and resumes from round 6, which is not a rollback.
     together, apart = tmp_path / "together", tmp_path / "apart"
     go(settings_of(together, 8, **{"checkpoint-every": 3}))
     go(settings_of(apart, 6, **{"checkpoint-every": 3}))
     backup = apart / "backup"
     shutil.copy(apart / "fedrep" / CHECKPOINT, backup)
-    # Without a checkpoint in 8: a run that stops at 9 is cut back to 8.
+    # Run to round 9 without a checkpoint in round 8, then restore that of round 6.
     go(settings_of(apart, 9, resume=str(apart), **{"checkpoint-every": 100}))
     shutil.copy(backup, apart / "fedrep" / CHECKPOINT)
     rows = rows_of(together)
-    # A checkpoint of round 9 was written at the end, and told to nobody.
+    # The checkpoint of round 9 was written at the end, so clients have not seen it.
     go(settings_of(apart, 8, resume=str(apart), **{"checkpoint-every": 3}))
     again = rows_of(apart)
     assert "has seen the checkpoint" not in caplog.text
@@ -139,7 +139,7 @@ def test_an_ordinary_resume_is_no_rollback(tmp_path, caplog) -> None:
             assert again[r][name] == rows[r][name]
 
 
-def test_an_evaluation_deletes_no_version(tmp_path) -> None:
+def test_evaluation_deletes_no_version(tmp_path) -> None:
     settings = settings_of(tmp_path, 4)
     grid = go(settings)
     heads = heads_of(tmp_path)
@@ -172,40 +172,40 @@ def test_two_runs_of_an_experiment_do_not_disturb_each_other(tmp_path) -> None:
     for path, data in alone.items():
         assert path.read_bytes() == data
     assert not list((tmp_path / "state").rglob("*set-aside*"))
-    # The first one goes on as if nothing had been.
+    # The first run continues unaffected.
     rows = device_run("a", 4, resume=str(tmp_path / "a"))
     assert rows[4]["clients"] == 5
 
 
-def test_gossip_refuses_a_rolled_back_server(tmp_path) -> None:
-    own = {"algorithm": "dpsgd", "model": "logistic", "num-clients": 5}
-    go(settings_of(tmp_path, 2, **own))
+def test_gossip_rejects_a_rolled_back_server(tmp_path) -> None:
+    options = {"algorithm": "dpsgd", "model": "logistic", "num-clients": 5}
+    go(settings_of(tmp_path, 2, **options))
     backup = tmp_path / "backup"
     shutil.copy(tmp_path / "dpsgd" / CHECKPOINT, backup)
-    go(settings_of(tmp_path, 6, resume=str(tmp_path), **own))
+    go(settings_of(tmp_path, 6, resume=str(tmp_path), **options))
     shutil.copy(backup, tmp_path / "dpsgd" / CHECKPOINT)
     heads = heads_of(tmp_path, "dpsgd")
     with pytest.raises(SettingsError, match="has seen a checkpoint of round 5, later"):
-        go(settings_of(tmp_path, 7, resume=str(tmp_path), **own))
+        go(settings_of(tmp_path, 7, resume=str(tmp_path), **options))
     assert heads_of(tmp_path, "dpsgd") == heads
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_single_client_s_claim_does_not_end_gossip(tmp_path, caplog, late) -> None:
-    own = {"algorithm": "choco-sgd", "model": "logistic", "num-clients": 5}
-    go(settings_of(tmp_path, 2, **own))
-    settings = settings_of(tmp_path, 4, resume=str(tmp_path), **own)
+def test_claim_of_a_single_client_does_not_end_gossip(tmp_path, caplog, late) -> None:
+    options = {"algorithm": "choco-sgd", "model": "logistic", "num-clients": 5}
+    go(settings_of(tmp_path, 2, **options))
+    settings = settings_of(tmp_path, 4, resume=str(tmp_path), **options)
     app = make_app(settings)
 
     def call(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if context.node_id == 4 and message.metadata.message_type == "query":
-            said = {KEPT_ROUNDS: [10**6], KEPT_CHECKPOINT: 10**6}
-            cast(ConfigRecord, reply.content["properties"]).update(said)
+            claim = {KEPT_ROUNDS: [10**6], KEPT_CHECKPOINT: 10**6}
+            cast(ConfigRecord, reply.content["properties"]).update(claim)
         return reply
 
     class Late(InlineGrid):
-        """A grid on which the client turns up one round later."""
+        """A grid on which client 4 may connect one round later."""
 
         looks = 0
 
@@ -235,13 +235,13 @@ def test_a_single_client_s_claim_does_not_end_gossip(tmp_path, caplog, late) -> 
         {KEPT_ROUNDS: [9], KEPT_CHECKPOINT: 5},
     ],
 )
-def test_invalid_claims_of_a_client_are_no_rollback(said: dict) -> None:
+def test_invalid_claims_of_a_client_are_not_a_rollback(said: dict) -> None:
     assert not RoundLedger(resumed=5).is_rolled_back("a", said)
 
 
 def test_after_a_rollback_a_client_continues_from_a_common_round() -> None:
-    standing = RoundLedger(resumed=5, acknowledged={"a": 4, "b": 4})
+    ledger = RoundLedger(resumed=5, acknowledged={"a": 4, "b": 4})
     for name, rounds in (("a", [4, 11]), ("b", [10, 11])):
-        assert standing.is_rolled_back(name, {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10})
-        standing.continue_from(name)
-    assert standing.acknowledged == {"a": 4, "b": 11}
+        assert ledger.is_rolled_back(name, {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10})
+        ledger.continue_from(name)
+    assert ledger.acknowledged == {"a": 4, "b": 11}

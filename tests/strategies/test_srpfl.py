@@ -1,4 +1,4 @@
-"""SRPFL: stages of more and more clients, around any strategy that samples."""
+"""SRPFL: stages with growing numbers of clients, around any strategy that samples."""
 
 import math
 
@@ -17,14 +17,14 @@ def schedule(strategy: SRPFL | BaseStrategy, sampled: int, rounds: int) -> list[
     return [strategy.participation.nodes(r, sampled) for r in range(1, rounds + 1)]
 
 
-def test_doubling_by_hand() -> None:
-    # n0 = 2, N = 12, three rounds a stage: 2, 4, 8, then min(16, 12).
+def test_clients_double_from_stage_to_stage() -> None:
+    # n0 = 2, N = 12, and three rounds per stage: 2, 4, 8, then min(16, 12)
     strategy = SRPFL(BaseStrategy(), initial_nodes=2, rounds_per_stage=3)
     assert schedule(strategy, 12, 12) == [2] * 3 + [4] * 3 + [8] * 3 + [12] * 3
 
 
-def test_listed_stages_by_hand() -> None:
-    # One round of 2, two of 4, and the last length again for 8.
+def test_listed_stage_lengths() -> None:
+    # One round with 2 clients, two with 4; the last length is reused for 8.
     strategy = SRPFL(BaseStrategy(), initial_nodes=2, rounds_per_stage=[1, 2])
     assert schedule(strategy, 12, 7) == [2, 4, 4, 8, 8, 12, 12]
 
@@ -32,22 +32,22 @@ def test_listed_stages_by_hand() -> None:
 @pytest.mark.parametrize(
     ("sampled", "rounds", "expected"),
     [
-        # 2, 4, 8, 16 and 32 share 20 rounds.
+        # The stages of 2, 4, 8, 16 and 32 share 20 rounds.
         (64, 40, [2] * 4 + [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4 + [64] * 20),
-        # 2, 4 and 8 share seven of 15: one more for the first.
+        # The stages of 2, 4 and 8 share seven of 15 rounds; the first has one more.
         (12, 15, [2] * 3 + [4] * 2 + [8] * 2 + [12] * 8),
-        # Two rounds for four stages: the later ones are left out.
+        # Two rounds are too few for four stages, so the later ones are omitted.
         (20, 4, [2, 4, 20, 20]),
         (20, 1, [20]),
         (2, 3, [2, 2, 2]),
     ],
 )
-def test_automatic_stages_by_hand(sampled, rounds, expected) -> None:
+def test_automatic_stage_lengths(sampled, rounds, expected) -> None:
     strategy = SRPFL(BaseStrategy(), num_rounds=rounds)
     assert schedule(strategy, sampled, rounds) == expected
 
 
-def test_a_resumed_run_with_more_rounds_begins_no_stage_again() -> None:
+def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
     def of(rounds: int) -> BaseStrategy:
         more = {"num_server_rounds": rounds, "initial_nodes": 2}
         return build_strategy(settings_of("flanp", **more))
@@ -55,7 +55,7 @@ def test_a_resumed_run_with_more_rounds_begins_no_stage_again() -> None:
     first, longer = of(10), of(40)
     longer.restore(first.snapshot()())
     assert schedule(longer, 20, 12) == [2, 2, 4, 8, 16] + [20] * 7
-    # And so it is when that one is resumed.
+    # The same holds when that run is resumed.
     again = of(80)
     again.restore(longer.snapshot()())
     assert schedule(again, 20, 12) == schedule(longer, 20, 12)
@@ -66,7 +66,7 @@ def test_automatic_stages_need_the_number_of_rounds() -> None:
         SRPFL(BaseStrategy()).participation.nodes(1, 3)
 
 
-def test_everybody_at_once() -> None:
+def test_all_clients_from_the_first_round() -> None:
     assert schedule(SRPFL(BaseStrategy(), initial_nodes=12), 12, 3) == [12] * 3
     assert schedule(SRPFL(BaseStrategy(), initial_nodes=20), 12, 3) == [12] * 3
 
@@ -81,7 +81,7 @@ def test_everybody_at_once() -> None:
         {"rounds_per_stage": [3, 0]},
     ],
 )
-def test_wrong_values_are_refused_in_one_line(wrong) -> None:
+def test_invalid_values_are_rejected_in_one_line(wrong) -> None:
     with pytest.raises(SettingsError) as caught:
         SRPFL(BaseStrategy(), **wrong)
     assert "\n" not in str(caught.value)
@@ -89,14 +89,14 @@ def test_wrong_values_are_refused_in_one_line(wrong) -> None:
 
 
 @pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1", "Auto"])
-def test_wrong_stage_settings_are_refused(setting: str) -> None:
+def test_invalid_stage_settings_are_rejected(setting: str) -> None:
     with pytest.raises(SettingsError, match="rounds-per-stage"):
         SRPFL(BaseStrategy(), rounds_per_stage=setting)
 
 
-def test_stages_of_the_theory_by_hand() -> None:
-    # E[T_(n)] = n: later/earlier is 2n - n to n - n/2, so 2, and each stage has
-    # 2 log(4) / log(1 / 0.9) = 26.3 rounds, rounded up; with a = 3/4 it is two.
+def test_stage_lengths_of_the_theory() -> None:
+    # With E[T_(n)] = n, the ratio (2n - n) / (n - n/2) is 2. Each stage has 2 log(2 ·
+    # 2) / log(1 / 0.9) = 26.3 rounds, rounded up; a = 3/4 gives two.
     arrivals = np.arange(1.0, 17.0)
     assert theory_stages(4, arrivals, 0.1) == [27] * 2
     assert theory_stages(4, arrivals, 0.74) == [3] * 2
@@ -108,7 +108,7 @@ def test_stages_of_the_theory_by_hand() -> None:
 @pytest.mark.parametrize("added", [0.0, 2.0])
 @pytest.mark.parametrize("a", [0.1, 0.4])
 def test_exact_stages_count_the_rounds_between_the_best_doubling_points(a, added):
-    # E[T_(n)] of 256 exponential times: sums of 1/256, 1/255, …, 1.
+    # E[T_(n)] of 256 exponential times: cumulative sums of 1/256, 1/255, …, 1
     arrivals = np.cumsum(1 / np.arange(256, 0, -1))
 
     def after(x: float, n: int) -> float:
@@ -119,7 +119,8 @@ def test_exact_stages_count_the_rounds_between_the_best_doubling_points(a, added
 
     distance, expected = 1.0, []
     for n in (8, 16, 32, 64, 128):
-        # Above this distance n clients reduce it faster than 2 n (200, 201).
+        # Above this distance, n clients reduce it faster than 2 n (equations 200 and
+        # 201).
         low, high = 0.0, 1e3
         while high - low > 1e-10:
             middle = (low + high) / 2
@@ -137,7 +138,7 @@ def test_exact_stages_count_the_rounds_between_the_best_doubling_points(a, added
     assert all(exact <= most for exact, most in zip(expected, bound, strict=True))
 
 
-def test_stages_without_rounds_are_left_out() -> None:
+def test_stages_without_rounds_are_omitted() -> None:
     settings = {"rounds_per_stage": "theory-exact", "speed_model": "fixed"}
     strategy = build_strategy(settings_of("srpfl", initial_nodes=1, **settings))
     times = SpeedModel("fixed", 20).expected_arrivals(20)
@@ -148,7 +149,7 @@ def test_stages_without_rounds_are_left_out() -> None:
     assert strategy.participation.nodes(1, 20) == 2 ** (len(lengths) - len(left))
 
 
-def test_a_sample_can_stay_for_a_stage() -> None:
+def test_sample_may_be_fixed_during_a_stage() -> None:
     nodes = list(range(100))
     for sample_for in ("round", "stage"):
         strategy = BaseStrategy(fraction_train=0.2)
@@ -156,13 +157,13 @@ def test_a_sample_can_stay_for_a_stage() -> None:
         samples = [srpfl.participation.sample(r, nodes) for r in range(1, 10)]
         distinct = {tuple(sample) for sample in samples}
         assert all(len(sample) == 20 for sample in samples)
-        # Stages of 5, 10 and 20: rounds 1 to 3, 4 to 6, and 7 on.
+        # Stages of 5, 10 and 20 clients: rounds 1 to 3, 4 to 6, and from 7 on
         assert len(distinct) == (9 if sample_for == "round" else 3)
         if sample_for == "stage":
             assert samples[::3] == samples[1::3] == samples[2::3]
 
 
-def test_examples_can_double_from_stage_to_stage() -> None:
+def test_examples_may_double_instead_of_clients() -> None:
     settings = settings_of(
         "srpfl",
         num_clients=8,
@@ -188,7 +189,7 @@ def test_examples_can_double_from_stage_to_stage() -> None:
         config = ConfigRecord()
         messages = strategy.configure_train(server_round, start, config, clock)
         used = list(clock.send_and_receive(messages))
-        # The fastest clients until they have the share n / 8 of all examples.
+        # The fastest clients take part until they have the share n / 8 of all examples.
         order = np.argsort(speeds.times(server_round))
         cumulative = np.cumsum(sizes[order])
         expected = int((cumulative < sizes.sum() * n // 8).sum()) + 1
@@ -196,23 +197,24 @@ def test_examples_can_double_from_stage_to_stage() -> None:
         strategy.aggregate_train(server_round, used)
 
 
-def test_the_contraction_is_a_setting() -> None:
+def test_contraction_setting_changes_the_stage_lengths() -> None:
     theory = {"rounds_per_stage": "theory", "speed_model": "fixed"}
     by_default = build_strategy(settings_of("srpfl", **theory))
-    given = build_strategy(settings_of("srpfl", contraction=0.5, **theory))
+    chosen = build_strategy(settings_of("srpfl", contraction=0.5, **theory))
     times = SpeedModel("fixed", 20).expected_arrivals(20)
-    for strategy, a in ((by_default, 0.1), (given, 0.5)):
-        # Stages of 5 and 10, before all 20; the first ratio has E[T_(2)] in it.
+    for strategy, a in ((by_default, 0.1), (chosen, 0.5)):
+        # Stages of 5 and 10 clients precede that of all 20; the first ratio uses
+        # E[T_(2)].
         ratios = [
             2 * (times[2 * n - 1] - times[n - 1]) / (times[n - 1] - times[n // 2 - 1])
             for n in (5, 10)
         ]
         expected = [math.ceil(2 * math.log(r) / math.log(1 / (1 - a))) for r in ratios]
         assert strategy.participation.lengths == tuple(expected)
-    assert given.participation.lengths != by_default.participation.lengths
+    assert chosen.participation.lengths != by_default.participation.lengths
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, math.nan])
-def test_a_wrong_contraction_is_refused_in_one_line(wrong: float) -> None:
+def test_invalid_contraction_is_rejected_in_one_line(wrong: float) -> None:
     with pytest.raises(SettingsError, match=r"^contraction is .* in \(0, 1\)$"):
         SRPFL(BaseStrategy(), contraction=wrong)

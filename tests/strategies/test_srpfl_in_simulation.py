@@ -23,7 +23,7 @@ from flwr_frl.task.settings import SettingsError
 
 
 @pytest.mark.parametrize("algorithm", ["srpfl", "srpfl-flute"])
-def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
+def test_only_the_fastest_clients_train(algorithm: str, tmp_path) -> None:
     settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
     inner = InlineGrid(make_app(settings), 20)
     trained: list[list[int]] = []
@@ -40,7 +40,7 @@ def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
     times = SpeedModel("fixed", 20).times(1)
     fastest = np.argsort(times)
     assert [sorted(t) for t in trained] == [sorted(fastest[:n]) for n in (5, 5, 10, 10)]
-    # The clock: twice the fifth fastest, twice the tenth.
+    # Simulated time: twice the fifth fastest client, and twice the tenth
     expected = 2 * times[fastest[4]] + 2 * times[fastest[9]]
     assert summary["seconds-simulated"] == pytest.approx(expected)
 
@@ -53,7 +53,7 @@ def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
         ("2", [5, 5, 10, 10], ["round 4, the last one, waits for 10 of 20"]),
     ],
 )
-def test_a_run_that_ends_before_its_last_stage_says_so(
+def test_run_that_ends_before_its_last_stage_is_logged(
     stages: str, counts: list[int], said: list[str], tmp_path, caplog
 ) -> None:
     more = {} if stages == "auto" else {"rounds_per_stage": stages}
@@ -61,12 +61,12 @@ def test_a_run_that_ends_before_its_last_stage_says_so(
     run(InlineGrid(make_app(settings), 20), settings)
     lines = (tmp_path / "flanp" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["clients"] for line in lines] == counts
-    found = [m for m in caplog.messages if "before its last stage" in m]
-    assert len(found) == len(said)
-    assert all(words in line for line, words in zip(found, said, strict=True))
+    warnings = [m for m in caplog.messages if "before its last stage" in m]
+    assert len(warnings) == len(said)
+    assert all(words in line for line, words in zip(warnings, said, strict=True))
 
 
-def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
+def test_more_initial_nodes_than_clients_are_rejected(tmp_path) -> None:
     settings = settings_of("srpfl", output=str(tmp_path), initial_nodes=21)
     with pytest.raises(SettingsError, match="at most 20"):
         run(InlineGrid(make_app(settings), 20), settings)
@@ -75,7 +75,7 @@ def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize(
     "base", ["fedavg", "flwr_frl.strategies.fedavg:FedAvg", "flute"]
 )
-def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
+def test_srpfl_base_selects_the_wrapped_algorithm(base: str, tmp_path) -> None:
     options = {
         "output": str(tmp_path),
         "num_server_rounds": 3,
@@ -87,7 +87,7 @@ def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
     wrapped = {**settings, "algorithm": base}
     assert type(strategy) is type(build_strategy(wrapped))
     assert client_class(settings) is client_class(wrapped)
-    # The same as under its own name.
+    # The results equal those under the algorithm's own name.
     named = {"flute": "srpfl-flute"}.get(base, "flanp")
     rows = []
     for algorithm in ("srpfl", named):
@@ -99,7 +99,7 @@ def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
     assert [row["clients"] for row in rows[0]] == [5, 5, 10]
 
 
-def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
+def test_variants_with_a_fixed_base_ignore_srpfl_base() -> None:
     strategy = build_strategy(settings_of("lg-srpfl", srpfl_base="flute"))
     assert type(strategy) is LGFedAvg
 
@@ -107,7 +107,7 @@ def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
 @pytest.mark.parametrize(
     "base", ["srpfl", "flanp", "flwr_frl.strategies.srpfl:LGSRPFL"]
 )
-def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
+def test_srpfl_over_srpfl_is_rejected_in_one_line(base: str) -> None:
     line = f"^srpfl-base is {base!r}; expected an algorithm that wraps no other one$"
     settings = {**settings_of("srpfl"), "srpfl-base": base}
     for ask in (build_strategy, client_class, settings_owners):
@@ -116,7 +116,7 @@ def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["dpsgd", "representation-transfer"])
-def test_a_base_in_which_nobody_is_sampled_is_refused_in_one_line(base: str) -> None:
+def test_base_without_sampling_is_rejected_in_one_line(base: str) -> None:
     line = f"^srpfl-base is {base!r}; expected an algorithm that samples clients$"
     with pytest.raises(SettingsError, match=line):
         build_strategy(settings_of("srpfl", srpfl_base=base))
@@ -131,14 +131,14 @@ def test_a_base_in_which_nobody_is_sampled_is_refused_in_one_line(base: str) -> 
         ("outsiders:Homeless", "algorithm 'outsiders:Homeless' is no strategy; "),
     ],
 )
-def test_a_base_that_is_none(base: str, line: str) -> None:
+def test_invalid_base_is_rejected_in_one_line(base: str, line: str) -> None:
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
         build_strategy(settings_of("srpfl", srpfl_base=base))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("real", [False, True])
-def test_inside_differential_privacy(real: bool) -> None:
+def test_srpfl_inside_differential_privacy(real: bool) -> None:
     settings = settings_of("fedavg")
     base = build_strategy(settings)
     private = DifferentialPrivacyServerSideFixedClipping(
@@ -149,7 +149,7 @@ def test_inside_differential_privacy(real: bool) -> None:
     )
     inner, grid = simulated(settings, base)
     if real:
-        # Replies are looked at before they are clipped.
+        # Replies are checked before they are clipped.
         grid = RealArrivals(inner)
     start = base.initialize(inner)
     counts = []
@@ -163,11 +163,11 @@ def test_inside_differential_privacy(real: bool) -> None:
     )
     assert counts == [5, 5]
     moved = sum(np.sum((end[n].numpy() - start[n].numpy()) ** 2) for n in start) ** 0.5
-    # Two rounds, each clipped to a norm of 1e-3.
+    # In two rounds, each update is clipped to a norm of 1e-3.
     assert 0 < moved <= 2.01e-3
 
 
-def test_a_grid_that_closes_no_round_early_is_named_once(caplog) -> None:
+def test_grid_that_cannot_close_rounds_early_is_logged_once(caplog) -> None:
     settings = settings_of("fedavg")
     strategy = SRPFL(build_strategy(settings), initial_nodes=5, rounds_per_stage=1)
     inner, _ = simulated(settings, strategy)
@@ -175,11 +175,11 @@ def test_a_grid_that_closes_no_round_early_is_named_once(caplog) -> None:
     for server_round in (1, 2):
         messages = strategy.configure_train(server_round, start, ConfigRecord(), inner)
         assert len(messages) == 20
-    said = "SRPFL waits for all clients: this grid closes no round early"
-    assert caplog.messages.count(said) == 1
+    line = "SRPFL waits for all clients: this grid closes no round early"
+    assert caplog.messages.count(line) == 1
 
 
-def test_over_flowers_own_fedavg() -> None:
+def test_srpfl_over_fedavg_of_flower() -> None:
     settings = settings_of("fedavg")
     strategy = SRPFL(FlowerFedAvg(), initial_nodes=5, rounds_per_stage=1)
     inner, grid = simulated(settings, strategy)
@@ -189,7 +189,7 @@ def test_over_flowers_own_fedavg() -> None:
     assert len(replies) == 5
     arrays, _ = strategy.aggregate_train(1, replies)
     assert set(arrays) == set(start)
-    # Evaluation is not cut short.
+    # Evaluation waits for all clients.
     messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
     assert len(grid.send_and_receive(messages)) == 20
     assert isinstance(messages[0].content, RecordDict)

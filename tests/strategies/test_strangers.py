@@ -1,7 +1,8 @@
-"""Our strategies in somebody else's app: clients like those of Flower's templates.
+"""Our strategies with ClientApps like those of Flower's templates.
 
-Such a ClientApp answers no queries. It loads the whole state dict that it is sent,
-trains, and answers with the whole state dict and metrics of its own names.
+Such a ClientApp has no query handler. It loads the complete state dict that it
+receives, trains, and replies with the complete state dict and metrics under its own
+names.
 """
 
 import logging
@@ -43,7 +44,7 @@ RATE = 0.25
 
 
 class Net(nn.Module):
-    """A number w for the input x = 1, and what it has seen so far."""
+    """A weight w for the input x = 1, and the number of examples seen so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ def start_at(w: float) -> ArrayRecord:
 
 
 class Template:
-    """A template's ClientApp: client i has i + 1 examples, all of which say i."""
+    """A template's ClientApp: client i has i + 1 examples, all with target i."""
 
     def __init__(self, **names: str | None) -> None:
         self.loss = names.get("loss", "train_loss")
@@ -79,7 +80,7 @@ class Template:
         net, inputs, targets = self.load(message, context)
         rate = message.content["config"]["lr"]
         optimizer = torch.optim.SGD(net.parameters(), lr=rate)
-        # 1/2 (w - i)^2: the gradient is w - i.
+        # The gradient of 1/2 (w - i)^2 is w - i.
         loss = nn.functional.mse_loss(net.fc(inputs), targets) / 2
         loss.backward()
         optimizer.step()
@@ -112,43 +113,44 @@ def run(strategy: BaseStrategy | SRPFL, template: Template, rounds: int = 2):
     )
 
 
-def test_fedrep_trains_a_template_s_clients():
+def test_fedrep_trains_clients_of_a_template():
     strategy, template = FedRep(), Template()
     result = run(strategy, template)
-    # Half of four clients a round.
+    # Half of four clients train in each round.
     assert len(template.trained) == 4
     first, second = template.trained[:2], template.trained[2:]
     w, errors = 3.0, []
     for server_round, trained in enumerate((first, second), 1):
         losses = {node: (w - (node - 1)) ** 2 / 2 for node, _ in trained}
-        # Each goes a quarter of the way to its own number, and w is their mean.
+        # Each client moves a quarter of the way to its own number, and w becomes the
+        # mean.
         w = np.mean([w + RATE * (node - 1 - w) for node, _ in trained])
-        said = result.train_metrics_clientapp[server_round]
+        reported = result.train_metrics_clientapp[server_round]
         weighted = sum(losses[node] * n for node, n in trained)
-        assert said["train-loss"] == pytest.approx(
+        assert reported["train-loss"] == pytest.approx(
             weighted / sum(n for _, n in trained)
         )
-        assert (said["clients"], said["rejected"]) == (2, 0)
+        assert (reported["clients"], reported["rejected"]) == (2, 0)
         errors = [abs(w - i) for i in range(N)]
         tested = result.evaluate_metrics_clientapp[server_round]
         assert tested["eval_loss"] == pytest.approx(np.mean(errors))
         assert tested["eval_acc"] == np.mean(np.less(errors, 1))
         assert tested["evaluated"] == N
     assert result.arrays["fc.weight"].numpy() == pytest.approx(w)
-    # Integers of a state dict come along.
+    # Integers in a state dict are averaged as well.
     seen = result.arrays["seen"].numpy()
     assert seen.dtype == np.int64
     means = [np.rint(np.mean([n for _, n in trained])) for trained in (first, second)]
     assert seen == sum(means)
 
 
-def test_who_answers_no_queries_is_known_by_its_node(caplog):
+def test_client_without_query_handler_is_named_by_its_node(caplog):
     strategy, template = FedRep(fraction_train=1.0), Template()
     run(strategy, template, 1)
-    # Nothing is wrong with that.
+    # This is not reported as a problem.
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-    known = strategy.clients.known
-    assert {node: known[node].name for node in known} == {
+    connected = strategy.clients.known
+    assert {node: connected[node].name for node in connected} == {
         node: str(node) for node in range(1, N + 1)
     }
     assert strategy.ledger.acknowledged == {str(n): 1 for n in range(1, N + 1)}
@@ -157,27 +159,27 @@ def test_who_answers_no_queries_is_known_by_its_node(caplog):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_the_mean_is_weighted_as_one_says(weighting):
+def test_weighting_of_the_mean(weighting):
     strategy = FedAvg(fraction_train=1.0, weighting=weighting)
     result = run(strategy, Template(), 1)
-    # 3 + (0 + 1 + 2 + 3 - 12)/16, or by 1, 2, 3 and 4 examples 3 + (20/10 - 3)/4.
+    # 3 + (0 + 1 + 2 + 3 - 12)/16, or 3 + (20/10 - 3)/4 with weights 1, 2, 3 and 4
     expected = {"uniform": 3 - 6 / 16, "examples": 3 - 1 / 4}[weighting]
     assert result.arrays["fc.weight"].numpy() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["train-loss", "train_loss", "loss", "nll", None])
-def test_a_loss_under_another_name_or_none_is_fine(name):
+def test_training_loss_may_have_other_names_or_be_missing(name):
     result = run(FedPer(fraction_train=1.0), Template(loss=name), 1)
-    said = result.train_metrics_clientapp[1]
-    assert said["clients"] == N
-    # (3 - i)^2 / 2 by i + 1 examples: (4.5 + 2 * 2 + 3 * 0.5 + 0) / 10.
+    reported = result.train_metrics_clientapp[1]
+    assert reported["clients"] == N
+    # (3 - i)^2 / 2, weighted by i + 1 examples: (4.5 + 2 * 2 + 3 * 0.5 + 0) / 10.
     if name in ("train-loss", "train_loss", "loss"):
-        assert said["train-loss"] == pytest.approx(1.0)
+        assert reported["train-loss"] == pytest.approx(1.0)
     else:
-        assert "train-loss" not in said
+        assert "train-loss" not in reported
 
 
-def test_the_first_of_a_template_s_clients_will_do_for_srpfl(caplog):
+def test_srpfl_works_with_clients_of_a_template(caplog):
     template = Template()
     strategy = SRPFL(FedRep(fraction_train=1.0), initial_nodes=2)
     result = run(strategy, template)
@@ -186,10 +188,10 @@ def test_the_first_of_a_template_s_clients_will_do_for_srpfl(caplog):
     assert [m for m in caplog.messages if "the round closes" in m] == []
 
 
-# Runs in which nobody counts
+# Runs without any valid reply
 
 
-def test_a_run_in_which_nobody_counts_is_an_error_that_says_why():
+def test_run_without_valid_replies_fails_with_the_reason():
     def broken(message: Message, context: Context) -> Message:
         raise RuntimeError("out\nof memory")
 
@@ -217,7 +219,7 @@ def test_a_run_in_which_nobody_counts_is_an_error_that_says_why():
         ),
     ],
 )
-def test_nobody_s_reply_is_as_expected(change, reason):
+def test_invalid_replies_of_all_clients_are_explained(change, reason):
     template = Template()
 
     def changed(message: Message, context: Context) -> Message:
@@ -237,23 +239,23 @@ def test_nobody_s_reply_is_as_expected(change, reason):
     assert str(caught.value) == line.replace("\\", "")
 
 
-def test_flute_cannot_do_without_the_clients_classes():
+def test_flute_needs_the_classes_of_clients():
     line = "in no round did a client's reply count: client 4: its classes are ''; they"
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
         run(FLUTE(), Template())
     assert "\n" not in str(caught.value)
-    # And how they would be told.
+    # The error explains how a client would report them.
     for needed in ("@app.query()", "'properties'", "'head'"):
         assert needed in str(caught.value)
 
 
-def test_flute_trains_strangers_that_say_their_classes_and_return_their_heads():
+def test_flute_trains_clients_that_report_classes_and_return_heads():
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        said = ConfigRecord({"classes": "11"})
-        return Message(RecordDict({"properties": said}), reply_to=message)
+        properties = ConfigRecord({"classes": "11"})
+        return Message(RecordDict({"properties": properties}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -271,14 +273,14 @@ def test_flute_trains_strangers_that_say_their_classes_and_return_their_heads():
 
 
 @pytest.mark.parametrize("strategy", [SCAFFOLD, L2GD, FedMTL])
-def test_who_adds_changes_takes_no_models_for_them(strategy):
+def test_strategies_that_add_changes_reject_models(strategy):
     line = "in no round did a client's reply count: client 1: does not say that it is a"
     with pytest.raises(SettingsError, match=f"^{line} change") as caught:
         run(strategy(fraction_train=1.0), Template())
     assert "\n" not in str(caught.value)
 
 
-def test_scaffold_adds_the_changes_of_strangers_who_say_so():
+def test_scaffold_accepts_changes_that_are_marked_as_such():
     template = Template()
 
     def changes(message: Message, context: Context) -> Message:
@@ -287,7 +289,7 @@ def test_scaffold_adds_the_changes_of_strangers_who_say_so():
             before = message.content["arrays"]
             after = reply.content["arrays"]
             moved = {n: a.numpy() - before[n].numpy() for n, a in after.items()}
-            # Of a count without dimensions NumPy makes a number.
+            # NumPy turns a zero-dimensional difference into a scalar.
             record = {n: Array(np.asarray(value)) for n, value in moved.items()}
             reply.content["arrays"] = ArrayRecord(record)
             reply.content["metrics"]["is-change"] = 1
@@ -299,18 +301,18 @@ def test_scaffold_adds_the_changes_of_strangers_who_say_so():
         num_rounds=1,
         train_config=ConfigRecord({"lr": RATE}),
     )
-    # As the mean of the models: 3 + (0 + 1 + 2 + 3 - 12)/16.
+    # Equal to the mean of the models: 3 + (0 + 1 + 2 + 3 - 12)/16
     assert result.arrays["fc.weight"].numpy() == pytest.approx(3 - 6 / 16)
 
 
 @pytest.mark.parametrize("strategy", [DPSGD, ChocoSGD])
-def test_gossip_cannot_do_without_gossips_clients(strategy):
+def test_gossip_needs_gossip_clients(strategy):
     line = "gossip strategies need gossip"
     with pytest.raises(SettingsError, match=line):
         run(strategy(), Template())
 
 
-def test_one_round_that_counts_is_enough():
+def test_one_round_with_valid_replies_is_enough():
     template = Template()
 
     def sometimes(message: Message, context: Context) -> Message:
@@ -326,7 +328,7 @@ def test_one_round_that_counts_is_enough():
     assert strategy.ledger.acknowledged == {str(n): 2 for n in range(1, N + 1)}
 
 
-def test_a_second_run_in_which_nobody_counts_is_an_error_as_well():
+def test_second_run_without_valid_replies_fails_as_well():
     template, strategy = Template(), FedRep(fraction_train=1.0)
     run(strategy, template)
     template.app = ClientApp()

@@ -1,4 +1,4 @@
-"""An app of Flower's PyTorch template, in which two lines of server_app.py change."""
+"""An app of Flower's PyTorch template with two changed lines in server_app.py."""
 
 import logging
 import re
@@ -46,7 +46,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class ConnectedGrid(InlineGrid):
-    """Taken for a network, as Flower's grids are."""
+    """Treated as a network, like Flower's grids."""
 
     in_process = False
 
@@ -81,7 +81,7 @@ def weights(result: Result) -> dict[str, np.ndarray]:
         'weighted_by_key="num-examples", min_evaluate_nodes=2',
     ],
 )
-def test_fedavg_equals_flowers(arguments: str) -> None:
+def test_fedavg_equals_that_of_flower(arguments: str) -> None:
     ours = run(
         OURS.format("FedAvg"),
         f"FedAvg(fraction_train=1.0, fraction_evaluate=fraction_evaluate, {arguments})",
@@ -95,7 +95,7 @@ def test_fedavg_equals_flowers(arguments: str) -> None:
             mine["accuracy"]
             == theirs.evaluate_metrics_serverapp[server_round]["accuracy"]
         )
-    # All have 40 test examples.
+    # All clients have 40 test examples.
     last = CONFIG["num-server-rounds"]
     mine = ours.evaluate_metrics_clientapp[last]
     for name, value in theirs.evaluate_metrics_clientapp[last].items():
@@ -121,12 +121,12 @@ def test_fedavg_equals_flowers(arguments: str) -> None:
         ),
     ],
 )
-def test_the_unchanged_client_app_trains(imported: str, strategy: str) -> None:
+def test_unchanged_client_app_trains(imported: str, strategy: str) -> None:
     result = run(OURS.format(imported), strategy)
     rounds = CONFIG["num-server-rounds"]
     for server_round in range(1, rounds + 1):
         assert result.train_metrics_clientapp[server_round]["rejected"] == 0
-        # Clients of FedBuff that are at work are not tested.
+        # FedBuff does not test clients that are still training.
         least = 2 if "FedBuff" in imported else N
         assert (
             N >= result.evaluate_metrics_clientapp[server_round]["evaluated"] >= least
@@ -136,7 +136,7 @@ def test_the_unchanged_client_app_trains(imported: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_a_listed_strategy_averages_whole_models_as_fedavg(name: str) -> None:
+def test_listed_strategies_average_complete_models_like_fedavg(name: str) -> None:
     arguments = "fraction_train=1.0, fraction_evaluate=fraction_evaluate"
     ours = run(OURS.format(name), f"{name}({arguments})")
     theirs = run(OURS.format("FedAvg"), f"FedAvg({arguments})")
@@ -148,7 +148,7 @@ def test_a_listed_strategy_averages_whole_models_as_fedavg(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["FedProto", "FedDBE", "FedPAC"])
-def test_missing_arrays_beside_the_model_are_named(name: str) -> None:
+def test_missing_additional_arrays_are_an_error(name: str) -> None:
     with pytest.raises(SettingsError) as caught:
         run(OURS.format(name), f"{name}()")
     assert caught.value.code == "initial-arrays"
@@ -158,7 +158,7 @@ def test_missing_arrays_beside_the_model_are_named(name: str) -> None:
     ("name", "needed"),
     [("FLUTE", ["'classes'", "'properties'", "'head'"]), ("SCAFFOLD", ["'is-change'"])],
 )
-def test_a_client_app_that_must_change_is_told_how(
+def test_error_explains_required_changes_of_the_client_app(
     name: str, needed: list[str]
 ) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -171,7 +171,7 @@ def test_a_client_app_that_must_change_is_told_how(
 # Query handlers
 
 
-def test_only_one_node_is_asked_in_an_app_without_a_query_handler(
+def test_only_one_node_is_queried_without_a_query_handler(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kinds = []
@@ -187,7 +187,7 @@ def test_only_one_node_is_asked_in_an_app_without_a_query_handler(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-def test_flowers_traceback_of_a_missing_query_handler_is_not_shown(
+def test_traceback_of_a_missing_query_handler_is_hidden(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     logger = logging.getLogger("flwr")
@@ -203,7 +203,7 @@ def test_flowers_traceback_of_a_missing_query_handler_is_not_shown(
     run(OURS.format("FedAvg"), "FedAvg()", app)
     assert not [m for m in caplog.messages if ANSWERS_NO_QUERY in m]
     logger.error(ANSWERS_NO_QUERY)
-    # Only while clients are asked.
+    # The traceback is hidden only during queries.
     assert [m for m in caplog.messages if ANSWERS_NO_QUERY in m]
 
 
@@ -214,7 +214,9 @@ def test_flowers_traceback_of_a_missing_query_handler_is_not_shown(
     ("fraction", "least", "evaluated"),
     [(1.0, 1, 4), (0.5, 1, 2), (0.5, 3, 3), (0.1, 1, 1), (0.1, 9, 4), (0.0, 2, 0)],
 )
-def test_a_fraction_is_evaluated(fraction: float, least: int, evaluated: int) -> None:
+def test_fraction_evaluate_and_min_evaluate_nodes(
+    fraction: float, least: int, evaluated: int
+) -> None:
     arguments = f"fraction_evaluate={fraction}, min_evaluate_nodes={least}"
     result = run(OURS.format("FedAvg"), f"FedAvg({arguments})")
     metrics = result.evaluate_metrics_clientapp.values()
@@ -222,7 +224,7 @@ def test_a_fraction_is_evaluated(fraction: float, least: int, evaluated: int) ->
     assert all(("eval_acc" in m) == (evaluated > 0) for m in metrics)
 
 
-def test_the_same_seed_evaluates_the_same_clients() -> None:
+def test_seed_determines_the_evaluated_clients() -> None:
     samples = []
     for seed in (1, 1, 2):
         evaluation = FedAvg(fraction_evaluate=0.25, seed=seed).evaluation
@@ -234,7 +236,7 @@ def test_the_same_seed_evaluates_the_same_clients() -> None:
 
 
 def renamed() -> ClientApp:
-    """Return the app with other keys, and partition + 1 as the metric ``votes``."""
+    """Return the app with other keys, and partition + 1 as metric ``votes``."""
     app, template = ClientApp(), client_app()
 
     def changed(message: Message, context: Context) -> Message:
@@ -255,7 +257,7 @@ def renamed() -> ClientApp:
     return app
 
 
-def test_keys_and_metric_functions_do_what_they_do_in_flowers() -> None:
+def test_keys_and_metric_functions_work_as_in_flower() -> None:
     arguments = (
         'fraction_train=1.0, weighted_by_key="votes", arrayrecord_key="w", '
         'configrecord_key="c", train_metrics_aggr_fn=by_votes, '
@@ -280,7 +282,7 @@ def test_keys_and_metric_functions_do_what_they_do_in_flowers() -> None:
     assert set(keys) == {"votes"}
     for name, array in weights(theirs).items():
         np.testing.assert_allclose(weights(ours)[name], array, rtol=1e-5, atol=1e-6)
-    # (1 * 1 + 2 * 4 + 3 * 9 + 4 * 16) / 10.
+    # (1 * 1 + 2 * 4 + 3 * 9 + 4 * 16) / 10
     for metrics in (
         ours.train_metrics_clientapp[1],
         ours.evaluate_metrics_clientapp[1],
@@ -314,7 +316,7 @@ def test_a_reply_without_a_valid_weight_is_rejected(votes: float | None) -> None
 # Our ClientApp in another app
 
 
-def test_our_clients_ignore_the_keys_of_another_app(
+def test_unknown_keys_of_another_app_are_ignored_by_our_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = {**CONFIG, "algorithm": "fedavg", "classes-per-client": 5}

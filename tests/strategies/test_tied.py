@@ -1,4 +1,4 @@
-"""A model that has a tensor under two names learns like one that uses it twice."""
+"""A tensor with two names is trained like one that is used twice."""
 
 import pytest
 import softmax_runs
@@ -10,7 +10,7 @@ from flwr_frl.task import SplitModel
 
 
 class Once(nn.Module):
-    """A layer with one name, which is applied twice."""
+    """A layer with one name that is applied twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class TwoModules(Once):
 
 
 class TwoLayers(Once):
-    """Two layers with the same parameters."""
+    """Two layers that share their parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ SETTINGS = {
     ("kind", "place"), [("two_modules", ""), ("two_layers", "_in_head")]
 )
 @pytest.mark.parametrize("algorithm", list(SETTINGS))
-def test_two_names_of_a_tensor_change_nothing(algorithm, kind, place):
+def test_second_name_of_a_tensor_changes_nothing(algorithm, kind, place):
     more = SETTINGS[algorithm] | {"learning_rate": 0.01}
     found, expected = (
         run(algorithm, 2, task=f"{__name__}:{name}{place}", evaluate=True, **more)

@@ -1,4 +1,4 @@
-"""float16 transport: half the bytes, float32 at the server."""
+"""Transport in float16 halves the bytes; the server keeps float32."""
 
 import numpy as np
 import pytest
@@ -42,12 +42,12 @@ def arrays_after(rounds, **settings):
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute", "scaffold", "apfl"])
-def test_half_the_bytes_and_nearly_the_same_arrays(algorithm):
+def test_float16_halves_the_bytes_and_hardly_changes_arrays(algorithm):
     full, wide, _ = arrays_after(1, algorithm=algorithm)
     short, narrow, grid = arrays_after(1, algorithm=algorithm, transport="float16")
     for name, value in full.items():
         assert short[name].dtype == np.float32
-        # Rounded once on the way down and once on the way up; training carries it on.
+        # Values are rounded once per direction, and training amplifies the difference.
         np.testing.assert_allclose(short[name], value, rtol=0.02, atol=2e-3)
     sent = sum(value.nbytes for value in full.values()) * narrow[0]["clients"]
     for way in ("bytes-down", "bytes-up"):
@@ -57,8 +57,8 @@ def test_half_the_bytes_and_nearly_the_same_arrays(algorithm):
         assert {array.dtype for array in record.values()} == {"float16"}
 
 
-def test_the_server_keeps_what_float16_cannot_hold():
-    # The mean of three float16 numbers is no float16 number.
+def test_server_keeps_the_mean_in_float32():
+    # The mean of three float16 numbers need not be a float16 number.
     short, _, grid = arrays_after(
         1, algorithm="fedrep", transport="float16", fraction_train=0.6
     )
@@ -73,7 +73,7 @@ def test_the_server_keeps_what_float16_cannot_hold():
     assert any((v != v.astype(np.float16)).any() for v in short.values())
 
 
-def test_what_is_too_large_or_no_float32():
+def test_large_values_are_clipped_and_other_types_unchanged():
     record = ArrayRecord(
         {
             "a": Array(np.array([1e6, -1e6, 1.0], np.float32)),
@@ -92,7 +92,7 @@ def test_what_is_too_large_or_no_float32():
 
 
 class EachItsOwn(FedAvg):
-    """Sends a client what it sent last, in place of the mean."""
+    """Sends each client its own last arrays instead of the mean."""
 
     def __init__(self, **base):
         super().__init__(**base)
@@ -108,7 +108,7 @@ class EachItsOwn(FedAvg):
         return super().aggregate(server_round, replies)
 
 
-def test_what_a_client_alone_is_sent_travels_as_float16_too():
+def test_arrays_for_a_single_client_are_sent_as_float16():
     algorithm = f"{__name__}:EachItsOwn"
     _, rows, grid = arrays_after(
         2, algorithm=algorithm, transport="float16", fraction_train=1.0
@@ -119,7 +119,7 @@ def test_what_a_client_alone_is_sent_travels_as_float16_too():
         assert {array.dtype for array in record.values()} == {"float16"}
 
 
-def test_a_reply_in_another_type_does_not_count(monkeypatch):
+def test_reply_in_another_dtype_is_rejected(monkeypatch):
     monkeypatch.setattr(
         "flwr_frl.clients.device.records._as_received", lambda array, dtype: array
     )
@@ -128,7 +128,7 @@ def test_a_reply_in_another_type_does_not_count(monkeypatch):
     assert rows[0]["rejected"] == 2
 
 
-def test_an_unknown_transport():
+def test_unknown_transport_is_rejected():
     with pytest.raises(SettingsError) as caught:
         build_strategy(resolve({"transport": "float8"}))
     assert caught.value.code == "transport"

@@ -26,9 +26,9 @@ ALGORITHMS = (
     "fedrod",
     "fedcp",
 )
-# Of these what they keep and what they share is tested, and no more.
+# Only their personal and shared arrays are tested.
 OTHERS = ("pfedme", "fedbn", "fedproto", "fedala", "feddbe")
-# What each client keeps, by the beginning of its names.
+# Prefixes of the arrays that clients keep
 KEPT = {
     "fedprox": set(),
     "scaffold": {"own-control"},
@@ -47,15 +47,15 @@ KEPT = {
 LAYERED = {"task": "layered:layered"}
 OWN = {
     "pfedme": {"pfedme_steps": 1},
-    # A batch norm wants more than one example in each batch.
+    # A batch norm needs more than one example in each batch.
     "fedbn": {"task": "softmax_runs:scaled", "batch_size": 3},
     "fedproto": LAYERED,
     "fedala": LAYERED,
     "feddbe": LAYERED,
 }
-# Small batches in random order, momentum and decay.
+# Small batches in random order, with momentum and weight decay
 USUAL = {"batch_size": 8, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
-# Of each way of keeping something one.
+# One algorithm for each way of keeping state
 FEW = pytest.mark.parametrize("algorithm", ALGORITHMS[:5])
 ALL = pytest.mark.parametrize("algorithm", ALGORITHMS + OTHERS)
 
@@ -73,7 +73,7 @@ def bytes_of(message) -> bytes:
 
 
 @ALL
-def test_personal_arrays_are_in_no_reply(algorithm):
+def test_personal_arrays_are_never_in_replies(algorithm):
     found = run(algorithm, 5, evaluate=(2, 5), **usual(algorithm))
     kinds = {m.metadata.message_type for m in found.grid.replies}
     assert {MessageType.TRAIN, MessageType.EVALUATE, MessageType.QUERY} <= kinds
@@ -83,20 +83,20 @@ def test_personal_arrays_are_in_no_reply(algorithm):
         names |= {name.partition(".")[0] for state in secrets for name in state}
         replies = [r for r in found.grid.replies if r.metadata.src_node_id == i + 1]
         if algorithm == "scaffold":
-            # At first c_i is 0, and Δc_i is all of it: the paper has it so.
+            # At first c_i is 0 and Δc_i equals c_i, as in the paper.
             first = next((r for r, c in enumerate(found.trained, 1) if i in c), 0)
             secrets = [kept[i] for kept in found.kept[first:] if kept[i]]
-            told = found.between("train")
-            late = [r for m, r in told if round_of(m) > first]
+            exchanged = found.between("train")
+            late = [r for m, r in exchanged if round_of(m) > first]
             replies = [r for r in late if r.metadata.src_node_id == i + 1]
         sent = b"".join(map(bytes_of, replies))
         for state in secrets:
             for name, array in state.items():
-                # FedALA's old model is the one that was sent; the numbers of examples
-                # that FedProto sends tell the classes.
-                known = algorithm == "fedala" and name.startswith("model.")
-                known = known or name == "classes.own"
-                if array.size > 1 and not known:
+                # FedALA's old model is the one that was sent; the class counts that
+                # FedProto sends reveal the classes.
+                is_public = algorithm == "fedala" and name.startswith("model.")
+                is_public = is_public or name == "classes.own"
+                if array.size > 1 and not is_public:
                     assert array.tobytes() not in sent, name
         for reply in replies:
             for record in reply.content.array_records.values():
@@ -106,7 +106,7 @@ def test_personal_arrays_are_in_no_reply(algorithm):
 
 @ALL
 def test_a_killed_client_continues_from_its_files(algorithm, tmp_path):
-    # After each message, one whose reply did not count included.
+    # Restart clients after every message, including those whose replies were rejected.
     spoilt = {(i, 2) for i in range(N)} | {(0, 4), (5, 4)}
     more = usual(algorithm)
     alive = run(algorithm, 5, spoilt=spoilt, **more)
@@ -123,13 +123,13 @@ def test_a_killed_client_continues_from_its_files(algorithm, tmp_path):
 
 @FEW
 def test_a_client_continues_from_its_last_acknowledged_version(algorithm):
-    # All replies of round 2 are lost: what follows is as if nobody had trained.
+    # All replies of round 2 are lost, as if no client had trained.
     lost = run(algorithm, 2, spoilt={(i, 2) for i in range(N)}, **USUAL)
     assert [row["rejected"] for row in lost.rows] == [0, 3]
     assert_same(lost.arrays[1], lost.arrays[0])
     for state, before in zip(lost.kept[1], lost.kept[0], strict=True):
         assert_same(state, before)
-    # Otherwise they would have gone on.
+    # Otherwise the clients would have continued.
     further = run(algorithm, 2, **USUAL)
     assert any(
         kept[name].tobytes() != before[name].tobytes()
@@ -155,7 +155,7 @@ def main(output: Path, algorithm: str, rounds: int, **more) -> int:
 
 
 def result(output: Path, algorithm: str) -> tuple[list[dict], dict, dict]:
-    """Rows without their times, the server's arrays and all clients' states."""
+    """Return rows without times, the server's arrays and all client states."""
     lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
     rows = [{**json.loads(line), "seconds": 0} for line in lines]
     clients = {}
@@ -188,10 +188,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(algorithm, tmp_path):
 
 
 @FEW
-def test_a_run_killed_between_checkpoints_ends_as_if_it_had_not_been(
+def test_run_killed_between_checkpoints_equals_an_uninterrupted_one(
     algorithm, tmp_path, monkeypatch
 ):
-    # Round 3 has counted, round 4 has been trained; all go back to round 2.
+    # Round 3 was counted and round 4 trained; everything is rolled back to round 2.
     more = {"checkpoint_every": 2, "evaluate_every": 2}
     assert main(tmp_path / "whole", algorithm, 5, **more) == 0
     with monkeypatch.context() as patched:
@@ -203,11 +203,11 @@ def test_a_run_killed_between_checkpoints_ends_as_if_it_had_not_been(
     assert_same_result(tmp_path / "parts", tmp_path / "whole", algorithm)
 
 
-# As `flwr run` does it
+# Runs by `flwr run`
 
 
 def flower(output: Path, rounds: int, device: Path | None = None, **more) -> list[dict]:
-    """Run both apps, which get their settings from Flower; return the rows."""
+    """Run both apps with settings from Flower, and return the rows."""
     given = {"algorithm": "ditto", "output": str(output), "num-server-rounds": rounds}
     given |= {"num-clients": N, "fraction-train": 1.0, "checkpoint-every": 2}
     named = {**usual("ditto"), "evaluate_last": 1, "evaluate_every": 1, **more}
@@ -220,9 +220,9 @@ def flower(output: Path, rounds: int, device: Path | None = None, **more) -> lis
     return result(output, "ditto")[0]
 
 
-def test_a_run_inherits_nothing_of_one_that_was_killed(tmp_path, monkeypatch):
+def test_new_run_ignores_the_states_of_a_killed_run(tmp_path, monkeypatch):
     whole = flower(tmp_path / "whole", 3)
-    # After two rounds, before its checkpoint.
+    # Killed after two rounds, before the first checkpoint
     with monkeypatch.context() as patched:
         die_in(patched, 2)
         with pytest.raises(Killed):
@@ -250,13 +250,13 @@ def test_a_run_can_resume_by_another_path_to_its_folder(tmp_path, monkeypatch):
     assert flower(Path("parts"), 4, resume=str(tmp_path / "parts")) == whole
 
 
-def test_states_of_devices_are_not_deleted(tmp_path):
-    # Even where somebody has put it beside the server's results.
+def test_device_states_are_not_deleted(tmp_path):
+    # Even if the folder of states is inside the server's results
     device = tmp_path / "out" / "ditto" / "clients"
     rows = flower(tmp_path / "out", 2, device, experiment="fleet")
     (tmp_path / "out" / "ditto" / FILE).unlink()
     kept = {p: p.read_bytes() for p in (device / "fleet").rglob("*.safetensors")}
     assert len({path.parent for path in kept}) == N
     again = flower(tmp_path / "out", 2, device, experiment="fleet")
-    # It goes on from the states of the same experiment.
+    # It continues from the states of the same experiment.
     assert again[0]["accuracy"] != rows[0]["accuracy"]

@@ -9,7 +9,7 @@ from flwr_frl.task.settings import SettingsError
 
 @pytest.fixture
 def code_of() -> Callable[[Callable[[], object]], str]:
-    """Return a function: the code of the one-line `SettingsError` of a call."""
+    """Return a function that returns the code of a call's one-line `SettingsError`."""
 
     def code(call: Callable[[], object]) -> str:
         with pytest.raises(SettingsError) as error:

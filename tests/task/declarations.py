@@ -18,7 +18,7 @@ RATE, COUNT = Range("(0, 1]"), Range("[1, inf)")
 @dataclass(frozen=True)
 class SGDOptimizer(Checked):
     step_size: Annotated[float, RATE] = 0.5
-    # No settings: neither has a range.
+    # Not settings, since neither has a range.
     plain: int = 3
     described: Annotated[int, "an integer"] = 4
 

@@ -1,4 +1,4 @@
-"""Data sets as a test loads them."""
+"""Helpers of tests that load data sets."""
 
 from pathlib import Path
 

@@ -7,9 +7,10 @@ from flwr_frl.task.models import SplitModel
 
 
 class TwoNorms(nn.Module):
-    """The first takes one example, of four numbers a channel, and the second does not.
+    """Two batch norms, of which only the second needs more than one example.
 
-    It counts its calls with one.
+    The first has four values per channel and example. Calls with one example are
+    counted.
     """
 
     def __init__(self):

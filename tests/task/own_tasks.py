@@ -8,7 +8,7 @@ from flwr_frl.task.examples import ExampleSet
 
 
 def examples(n: int, seed: int) -> ExampleSet:
-    """Two classes apart along the first of three inputs."""
+    """Return examples of two classes, separated along the first of three inputs."""
     generator = torch.Generator().manual_seed(seed)
     targets = torch.arange(n) % 2
     inputs = torch.randn(n, 3, generator=generator)

@@ -40,7 +40,7 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def with_batch_norm_and_dropout() -> SplitModel:
     torch.manual_seed(0)
-    # Biases before a batch norm have no gradient, so there are none.
+    # Biases before a batch norm have no gradient, so they are omitted.
     representation = nn.Sequential(
         nn.Conv2d(1, 4, 3, bias=False),
         nn.BatchNorm2d(4),

@@ -1,4 +1,4 @@
-"""A run's checkpoint as a file."""
+"""Checkpoint files."""
 
 import numpy as np
 import pytest
@@ -22,9 +22,12 @@ CONTENT = Content(
 def test_content_is_unchanged_by_writing_and_reading(tmp_path):
     path = tmp_path / FILE
     path.write_bytes(pack(CONTENT))
-    found = read(path)
-    assert found.about == read_about(path) == CONTENT.about
-    for ours, theirs in ((found.arrays, CONTENT.arrays), (found.state, CONTENT.state)):
+    content = read(path)
+    assert content.about == read_about(path) == CONTENT.about
+    for ours, theirs in (
+        (content.arrays, CONTENT.arrays),
+        (content.state, CONTENT.state),
+    ):
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
             np.testing.assert_array_equal(ours[name], array)

@@ -11,7 +11,7 @@ from flwr_frl.task import devices
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Pretend that the machine has some CUDA GPUs, and MPS or not."""
+    """Return a function that simulates a number of CUDA GPUs, and optionally MPS."""
 
     def pretend(number, has_mps=False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
@@ -30,11 +30,11 @@ def gpus(monkeypatch):
         (2, False, "cuda:1", "cuda:1"),
         (2, False, "cpu", "cpu"),
         (0, True, "mps", "mps:0"),
-        # MPS is used by name only.
+        # MPS is used only if it is named.
         (0, True, "auto", "cpu"),
     ],
 )
-def test_a_name_is_a_device_of_this_machine(gpus, number, has_mps, name, expected):
+def test_find_returns_the_named_device(gpus, number, has_mps, name, expected):
     gpus(number, has_mps)
     assert devices.find(name) == torch.device(expected)
 
@@ -58,7 +58,7 @@ def test_seeded_is_reproducible_and_restores_the_generators(number):
     first, again, other = found
     assert first == again
     assert not set(first) & {*other, *expected}
-    # Also where a model's function fails.
+    # The generators are also restored after an error.
     random.seed(7), np.random.seed(7), torch.manual_seed(7)
     with pytest.raises(KeyError), devices.seeded(number):
         raise KeyError(drawn())
@@ -74,7 +74,7 @@ def test_an_invalid_device_is_an_error(code_of, gpus, number, name):
     assert code_of(lambda: devices.find(name)) == "device"
 
 
-# As torch 2.15 words them.
+# Wording of torch 2.15
 CUDA_SAYS = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of "
     "15.77 GiB of which 1.10 GiB is free. Process 1 has 14.66 GiB memory in use."

@@ -1,4 +1,4 @@
-"""Batches by hand, and random crops against all possible crops."""
+"""Batches of examples, and random crops compared with all possible crops."""
 
 import re
 
@@ -14,7 +14,7 @@ from flwr_frl.task.settings import SettingsError
 
 
 def numbered(n: int) -> ExampleSet:
-    """Vectors whose first entry is their number, and so is their target."""
+    """Return vectors whose first entry and target are their index."""
     values = torch.arange(n)
     return ExampleSet(torch.stack([values, values * 2], 1).float(), values)
 
@@ -22,7 +22,7 @@ def numbered(n: int) -> ExampleSet:
 @pytest.mark.parametrize("chunk", [8, examples.CHUNK])
 @given(st.integers(0, 70), st.integers(1, 80), st.booleans())
 def test_batches_cover_everything_once(chunk, n, batch_size, shuffle):
-    # No batch may end early at the border of a chunk.
+    # No batch may end early at a chunk border.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examples, "CHUNK", chunk)
         batches = list(numbered(n).batches(batch_size, shuffle))
@@ -47,7 +47,7 @@ def test_shuffling_follows_torch_and_differs_between_epochs():
     assert first != second
 
 
-def test_normalisation_by_hand():
+def test_normalisation_of_hand_computed_pixels():
     # Two pixels of two channels; mean (10, 100), std (2, 50).
     image = torch.tensor([[[[10, 200], [14, 0]]]], dtype=torch.uint8)
     mean, std = torch.tensor([10.0, 100.0]), torch.tensor([2.0, 50.0])
@@ -61,7 +61,7 @@ def test_normalisation_by_hand():
 
 
 def crops_of(image: np.ndarray, padding: int) -> list[np.ndarray]:
-    """Every crop of the zero-padded image, and its mirror image."""
+    """Return every crop of the zero-padded image, and its mirror image."""
     height, width, _ = image.shape
     padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     crops = [
@@ -85,7 +85,7 @@ def test_every_image_is_one_of_its_crops(height, width, channels):
 
 
 def test_all_offsets_and_both_directions_occur_equally_often():
-    # An image whose pixels are all different and not 0 tells where its crop was taken.
+    # Distinct nonzero pixels show where a crop was taken.
     image = np.arange(1, 91, dtype=np.uint8).reshape(9, 10, 1)
     n = 162 * 40
     torch.manual_seed(1)
@@ -110,15 +110,15 @@ def test_augment_requires_images_with_channels_last(shape):
     line = f"augment is True with inputs of shape {shape}; crops and flips want images "
     with pytest.raises(SettingsError, match=f"^{re.escape(line)}"):
         ExampleSet(torch.zeros(shape), torch.zeros(2), augment=True)
-    # Whatever they are, they can be left as they are.
+    # Without augmentation, any shape is allowed.
     ExampleSet(torch.zeros(shape), torch.zeros(2))
 
 
 def test_images_of_many_channels_are_augmented_without_a_mean():
     images = torch.arange(13.0).expand(5, 8, 8, 13) + 1
-    found = ExampleSet(images, torch.zeros(5), augment=True)
-    for inputs, _ in found.batches(5, shuffle=True):
-        # Channels stay together: those of a pixel, or of the border.
+    data = ExampleSet(images, torch.zeros(5), augment=True)
+    for inputs, _ in data.batches(5, shuffle=True):
+        # Channels stay together, both in pixels of the image and in the border.
         assert {tuple(p) for p in inputs.reshape(-1, 13).tolist()} == {
             tuple(map(float, range(1, 14))),
             (0.0,) * 13,
@@ -126,36 +126,36 @@ def test_images_of_many_channels_are_augmented_without_a_mean():
 
 
 def test_augmentation_keeps_image_and_target_together():
-    whole, changed = augmented(20), False
-    for inputs, targets in whole.batches(6, shuffle=True):
+    data, changed = augmented(20), False
+    for inputs, targets in data.batches(6, shuffle=True):
         for image, target in zip(inputs, targets, strict=True):
-            source = whole.inputs[int(target)].numpy()
+            source = data.inputs[int(target)].numpy()
             pixels = image.permute(1, 2, 0).numpy()
             assert any(np.array_equal(pixels, crop) for crop in crops_of(source, 4))
             changed |= not np.array_equal(pixels, source)
     assert changed
 
 
-def test_augmentation_only_where_batches_are_shuffled():
-    whole = augmented()
-    plain = whole.inputs.permute(0, 3, 1, 2).float()
+def test_only_shuffled_batches_are_augmented():
+    data = augmented()
+    plain = data.inputs.permute(0, 3, 1, 2).float()
     unchanged = [
-        *whole.batches(7),
-        *whole.without_augmentation().batches(7, shuffle=True),
+        *data.batches(7),
+        *data.without_augmentation().batches(7, shuffle=True),
     ]
     for inputs, targets in unchanged:
         assert torch.equal(inputs, plain[targets])
-    assert whole.augment
+    assert data.augment
 
 
 def test_sample_draws_a_share_without_replacement():
-    whole = numbered(20)
-    for some in (whole, whole.sample(0.8), whole.sample(0.8).sample(0.5)):
+    data = numbered(20)
+    for some in (data, data.sample(0.8), data.sample(0.8).sample(0.5)):
         pairs = some.batches(7)
         seen = [pair for x, y in pairs for pair in zip(x[:, 0], y, strict=True)]
         assert all(first == second for first, second in seen)
         assert len({int(y) for _, y in seen}) == len(seen) == len(some)
-    sizes = [len(whole.sample(share)) for share in (1, 0.8, 0.5, 0.001)]
+    sizes = [len(data.sample(share)) for share in (1, 0.8, 0.5, 0.001)]
     assert sizes == [20, 16, 10, 1]
 
 
@@ -163,17 +163,17 @@ def test_sample_draws_a_share_without_replacement():
 
 
 def test_draws_are_uniform_and_follow_torch():
-    whole = numbered(20)
+    data = numbered(20)
     torch.manual_seed(4)
-    first = [whole.draw(5)[1].tolist() for _ in range(2000)]
+    first = [data.draw(5)[1].tolist() for _ in range(2000)]
     torch.manual_seed(4)
-    assert [whole.draw(5)[1].tolist() for _ in range(2000)] == first
+    assert [data.draw(5)[1].tolist() for _ in range(2000)] == first
     assert first[0] != first[1]
-    # Each is in a quarter of the batches. Counts are sums of 2,000 draws of variance
-    # 3/16; 5 standard deviations: one of 20 strays so far once in 10^5 times.
+    # Each example is in a quarter of the batches. Counts are sums of 2,000 draws of
+    # variance 3/16; one of 20 exceeds 5 standard deviations with probability 1e-5.
     counts = np.bincount(np.concatenate(first), minlength=20)
     assert np.abs(counts - 500).max() < 5 * (2000 * 3 / 16) ** 0.5
-    # And so is each pair, in no order: 5 * 4 of 20 * 19.
+    # The same holds for unordered pairs: 5 * 4 of 20 * 19.
     together = np.zeros((20, 20))
     for batch in first:
         together[np.ix_(batch, batch)] += 1
@@ -185,39 +185,39 @@ def test_draws_are_uniform_and_follow_torch():
 def test_draw_prepares_a_batch_as_batches_does():
     images = torch.randint(0, 256, (6, 4, 5, 3), dtype=torch.uint8)
     mean, std = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
-    whole = ExampleSet(images, torch.arange(6), mean, std)
-    inputs, targets = whole.draw(4)
+    data = ExampleSet(images, torch.arange(6), mean, std)
+    inputs, targets = data.draw(4)
     assert inputs.shape == (4, 3, 4, 5)
     assert inputs.dtype == torch.float32
     assert inputs.is_contiguous(memory_format=torch.channels_last)
-    ((all_inputs, _),) = whole.batches(6)
+    ((all_inputs, _),) = data.batches(6)
     assert torch.equal(inputs, all_inputs[targets])
 
 
 def test_draw_augments():
-    whole = augmented(40)
-    plain = whole.inputs.permute(0, 3, 1, 2).float()
-    inputs, targets = whole.draw(40)
+    data = augmented(40)
+    plain = data.inputs.permute(0, 3, 1, 2).float()
+    inputs, targets = data.draw(40)
     changed = 0
     for image, target in zip(inputs, targets, strict=True):
-        crops = crops_of(whole.inputs[int(target)].numpy(), 4)
+        crops = crops_of(data.inputs[int(target)].numpy(), 4)
         pixels = image.permute(1, 2, 0).numpy()
         assert any(np.array_equal(pixels, crop) for crop in crops)
         changed += not torch.equal(image, plain[target])
     assert changed > 30
-    inputs, targets = whole.without_augmentation().draw(40)
+    inputs, targets = data.without_augmentation().draw(40)
     assert torch.equal(inputs, plain[targets])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_integer_targets_are_int64(dtype):
-    # With bytes torch's indexing would take them for yes and no.
+    # PyTorch would use uint8 targets as a mask when indexing.
     examples = ExampleSet(torch.ones(3, 2), torch.tensor([0, 2, 1], dtype=dtype))
     assert examples.targets.dtype == torch.int64
     assert examples.targets.tolist() == [0, 2, 1]
 
 
-def test_training_skips_batches_of_which_all_targets_are_ignored():
+def test_training_skips_batches_whose_targets_are_all_ignored():
     inputs, targets = torch.arange(6.0)[:, None], torch.tensor([0, -100, 1] * 2)
     examples = ExampleSet(inputs, targets)
     assert examples.unlabelled.tolist() == [False, True, False] * 2

@@ -1,4 +1,4 @@
-"""What a lean installation lacks is asked for in one line, with its extra."""
+"""Missing optional packages are reported in one line with their extra."""
 
 import logging
 from importlib.util import find_spec
@@ -40,7 +40,7 @@ def test_a_missing_package_is_named_with_its_extra(
     assert str(raised.value).endswith(f"{line}pip install 'flwr-frl[{extra}]'")
 
 
-def test_a_run_without_them_lacks_the_plot_alone(lean, tmp_path, caplog, figures):
+def test_run_without_extras_lacks_only_the_plot(lean, tmp_path, caplog, figures):
     caplog.set_level(logging.INFO, "flwr")
     run = running.simulate(
         *("fedrep", "inline"),
@@ -53,11 +53,11 @@ def test_a_run_without_them_lacks_the_plot_alone(lean, tmp_path, caplog, figures
     assert run.summary["rounds"] == 2
     text = "no accuracy.png: matplotlib is missing"
     assert text in caplog.text
-    found = {path.name for path in tmp_path.iterdir()}
-    assert {"fedrep", "summary.json", "report.html", "metrics.csv"} <= found
-    assert "accuracy.png" not in found
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"fedrep", "summary.json", "report.html", "metrics.csv"} <= names
+    assert "accuracy.png" not in names
 
 
-def test_the_plot_is_drawn_where_matplotlib_is(tmp_path):
+def test_plot_is_drawn_if_matplotlib_is_installed(tmp_path):
     plot.plot(tmp_path, [])
     assert (tmp_path / "accuracy.png").is_file()

@@ -15,7 +15,7 @@ from flwr_frl.task.files import (
 )
 
 
-def test_content_is_replaced_and_directories_are_made(tmp_path):
+def test_content_is_replaced_and_directories_are_created(tmp_path):
     path = tmp_path / "a" / "b" / "file"
     write_atomically(path, b"old")
     write_atomically(path, b"new")
@@ -24,7 +24,9 @@ def test_content_is_replaced_and_directories_are_made(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_failure_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch, step):
+def test_failed_write_keeps_the_old_content_and_leaves_no_files(
+    tmp_path, monkeypatch, step
+):
     path = tmp_path / "file"
     write_atomically(path, b"old")
 
@@ -39,7 +41,7 @@ def test_a_failure_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_link_is_replaced_and_its_target_stays(tmp_path):
+def test_link_is_replaced_and_its_target_is_unchanged(tmp_path):
     target, path = tmp_path / "target", tmp_path / "file"
     target.write_bytes(b"theirs")
     path.symlink_to(target)
@@ -62,7 +64,7 @@ def test_temporary_files_are_random_and_exclusive_and_recognised(tmp_path, monke
     write_atomically(path, b"2")
     assert len(set(names)) == 2
     assert [unfinished(name) for name in names] == ["file", "file"]
-    # Names of earlier releases, and of other programs.
+    # Names used by earlier releases and by other programs
     assert unfinished(".00000003.safetensors.4711") == "00000003.safetensors"
     assert unfinished(".file.swp") == unfinished("file.17") == ""
     # A link is not followed even if its name was guessed.
@@ -96,7 +98,7 @@ def test_a_link_is_not_opened(tmp_path):
     assert not target.exists()
 
 
-def test_a_folder_that_is_a_link_is_refused(code_of, tmp_path):
+def test_folder_that_is_a_link_is_rejected(code_of, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     refuse_links("output", tmp_path)
     assert code_of(lambda: refuse_links("output", tmp_path, tmp_path / "link")) == (

@@ -1,4 +1,4 @@
-"""Settings as they are given: unknown names, import paths, and one line a message."""
+"""Resolving settings: unknown names, import paths, and one-line messages."""
 
 import pickle
 import re
@@ -30,7 +30,7 @@ def test_overrides_change_only_what_they_name():
     assert resolve({})["seed"] == defaults()["seed"]
 
 
-def test_an_int_will_do_for_a_float():
+def test_int_is_accepted_for_a_float():
     value = resolve({"learning-rate": 1})["learning-rate"]
     assert value == 1.0
     assert type(value) is float
@@ -60,16 +60,16 @@ def test_values_of_another_type_raise(code_of, name, value, strict):
     assert code_of(lambda: resolve({name: value}, strict=strict)) == name
 
 
-def test_unknown_names_pass_where_others_may_know_them(code_of):
+def test_unknown_names_pass_if_not_strict(code_of):
     settings = resolve({"sede": 1, "seed": 3}, strict=False)
     assert settings == {**defaults(), "seed": 3, "sede": 1}
     assert code_of(lambda: resolve({"sede": -(2**63)}, strict=False)) == "sede"
 
 
-def test_guests_bring_settings_of_their_own(code_of):
+def test_guests_add_their_settings(code_of):
     guests = (MoreSteps, function)
-    own = {"step-size": 0.25, "num-steps": 7, "rate": 0.5, "max-size": 8}
-    assert resolve({}, guests) == {**defaults(), **own}
+    added = {"step-size": 0.25, "num-steps": 7, "rate": 0.5, "max-size": 8}
+    assert resolve({}, guests) == {**defaults(), **added}
     settings = resolve({"num-steps": 9, "rate": 1}, guests)
     assert (settings["num-steps"], settings["rate"]) == (9, 1.0)
     assert type(settings["rate"]) is float
@@ -81,7 +81,7 @@ def test_guests_bring_settings_of_their_own(code_of):
         resolve({"num-steps": 9})
 
 
-def test_a_setting_has_one_default(code_of):
+def test_two_defaults_of_a_setting_are_an_error(code_of):
     @dataclass
     class Guest:
         seed: Annotated[int, COUNT] = 77
@@ -104,7 +104,7 @@ def test_a_setting_has_one_default(code_of):
 
 
 @pytest.mark.parametrize("interval", ["", "0", "[0 1]", "(1, 0]", "[a, 1]", "[0, 1"])
-def test_what_is_no_interval(code_of, interval):
+def test_invalid_interval_is_an_error(code_of, interval):
     assert code_of(lambda: Range(interval)) == "interval"
 
 
@@ -129,7 +129,7 @@ def test_an_import_path_is_loaded():
         (":f", "Empty module name"),
     ],
 )
-def test_a_path_that_cannot_be_imported(path, reason):
+def test_path_that_cannot_be_imported_is_an_error(path, reason):
     with pytest.raises(SettingsError, match=f"{reason}$") as error:
         load(path, "task")
     assert error.value.code == "task"
@@ -144,7 +144,9 @@ def test_a_path_that_cannot_be_imported(path, reason):
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_module_s_own_error_is_told_in_one_line(write_module, text, reason):
+def test_error_in_an_imported_module_is_reported_in_one_line(
+    write_module, text, reason
+):
     name = write_module("broken_module", text)
     with pytest.raises(SettingsError, match=re.escape(reason)) as error:
         load(f"{name}:f", "algorithm")
@@ -153,13 +155,13 @@ def test_a_module_s_own_error_is_told_in_one_line(write_module, text, reason):
     assert error.value.__cause__ is not None
 
 
-def test_errors_keep_their_code_when_a_worker_sends_them():
+def test_pickled_errors_keep_their_code():
     error = pickle.loads(pickle.dumps(ResourceError("no GPU", "device")))
     assert isinstance(error, ResourceError)
     assert (str(error), error.code) == ("no GPU", "device")
 
 
-# One line
+# One-line messages
 
 
 def test_require_and_unknown(code_of):
@@ -176,14 +178,14 @@ def test_require_and_unknown(code_of):
     assert str(unknown("fruit", "xyz", ["pear"])) == "unknown fruit 'xyz'; known: pear"
 
 
-def test_a_long_list_is_on_a_page():
+def test_more_than_60_names_are_not_listed():
     names = [f"name-{i}" for i in range(61)]
     assert "name-9" not in str(unknown("setting", "zzz", names))
     assert str(unknown("setting", "zzz", names[1:])).endswith(", name-9")
     assert (PYPROJECT.parent / "docs" / "settings.md").is_file()
 
 
-def test_a_setting_s_former_name_works_with_one_warning(caplog):
+def test_former_name_of_a_setting_works_with_one_warning(caplog):
     for _ in range(2):
         assert resolve({"liar-share": 0.1})["byzantine-fraction"] == 0.1
     assert len([m for m in caplog.messages if "liar-share" in m]) == 1

@@ -13,12 +13,12 @@ from flwr_frl.task.settings import SettingsError
 
 
 def examples(n: int, **more) -> ExampleSet:
-    """Examples whose inputs and targets are their numbers."""
+    """Return examples whose inputs and targets are their index."""
     return ExampleSet(torch.arange(n).float()[:, None], torch.arange(n), **more)
 
 
 def numbers(found: ExampleSet) -> list[int]:
-    """The examples' numbers; inputs and targets must be of the same."""
+    """Return the indices of examples; inputs and targets must have the same."""
     inputs, targets = next(found.batches(1000))
     assert inputs[:, 0].tolist() == targets.tolist()
     return targets.tolist()
@@ -39,7 +39,7 @@ def test_split_is_a_partition():
     train, validation = split(examples(10), 2, settings)
     assert (len(train), len(validation)) == (7, 3)
     assert sorted(numbers(train) + numbers(validation)) == list(range(10))
-    # The same by seed and client, and others for another one.
+    # The split is determined by the seed and the client.
     again = split(examples(10), 2, settings)
     assert [numbers(part) for part in again] == [numbers(train), numbers(validation)]
     drawn = {
@@ -52,19 +52,19 @@ def test_split_is_a_partition():
 
 def test_rows_of_larger_inputs_and_no_augmentation():
     rows = torch.tensor([9, 3, 5, 7])
-    whole = ExampleSet(torch.arange(10).float()[:, None], rows, rows=rows)
+    data = ExampleSet(torch.arange(10).float()[:, None], rows, rows=rows)
     settings = EvaluationSettings(validation_fraction=0.5)
-    train, validation = split(whole, 0, settings)
+    train, validation = split(data, 0, settings)
     assert sorted(numbers(train) + numbers(validation)) == [3, 5, 7, 9]
-    assert train.inputs is whole.inputs
+    assert train.inputs is data.inputs
     images = ExampleSet(torch.zeros(4, 2, 2, 1), torch.arange(4), augment=True)
     assert [part.augment for part in split(images, 0, settings)] == [True, False]
 
 
-def test_of_overlapping_examples_the_last_validate():
+def test_last_of_overlapping_examples_validate():
     settings = EvaluationSettings(validation_fraction=0.2)
     train, validation = split(examples(10), 0, settings, overlap=3)
-    # 2 validate; the 3 before them have parts in common with them.
+    # Two examples validate; the three before them overlap with these and are dropped.
     assert numbers(validation) == [8, 9]
     assert numbers(train) == [0, 1, 2, 3, 4]
 
@@ -78,7 +78,7 @@ def test_an_empty_part_of_a_split_is_an_error(n, fraction):
         task.check(1)
 
 
-def test_a_task_with_validation_sets():
+def test_task_with_a_validation_fraction():
     task = task_of(10)
     assert with_evaluation(task, EvaluationSettings()) is task
     on_test = with_evaluation(task, EvaluationSettings(validation_fraction=0.4))
@@ -89,7 +89,7 @@ def test_a_task_with_validation_sets():
     assert numbers(validated.train_examples(0)) == numbers(on_test.train_examples(0))
     both = validated.train_examples(0), validated.test_examples(0)
     assert sorted(numbers(both[0]) + numbers(both[1])) == list(range(10))
-    # The task itself is as it was.
+    # The original task is unchanged.
     assert len(task.train_examples(0)) == 10
     with pytest.raises(SettingsError, match="evaluate-on is 'validation'; expected"):
         EvaluationSettings(evaluate_on="validation")
@@ -98,19 +98,19 @@ def test_a_task_with_validation_sets():
 def test_a_smaller_share_is_a_subset_of_a_larger_one():
     task = task_of(3, 10)
     some = {s: numbers(fewer(task, 1, s, 0).train_examples(1)) for s in (0.01, 0.5)}
-    assert [len(own) for own in some.values()] == [1, 5]
+    assert [len(part) for part in some.values()] == [1, 5]
     assert set(some[0.01]) < set(some[0.5]) < set(range(10))
     assert fewer(task, 1, 1.0, 0) is task
 
 
 def test_balanced_accuracy_and_macro_f1():
-    # Class 0: 2 of 3 found; class 1: 1 of 1; class 2 is predicted once and not there.
+    # Class 0: 2 of 3 are found; class 1: 1 of 1; class 2 is predicted once, but absent.
     outputs = torch.eye(3)[[0, 0, 2, 1]]
     targets = torch.tensor([0, 0, 0, 1])
     assert balanced_accuracy(outputs, targets) == pytest.approx((2 / 3 + 1) / 2)
     # F1 of class 0: 2·2/(2·2 + 0 + 1) = 0.8; of class 1: 1; of class 2: 0.
     assert macro_f1(outputs, targets) == pytest.approx(1.8 / 3)
-    # What cross-entropy ignores does not count.
+    # Targets that cross-entropy ignores do not count.
     ignored = torch.cat([targets, torch.tensor([-100])])
     assert balanced_accuracy(torch.eye(3)[[0, 0, 2, 1, 1]], ignored) == pytest.approx(
         5 / 6
@@ -143,14 +143,14 @@ def nothing(outputs, targets):
         (f"{__name__}:nothing", "abc", "metric 'nothing' is None; expected one"),
     ],
 )
-def test_bad_metrics(metrics, classes, line):
+def test_invalid_metrics_are_an_error(metrics, classes, line):
     task = task_of(3)
     object.__setattr__(task, "classes", tuple(classes))
     with pytest.raises(SettingsError, match=line):
         with_evaluation(task, EvaluationSettings(metrics=metrics)).check(0)
 
 
-def test_a_property_cannot_be_replaced():
+def test_metrics_that_are_a_property_cannot_be_replaced():
     class Task(ExampleTask):
         @property
         def metrics(self):

@@ -24,7 +24,7 @@ def saved(array: np.ndarray) -> bytes:
         lambda d: arrays(d, array_shapes(min_dims=0, max_dims=4, min_side=0))
     )
 )
-def test_the_bytes_are_those_of_numpy(array):
+def test_bytes_equal_those_of_numpy(array):
     data = encode(array)
     assert data == saved(array)
     decoded = decode(data)
@@ -44,10 +44,10 @@ def test_decoded_arrays_are_read_only():
         decode(encode(np.zeros(2)))[0] = 1
 
 
-def test_pickles_and_truncated_bytes_are_refused():
+def test_pickles_and_truncated_bytes_are_rejected():
     stream = io.BytesIO()
     np.save(stream, np.array([{}], dtype=object), allow_pickle=True)
-    whole = encode(np.arange(10))
-    for data in (stream.getvalue(), whole[:-1], whole[:20], b"", b"\x93NUMPY"):
+    intact = encode(np.arange(10))
+    for data in (stream.getvalue(), intact[:-1], intact[:20], b"", b"\x93NUMPY"):
         with pytest.raises((ValueError, EOFError)):
             decode(data)

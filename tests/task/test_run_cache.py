@@ -32,7 +32,7 @@ def test_results_and_objects_live_until_the_next_run():
     assert run_object(dict) is not first
 
 
-def test_a_run_that_has_begun_keeps_its_objects():
+def test_begin_run_with_the_current_id_keeps_objects():
     first, run_id = run_object(list), current_run()
     begin_run(run_id)
     assert run_object(list) is first

@@ -35,7 +35,7 @@ from flwr_frl.task.tasks import TASKS
 INFINITY = math.inf
 
 
-# What is allowed
+# Allowed values
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ INFINITY = math.inf
         ("[-2, 3]", [-2, 0, 3], [-3, 4]),
         ("(-inf, 0)", [-1e308, -1], [0, 1]),
         ("(-inf, inf)", [-1e308, 0, 1e308], []),
-        # Even where the interval is closed.
+        # Infinity is excluded even if the interval is closed.
         ("[0, inf]", [0, 1e308], [-1]),
         ("[-inf, inf]", [0], []),
     ],
@@ -80,14 +80,14 @@ def test_allowed_values_in_words(allowed, words):
     assert str(allowed) == words
 
 
-def test_a_place_need_not_be_there_but_can_be_looked_for(tmp_path):
+def test_place_may_be_missing_but_must_be_a_possible_path(tmp_path):
     place = Place("a directory")
     assert all(place.permits(name) for name in ("", "nothing/here", "~", str(tmp_path)))
     impossible = ("~nobody-has-it/x", "a" * 5000, "x\0y")
     assert not any(place.permits(name) for name in impossible)
 
 
-# What is declared
+# Declarations
 
 
 class Parent:
@@ -119,11 +119,11 @@ class Child(Parent):
 
 
 class Alike(Child):
-    """Nothing of its own."""
+    """Declares no further settings."""
 
 
 class Closed(Parent):
-    """Decides itself what its parent leaves open."""
+    """Takes none of its parent's arguments."""
 
     def __init__(self, *, more: Annotated[bool, Free()] = True) -> None:
         super().__init__(rate=1.0)
@@ -131,7 +131,7 @@ class Closed(Parent):
 
 
 class Fixed(Parent):
-    """Its rate is an argument, but no setting."""
+    """Has a rate that is an argument, but not a setting."""
 
     def __init__(self, *, rate: float = 1.0, **parent: Any) -> None:
         super().__init__(rate=rate, **parent)
@@ -158,14 +158,14 @@ def test_a_dataclass_declares_its_fields_and_those_of_its_bases():
     }
 
 
-def test_a_class_that_hands_on_arguments_declares_those_of_its_bases():
+def test_class_that_forwards_arguments_declares_those_of_its_bases():
     assert values_of(Parent) == {"rate": 0.5, "kind": "a"}
-    # Its own default counts.
+    # Child overrides the default of its parent.
     assert values_of(Child) == {"rate": 0.75, "kind": "a", "more": True}
     assert values_of(Alike) == values_of(Child)
 
 
-def test_a_class_that_hands_on_nothing_declares_what_it_takes():
+def test_arguments_that_are_not_forwarded_or_no_settings_are_not_declared():
     assert values_of(Closed) == {"more": True}
     assert values_of(Fixed) == {"kind": "a"}
     settings = {"rate": 0.1, "kind": "b", "more": False}
@@ -174,7 +174,7 @@ def test_a_class_that_hands_on_nothing_declares_what_it_takes():
     assert (fixed.rate, fixed.kind) == (1.0, "b")
 
 
-def test_a_class_with_a_type_of_settings_declares_that():
+def test_class_with_a_settings_type_declares_its_settings():
     assert declared(Whole) == declared(MoreSteps)
     assert declared(partial(Whole, "name")) == declared(MoreSteps)
 
@@ -182,12 +182,12 @@ def test_a_class_with_a_type_of_settings_declares_that():
 def test_functions_and_partials():
     assert values_of(function) == {"rate": 0.5, "max-size": 8}
     assert values_of(partial(function, 3)) == values_of(function)
-    # What a partial has fixed keeps its range.
+    # Keyword arguments of a partial are new defaults, and remain settings.
     assert values_of(partial(function, max_size=9)) == {"rate": 0.5, "max-size": 9}
     assert values_of(partial(MoreSteps, 0.5)) == {"num-steps": 7}
 
 
-def test_what_declares_nothing():
+def test_callables_without_settings_declare_nothing():
     for maker in (object, dict.fromkeys, lambda x, *y, **z: None):
         assert declared(maker) == {}
 
@@ -200,19 +200,19 @@ def test_a_setting_without_a_default_is_an_error(code_of):
 
 
 @pytest.mark.parametrize("default", [None, [1]])
-def test_a_default_that_is_no_setting_is_an_error(code_of, default):
+def test_invalid_default_is_an_error(code_of, default):
     def maker(rate: Annotated[Any, RATE] = default) -> None:
         pass
 
     assert code_of(lambda: declared(maker)) == "rate"
 
 
-def test_a_whole_number_is_the_default_of_a_float():
+def test_integer_default_of_a_float_is_converted():
     def maker(rate: Annotated[float, RATE] = 1, count: Annotated[int, RATE] = 1):
         pass
 
-    found = [setting.default for setting in declared(maker).values()]
-    assert list(map(type, found)) == [float, int]
+    values = [setting.default for setting in declared(maker).values()]
+    assert list(map(type, values)) == [float, int]
     assert resolve({"rate": 0.5}, [maker])["rate"] == 0.5
 
 
@@ -252,22 +252,22 @@ class Child(Parent):
 """
 
 
-def test_postponed_annotations_are_read_where_they_are_written(write_module):
+def test_postponed_annotations_are_resolved_in_their_module(write_module):
     postponed = write_module("postponed", POSTPONED)
     heirs = write_module("heirs", HEIRS.replace("postponed", postponed))
     paths = [f"{postponed}:{name}" for name in ("function", "Data", "Parent")]
-    # In modules that have none of the annotations' names.
+    # Modules that lack the names used in the annotations
     paths += [f"{heirs}:{name}" for name in ("MoreData", "Child")]
     for path in paths:
-        found = declared(load(path, "maker"))
-        assert list(found) == ["rate"], path
-        assert found["rate"].allowed == RATE
+        settings = declared(load(path, "maker"))
+        assert list(settings) == ["rate"], path
+        assert settings["rate"].allowed == RATE
 
 
 # Building
 
 
-def test_build_takes_declared_settings_and_nothing_else():
+def test_build_uses_only_declared_settings():
     settings = {"rate": 0.25, "position": 9, "plain": 9, "num-clients": 9, "x": 1}
     assert build(function, settings, num_clients=2) == (2, 0.25, 8)
     assert build(partial(function, 5), {"max-size": 3}) == (5, 0.5, 3)
@@ -280,10 +280,10 @@ def test_build_takes_declared_settings_and_nothing_else():
     )
 
 
-def test_build_makes_the_settings_of_a_class_that_takes_them_whole():
-    whole = build(partial(Whole, "me"), {"num-steps": 2, "size": 5}, size=6)
-    assert (whole.name, whole.size) == ("me", 6)
-    assert whole.settings == MoreSteps(num_steps=2)
+def test_build_creates_the_settings_object_of_a_class():
+    instance = build(partial(Whole, "me"), {"num-steps": 2, "size": 5}, size=6)
+    assert (instance.name, instance.size) == ("me", 6)
+    assert instance.settings == MoreSteps(num_steps=2)
 
 
 @pytest.mark.parametrize(
@@ -298,29 +298,29 @@ def test_build_makes_the_settings_of_a_class_that_takes_them_whole():
         (partial(Whole, "me"), "step-size", -1.0),
     ],
 )
-def test_build_refuses_what_is_out_of_range(code_of, maker, name, value):
+def test_build_rejects_values_out_of_range(code_of, maker, name, value):
     assert code_of(lambda: build(maker, {name: value})) == name
     if maker in (SGDOptimizer, MoreSteps, Child):
         argument = name.replace("-", "_")
         assert code_of(lambda: maker(**{argument: value})) == name
 
 
-def test_validate_checks_what_is_set_so_far(code_of):
+def test_validate_checks_only_attributes_that_are_set(code_of):
     instance = object.__new__(Child)
     validate(instance)
     instance.rate = 0.5
     validate(instance)
-    # No range of its own is broken by an attribute that is no setting.
+    # Attributes that are not settings are not checked.
     instance.position = "anything"
     validate(instance)
     instance.kind = "c"
     assert code_of(lambda: validate(instance)) == "kind"
 
 
-# The flat list of the package
+# Settings in pyproject.toml
 
 
-def test_defaults_are_those_of_pyproject():
+def test_defaults_equal_those_of_pyproject():
     config = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
     assert dict(defaults()) == config
     assert resolve({}) == config
@@ -338,7 +338,7 @@ def everything_declared() -> list[tuple[Any, str, Declared]]:
     return [(m, n, setting) for m in makers for n, setting in declared(m).items()]
 
 
-def test_pyproject_lists_what_the_code_declares_with_the_same_defaults():
+def test_pyproject_lists_all_declared_settings_and_defaults():
     settings: dict[str, Any] = {}
     for maker, name, setting in everything_declared():
         value = setting.default
@@ -351,7 +351,7 @@ def test_pyproject_lists_what_the_code_declares_with_the_same_defaults():
     assert typed == listed
 
 
-def test_pyproject_has_the_sections_and_the_order_of_the_page():
+def test_pyproject_has_the_sections_and_order_of_the_settings_page():
     text = PYPROJECT.read_text(encoding="utf-8")
     assert text == settings_page.with_settings(text), "run `python -m docs.settings`"
     _, _, table = text.partition("[tool.flwr.app.config]\n")

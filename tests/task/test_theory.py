@@ -1,4 +1,4 @@
-"""The theorems' quantities against numbers worked by hand and a few lines of NumPy."""
+"""Quantities of the theorems compared with hand-computed numbers and with NumPy."""
 
 import math
 
@@ -18,10 +18,10 @@ HEADS = math.sqrt(2) * np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
 
 
 def test_extreme_singular_values_over_all_pairs():
-    # Two parallel rows: σ are √2 and 0; two orthogonal rows: both are 1.
+    # Two parallel rows have σ = √2 and 0; two orthogonal rows have σ = 1 twice.
     smallest, largest = subset_singular_values(HEADS, 2)
     assert (smallest, largest) == pytest.approx((0.0, math.sqrt(2)), abs=1e-7)
-    # All three: W ᵀW / 3 is diag(4, 2) / 3.
+    # All three rows: WᵀW / 3 is diag(4, 2) / 3.
     smallest, largest = subset_singular_values(HEADS, 3)
     assert (smallest**2, largest**2) == pytest.approx((2 / 3, 4 / 3))
     # One row has rank 1 and cannot span two dimensions.
@@ -30,20 +30,20 @@ def test_extreme_singular_values_over_all_pairs():
 
 def test_extreme_singular_values_equal_the_svd_of_each_subset():
     heads = np.random.default_rng(3).standard_normal((6, 2))
-    found = []
+    values = []
     for mask in range(2**6):
         rows = heads[[i for i in range(6) if mask >> i & 1]]
         if len(rows) == 4:
-            found.append(np.linalg.svd(rows / 2, compute_uv=False))
-    expected = min(s[-1] for s in found), max(s[0] for s in found)
+            values.append(np.linalg.svd(rows / 2, compute_uv=False))
+    expected = min(s[-1] for s in values), max(s[0] for s in values)
     assert subset_singular_values(heads, 4) == pytest.approx(expected)
 
 
 def test_many_subsets_are_sampled():
     heads = np.random.default_rng(4).standard_normal((40, 2))
     smallest, largest = subset_singular_values(heads, 20)
-    whole = np.linalg.svd(heads / math.sqrt(40), compute_uv=False)
-    assert smallest < whole[-1] < whole[0] < largest
+    full = np.linalg.svd(heads / math.sqrt(40), compute_uv=False)
+    assert smallest < full[-1] < full[0] < largest
 
 
 def test_fedrep_theorem_1_by_hand():
@@ -55,7 +55,7 @@ def test_fedrep_theorem_1_by_hand():
     # κ⁴ = 4, k = 2, d = 30: 2 · 4 · (8 log 3 + 4 · 30 / 3) / 0.64².
     expected = 2 * 4 * (8 * math.log(3) + 40) / 0.64**2
     assert theory.samples(30, constant=2.0) == pytest.approx(expected)
-    # 1 - 3/16 · 0.64 · (2/3) / 2 = 0.96; four rounds are its square.
+    # 1 - 3/16 · 0.64 · (2/3) / 2 = 0.96; four rounds give its square.
     assert theory.distance(4) == pytest.approx(0.96**2 * 0.6)
     assert theory.distance(2, step_size=0.0) == pytest.approx(0.6)
     # η = 3/32 gives a = η E_0 · (2/3) / 2.
@@ -65,13 +65,13 @@ def test_fedrep_theorem_1_by_hand():
     assert theory.srpfl_samples(30, 0.5, 3.0) == pytest.approx(expected)
 
 
-def test_heads_that_do_not_span_need_infinitely_many_samples():
+def test_heads_that_do_not_span_need_infinite_samples():
     theory = FedRepTheory(HEADS, 1, 0.6)
     assert theory.samples(30) == theory.srpfl_samples(30) == math.inf
 
 
 def test_the_target_error_is_a_multiple_of_the_limit_of_the_last_stage():
-    # Iterate contraction (11) of the last stage, with N / n0 = 16, until it stands.
+    # Iterate the contraction (11) of the last stage, with N / n0 = 16, to its limit.
     a, distance = 0.19, 1.0
     for _ in range(500):
         distance = distance * math.sqrt(1 - a) + a / math.sqrt(16 * (1 - a))
@@ -91,11 +91,11 @@ def test_flute_theorems_by_hand():
     expected = 16 * math.sqrt(2) / (math.sqrt(3) * 0.4) * 0.9875**10
     assert theory.error(10, 0.1) == pytest.approx(expected)
     assert theory.error(10, 0.1, constant=3.0) == pytest.approx(3 * expected)
-    # The first number of rounds with an error of at most ε.
+    # The smallest number of rounds with an error of at most ε
     rounds = theory.rounds(0.01, 0.1)
     assert theory.error(rounds, 0.1) <= 0.01 < theory.error(rounds - 1, 0.1)
     assert theory.rounds(1e9) == 0
-    # The rank of Φ as k: λ_4 counts as 0.
+    # With k equal to the rank of Φ, λ_4 counts as 0.
     assert FLUTETheory(MODELS, 3).gap == pytest.approx(2.0)
 
 
@@ -110,7 +110,7 @@ def test_flute_first_rounds_by_hand():
     assert theory.first_rounds(b, b.T, 0.1) == expected
 
 
-def test_the_first_rounds_are_those_of_gradient_descent_on_exact_models():
+def test_first_rounds_suffice_for_gradient_descent_on_exact_models():
     # With infinitely many samples: B' = B - η (BW - Φ) Wᵀ - η/2 B (BᵀB - WWᵀ) and its
     # counterpart (appendix A.1). After T_R rounds, σ_k²(Θ_k) is at least Δ / 4.
     rng = np.random.default_rng(7)
@@ -134,7 +134,7 @@ def test_the_first_rounds_are_those_of_gradient_descent_on_exact_models():
 
 
 @pytest.mark.parametrize(("bandit", "factor"), [(False, 64), (True, 256)])
-def test_multi_task_s_regularizer_by_hand(bandit, factor):
+def test_multi_task_regularizer_by_hand(bandit, factor):
     theory = MultiTaskTheory(3, 2.0, 0.5, bandit)
     # (1 + m) G^2 / omega^2 = 4 * 4 / 0.25 = 64.
     assert theory.largest_step == pytest.approx(1 / math.sqrt(factor * 64))
@@ -143,10 +143,10 @@ def test_multi_task_s_regularizer_by_hand(bandit, factor):
     eta = theory.largest_step
     assert theory.regularizer(eta) == pytest.approx(1 / (4 * eta**2))
     eta = eta * math.sqrt(3) / 2
-    # The root is that of 1 - 3 / 4.
+    # The square root is that of 1 - 3 / 4.
     delta = theory.regularizer(eta)
     assert delta == pytest.approx(0.5 / (4 * eta**2))
-    # It makes the coefficient of the dual variables' norm 0 (equation B.6).
+    # This makes the coefficient of the dual variables' norm 0 (equation B.6).
     coefficient = factor / 16 * 64 + delta**2 * eta**2 - delta / 2
     assert coefficient == pytest.approx(0, abs=1e-8)
     # As eta vanishes, delta tends to a constant.

@@ -74,7 +74,7 @@ def test_the_phases_by_hand():
     # θ2 = θ1 + 10 (3, 4) / 25 = (3.4, 1.6).
     x, y = np.array([[3.0, 4.0]]), np.array([16.6])
     np.testing.assert_allclose(phase_two(first, x, y), [3.4, 1.6])
-    # One row: the gradient's step 1/σ² = 1/25 is exact at once.
+    # With one row, the gradient step of size 1/σ² = 1/25 is exact.
     one_step = phase_two_descent(first, x, y, max_steps=1)
     np.testing.assert_allclose(one_step, [3.4, 1.6])
 
@@ -85,7 +85,7 @@ def test_phase_one_is_the_best_model_in_the_span(seed, n, d, q):
     x, y = gaussian(seed + 1, n, d), gaussian(seed + 2, n)
     theta = phase_one(v, x, y)
     np.testing.assert_allclose(v @ (v.T @ theta), theta, atol=1e-9)
-    # No direction within the span makes the residual smaller.
+    # No direction within the span reduces the residual.
     features = x @ v
     assume(np.linalg.cond(features) < 1e6)
     np.testing.assert_allclose(features.T @ (y - x @ theta), 0, atol=1e-7)
@@ -98,7 +98,7 @@ def test_phase_two_is_the_interpolator_nearest_to_the_start(seed, n, extra):
     assume(np.linalg.cond(x) < 1e4)
     result = phase_two(theta, x, y)
     np.testing.assert_allclose(x @ result, y, atol=1e-7)
-    # The normal equations of the projection: θ + Xᵀ (X Xᵀ)⁻¹ (y - X θ).
+    # Normal equations of the projection: θ + Xᵀ (X Xᵀ)⁻¹ (y - X θ)
     expected = theta + x.T @ np.linalg.solve(x @ x.T, y - x @ theta)
     np.testing.assert_allclose(result, expected, atol=1e-6)
     # Every other interpolator is farther away.
@@ -111,7 +111,7 @@ def test_phase_two_is_the_interpolator_nearest_to_the_start(seed, n, extra):
 @given(SEEDS, st.integers(1, 9), st.integers(1, 9))
 def test_descent_ends_at_the_closed_form(seed, n, d):
     theta, x, y = gaussian(seed, d), gaussian(seed + 1, n, d), gaussian(seed + 2, n)
-    # (1 - 1/κ²)^steps: 20² ln(1e12) = 11,000 steps are enough.
+    # The error shrinks by (1 - 1/κ²)^steps; 20² ln(1e12) = 11,000 steps are enough.
     assume(np.linalg.cond(x) < 20)
     result = phase_two_descent(theta, x, y)
     np.testing.assert_allclose(result, phase_two(theta, x, y), atol=1e-8)
@@ -135,12 +135,12 @@ def test_sources_lie_in_the_span_and_targets_nearly():
         np.testing.assert_allclose(v @ (v.T @ theta), theta, atol=1e-9)
     models = [data.model(client) for client in range(4, 304)]
     outside = [theta - v @ (v.T @ theta) for theta in models]
-    # v ~ N(0, 1e-3 I): its part outside has 37 dimensions. 11,100 squares: the mean's
-    # standard error is sqrt(2 / 11,100) = 1.3 %.
+    # v ~ N(0, 1e-3 I) has 37 dimensions outside of the span. The standard error of the
+    # mean of 11,100 squares is sqrt(2 / 11,100) = 1.3 %.
     assert np.sum(np.square(outside)) / (300 * 37) == pytest.approx(1e-3, rel=0.06)
 
 
-def test_the_ratio_is_one_of_powers():
+def test_ratio_db_is_a_ratio_of_powers():
     # E‖u‖² = d for heads N(0, I/q): over 2,000 heads, and σ_T² from 3 dB = 10^-0.3.
     data = TransferData(dimension=30, rank=5, num_sources=2000, ratio_db=3.0)
     power = np.mean([np.sum(data.model(i) ** 2) for i in range(2000)])
@@ -150,7 +150,7 @@ def test_the_ratio_is_one_of_powers():
     targets = [data.model(i) for i in range(2000, 2400)]
     v = np.linalg.qr(data.span).Q
     outside = [theta - v @ (v.T @ theta) for theta in targets]
-    # 10,000 squares: standard error 1.4 %.
+    # The standard error of the mean of 10,000 squares is 1.4 %.
     variance = np.sum(np.square(outside)) / (400 * 25)
     assert variance == pytest.approx(10**-0.3, rel=0.07)
 
@@ -213,14 +213,14 @@ def test_errors_are_relative_to_the_true_model():
         ("seed", -1),
     ],
 )
-def test_values_out_of_range(code_of, name, value):
+def test_values_out_of_range_are_an_error(code_of, name, value):
     assert code_of(lambda: TransferData(**{name: value})) == name.replace("_", "-")
 
 
-# Table 5.1, small
+# Table 5.1 at a small scale
 
 
-def test_transfer_helps_where_the_target_lies_near_the_span():
+def test_transfer_helps_if_the_target_is_near_the_span():
     """d = 200, q = 10, 30 + 30 samples: factors at both ends of the table."""
 
     def errors(ratio: float, seed: int) -> list[float]:

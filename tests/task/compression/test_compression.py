@@ -1,7 +1,7 @@
-"""Compressors: hand-worked bytes, NumPy references, bounds and malformed messages.
+"""Compressors: hand-computed bytes, NumPy references, bounds and malformed messages.
 
 Where an expectation is estimated, the tolerance comes from Hoeffding's inequality, so
-that a correct operator fails with probability at most FALSE_ALARM over the seed.
+that a correct operator fails for at most a fraction FALSE_ALARM of all seeds.
 """
 
 import itertools
@@ -56,23 +56,23 @@ def hoeffding(width, draws, events=1):
     return width * math.sqrt(math.log(2 * events / FALSE_ALARM) / (2 * draws))
 
 
-# Bytes worked by hand. Floats are little-endian: 1.0 is 00 00 80 3f, 2.0 is
-# 00 00 00 40, 3.5 is 00 00 60 40, 3.0 is 00 00 40 40, -4.0 is 00 00 80 c0.
+# Bytes computed by hand. Floats are little-endian: 1.0 is 00 00 80 3f, 2.0 is 00 00 00
+# 40, 3.5 is 00 00 60 40, 3.0 is 00 00 40 40, -4.0 is 00 00 80 c0.
 
 
 @pytest.mark.parametrize(
     ("operator", "x", "message", "result"),
     [
         (Identity(), [1, 2], "0000803f 00000040", [1, 2]),
-        # Mean (1 + 2 + 0 + 5) / 4 = 2; bits + - + - and four of padding: 1010 0000.
+        # Mean (1 + 2 + 0 + 5) / 4 = 2; signs + - + - and four padding bits: 1010 0000.
         (Sign(), [1, -2, 0, -5], "00000040 a0", [2, -2, 2, -2]),
-        # Nine signs take two bytes: 1111 1111 and 0 with seven of padding.
+        # Nine signs take two bytes: 1111 1111 and 0 with seven padding bits.
         (Sign(), [1] * 8 + [-1], "0000803f ff00", [1] * 8 + [-1]),
-        # d = 4: two bits an index. Indices 0, 1: 00 01, padded: 0001 0000.
+        # d = 4: two bits per index. Indices 0, 1: 00 01, padded: 0001 0000.
         (TopK(2), [3, -4, 0, 1], "10 00004040 000080c0", [3, -4, 0, 0]),
         # The same with mean (3 + 4) / 2 = 3.5 and signs + -: 10, padded: 1000 0000.
         (SignTopK(2), [3, -4, 0, 1], "10 00006040 80", [3.5, -3.5, 0, 0]),
-        # Equals: the first ones are kept. d = 3: two bits; indices 0, 1.
+        # Ties: the first entries are kept. d = 3: two bits per index; indices 0, 1.
         (TopK(2), [1, 1, -1], "10 0000803f 0000803f", [1, 1, 0]),
         # Norm 5, s = 5: levels 3, 4 and 0 in three bits and the sign: 0110 1001 0000,
         # padded; beta = min(3/25, ...) is below 1.
@@ -80,7 +80,7 @@ def hoeffding(width, draws, events=1):
         # Norm 2, s = 2: all levels are exactly 2 * 1 / 2 = 1, two bits 01 and the sign:
         # 010 011 010 010, padded: 0100 1101 0010 0000. beta = min(4/4, 2/2) = 1: half.
         (QSGD(2), [1, -1, 1, 1], "00000040 4d20", [0.5, -0.5, 0.5, 0.5]),
-        # beta = min(1/4, 1/2), so 4/5 of it where that is asked for.
+        # beta = min(1/4, 1/2) = 1/4, so the scaled operator returns 4/5 of the value.
         (QSGD(2), [5], "0000a040 80", [5]),
         (QSGD(2, scaled=True), [5], "0000a040 80", [4]),
         # d = 8: indices 1, 4, 5, 7 in three bits: 001 100 101 111, padded:
@@ -94,14 +94,14 @@ def hoeffding(width, draws, events=1):
     ],
     ids=lambda value: repr(value) if isinstance(value, Compressor) else "",
 )
-def test_messages_match_hand_worked_bytes(operator, x, message, result):
+def test_messages_match_hand_computed_bytes(operator, x, message, result):
     x = torch.tensor(x, dtype=torch.float32)
     data = operator.compress(x, generator())
     assert data == bytes.fromhex(message)
     assert operator.decompress(data, len(x)).tolist() == result
 
 
-# The same operators in plain NumPy.
+# The same operators in NumPy
 
 
 @short
@@ -149,7 +149,8 @@ def test_rand_k_draw_is_stable_across_numpy_versions():
 def test_qsgd_rounds_to_a_neighbouring_level(x, s, seed):
     norm = np.linalg.norm(x.astype(np.float64))
     result = apply(QSGD(s), x, seed).astype(np.float64)
-    # From d = s^2 on it is divided by 1 + beta, with beta = min(d / s^2, sqrt(d) / s).
+    # From d = s^2 on, results are divided by 1 + beta; beta = min(d / s^2, sqrt(d) /
+    # s).
     if len(x) >= s**2:
         result *= 1 + math.sqrt(len(x)) / s
     assert (np.abs(result - x) <= norm / s * (1 + 1e-5)).all()
@@ -172,7 +173,7 @@ def test_qsgd_is_unbiased():
     assert np.abs(total / draws - x).max() < allowed
 
 
-# Sizes.
+# Sizes
 
 
 def expected_bytes(operator, d):
@@ -216,13 +217,13 @@ def test_num_bytes_equals_message_length(d, seed):
 
 @pytest.mark.parametrize("d", [2**16 - 1, 2**16, 2**16 + 1, 10**6])
 def test_round_trip_at_the_limits_of_an_index(d):
-    # A vector of exactly k entries comes back as it is: 16 and 17 bits an index.
+    # A vector with exactly k entries is unchanged; indices take 16, 17 or 20 bits.
     x = np.zeros(d, np.float32)
     x[[0, 1, d // 2, d - 2, d - 1]] = [1, -2, 3, -4, 5]
     assert np.array_equal(apply(TopK(5), x), x)
 
 
-# The contraction property, equation 2.5.
+# The contraction property, equation 2.5
 
 
 @short
@@ -234,7 +235,7 @@ def test_deterministic_operators_contract(x, k):
         at = operator.omega_at(x) if x.any() else operator.omega(len(x))
         assert 0 < operator.omega(len(x)) <= at * (1 + 1e-9) <= 1 + 1e-6
         assert error <= (1 - at) * square + 1e-6 * square
-        # For these four omega(x) is not only a bound.
+        # For these operators, omega(x) is exact and not only a bound.
         assert error >= (1 - at) * square - 1e-6 * square or square == 0
 
 
@@ -260,8 +261,8 @@ def test_random_operators_contract(operator):
         result = operator.decompress(operator.compress(tensor, shared), d)
         errors.append(torch.sum((result - tensor).double() ** 2).item())
     square = np.square(x.astype(np.float64)).sum()
-    # An entry strays by ||x|| / s at most, or is dropped: errors are within
-    # [0, (1 + d / s^2) ||x||^2].
+    # An entry is off by at most ||x|| / s, or is dropped, so errors are within [0, (1 +
+    # d / s^2) ||x||^2].
     quantiser = operator if isinstance(operator, QSGD | QSGDTopK | QSGDRandK) else None
     width = 1 + (d / quantiser.levels**2 if quantiser else 0)
     mean = np.mean(errors) / square
@@ -270,8 +271,8 @@ def test_random_operators_contract(operator):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_the_error_of_sign_rand_k_is_its_mean_over_all_draws(k):
-    # All subsets of k of 3 entries, each as likely: E ||x - C(x)||² by enumeration.
+def test_omega_of_sign_rand_k_averages_over_all_draws(k):
+    # All subsets of k of 3 entries are equally likely: E ||x - C(x)||² by enumeration.
     x, errors = np.array([3.0, -1.0, 2.0], np.float32), []
     for kept in itertools.combinations(range(3), k):
         result = np.zeros(3)
@@ -297,14 +298,14 @@ def test_compositions_apply_their_operator_to_the_entries_of_rand_k(composed, in
     assert torch.count_nonzero(result) == torch.count_nonzero(entries)
 
 
-def test_omega_worked_by_hand():
+def test_omega_of_hand_computed_examples():
     assert Identity().omega(10) == 1
     assert TopK(3).omega(10) == RandK(3).omega(10) == 0.3
     assert Sign().omega(10) == 0.1
     # d = 16, s = 8: beta = min(16/64, 4/8) = 1/4. s = 2: min(16/4, 4/2) = 2.
     assert QSGD(8).omega(16) == 0.75
     assert QSGD(2).omega(16) == QSGD(2, scaled=True).omega(16) == 1 / 3
-    # The last and the first dimension of 15 levels on either side of beta = 1.
+    # With 15 levels, beta reaches 1 at dimension 225.
     assert QSGD(15).omega(224) == pytest.approx(1 / 225)
     assert QSGD(15).omega(225) == 0.5
     # 650 entries: beta = sqrt(650) / 15 = 25.4951 / 15 = 1.69967.
@@ -312,8 +313,8 @@ def test_omega_worked_by_hand():
     assert QSGD(8, scaled=True).omega(16) == 0.8
     # k = 4, s = 4: beta = min(4/16, 2/4) = 1/4, omega = 4/16 / (5/4).
     assert QSGDTopK(4, levels=4).omega(16) == pytest.approx(0.2)
-    # min(1/k, k/d): the dissertation's k = 10 of 7,850, and k large. Equal entries
-    # attain k/d, and a single one attains 1/k.
+    # min(1/k, k/d): k = 10 of 7,850 as in the dissertation, and a large k. Equal
+    # entries attain k/d, and a single nonzero entry attains 1/k.
     assert SignTopK(10).omega(7850) == 10 / 7850
     assert SignTopK(5).omega(10) == 0.2
     assert SignTopK(2).omega_at(np.ones(10, np.float32)) == SignTopK(2).omega(10)
@@ -324,13 +325,13 @@ def test_omega_worked_by_hand():
     assert Sign().omega_at(x) == 0.49
     assert TopK(1).omega_at(x) == 0.64
     assert SignTopK(2).omega_at(x) == pytest.approx(0.98)
-    # s = 2, beta = min(2/4, 1.4/2): (3, 4) / 5 has the levels 1.2 and 1.6, and of its
-    # square (0.2 * 0.8 + 0.6 * 0.4) / 4 = 0.1 is lost.
+    # s = 2, beta = min(2/4, 1.4/2): (3, 4) / 5 has the levels 1.2 and 1.6, and rounding
+    # loses (0.2 * 0.8 + 0.6 * 0.4) / 4 = 0.1 of the squared norm.
     assert QSGD(2).omega_at(x[:2]) == pytest.approx(0.9)
     assert QSGD(2, scaled=True).omega_at(x[:2]) == 1 / 1.5
-    # A Gaussian vector of 15² - 1: in the worst case 1/225 would be left of it, but no
-    # rounding loses more than 224 quarters of a level's square.
+    # A Gaussian vector of dimension 15² - 1: the worst case would leave 1/225, but
+    # rounding loses at most 224 quarters of a squared level.
     assert QSGD(15).typical_omega(224) >= 1 - 224 / 4 / 15**2
-    # Two tensors (3, -4) and (0, 0): 49/50 of everything.
+    # Two tensors (3, -4) and (0, 0): 49/50 of the squared norm remain.
     assert PerTensor(Sign(), (2, 2)).omega_at(x) == pytest.approx(0.98)
     assert PerTensor(TopK(1), (2, 5)).omega(7) == 0.2

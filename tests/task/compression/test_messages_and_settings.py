@@ -1,4 +1,4 @@
-"""Compression: edges, malformed messages, tensors one by one, and construction."""
+"""Compression: edge cases, malformed messages, per-tensor use, and construction."""
 
 import math
 import struct
@@ -31,7 +31,7 @@ from flwr_frl.task.settings import build, resolve
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)
 
 
-# Edges.
+# Edge cases
 
 
 @by_operator
@@ -45,7 +45,7 @@ def test_zero_stays_zero(operator, d):
 
 @by_operator
 def test_vector_with_one_entry(operator):
-    # beta_{1,s} = 1 / s^2 is what is left of a scaled quantiser's error.
+    # Scaled quantisers divide by 1 + beta, and beta_{1,s} = 1 / s^2.
     result = apply(operator, np.array([-2.5], np.float32))[0]
     scaled = {QSGD(1): 1, QSGD(300, scaled=True): 300}
     scaled |= {QSGDTopK(0.1, levels=4): 4, QSGDRandK(0.1, levels=4): 4}
@@ -95,7 +95,7 @@ def test_extreme_float32_values():
         assert apply(operator, np.array([tiny, 0], np.float32))[0] >= 0
 
 
-# Malformed messages.
+# Malformed messages
 
 
 @by_operator
@@ -136,7 +136,7 @@ INFINITE, ONE = struct.pack("<f", math.inf), struct.pack("<f", 1)
         (SignTopK(2), 3, b"\x30" + ONE + b"\x80", "strictly increasing"),
         (SignTopK(2), 3, b"\x10" + NAN + b"\x80", "norm is nan"),
         (RandK(2), 3, bytes(8) + ONE + NAN, "not finite"),
-        # s = 2 in two bits: a level of 3, 110, and padding.
+        # s = 2 takes two bits: a level of 3, 110, and padding
         (QSGD(2), 1, ONE + b"\xc0", "a level is 3, above 2"),
         (QSGD(2), 1, ONE + b"\x01", "last byte"),
         (QSGD(2), 1, INFINITE + b"\0", "norm is inf"),
@@ -177,16 +177,16 @@ def test_random_bytes_give_a_finite_vector_or_a_value_error(operator, d, draw):
     assert torch.isfinite(result).all()
 
 
-# Per-tensor compression and construction by name.
+# Per-tensor compression and construction by name
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=repr)
 def test_per_tensor_applies_the_operator_to_each_tensor(operator):
     sizes = (300, 1, 50)
     x = torch.from_numpy(normal(351))
-    whole, one_by_one = generator(4), generator(4)
+    together, one_by_one = generator(4), generator(4)
     split = PerTensor(operator, sizes)
-    data = split.compress(x, whole)
+    data = split.compress(x, together)
     parts = [operator.compress(tensor, one_by_one) for tensor in x.split(sizes)]
     assert data == b"".join(parts)
     expected = [
@@ -286,12 +286,12 @@ def test_bad_compressor_settings(code_of, values, code):
 
 
 @by_operator
-def test_rows_are_encoded_as_vectors_one_by_one(operator):
+def test_compress_rows_encodes_each_row_separately(operator):
     rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     generators = [np.random.default_rng(i) for i in range(3)]
-    found = operator.compress_rows(rows, generators)
+    messages = operator.compress_rows(rows, generators)
     one_by_one = zip(rows, range(3), strict=True)
-    assert found == [
+    assert messages == [
         operator.compress(row, np.random.default_rng(i)) for row, i in one_by_one
     ]
 

@@ -1,4 +1,4 @@
-"""Truncated, changed or incomplete folders of the cache are rebuilt."""
+"""Truncated, changed or incomplete folders in the cache are rebuilt."""
 
 import os
 import time
@@ -53,10 +53,10 @@ def test_a_damaged_folder_is_rebuilt(tmp_path, spoil, name) -> None:
     assert again.classes == classes
 
 
-def test_a_folder_that_was_repaired_meanwhile_is_kept(tmp_path) -> None:
+def test_folder_repaired_in_the_meantime_is_kept(tmp_path) -> None:
     digits(tmp_path)
     (folder,) = tmp_path.iterdir()
-    # Like a process that saw the damage before another one repaired it.
+    # Another process saw the damage before this one repaired the folder.
     remove_damaged(folder)
     assert is_intact(folder)
     assert list(tmp_path.iterdir()) == [folder]
@@ -70,7 +70,7 @@ def test_a_folder_moved_aside_briefly_is_opened_afterwards(
     original = datasets._open
 
     def late(directory: Path):
-        # Another process moves it aside, and back.
+        # Another process moves the folder aside, and back.
         monkeypatch.setattr(datasets, "_open", original)
         aside = directory.rename(tmp_path / "aside")
         try:
@@ -95,9 +95,9 @@ def test_old_partial_folders_are_removed(tmp_path) -> None:
             os.utime(path, (long_ago, long_ago))
     digits(tmp_path)
     assert not old.exists()
-    # It may belong to another program.
+    # This folder may belong to another program.
     assert foreign.exists()
-    # Another process may still be writing it.
+    # Another process may still be writing this folder.
     assert new.exists()
 
 

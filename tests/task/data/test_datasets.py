@@ -1,4 +1,4 @@
-"""Data sets from tiny files: content, cache, and what is wrong with them."""
+"""Data sets from tiny files: content, cache and errors."""
 
 import errno
 import io
@@ -55,14 +55,14 @@ def test_digits(tmp_path):
     from sklearn.datasets import load_digits
 
     dataset = load_dataset("digits", DataSettings(cache_dir=str(tmp_path)))
-    # 1,797 images; numbers 4, 9, 14, ... test: 359 of them.
+    # Of 1,797 images, numbers 4, 9, 14, ... are for testing: 359 images.
     assert len(dataset.train) == 1438
     assert len(dataset.test) == 359
     assert dataset.classes == tuple("0123456789")
     assert dataset.train.images.shape == (1438, 8, 8, 1)
     raw = load_digits()
     assert dataset.test.labels.tolist() == raw.target[4::5].tolist()
-    # Values 0 to 16 become 0 to 255, and 16 is not an overflown 0.
+    # Values 0 to 16 become 0 to 255; 16 must not overflow to 0.
     expected = np.minimum(raw.images[4::5] * 16, 255)
     assert np.array_equal(dataset.test.images[..., 0], expected)
     assert dataset.test.images.max() == 255
@@ -81,7 +81,7 @@ def test_an_image_folder(folder, tmp_path):
     assert numbers(dataset.test.images) == [100, 101, 110, 111]
     assert dataset.train.labels.tolist() == [0, 0, 1, 1]
     assert dataset.train.owners.tolist() == [-1] * 4
-    # Written 4 wide and 3 high; lossless, so every pixel must be the same.
+    # Images are 4 wide and 3 high. PNG is lossless, so every pixel must be equal.
     assert dataset.train.images.shape == (4, 3, 4, 3)
     pixels = (np.arange(36).reshape(3, 4, 3) + 11).astype(np.uint8)
     assert np.array_equal(dataset.train.images[3], pixels)
@@ -90,7 +90,7 @@ def test_an_image_folder(folder, tmp_path):
 
 def test_a_folder_that_is_split_over_clients(tmp_path):
     root = tmp_path / "images"
-    # Anna has ant and bee, Bob only bee; Bob's label must still be bee's.
+    # Anna has ants and bees, Bob only bees; Bob's label must still be that of bees.
     write_image(root / "anna" / "train" / "ant" / "0.png", 1)
     write_image(root / "anna" / "train" / "bee" / "0.png", 2)
     write_image(root / "anna" / "test" / "ant" / "0.png", 3)
@@ -114,11 +114,11 @@ def test_the_first_image_decides_the_size(folder, tmp_path):
     dataset = load(folder, tmp_path)
     assert dataset.train.images.shape == (5, 3, 4, 3)
     assert dataset.test.images.shape == (5, 3, 4, 3)
-    # A grey image becomes one of three equal channels.
+    # A grey image is converted to three equal channels.
     assert len(np.unique(dataset.test.images[4, 1, 2])) == 1
 
 
-def test_only_the_first_classes(tmp_path):
+def test_num_classes_keeps_the_first_classes(tmp_path):
     root = tmp_path / "images"
     write_folder(root, classes=("ant", "bee", "cat"))
     dataset = load(root, tmp_path, num_classes=2)
@@ -131,7 +131,7 @@ def test_only_the_first_classes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["num_classes", "image_size"])
-def test_negative_numbers(code_of, name):
+def test_negative_numbers_are_an_error(code_of, name):
     code = code_of(lambda: DataSettings(**{name: -1}))
     assert code == name.replace("_", "-")
 
@@ -148,7 +148,7 @@ def test_images_are_decoded_once(folder, tmp_path, monkeypatch):
     assert calls == [1]
     assert np.array_equal(first.train.images, second.train.images)
     assert first.classes == second.classes
-    # Both are views of one file.
+    # Both are views of the same file.
     assert isinstance(second.train.images, np.memmap)
     assert first.train.images.filename == second.train.images.filename
 
@@ -161,7 +161,7 @@ def test_a_changed_folder_is_decoded_again(folder, tmp_path):
     assert 60 in numbers(load(folder, tmp_path).train.images)
 
 
-def test_the_cache_is_where_the_environment_says(folder, tmp_path, monkeypatch):
+def test_cache_location_follows_the_environment(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     load(folder, tmp_path, cache_dir="")
     assert len(list((tmp_path / "xdg" / "flwr-frl").iterdir())) == 1
@@ -180,7 +180,7 @@ def test_another_process_may_store_the_same_data_first(folder, tmp_path, monkeyp
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_too_little_space(code_of, folder, tmp_path, monkeypatch):
+def test_too_little_space_is_an_error(code_of, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(1000, 990, 10))
     assert code_of(lambda: load(folder, tmp_path)) == "cache-dir"
     assert list((tmp_path / "cache").glob("*")) == []
@@ -188,7 +188,7 @@ def test_too_little_space(code_of, folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("written", [0, 1, 5])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
-def test_a_full_disk_and_an_interrupt_leave_nothing(
+def test_full_disk_or_interrupt_leaves_no_files(
     folder, tmp_path, monkeypatch, written, error
 ):
     save, calls = np.save, []
@@ -209,7 +209,7 @@ def test_a_full_disk_and_an_interrupt_leave_nothing(
     assert len(load(folder, tmp_path).train) == 4
 
 
-def test_a_disk_that_becomes_full_while_images_are_decoded(
+def test_disk_that_fills_up_during_decoding_is_an_error(
     code_of, folder, tmp_path, monkeypatch
 ):
     class Full(io.BytesIO):
@@ -226,7 +226,7 @@ def test_a_disk_that_becomes_full_while_images_are_decoded(
 
 
 def test_memory_does_not_grow_with_the_folder(tmp_path, monkeypatch):
-    # Two images of 128 x 128 x 3 bytes at a time, where all of them have 1.6 or 6.3 MB.
+    # Two images of 128 x 128 x 3 bytes per block, while all images have 1.6 or 6.3 MB
     monkeypatch.setattr(images, "BLOCK", 2 * 128 * 128 * 3)
     peaks = []
     for per_class in (8, 32):
@@ -240,12 +240,12 @@ def test_memory_does_not_grow_with_the_folder(tmp_path, monkeypatch):
         first = Image.open(root / "train" / "bee" / "7.png").resize((128, 128))
         place = per_class + sorted(map(str, range(per_class))).index("7")
         assert np.array_equal(dataset.train.images[place], np.asarray(first))
-    # Pillow's own memory is not counted: what is seen is what Python and NumPy hold.
+    # Only memory of Python and NumPy is measured, not that of Pillow.
     assert peaks[1] < peaks[0] + 200_000
     assert peaks[1] < 1_000_000
 
 
-def test_a_folder_that_changes_while_it_is_decoded(folder, tmp_path, monkeypatch):
+def test_folder_that_changes_during_decoding_is_an_error(folder, tmp_path, monkeypatch):
     shape = ImageFolder.shape
 
     def late(found):
@@ -258,17 +258,17 @@ def test_a_folder_that_changes_while_it_is_decoded(folder, tmp_path, monkeypatch
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_cannot_be_made(code_of, folder, tmp_path):
+def test_cache_that_cannot_be_created_is_an_error(code_of, folder, tmp_path):
     (tmp_path / "cache").write_text("a file, not a directory")
     assert code_of(lambda: load(folder, tmp_path)) == "cache-dir"
 
 
-# What can be wrong with a folder
+# Invalid folders
 
 
 @pytest.mark.parametrize("place", ["", "nowhere", "file", "empty"])
 @pytest.mark.parametrize("task", ["image-folder", "arrays"])
-def test_a_missing_or_empty_directory(code_of, tmp_path, place, task):
+def test_missing_or_empty_directory_is_an_error(code_of, tmp_path, place, task):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     root = tmp_path / place if place else ""
@@ -276,20 +276,20 @@ def test_a_missing_or_empty_directory(code_of, tmp_path, place, task):
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_missing_half(code_of, folder, tmp_path, part):
+def test_missing_train_or_test_folder_is_an_error(code_of, folder, tmp_path, part):
     shutil.rmtree(folder / part)
     assert code_of(lambda: load(folder, tmp_path)) == "data-dir"
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_class_without_images(code_of, folder, tmp_path, part):
+def test_class_without_images_is_an_error(code_of, folder, tmp_path, part):
     (folder / part / "cat").mkdir()
     (folder / part / "cat" / "notes.txt").write_text("no image")
     assert code_of(lambda: load(folder, tmp_path)) == "data-dir"
 
 
 def broken_png() -> bytes:
-    """A PNG with a damaged chunk type, over which Pillow stumbles late."""
+    """Return a PNG with a damaged chunk type, on which Pillow fails late."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         crc = struct.pack(">I", zlib.crc32(kind + data))
@@ -303,7 +303,7 @@ def broken_png() -> bytes:
 
 
 def huge_bmp() -> bytes:
-    """A header that claims more pixels than Pillow is willing to decode."""
+    """Return a header that claims more pixels than Pillow decodes."""
     return b"BM" + struct.pack(
         "<IHHIIiiHHIIiiII", *(54, 0, 0, 54, 40, 30000, 30000, 1, 24), *([0] * 6)
     )
@@ -342,20 +342,20 @@ def test_unreadable_images_are_counted_and_named(folder, tmp_path, data, first):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_pipe_is_no_image(folder, tmp_path):
-    whole = load(folder, tmp_path)
+def test_named_pipe_is_ignored(folder, tmp_path):
+    before = load(folder, tmp_path)
     os.mkfifo(folder / "train" / "ant" / "9.png")
     again = load(folder, tmp_path)
-    assert numbers(again.train.images) == numbers(whole.train.images)
+    assert numbers(again.train.images) == numbers(before.train.images)
 
 
-def test_names_that_are_no_text(folder, tmp_path):
+def test_names_that_are_not_valid_utf_8(folder, tmp_path):
     for part in ("train", "test"):
         (folder / part / "bee").rename(folder / part / os.fsdecode(b"\xff\xfe"))
     image = folder / "train" / "ant" / "0.png"
     image.rename(image.with_name(os.fsdecode(b"0\xff.png")))
     for _ in range(2):
-        # Then from the cache.
+        # The second time from the cache
         dataset = load(folder, tmp_path)
         assert dataset.classes == ("ant", "\udcff\udcfe")
         assert numbers(dataset.train.images) == [0, 1, 10, 11]

@@ -1,4 +1,4 @@
-"""Pixels of image files: 16 bits, and grey images beside coloured ones."""
+"""Pixels of image files: 16-bit images, and mixed grey and coloured images."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from flwr_frl.task.settings import SettingsError
 GREY, RED = np.full((4, 4), 90, np.uint8), np.full((4, 4, 3), (200, 0, 0), np.uint8)
 
 
-# Tag 274 is the orientation; 6 demands a clockwise rotation.
+# Tag 274 is the orientation; 6 requires a clockwise rotation.
 ROTATED = Image.Exif()
 ROTATED[274] = 6
 
 
 def load(root: Path, *train: np.ndarray, suffix: str = "png") -> Dataset:
-    """Return the data set of these training images and a grey one for testing."""
+    """Write training images and a grey test image, and load them as a data set."""
     for part, images in (("train", train), ("test", (GREY,))):
         folder = root / "images" / part / "ant"
         folder.mkdir(parents=True)
@@ -40,7 +40,7 @@ def test_images_of_16_bits_keep_the_upper_8(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_images_of_32_bits_are_refused(tmp_path, dtype):
+def test_images_of_32_bits_are_rejected(tmp_path, dtype):
     message = r"1 images cannot be read, .*numbers of 32 bits \(mode [IF]\); they must"
     with pytest.raises(SettingsError, match=message):
         load(tmp_path, np.ones((4, 4), dtype), suffix="tiff")
@@ -64,14 +64,14 @@ def test_photographs_are_rotated_by_their_exif_orientation(tmp_path, exif):
     np.testing.assert_array_equal(one, seen)
 
 
-def test_a_grey_image_before_coloured_ones_takes_no_colours_away(tmp_path):
+def test_leading_grey_image_does_not_remove_colours(tmp_path):
     dataset = load(tmp_path, GREY, RED, RED)
     assert dataset.train.images[0].tolist() == np.full((4, 4, 3), 90).tolist()
     assert dataset.train.images[1].tolist() == RED.tolist()
     assert dataset.notes == ()
 
 
-def test_greys_are_grey_with_transparency_and_in_palettes(tmp_path):
+def test_grey_images_with_transparency_or_palette_stay_grey(tmp_path):
     clear = np.dstack([GREY, np.full((4, 4), 7, np.uint8)])
     images = load(tmp_path, clear).train.images
     assert images.shape == (1, 4, 4, 1)
@@ -87,7 +87,7 @@ def test_greys_are_grey_with_transparency_and_in_palettes(tmp_path):
 
 
 def test_colour_images_that_become_grey_are_counted(tmp_path):
-    # Of 402 images every third is seen: the first, the fourth, ...
+    # Every third of 402 images is inspected: the first, the fourth, ...
     dataset = load(tmp_path, *[GREY] * 400, RED)
     assert dataset.train.images.shape == (401, 4, 4, 1)
     (note,) = dataset.notes

@@ -1,4 +1,4 @@
-"""Third-party partitioners: arguments and missing packages, without the packages."""
+"""Arguments and missing packages of third-party partitioners, without the packages."""
 
 from importlib.util import find_spec
 
@@ -27,7 +27,7 @@ def test_arguments_are_json_or_strings():
 @pytest.mark.parametrize(
     "text", ["alpha", "=3", "sizes=[1, 2]", "a-b=1", "x='", "seed=null"]
 )
-def test_bad_arguments(code_of, text):
+def test_invalid_arguments_are_an_error(code_of, text):
     assert code_of(lambda: parse_arguments(text)) == "partitioner-arguments"
 
 

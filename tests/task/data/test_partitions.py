@@ -1,4 +1,4 @@
-"""Partitions: sizes and classes counted by hand, and properties of random cases."""
+"""Partitions: hand-counted sizes and classes, and properties of random cases."""
 
 import re
 from math import gcd
@@ -34,8 +34,8 @@ def split_of(
     train: np.ndarray, test: np.ndarray, num_clients: int, **overrides
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     num_classes = int(train.max()) + 1
-    own = PartitionSettings(**overrides)
-    return partition(train, test, num_classes, num_clients, own)
+    settings = PartitionSettings(**overrides)
+    return partition(train, test, num_classes, num_clients, settings)
 
 
 def assert_disjoint_and_complete(parts: list[np.ndarray], total: int) -> None:
@@ -47,7 +47,7 @@ def assert_disjoint_and_complete(parts: list[np.ndarray], total: int) -> None:
 # Split
 
 
-def test_split_deals_a_class_out_in_the_given_proportions():
+def test_split_follows_the_given_proportions():
     # 8 examples of class 0 (1/4, 3/4, 0) and 4 of class 1 (0, 1/2, 1/2).
     labels = np.array([0, 1] * 4 + [0] * 4)
     proportions = np.array([[0.25, 0.75, 0.0], [0.0, 0.5, 0.5]])
@@ -57,7 +57,7 @@ def test_split_deals_a_class_out_in_the_given_proportions():
     assert_disjoint_and_complete(parts, 12)
 
 
-def test_split_leaves_out_only_a_class_that_nobody_has():
+def test_split_omits_only_classes_without_clients():
     labels = np.array([0, 0, 1, 1, 2, 2])
     proportions = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
     parts = split(labels, proportions, np.random.default_rng(0))
@@ -82,7 +82,7 @@ def test_split_is_disjoint_complete_and_near_the_shares(
     for i, part in enumerate(parts):
         assert np.all(np.diff(part) > 0)
         counts = np.bincount(labels[part], minlength=num_classes)
-        # Two roundings, each off by one half at most.
+        # Two roundings, each off by at most one half
         expected = proportions[:, i] * sizes[:num_classes]
         assert np.all(np.abs(counts - expected) <= 1 + 1e-9)
 
@@ -90,7 +90,7 @@ def test_split_is_disjoint_complete_and_near_the_shares(
 # Equal shards
 
 
-def test_the_authors_shards_have_equal_sizes_and_may_repeat_a_class():
+def test_shards_have_equal_sizes_and_may_repeat_a_class():
     train, test = labels_of(10, 100), labels_of(10, 20)
     repeated = 0
     for seed in range(5):
@@ -104,7 +104,7 @@ def test_the_authors_shards_have_equal_sizes_and_may_repeat_a_class():
             assert set(np.bincount(train[part]).tolist()) <= {0, 10, 20}
             assert set(test[held_out]) == set(train[part])
             repeated += len(set(train[part])) == 1
-    # Chance of a second shard of the same class: 9/99. Of 250 clients none: 1e-10.
+    # A client gets its class twice with probability 9/99; none of 250 does: 1e-10.
     assert repeated > 0
 
 
@@ -125,9 +125,9 @@ def test_shards_are_dealt_out_completely(data, num_classes, seed):
 
 
 @pytest.mark.parametrize("name", ["shards", "distinct-shards"])
-def test_a_thousand_clients(name):
-    # As CIFAR-10: 50,000 training and 10,000 test images, 1,000 clients, S = 2: 200
-    # shards of 25 and 5 images in each class.
+def test_shards_of_a_thousand_clients(name):
+    # Like CIFAR-10: 50,000 training and 10,000 test images, 1,000 clients and S = 2
+    # give 200 shards of 25 and 5 images per class.
     train, test = labels_of(10, 5000), labels_of(10, 1000)
     parts, tests = split_of(train, test, 1000, partition=name, classes_per_client=2)
     assert {len(part) for part in parts} == {50}
@@ -143,13 +143,13 @@ def test_a_thousand_clients(name):
 
 @pytest.mark.parametrize("deal", [shards, distinct_shards])
 @pytest.mark.parametrize("per_client", [0, -1, 11])
-def test_more_classes_per_client_than_classes(code_of, deal, per_client):
+def test_invalid_classes_per_client_are_an_error(code_of, deal, per_client):
     rng = np.random.default_rng(0)
     assert code_of(lambda: deal(10, 20, per_client, rng)) == "classes-per-client"
 
 
 @given(st.data(), st.integers(2, 30), st.integers(1, 60))
-def test_the_named_counts_work_and_none_is_nearer(data, num_classes, num_clients):
+def test_suggested_client_counts_are_valid_and_nearest(data, num_classes, num_clients):
     per_client = data.draw(st.integers(1, num_classes))
     works = [n for n in range(1, num_clients + 31) if n * per_client % num_classes == 0]
     rng = np.random.default_rng(0)
@@ -194,7 +194,7 @@ def test_log_normal_sizes():
     assert abs((centred**3).mean()) < 4 * np.sqrt(6 / n)
 
 
-def test_log_normal_has_exactly_s_classes_and_without_spread_equal_shards():
+def test_log_normal_has_s_classes_and_equal_shards_without_spread():
     train, test = labels_of(10, 300), labels_of(10, 30)
     parts, tests = split_of(
         train, test, 20, partition="log-normal", classes_per_client=3, size_sigma=0.5
@@ -210,15 +210,15 @@ def test_log_normal_has_exactly_s_classes_and_without_spread_equal_shards():
 
 
 def test_iid_sizes_are_even_over_all_classes():
-    # 100 classes of 10 over 30 clients: 33.3 examples each. With the rest of every
-    # class at random a size varies by a few, but not by 100.
+    # 100 classes of 10 examples over 30 clients give 33.3 examples each. The remainders
+    # of classes go to random clients, so sizes vary by a few, but not by 100.
     train, test = labels_of(100, 10), labels_of(100, 10)
     parts, _ = split_of(train, test, 30, partition="iid")
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) < 30
 
 
-# All of them
+# All partitions
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))
@@ -234,7 +234,7 @@ def test_every_partition_is_disjoint_and_complete(name, seed):
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))
-def test_the_seed_decides(name):
+def test_seed_determines_the_partition(name):
     train, test = labels_of(6, 80), labels_of(6, 20)
     first, again, other = (
         split_of(train, test, 12, partition=name, seed=seed, dirichlet_alpha=5.0)[0]
@@ -251,25 +251,25 @@ def test_the_seed_decides(name):
         ({"classes_per_client": 0}, "classes-per-client"),
         ({"partition": "dirichlet", "dirichlet_alpha": 0.0}, "dirichlet-alpha"),
         ({"partition": "log-normal", "size_sigma": -1.0}, "size-sigma"),
-        # Nearly all examples belong to one client; 49 of 50 have none.
+        # Nearly all examples belong to one client; 49 of 50 clients have none.
         ({"partition": "dirichlet", "dirichlet_alpha": 1e-6}, "num-clients"),
         ({"test_partition": "non"}, "test-partition"),
     ],
 )
-def test_impossible_partitions(code_of, overrides, code):
+def test_impossible_partitions_are_an_error(code_of, overrides, code):
     labels = labels_of(1, 60)
     assert code_of(lambda: split_of(labels, labels, 50, **overrides)) == code
 
 
 @pytest.mark.parametrize("clients", [0, 4, 10**9])
-def test_no_clients_or_more_than_examples(code_of, clients):
+def test_no_clients_or_more_clients_than_examples_are_an_error(code_of, clients):
     labels = labels_of(1, 3)
     call = lambda: split_of(labels, labels, clients, partition="iid")  # noqa: E731
     assert code_of(call) == "num-clients"
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))
-def test_settings_that_a_partition_calls_unused_change_nothing(name):
+def test_unused_settings_do_not_change_the_partition(name):
     train, test = labels_of(6, 80), labels_of(6, 20)
     usual = {"partition": name, "dirichlet_alpha": 5.0, "size_sigma": 0.5}
     others = {
@@ -281,11 +281,11 @@ def test_settings_that_a_partition_calls_unused_change_nothing(name):
     }
 
     def seen(**settings):
-        own, (parts, _) = (
+        chosen, (parts, _) = (
             PartitionSettings(**settings),
             split_of(train, test, 12, **settings),
         )
-        return [(p, own.labels(train[p], i, 6, 12)) for i, p in enumerate(parts)]
+        return [(p, chosen.labels(train[p], i, 6, 12)) for i, p in enumerate(parts)]
 
     first = seen(**usual)
     unused = PartitionSettings(**usual).unused()
@@ -299,15 +299,15 @@ def test_settings_that_a_partition_calls_unused_change_nothing(name):
     assert set(unused.values()) <= {f"partition {name!r} does not use it"}
 
 
-# What the clients test on
+# Test examples of clients
 
 
-def test_all_clients_test_on_everything():
+def test_all_clients_may_test_on_all_examples():
     train, test = labels_of(10, 30), labels_of(10, 7)
     parts, tests = split_of(train, test, 10, test_partition="all")
     for held_out in tests:
         assert held_out.tolist() == list(range(70))
-    # The training examples are those of any other run with this seed.
+    # The training examples equal those of any other run with this seed.
     usual, usual_tests = split_of(train, test, 10, test_partition="same")
     default, default_tests = split_of(train, test, 10)
     for a, b, c in zip(parts, usual, default, strict=True):
@@ -325,11 +325,11 @@ def test_clients_can_have_fewer_training_examples(name):
     for first, spread in ((150, 0), (100, 50), (10_000, 0)):
         limits = {"client_examples": first, "client_examples_spread": spread}
         parts, tests = split_of(train, test, 12, partition=name, **limits)
-        for part, whole in zip(parts, usual, strict=True):
-            low, high = min(first, len(whole)), min(first + spread, len(whole))
+        for part, full in zip(parts, usual, strict=True):
+            low, high = min(first, len(full)), min(first + spread, len(full))
             assert low <= len(part) <= high
             assert len(np.unique(part)) == len(part)
-            assert set(part) <= set(whole)
+            assert set(part) <= set(full)
         assert all(map(np.array_equal, tests, usual_tests))
         if spread and name == "iid":
             assert len({len(part) for part in parts}) > 4
@@ -338,7 +338,7 @@ def test_clients_can_have_fewer_training_examples(name):
 # Groups of clients with permuted labels
 
 
-def test_clustered_deals_all_classes_out_equally_and_shifts_the_labels_of_groups():
+def test_clustered_partition_is_even_and_shifts_labels_of_groups():
     own = PartitionSettings(partition="clustered", label_groups=3)
     labels = np.repeat(np.arange(4), 6)
     parts, _ = partition(labels, labels, 4, 6, own)
@@ -351,7 +351,7 @@ def test_clustered_deals_all_classes_out_equally_and_shifts_the_labels_of_groups
     assert other.labels(labels, 5, 4, 6) is labels
 
 
-def test_training_and_test_digits_of_a_group_are_permuted_alike():
+def test_training_and_test_labels_of_a_group_are_shifted_alike():
     settings = {"partition": "clustered", "label_groups": 2, "test_partition": "all"}
     task = ImageTask("digits", ImageSettings(**settings), 4)
     plain = ImageTask("digits", ImageSettings(partition="iid"), 4)
@@ -366,7 +366,7 @@ def test_training_and_test_digits_of_a_group_are_permuted_alike():
 
 
 @pytest.mark.parametrize(("classes", "clients"), [(3, 9), (9, 3)])
-def test_more_groups_than_classes_or_clients_are_refused(code_of, classes, clients):
+def test_more_groups_than_classes_or_clients_are_rejected(code_of, classes, clients):
     labels = labels_of(classes, 5)
     groups = {"partition": "clustered", "label_groups": 4}
     assert (

@@ -1,4 +1,4 @@
-"""PFLlib's folders: partition, pixels, and files that are refused."""
+"""PFLlib's folders: partition, pixels, and invalid files."""
 
 import os
 from zipfile import ZipFile
@@ -11,7 +11,7 @@ from flwr_frl.task.tasks import build_task
 
 
 class Runs:
-    """A pickle of this object makes a folder when it is loaded."""
+    """An object whose pickle creates a folder when it is loaded."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -22,7 +22,7 @@ class Runs:
 
 def write(path, content):
     path.parent.mkdir(exist_ok=True)
-    # As PFLlib does, which makes an array of one object of the dictionary.
+    # Like PFLlib, which stores the dictionary as an array of one object.
     np.savez_compressed(path, data=content)
 
 
@@ -68,7 +68,7 @@ def test_each_client_has_the_images_of_its_files(tmp_path, channels):
     assert "partition" in task.unused_settings
 
 
-def test_a_hostile_file_runs_nothing(tmp_path):
+def test_hostile_file_executes_nothing(tmp_path):
     clients(tmp_path)
     write(tmp_path / "train" / "2.npz", {"x": Runs(tmp_path / "made"), "y": 1})
     with pytest.raises(SettingsError, match=r"2\.npz' cannot be read: it names") as e:
@@ -78,8 +78,8 @@ def test_a_hostile_file_runs_nothing(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_bytes_are_not_taken_for_objects(tmp_path):
-    # A dtype's own state could make numpy take the bytes of a file for addresses.
+def test_bytes_are_not_read_as_objects(tmp_path):
+    # The state of a dtype could make NumPy interpret bytes of a file as addresses.
     clients(tmp_path)
     path = tmp_path / "train" / "0.npz"
     y = np.zeros(3, np.int64)
@@ -111,7 +111,7 @@ IMAGES, LABELS = scaled(np.zeros((3, 8, 8, 1))), np.arange(3)
         ({"x": IMAGES[:, :, 1:], "y": LABELS}, "has images of shapes"),
     ],
 )
-def test_invalid_files(tmp_path, content, fragment):
+def test_invalid_files_are_an_error(tmp_path, content, fragment):
     clients(tmp_path)
     write(tmp_path / "train" / "10.npz", content)
     with pytest.raises(SettingsError, match=fragment) as error:
@@ -120,7 +120,7 @@ def test_invalid_files(tmp_path, content, fragment):
     assert "\n" not in str(error.value)
 
 
-def test_invalid_folders(tmp_path):
+def test_invalid_folders_are_an_error(tmp_path):
     with pytest.raises(SettingsError, match=r"<client>\.npz"):
         task_of(tmp_path)
     clients(tmp_path)
