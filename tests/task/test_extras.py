@@ -14,7 +14,7 @@ from flwr_frl.task.tasks import build_task
 
 @pytest.fixture
 def lean(monkeypatch):
-    """As if none of the extras were installed."""
+    """Pretend that no extra is installed."""
     extras = {"ray", "sklearn", "matplotlib", "datasets"}
     lacking = lambda name: None if name in extras else find_spec(name)  # noqa: E731
     monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)

@@ -1,4 +1,4 @@
-"""Representation transfer: by hand, against definitions, and the data's moments."""
+"""Representation transfer: hand-computed cases, definitions and moments of the data."""
 
 import numpy as np
 import pytest

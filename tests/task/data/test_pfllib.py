@@ -27,7 +27,7 @@ def write(path, content):
 
 
 def scaled(pixels):
-    """Images in [-1, 1] with channels first, as ToTensor and Normalize(0.5) do it."""
+    """Return images in [-1, 1], channels first, like ToTensor and Normalize(0.5)."""
     return ((pixels / 255 - 0.5) / 0.5).astype(np.float32).transpose(0, 3, 1, 2)
 
 

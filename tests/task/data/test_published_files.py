@@ -1,4 +1,4 @@
-"""Data sets of torchvision in their published files, and files of arrays."""
+"""Published files of torchvision's data sets, and files of arrays."""
 
 import pickle
 import struct
@@ -11,7 +11,7 @@ from loaded_images import load, numbers
 from flwr_frl.task.data.datasets import EMNIST_SPLITS, DataSettings
 from flwr_frl.task.settings import SettingsError
 
-# Data sets of torchvision, from files as they publish them
+# Data sets of torchvision in their published files
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -51,10 +51,10 @@ def write_emnist(root: Path, split: str, labels: np.ndarray) -> None:
         write_idx(Path(f"{prefix}-labels-idx1-ubyte"), labels)
 
 
-def test_classes_of_emnist(tmp_path):
+def test_classes_of_emnist_splits(tmp_path):
     root = tmp_path / "data"
     write_emnist(root, "balanced", np.arange(47))
-    # Labels of this split begin with 1.
+    # Labels of this split start at 1.
     write_emnist(root, "letters", np.arange(1, 27))
     whole = load(root, tmp_path, task="emnist")
     assert whole.train.labels.tolist() == list(range(47))
@@ -67,14 +67,14 @@ def test_classes_of_emnist(tmp_path):
     assert letters.classes == tuple("abcdefghijklmnopqrstuvwxyz")
 
 
-def test_the_splits_of_emnist_are_those_of_torchvision(code_of):
+def test_emnist_splits_equal_those_of_torchvision(code_of):
     from torchvision.datasets import EMNIST
 
     assert set(EMNIST_SPLITS) == set(EMNIST.splits)
     assert code_of(lambda: DataSettings(emnist_split="capitals")) == "emnist-split"
 
 
-def test_no_network(code_of, tmp_path, monkeypatch):
+def test_failed_download_is_an_error(code_of, tmp_path, monkeypatch):
     from torchvision.datasets import MNIST
 
     def refuse(self):
@@ -87,7 +87,7 @@ def test_no_network(code_of, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kept", [0, 2, 17, 1000])
-def test_a_truncated_file_of_torchvision(code_of, tmp_path, kept):
+def test_truncated_file_of_torchvision_is_an_error(code_of, tmp_path, kept):
     root = tmp_path / "data"
     write_mnist(root)
     path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
@@ -95,7 +95,7 @@ def test_a_truncated_file_of_torchvision(code_of, tmp_path, kept):
     assert code_of(lambda: load(root, tmp_path, task="mnist")) == "data-dir"
 
 
-def test_an_unknown_task(code_of, tmp_path):
+def test_unknown_task_is_an_error(code_of, tmp_path):
     assert code_of(lambda: load("", tmp_path, task="minst")) == "task"
 
 
@@ -109,7 +109,7 @@ def save_arrays(root: Path, part: str, **arrays):
 
 @pytest.fixture
 def arrays(tmp_path):
-    """Six training and two test images of 4 x 3, numbered by their first value."""
+    """Six training and two test images of 4 x 3; the first value is their number."""
     root = tmp_path / "arrays"
     images = np.arange(8 * 3 * 4 * 3, dtype=np.uint8).reshape(8, 3, 4, 3)
     images[:, 0, 0, 0] = np.arange(8)
@@ -134,7 +134,7 @@ def test_arrays_of_a_device(arrays, tmp_path):
 def test_grey_arrays_without_names(tmp_path):
     root = tmp_path / "arrays"
     images = np.arange(2 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4)
-    # Class 1 is not there; the head has an output for it all the same.
+    # Class 1 is absent, but the head still has an output for it.
     for part in ("train", "test"):
         save_arrays(root, part, images=images, labels=np.array([2, 0], np.uint8))
     dataset = load(root, tmp_path, task="arrays")
@@ -143,7 +143,7 @@ def test_grey_arrays_without_names(tmp_path):
     assert np.array_equal(dataset.train.images[..., 0], images)
 
 
-def test_other_arrays_are_other_data(arrays, tmp_path):
+def test_changed_arrays_are_loaded_again(arrays, tmp_path):
     before = load(arrays, tmp_path, task="arrays")
     images = np.full((3, 3, 4, 3), 77, np.uint8)
     save_arrays(arrays, "test", images=images, labels=np.zeros(3, int))
@@ -153,7 +153,7 @@ def test_other_arrays_are_other_data(arrays, tmp_path):
 
 
 class Harmful:
-    """A pickle of this makes a file."""
+    """An object whose pickle creates a file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -169,7 +169,7 @@ def test_a_pickle_is_never_loaded(code_of, arrays, tmp_path, name):
         contents = dict(np.load(path))
         contents[name] = np.array([Harmful(trap)] * 6, dtype=object)
         save_arrays(arrays, "train", **contents)
-        # The trap works.
+        # Precondition: the pickle works.
         np.load(path, allow_pickle=True)[name]
         trap.unlink()
     else:
@@ -195,7 +195,7 @@ WRONG_ARRAYS = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG_ARRAYS)
-def test_arrays_that_are_wrong(arrays, tmp_path, change, message):
+def test_invalid_arrays_are_an_error(arrays, tmp_path, change, message):
     save_arrays(arrays, "train", **{**np.load(arrays / "train.npz"), **change})
     with pytest.raises(SettingsError, match=message) as error:
         load(arrays, tmp_path, task="arrays")
@@ -206,7 +206,7 @@ def test_arrays_that_are_wrong(arrays, tmp_path, change, message):
 @pytest.mark.parametrize(
     "content", [None, {"labels": np.arange(3)}, b"no archive", np.arange(3), 300, 0]
 )
-def test_files_that_hold_no_arrays(code_of, arrays, tmp_path, content):
+def test_files_without_arrays_are_an_error(code_of, arrays, tmp_path, content):
     path = arrays / "train.npz"
     if isinstance(content, int):
         content = path.read_bytes()[:content]

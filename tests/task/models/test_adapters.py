@@ -1,4 +1,4 @@
-"""LoRA adapters of any task's model, and settings that do not fit it."""
+"""LoRA adapters for the models of tasks, and settings that do not fit a model."""
 
 import copy
 from importlib.util import find_spec
@@ -43,7 +43,7 @@ def adapted(task: ExampleTask, **settings):
 
 
 def names_of(task) -> set[str]:
-    """Names of the layers with adapters."""
+    """Return the names of layers with adapters."""
     names = (n for n in task.initial_state if ".lora_A." in n)
     return {n.partition(".lora_A.")[0].removeprefix("representation.") for n in names}
 
@@ -75,7 +75,7 @@ def test_all_linear_layers_of_the_representation_are_adapted_by_default():
         ("query mix", {"0.query", "0.mix"}),
     ],
 )
-def test_targets_are_full_names_or_their_ends(targets, names):
+def test_targets_are_full_names_or_suffixes(targets, names):
     assert names_of(adapted(blocks(), lora_rank=2, lora_targets=targets)) == names
 
 
@@ -84,7 +84,7 @@ def test_a_representation_that_is_one_layer_is_adapted():
     assert "representation.lora_A.default.weight" in task.initial_state
 
 
-def test_an_adapter_begins_without_effect_and_adds_a_product():
+def test_adapter_starts_without_effect_and_adds_a_product():
     task, x = blocks(), torch.randn(3, WIDTH)
     plain = task.initial_model().eval()
     model = adapted(
@@ -115,7 +115,7 @@ def test_with_share_b_the_matrices_a_are_frozen():
 def test_evaluation_of_a_torch_encoder_includes_its_adapters():
     layer = lambda: nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True)  # noqa: E731
     model = adapted(task_of(layer, WIDTH), lora_rank=2).initial_model()
-    # The layer in the attention reads its weight without a call.
+    # The attention reads the weight of this layer without calling the layer.
     assert not hasattr(model.representation.self_attn.out_proj, "base_layer")
     x = torch.randn(2, 3, WIDTH)
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_without_adapters_the_task_is_unchanged():
         ({"lora_share": "a"}, "lora-share"),
     ],
 )
-def test_a_setting_that_does_not_fit_the_model_is_named(settings, code):
+def test_setting_that_does_not_fit_the_model_is_an_error(settings, code):
     with pytest.raises(SettingsError) as caught:
         _ = adapted(blocks(), **settings).scratch_model
     assert caught.value.code == code
@@ -152,11 +152,11 @@ def test_the_nearest_name_of_a_layer_is_suggested():
         _ = adapted(blocks(), lora_targets="qeury").scratch_model
 
 
-def test_a_model_without_linear_layers_is_refused():
+def test_model_without_linear_layers_is_rejected():
     assert code_of(task_of(nn.Identity, WIDTH)) == "adapters"
 
 
-def test_a_task_without_a_model_of_layers_is_refused():
+def test_task_whose_model_has_no_layers_is_rejected():
     with pytest.raises(SettingsError) as caught:
         build_task(resolve({"task": "linear", "adapters": "lora"}), 5)
     assert caught.value.code == "adapters"

@@ -1,4 +1,4 @@
-"""Batched layers and losses against those of each model alone."""
+"""Batched layers and losses compared with those of each model alone."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_equal_each_model_alone(name):
+def test_batched_layers_equal_each_model_alone(name):
     make, inputs = LAYERS[name]
     torch.manual_seed(0)
     modules = [make() for _ in range(MODULES)]
@@ -68,13 +68,13 @@ def test_layers_equal_each_model_alone(name):
         f"part.{n}": torch.stack([dict(m.named_parameters())[n] for m in modules])
         for n, _ in modules[0].named_parameters()
     }
-    found = applied(modules[0], state, "part.", inputs)
-    for module, own, output in zip(modules, inputs, found, strict=True):
-        torch.testing.assert_close(output, module(own), rtol=1e-5, atol=1e-6)
+    outputs = applied(modules[0], state, "part.", inputs)
+    for module, batch, output in zip(modules, inputs, outputs, strict=True):
+        torch.testing.assert_close(output, module(batch), rtol=1e-5, atol=1e-6)
 
 
 class Doubled(nn.Linear):
-    """A linear layer that is another one."""
+    """A subclass of a linear layer that computes something else."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
@@ -116,7 +116,7 @@ LOSSES = {
     "sequences": (functional.cross_entropy, (3, 5), drawn(5)),
     "probabilities": (functional.cross_entropy, (3,), randn(3).softmax(2)),
     "numbers": (functional.mse_loss, (2,), randn(2)),
-    # torch broadcasts targets of another shape.
+    # PyTorch broadcasts targets of another shape.
     "broadcast": (functional.mse_loss, (1,), randn()),
     "channels last": (functional.mse_loss, (2, 5, 5), randn(2, 5, 5)),
     "own": (hinge, (1,), randn().sign()),
@@ -125,7 +125,7 @@ LOSSES = {
 
 @pytest.mark.filterwarnings("ignore:.*target size")
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_equal_each_model_alone(name):
+def test_batched_losses_equal_each_model_alone(name):
     loss, width, targets = LOSSES[name]
     outputs = randn(*width)
     if len(width) == 3:
@@ -143,8 +143,8 @@ def test_losses_exclude_padding(name):
     outputs, lengths = randn(*width), [4, 1, 3]
     weights = torch.tensor([[i < n for i in range(BATCH)] for n in lengths]).float()
     alone = [loss(outputs[i, :n], targets[i, :n]) for i, n in enumerate(lengths)]
-    # What does not count may be any number.
+    # Excluded outputs may have any value.
     counts = weights.view(MODULES, BATCH, *[1] * len(width)) > 0
     outputs = torch.where(counts, outputs, 1e6)
-    found = mean_losses(loss, outputs, targets, weights)
-    torch.testing.assert_close(found, torch.stack(alone), rtol=1e-5, atol=1e-6)
+    losses = mean_losses(loss, outputs, targets, weights)
+    torch.testing.assert_close(losses, torch.stack(alone), rtol=1e-5, atol=1e-6)

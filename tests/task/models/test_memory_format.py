@@ -1,4 +1,4 @@
-"""Users' models with convolutions in channels-last format."""
+"""Custom models with convolutions in channels-last format."""
 
 import pytest
 import torch
@@ -47,13 +47,13 @@ def test_dense_convolutions_become_channels_last_with_the_same_values():
     [lambda: convolutional(Viewing()), lambda: convolutional(nn.Flatten(), groups=2)],
     ids=["that needs contiguous features", "with groups"],
 )
-def test_a_model_stays_as_it_is(make):
+def test_model_that_does_not_support_channels_last_is_unchanged(make):
     task = task_of(make, 2, 8, 8)
     assert not is_channels_last(task.initial_model())
     task.check(0)
 
 
-def test_models_without_convolutions_stay_as_they_are():
+def test_models_without_convolutions_are_unchanged():
     def model():
         return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(128, 4)), nn.ReLU())
 
@@ -62,7 +62,7 @@ def test_models_without_convolutions_stay_as_they_are():
     assert task._decided == {"channels-last": False}
 
 
-def test_training_ends_where_the_contiguous_model_ends():
+def test_training_equals_that_of_the_contiguous_model():
     task = task_of(lambda: convolutional(nn.Flatten()), 2, 8, 8)
     examples = task.train_examples(0)
     ends = []

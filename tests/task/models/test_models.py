@@ -1,4 +1,4 @@
-"""Built-in models against the papers' layers, and wrapped models against unwrapped."""
+"""Built-in models compared with the papers' layers, and wrapped with plain modules."""
 
 import copy
 import re
@@ -12,9 +12,9 @@ from torch import nn
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.settings import SettingsError
 
-# Shapes of weights (outputs, inputs, ...) in the order of the layers, each with a bias.
-# CIFAR: 32 - 4 = 28, pooled 14, - 4 = 10, pooled 5, so 5 x 5 x channels features.
-# Digits: 8 x 8, padded, pooled twice: 2 x 2 x 32 = 128.
+# Shapes of weights (outputs, inputs, ...) in the order of the layers; each layer has a
+# bias. CIFAR: 32 - 4 = 28, pooled 14, - 4 = 10, pooled 5, so 5 x 5 x channels features.
+# Digits: 8 x 8, padded and pooled twice: 2 x 2 x 32 = 128.
 LAYERS = {
     "cifar10-cnn": (
         (3, 32, 32),
@@ -43,7 +43,7 @@ def test_every_built_in_model_is_tested():
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
-def test_layers_of_the_papers(name):
+def test_layers_match_the_papers(name):
     shape, num_classes, layers = LAYERS[name]
     model = build_model(name, shape, num_classes)
     parameters = dict(model.named_parameters())
@@ -56,7 +56,7 @@ def test_layers_of_the_papers(name):
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
-def test_names_say_which_part_an_array_belongs_to(name):
+def test_array_names_begin_with_their_part(name):
     shape, num_classes, layers = LAYERS[name]
     for head_layers in range(1, len(layers)):
         model = build_model(name, shape, num_classes, head_layers)
@@ -73,13 +73,13 @@ def test_names_say_which_part_an_array_belongs_to(name):
         *product(["resnet20", "logistic", "resnet18"], [0, 2]),
     ],
 )
-def test_head_layers_out_of_range(code_of, name, head_layers):
+def test_head_layers_out_of_range_are_an_error(code_of, name, head_layers):
     shape = (3, 32, 32)
     assert code_of(lambda: build_model(name, shape, 10, head_layers)) == "head-layers"
 
 
 def slow_cifar_cnn(channels: tuple[int, int], widths: tuple[int, int], classes: int):
-    """The CNN as the paper's appendix has it, with each ReLU before the pooling."""
+    """Return the CNN of the paper's appendix, with each ReLU before the pooling."""
     return nn.Sequential(
         nn.Conv2d(3, channels[0], 5),
         nn.ReLU(),
@@ -112,7 +112,7 @@ def test_relu_after_pooling_equals_relu_before_it(name, channels, widths, classe
     )
     x = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(model(x), slow(x), rtol=1e-4, atol=1e-5)
-    # And so do their gradients.
+    # The gradients are equal, too.
     for net in (model, slow):
         net.zero_grad()
         net(x).square().sum().backward()
@@ -125,7 +125,7 @@ def test_dropout_of_the_cifar100_model():
     dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
     assert [m.p for m in dropouts] == [0.6]
     assert not any(isinstance(m, nn.Dropout) for m in model.head.modules())
-    # SRPFL, appendix C: after the first two fully connected layers.
+    # SRPFL, appendix C: dropout follows the first two fully connected layers.
     model = build_model("cifar100-cnn-srpfl", (3, 32, 32), 100)
     kept = (nn.Linear, nn.ReLU, nn.Dropout)
     order = [type(m).__name__ for m in model.modules() if isinstance(m, kept)]
@@ -142,7 +142,7 @@ def count_of(model: nn.Module) -> int:
 
 
 def resnet20_by_hand(state: dict, x: torch.Tensor, training: bool) -> torch.Tensor:
-    """He et al. 2016, section 4.2, with shortcuts A: from tensors and nothing else."""
+    """Compute ResNet-20 (He et al. 2016, section 4.2, shortcuts A) from tensors."""
     arrays = iter([v for n, v in state.items() if "num_batches" not in n])
 
     def convolved(x: torch.Tensor, stride: int) -> torch.Tensor:
@@ -168,10 +168,10 @@ def resnet20_by_hand(state: dict, x: torch.Tensor, training: bool) -> torch.Tens
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 16, 16), (1, 8, 8), (1, 28, 28)])
 @pytest.mark.parametrize("training", [False, True])
-def test_resnet20_computes_what_the_paper_says(shape, training):
+def test_resnet20_matches_the_paper(shape, training):
     torch.manual_seed(0)
     model = build_model("resnet20", shape, 10).train(training)
-    # He et al.: 0.27 million parameters, of which 9 x 16 for each grey channel less.
+    # He et al. have 0.27 million parameters; a grey image saves two channels of 9 x 16.
     assert count_of(model) == 269_722 - 9 * 16 * (3 - shape[0])
     assert count_of(model.head) == 650
     with torch.no_grad():
@@ -191,15 +191,15 @@ def test_logistic_regression_has_7850_parameters():
     x = torch.randn(3, 1, 28, 28)
     state = model.state_dict()
     assert list(state) == ["head.weight", "head.bias"]
-    # The problem is convex and begins at 0.
+    # The problem is convex, and training starts at 0.
     for value in state.values():
         assert not value.any()
         value.normal_()
     expected = x.reshape(3, 784) @ state["head.weight"].T + state["head.bias"]
     torch.testing.assert_close(model(x), expected)
-    # All of it is the head: there is no representation to learn.
+    # The head is the whole model; the representation has no parameters.
     assert count_of(model.representation) == 0
-    # Pixels are read row by row, however the images lie in memory.
+    # Pixels are flattened row by row in any memory format.
     last = x.repeat(1, 2, 1, 1).to(memory_format=torch.channels_last)
     two = build_model("logistic", (2, 28, 28), 10)
     weight = two.state_dict()["head.weight"].normal_()
@@ -213,7 +213,7 @@ def test_convolutions_are_channels_last():
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_head_of_representation():
+def test_model_applies_the_head_to_the_representation():
     model = build_model("digits-cnn", (1, 8, 8), 10)
     x = torch.randn(3, 1, 8, 8)
     torch.testing.assert_close(model(x), model.head(model.representation(x)))
@@ -222,7 +222,7 @@ def test_head_of_representation():
     assert model.part("all") is model
 
 
-# Any other module
+# Custom modules
 
 
 def test_wrap_by_hand():
@@ -258,17 +258,17 @@ def test_a_wrapped_torchvision_model_computes_the_same(name, head, size):
 
     torch.manual_seed(0)
     module = get_model(name, weights=None, num_classes=7).eval()
-    whole = copy.deepcopy(module)
+    plain = copy.deepcopy(module)
     model = SplitModel.wrap(module, head)
     x = torch.randn(2, 3, size, size)
     with torch.no_grad():
-        torch.testing.assert_close(model(x), whole(x))
+        torch.testing.assert_close(model(x), plain(x))
     assert {n.split(".")[0] for n in model.state_dict()} == {"representation", "head"}
-    assert len(model.state_dict()) == len(whole.state_dict())
+    assert len(model.state_dict()) == len(plain.state_dict())
 
 
 @pytest.mark.parametrize("head", ["", "fc"])
-def test_a_torchvision_model_by_name(head):
+def test_torchvision_model_by_name(head):
     model = build_model("resnet18", (3, 32, 32), 7, head=head)
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
     assert model.head.weight.shape == (7, 512)
@@ -276,18 +276,18 @@ def test_a_torchvision_model_by_name(head):
 
 
 @pytest.mark.parametrize("head", ["classifier", ""])
-def test_a_model_without_the_named_head(head):
+def test_model_without_the_named_head_is_an_error(head):
     module = nn.Sequential(OrderedDict(body=nn.Linear(2, 3), out=nn.Linear(3, 1)))
     line = f"Sequential has no head named {head!r}; its linear layers: body, out"
     with pytest.raises(SettingsError, match=re.escape(line)):
         SplitModel.wrap(module, head)
 
 
-def test_an_unknown_model(code_of):
+def test_unknown_model_is_an_error(code_of):
     assert code_of(lambda: build_model("resnet81", (3, 32, 32), 7)) == "model"
 
 
-def test_a_vision_transformer_gets_the_images_size(monkeypatch):
+def test_vision_transformer_is_built_for_the_image_size(monkeypatch):
     from torchvision.models import VisionTransformer
 
     def small(name, image_size, num_classes, weights):
@@ -300,7 +300,7 @@ def test_a_vision_transformer_gets_the_images_size(monkeypatch):
     assert model.representation.encoder.pos_embedding.shape == (1, 5, 8)
 
 
-def test_googlenet_has_one_output_in_training_as_well():
+def test_googlenet_has_a_single_output_in_training():
     model = build_model("googlenet", (3, 32, 32), 3)
     assert model.train()(torch.randn(2, 3, 32, 32)).shape == (2, 3)
     assert not any(name.startswith("representation.aux") for name in model.state_dict())
@@ -310,7 +310,7 @@ REFUSED = [
     ("squeezenet1_1", 32, "", "does not end with a linear layer"),
     ("vit_b_32", 33, "", "does not fit inputs of shape (3, 33, 33)"),
     ("maxvit_t", 32, "", "does not fit inputs of shape (3, 32, 32)"),
-    # In evaluation it would do: a batch norm has one number a channel of each image.
+    # A batch norm would have a single value per channel and image in training.
     ("resnet18", 32, "layer4", "does not fit inputs of shape (3, 32, 32)"),
     ("resnet18", 32, "relu", "expected the last thing that"),
     ("resnet18", 32, "classifier", "no head named 'classifier'"),

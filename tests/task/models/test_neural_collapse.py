@@ -6,7 +6,7 @@ from flwr_frl.task.models.neural_collapse import neural_collapse, step
 
 
 def reference(head, classes, m=None):
-    """FLUTE, section 7.2, with H = headᵀ, in plain NumPy."""
+    """Compute FLUTE's section 7.2 in NumPy, with H = headᵀ."""
     m = m or len(head)
     gram = head @ head.T
     u = classes.astype(float)
@@ -16,19 +16,19 @@ def reference(head, classes, m=None):
 
 
 def test_masked_value_by_hand() -> None:
-    # Three classes, the client has the first two, HᵀH = diag(1, 1, 0) with norm √2.
-    # Target: 1/√2 [[2/3, -1/3], [-1/3, 2/3]]; so the difference is 1/√2 · 1/3 in four
-    # places, and its norm 2 / (3√2) = √2/3.
+    # Three classes, of which the client has the first two. HᵀH = diag(1, 1, 0), with
+    # norm √2. The target is 1/√2 [[2/3, -1/3], [-1/3, 2/3]], so the difference is 1/√2
+    # · 1/3 in four entries, and its norm is 2 / (3√2) = √2/3.
     head = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]])
     classes = torch.tensor([[True, True, False]])
     assert neural_collapse(head, classes).item() == pytest.approx(2**0.5 / 3)
-    # Among its own two classes: target [[1/2, -1/2], [-1/2, 1/2]], so the differences
-    # are 1/√2 - 1/2 on the diagonal and 1/2 beside it.
+    # Among the client's two classes, the target is [[1/2, -1/2], [-1/2, 1/2]], so the
+    # differences are 1/√2 - 1/2 on the diagonal and 1/2 off the diagonal.
     expected = (2 * (0.5**0.5 - 0.5) ** 2 + 2 * 0.25) ** 0.5
     assert neural_collapse(head, classes, local=True).item() == pytest.approx(expected)
 
 
-def test_a_simplex_has_collapsed() -> None:
+def test_distance_of_a_simplex_is_0() -> None:
     # I - 11ᵀ/3 is a projection, so it is its own Gram matrix, with norm √2.
     head = torch.eye(3)[None] - 1 / 3
     everything = torch.ones(1, 3, dtype=torch.bool)
@@ -77,10 +77,10 @@ def test_step_follows_finite_differences() -> None:
 
 
 def test_distance_of_a_zero_head_is_the_norm_of_the_simplex() -> None:
-    # The target of the first test: 1/√2 times entries 2/3, -1/3, -1/3, 2/3.
+    # The target is that of the first test: 1/√2 times entries 2/3, -1/3, -1/3, 2/3.
     heads, classes = torch.zeros(1, 3, 2), torch.tensor([[True, True, False]])
     expected = (10 / 9 / 2) ** 0.5
     assert neural_collapse(heads, classes).item() == pytest.approx(expected)
     assert neural_collapse(heads, classes, local=True).item() == pytest.approx(1)
-    # Nowhere is down.
+    # A zero head has no descent direction, so the step does not change it.
     assert torch.equal(step(heads, classes, neural_collapse, 0.5), heads)

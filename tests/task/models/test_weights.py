@@ -20,7 +20,7 @@ def small(outputs: int = 2, width: int = 3) -> nn.Module:
 
 @pytest.fixture
 def saved(tmp_path):
-    """A whole module's state dict in both formats."""
+    """The state dict of an unsplit module in both formats."""
     state = small().state_dict()
     torch.save(state, tmp_path / "small.pth")
     save_file(state, tmp_path / "small.safetensors")
@@ -38,17 +38,17 @@ def test_weights_of_an_unsplit_module_are_split(saved, suffix):
 
 
 @pytest.mark.parametrize(("body", "head"), [("body", "head"), ("representation", "fc")])
-def test_a_module_with_a_part_named_head_is_split(tmp_path, body, head):
+def test_weights_of_a_module_with_a_part_named_head_are_split(tmp_path, body, head):
     def module(width: int = 3) -> nn.Module:
         layers = [(body, nn.Linear(4, width)), (head, nn.Linear(width, 2))]
         return nn.Sequential(OrderedDict(layers))
 
-    whole = module()
-    torch.save(whole.state_dict(), tmp_path / "whole.pth")
+    plain = module()
+    torch.save(plain.state_dict(), tmp_path / "whole.pth")
     model = SplitModel.wrap(module(), head)
     load_weights(model, str(tmp_path / "whole.pth"), "own")
-    assert torch.equal(model.representation[0].weight, whole[0].weight)
-    assert torch.equal(model.head.weight, whole[1].weight)
+    assert torch.equal(model.representation[0].weight, plain[0].weight)
+    assert torch.equal(model.head.weight, plain[1].weight)
     other = SplitModel.wrap(module(5), head)
     torch.save(model.state_dict(), tmp_path / "split.pth")
     for name in ("whole", "split"):
@@ -56,7 +56,7 @@ def test_a_module_with_a_part_named_head_is_split(tmp_path, body, head):
             load_weights(other, str(tmp_path / f"{name}.pth"), "own")
 
 
-def test_a_head_of_another_shape_keeps_its_initial_values(saved):
+def test_head_of_another_shape_keeps_its_initial_values(saved):
     folder, state = saved
     model = SplitModel.wrap(small(outputs=5))
     before = {name: value.clone() for name, value in model.head.state_dict().items()}
@@ -75,8 +75,11 @@ def test_weights_of_a_split_model_and_of_a_representation(tmp_path):
     for name, same_head in (("both", True), ("representation", False)):
         model = SplitModel.wrap(small())
         load_weights(model, str(tmp_path / f"{name}.pth"), "small")
-        own, theirs = model.representation.body.weight, first.representation.body.weight
-        assert torch.equal(own, theirs)
+        loaded, theirs = (
+            model.representation.body.weight,
+            first.representation.body.weight,
+        )
+        assert torch.equal(loaded, theirs)
         assert torch.equal(model.head.weight, first.head.weight) is same_head
 
 
@@ -140,7 +143,7 @@ def test_weights_of_torchvision_by_name(monkeypatch):
         downloads.append(url)
         return state
 
-    # What torchvision calls, and all that needs a network.
+    # torchvision calls this function, and nothing else that needs a network.
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
     name = "shufflenet_v2_x0_5"
     model = build_model(name, (3, 32, 32), 4)

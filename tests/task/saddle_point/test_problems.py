@@ -1,4 +1,4 @@
-"""Costs, constraints and sets of the multi-task problems, by hand and by statistics."""
+"""Costs, constraints and sets of multi-task problems, by hand and by statistics."""
 
 import math
 
@@ -23,7 +23,7 @@ PAIRS = directed(EDGES)
 
 
 @pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
-def test_gradients_against_finite_differences(kind):
+def test_gradients_match_finite_differences(kind):
     problem, rng = kind.create(range(4), 1, 6), np.random.default_rng(0)
     x, h = rng.standard_normal((4, 6)), 1e-6
     samples = np.array([problem.draw(row, rng, 1)[0] for row in range(4)])
@@ -36,7 +36,7 @@ def test_gradients_against_finite_differences(kind):
 
 @pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
 def test_expected_costs_are_the_mean_over_samples(kind):
-    # 200,000 samples; 6 standard errors, which a normal mean leaves twice in 1e9.
+    # 200,000 samples; a normal mean deviates by 6 standard errors twice in 1e9.
     problem, rng = kind.create([3], 1, 6), np.random.default_rng(0)
     samples = problem.draw(0, rng, 200_000)
     x = rng.standard_normal((1, 6))
@@ -48,8 +48,8 @@ def test_expected_costs_are_the_mean_over_samples(kind):
     assert abs(values.mean() - problem.expected(x)[0]) < 6 * error
 
 
-def test_the_distributions_of_the_qcqp():
-    # Means of many entries; 6 standard errors, which a normal mean leaves 2 in 1e9.
+def test_distributions_of_the_qcqp():
+    # Means of many entries; a normal mean deviates by 6 standard errors twice in 1e9.
     many = QCQP.create(range(4000), 0, 3, freedom=5)
     # Wishart: E A = 5 I; variances 2 * 5 on the diagonal and 5 off it.
     diagonal = np.diagonal(many.a, axis1=1, axis2=2)
@@ -63,7 +63,7 @@ def test_the_distributions_of_the_qcqp():
     assert abs(b.var() / variance - 1) < 6 * math.sqrt(2 / count)
 
 
-def test_the_true_models_are_least_and_close():
+def test_true_models_minimize_the_loss_and_are_close():
     problem = LogisticRegression.create(range(6), 0)
     here, rng = problem.expected(problem.models), np.random.default_rng(0)
     for length in (1e-3, 0.1, 3, 20):
@@ -72,7 +72,7 @@ def test_the_true_models_are_least_and_close():
         assert (problem.expected(problem.models + moves) > here).all()
     apart = problem.models[:, None] - problem.models
     assert np.linalg.norm(apart, axis=-1).max() <= 1
-    # ln 2 at the origin, where every example is a toss of a coin.
+    # The loss is ln 2 at the origin, where every prediction is a coin toss.
     assert_allclose(problem.expected(np.zeros((6, 10))), math.log(2), atol=1e-12)
     # E log(1 + e^z) is about E max(z, 0) = r / sqrt(2 pi) for a large r = ||x||; the
     # difference is pi^2 / 12 times 2 density(0) / r.
@@ -106,14 +106,14 @@ def test_proximity_by_hand():
     assert_array_equal(constraint.gradient(x_i, x_j), [[-6, 8], [-6, 8]])
 
 
-def test_offsets_are_the_same_at_both_ends():
+def test_offsets_are_equal_at_both_ends_of_an_edge():
     offsets = Proximity.create(PAIRS, 4, -5, -3).offsets
     assert_array_equal(Proximity.create(PAIRS[:, ::-1], 4, -5, -3).offsets, offsets)
     assert ((offsets >= -5) & (offsets <= -3)).all()
     assert len(set(offsets)) == len(EDGES)
 
 
-# Bad arguments
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ def test_offsets_are_the_same_at_both_ends():
         (lambda: build_problem("qcqq", [0], PAIRS, 0), "problem"),
     ],
 )
-def test_bad_arguments_are_rejected_in_one_line(build, code, code_of):
+def test_invalid_arguments_are_rejected_in_one_line(build, code, code_of):
     assert code_of(build) == code

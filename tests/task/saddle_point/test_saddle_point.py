@@ -1,4 +1,4 @@
-"""Algorithms 2 and 3: by hand, against NumPy, and batched against one by one."""
+"""Algorithms 2 and 3: by hand, in NumPy, and batched compared with single nodes."""
 
 import math
 
@@ -46,7 +46,7 @@ DRAWING = [QSGD(15), RandK(3), QSGDTopK(4)]
 
 
 def two_nodes(**settings):
-    """Costs x^2 + b x and 2 x^2 + b x, and (x_1 - x_2)^2 - 1 <= 0."""
+    """Return costs x^2 + b x and 2 x^2 + b x with (x_1 - x_2)^2 - 1 <= 0."""
     a = np.array([1.0, 2.0])[:, None, None]
     problem = QCQP((0, 1), a, np.zeros(2), np.ones(2))
     pairs = directed([(0, 1)])
@@ -58,7 +58,7 @@ def column(*entries):
     return np.array(entries, float)[:, None]
 
 
-# By hand
+# Hand-computed iterations
 
 
 def test_two_iterations_by_hand():
@@ -66,14 +66,14 @@ def test_two_iterations_by_hand():
     state = State(
         column(1, -2), column(1, -2), column(-2, 1), np.zeros(2), column(0, 0)
     )
-    # Gradients 2 + 0.5 and -8 - 1; duals still 0. g = 3^2 - 1 = 8.
+    # Gradients are 2 + 0.5 and -8 - 1, and duals are still 0. g = 3^2 - 1 = 8.
     saddle.iterate(state, column(0.5, -1), column(1, 1))
     assert_allclose(state.raw, column(0.75, -1.1))
     assert_allclose(state.duals, 0.1 * 8)
     assert_allclose(state.average, column(1, -2))
-    # An exact exchange. Gradients 1.5 and -4.4 + 1; g's are 2 * 1.85 and its negative:
-    # 0.75 - 0.15 - 2 * 0.1 * 0.8 * 3.7 and -1.1 + 0.34 + 0.592. g = 1.85^2 - 1; the
-    # dual variable's decay is delta eta lambda = 10 * 0.1 * 0.8.
+    # The exchange is exact. Gradients of costs are 1.5 and -4.4 + 1, those of g are 2 *
+    # 1.85 and its negative: 0.75 - 0.15 - 2 * 0.1 * 0.8 * 3.7 and -1.1 + 0.34 + 0.592.
+    # g = 1.85^2 - 1; the dual variable decays by delta eta lambda = 10 * 0.1 * 0.8.
     state.copy, state.known = state.raw.copy(), state.raw[::-1].copy()
     saddle.iterate(state, column(0, 1), column(1, 1))
     assert_allclose(state.raw, column(0.008, -0.168))
@@ -83,8 +83,8 @@ def test_two_iterations_by_hand():
 
 
 @pytest.mark.parametrize(
-    # The ball has radius 1, for bandit feedback shrunk by 0.1: the copies 1.5 and -0.4
-    # have the points 1 (0.9) and -0.4.
+    # The ball has radius 1, reduced by 0.1 for bandit feedback. The copies 1.5 and -0.4
+    # are projected to 1 (or 0.9) and -0.4.
     ("zeta", "point"),
     [(0.0, 1.0), (0.1, 0.9)],
 )
@@ -112,11 +112,11 @@ def test_duals_are_never_negative():
     assert_array_equal(near.duals, 0)
 
 
-# Against plain NumPy
+# Comparison with NumPy
 
 
 def plain(saddle, raw, seed, iterations, rounded):
-    """Algorithm 2 without compression, node by node, line by line."""
+    """Run algorithm 2 without compression, node by node."""
     problem, eta, delta = saddle.problem, saddle.step, saddle.regularizer
     noise = Noise(problem, seed)
     c = dict(zip(map(tuple, saddle.pairs), saddle.constraint.offsets, strict=True))
@@ -146,7 +146,7 @@ def plain(saddle, raw, seed, iterations, rounded):
 
 @pytest.mark.parametrize("operator", [Identity(), None])
 def test_algorithm_2_without_compression_equals_numpy(operator):
-    # A small ball and tight constraints: projections and dual variables are at work.
+    # A small ball and tight constraints make projections and dual variables matter.
     near = Proximity.create(PAIRS, 0, -0.1, -0.05)
     problem = QCQP.create(range(5), 0)
     saddle = SaddlePoint(problem, near, PAIRS, Ball(2.5), step=0.005)
@@ -163,11 +163,11 @@ def test_algorithm_2_without_compression_equals_numpy(operator):
     assert np.abs(raw - start).max() > 0.5
 
 
-# Nodes one by one
+# Single nodes
 
 
 class Device:
-    """A single node, which exchanges bytes only."""
+    """A single node that exchanges only bytes."""
 
     def __init__(self, node, operator, seed, name, zeta):
         self.node, self.operator, self.seed = node, operator, seed
@@ -198,7 +198,7 @@ def test_network_equals_nodes_that_exchange_bytes(operator, name, zeta):
     network = Network(algorithm(name, seed=2, zeta=zeta), operator, seed=2)
     devices = [Device(i, operator, 2, name, zeta) for i in range(5)]
     sent = 0
-    # More than one block of noise, in which the operator has no part.
+    # More than one block of noise, which does not depend on the operator
     iterations = 70 if operator in DRAWING[:1] else 20
     for _ in range(iterations):
         network.iterate()
@@ -213,7 +213,7 @@ def test_network_equals_nodes_that_exchange_bytes(operator, name, zeta):
         else:
             assert_array_equal(np.concatenate(parts), together, strict=True)
     assert network.bits == sent
-    # Sender and receivers hold the same copies.
+    # Senders and receivers hold the same copies.
     assert_array_equal(network.state.known, network.state.copy[PAIRS[:, 1]])
 
 
@@ -225,7 +225,7 @@ def test_compress_rows_equals_decoded_messages(operator, d):
         * 10.0 ** np.arange(0, 200, 2)[:, None] ** 0.3
     )
     x[0], x[1], x[2, ::2], x[3] = 0, 1, 0, -1
-    x[4:8] = np.round(x[4:8] / 4)  # Ties.
+    x[4:8] = np.round(x[4:8] / 4)  # Ties
     x = x.astype(np.float32).astype(np.float64)
     streams = lambda row: np.random.default_rng([7, row])  # noqa: E731
     rows = compress_rows(operator, x, streams)
@@ -260,7 +260,7 @@ def test_malformed_messages_leave_the_state_unchanged(operator):
     assert_array_equal(state.known, 0)
 
 
-# Feedback
+# Gradient estimates
 
 
 @pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
@@ -268,8 +268,8 @@ def test_the_two_point_gradient_is_unbiased(kind):
     """A correct estimate fails with a probability of at most FALSE_ALARM.
 
     An entry of d (g^T u) u lies in [-d ||g||, d ||g||] for a quadratic, so Hoeffding's
-    inequality bounds the mean. For log-loss, of slope at most ||y p|| along u, the same
-    holds with ||y p||, and the bias, of third order, is below zeta^2 ||y p||^3.
+    inequality bounds the mean. The same holds for log-loss with ||y p||, the largest
+    slope along u; its bias is of third order and below zeta^2 ||y p||^3.
     """
     d, nodes, draws, zeta = 3, 500, 800, 1e-3
     one, rng = kind.create([0], 1, d), np.random.default_rng(0)

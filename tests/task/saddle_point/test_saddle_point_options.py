@@ -1,4 +1,4 @@
-"""Saddle points with custom sets, with directions of two signs, and bad arguments."""
+"""Saddle points with custom sets, other directions, and invalid arguments."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ from flwr_frl.task.saddle_point.problems import (
 
 
 def test_custom_set_and_pair_function():
-    # Neighbours are to sum to about 1 in every entry.
+    # The entries of neighbours should sum to about 1.
     def value(x_i, x_j):
         return ((x_i + x_j - 1) ** 2).sum(axis=1) - 0.01
 
@@ -42,12 +42,12 @@ def test_custom_set_and_pair_function():
 
     pair = SimpleNamespace(value=value, gradient=gradient)
     box = SimpleNamespace(project=lambda x: np.clip(x, 0, 2))
-    # Shrunk around 1, the centre of a ball of radius 1.
+    # The box is shrunk around 1, the centre of a ball of radius 1.
     smaller = SimpleNamespace(project=lambda x: np.clip(x, 1e-3, 2 - 1e-3))
     box.shrunk = lambda zeta: smaller
     problem = QCQP.create(range(5), 0)
     problem = replace(problem, a=problem.a / 100)
-    # A path: x_i + x_j = 1 is feasible. By 10 * 1e-2 lambda the constraints may fail.
+    # On a path, x_i + x_j = 1 is feasible. Constraints may fail by 10 * 1e-2 lambda.
     pairs = directed([(0, 1), (1, 2), (2, 3), (3, 4)])
     saddle = SaddlePoint(problem, pair, pairs, box, 1e-2, 10, zeta=1e-3)
     network = Network(saddle, TopK(5))
@@ -58,11 +58,11 @@ def test_custom_set_and_pair_function():
     bound = 0.1 * network.state.duals.max() + 0.02
     assert bound < 0.5
     assert value(x[pairs[:, 0]], x[pairs[:, 1]]).max() < bound
-    # Without the constraints the costs, least below 0, leave every x near 0.
+    # Without constraints, costs are smallest below 0, so every x would stay near 0.
     assert value(np.zeros((1, 10)), np.zeros((1, 10)))[0] == 9.99
 
 
-# SignTopK(1) equals TopK(1).
+# SignTopK(1) equals TopK(1), so it is not tested.
 @pytest.mark.parametrize("operator", [Identity(), Sign(), TopK(1), SignTopK(3)])
 def test_constraints_are_met_and_costs_decrease(operator):
     saddle = algorithm()
@@ -107,25 +107,25 @@ def test_lost_message_is_detected():
         network.iterate()
 
 
-# Bad arguments
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        # The step's square times delta is above 1.
+        # The squared step times delta is above 1.
         ({"step": 0.11}, "settings"),
         ({"step": 0.0}, "settings"),
         ({"step": math.inf}, "settings"),
         ({"regularizer": 0}, "delta"),
-        # Not smaller than the ball's radius.
+        # Not smaller than the radius of the ball
         ({"zeta": 20.0}, "zeta"),
         ({"zeta": -1e-4}, "zeta"),
         ({"nodes": [0, 5]}, "nodes"),
         ({"nodes": [1, 0]}, "nodes"),
     ],
 )
-def test_bad_arguments_are_rejected(code_of, change, code):
+def test_invalid_arguments_are_rejected(code_of, change, code):
     assert code_of(lambda: algorithm(**change)) == code
 
 
@@ -148,7 +148,7 @@ def test_perturbations_have_the_covariance_of_an_unbiased_gradient(direction):
         assert 0.1 < lengths.std() < 0.4
     else:
         np.testing.assert_allclose(lengths, 1)
-    # An entry of u uᵀ - I / d strays by less than 2 / d.
+    # An entry of u uᵀ - I / d deviates by less than 2 / d.
     np.testing.assert_allclose(u.T @ u / n, np.eye(d) / d, atol=5 * 2 / d / np.sqrt(n))
     if direction == "bernoulli":
         np.testing.assert_allclose(np.abs(u), 1 / np.sqrt(d))

@@ -1,6 +1,6 @@
-"""Data sets of Hugging Face, and partitioners of flwr-datasets: the real libraries.
+"""Hugging Face data sets and flwr-datasets partitioners, with the real libraries.
 
-Importing them takes seconds, which is why all that needs them is here.
+Importing these libraries takes seconds, so all tests that need them are in this file.
 """
 
 import re
@@ -31,14 +31,14 @@ BY_WRITER = {
 
 
 def letter(writer: int, number: int) -> np.ndarray:
-    """Return an image that says whose it is, and which."""
+    """Return an image that encodes its writer and number."""
     pixels = np.zeros((16, 16), np.uint8)
     pixels[0, :2] = writer, number
     return pixels
 
 
 def letters():
-    """Return a data set as FEMNIST's: no test split, a column of writers."""
+    """Return a data set like FEMNIST: no test split, and a column of writers."""
     import datasets
 
     pairs = [(w, i) for i in range(EACH) for w in range(WRITERS)]
@@ -59,7 +59,7 @@ def letters():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """A folder with data in all forms."""
+    """A folder with data in all supported forms."""
     root = tmp_path_factory.mktemp("hub")
     letters().save_to_disk(root / "saved")
     for part, count in (("train", 4), ("test", 2)):
@@ -90,15 +90,15 @@ def pairs_in(examples) -> list[tuple[int, int]]:
     return [tuple(map(int, image[0, :2, 0])) for image in examples.inputs]
 
 
-def test_the_examples_of_a_client_are_its_writer_s(home):
+def test_clients_have_the_examples_of_their_writer(home):
     task = task_of(home, "saved", WRITERS, **BY_WRITER)
     assert isinstance(task, ImageTask)
     assert task.classes == ("a", "b", "c")
     tested = 0
     for writer in range(WRITERS):
         train, test = task.train_examples(writer), task.test_examples(writer)
-        found = pairs_in(train) + pairs_in(test)
-        assert sorted(found) == [(writer, i) for i in range(EACH)]
+        pairs = pairs_in(train) + pairs_in(test)
+        assert sorted(pairs) == [(writer, i) for i in range(EACH)]
         for examples in (train, test):
             numbers = [number for _, number in pairs_in(examples)]
             assert examples.targets.tolist() == [number % 3 for number in numbers]
@@ -110,22 +110,22 @@ def test_the_examples_of_a_client_are_its_writer_s(home):
     )
 
 
-def test_what_has_been_read_is_mapped_and_datasets_is_not_needed(home, monkeypatch):
+def test_cached_data_set_is_loaded_without_datasets(home, monkeypatch):
     first = task_of(home, "saved", 2)
     monkeypatch.setitem(sys.modules, "datasets", None)
     again = task_of(home, "saved", 2, seed=1)
     assert again is not first
     assert np.array_equal(again.dataset.train.images, first.dataset.train.images)
     assert again.notes == first.notes
-    # Other columns, or a larger part held out, are other data.
+    # Other columns or a larger held-out part need a new data set.
     with pytest.raises(SettingsError, match="needs the package 'datasets', which is"):
         task_of(home, "saved", 2, test_fraction=0.5)
 
 
-def test_a_folder_of_images_is_what_image_folder_reads(home, tmp_path):
+def test_folder_of_images_equals_the_image_folder_task(home, tmp_path):
     task = task_of(home, "folder", 0)
-    own = {"task": "image-folder", "data-dir": str(home / "folder")}
-    folder = build_task(resolve({**own, "cache-dir": str(tmp_path)}), 0)
+    names = {"task": "image-folder", "data-dir": str(home / "folder")}
+    folder = build_task(resolve({**names, "cache-dir": str(tmp_path)}), 0)
     assert task.classes == folder.classes == ("ant", "bee")
     assert task.notes == ()
     assert task.model_name == folder.model_name
@@ -137,7 +137,7 @@ def test_a_folder_of_images_is_what_image_folder_reads(home, tmp_path):
         assert counts[0] == counts[1]
 
 
-def test_a_data_set_of_the_hub_is_asked_for_by_its_name(tmp_path, monkeypatch):
+def test_data_set_of_the_hub_is_loaded_by_name_once(tmp_path, monkeypatch):
     import datasets
 
     asked = []
@@ -148,47 +148,47 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     cache = str(tmp_path / "cache")
-    own = {"task": "hf:flwrlabs/femnist", "cache-dir": cache, **BY_WRITER}
-    config = " ".join(f"{name}={value!r}" for name, value in own.items())
+    options = {"task": "hf:flwrlabs/femnist", "cache-dir": cache, **BY_WRITER}
+    config = " ".join(f"{name}={value!r}" for name, value in options.items())
     flags = ("--clients", str(WRITERS), "--rounds", "2", "--run-config", config)
     assert run(tmp_path / "out", "fedavg", *flags) == 0
     assert len(rows_of(tmp_path / "out", "fedavg")) == 2
-    # Once: what has been read serves all clients.
+    # The data set is loaded once and serves all clients.
     where = {"cache_dir": str(tmp_path / "cache" / "huggingface")}
     assert asked == [(("flwrlabs/femnist", None), where)]
 
 
-def test_a_table_is_learned(home, tmp_path):
+def test_table_task_trains(home, tmp_path):
     task = task_of(home, "table", 3, input_columns="width,height", label_column="kind")
     assert isinstance(task, TableTask)
-    # As numpy sorts them.
+    # Classes are in the order of NumPy's sort.
     assert task.classes == ("high", "low")
     lines = (home / "table" / "rows.csv").read_text().splitlines()[1:]
-    known = {
+    rows = {
         (*map(np.float32, cells[:2]), task.classes.index(cells[3]))
         for cells in (line.split(",") for line in lines)
     }
-    found = [
+    examples = [
         (*row, int(label))
         for i in range(3)
         for part in (task.train_examples(i), task.test_examples(i))
         for inputs, targets in part.batches(50)
         for row, label in zip(inputs.numpy(), targets, strict=True)
     ]
-    assert len(found) == 120
-    assert set(found) == known
+    assert len(examples) == 120
+    assert set(examples) == rows
     config = f"input-columns='*' label-column='kind' cache-dir='{home / 'cache'}'"
     config += " partition='iid' learning-rate=0.1 augment=true"
     flags = ("--task", f"hf:{home / 'table'}", "--clients", "3", "--rounds", "5")
     flags += ("--fraction", "1")
     assert run(tmp_path, "fedrep", *flags, "--run-config", config) == 0
-    # Six standard deviations apart.
+    # The classes are six standard deviations apart.
     assert rows_of(tmp_path)[-1]["accuracy"] > 0.95
     assert task.unused_settings["augment"] == "there are no images"
     assert task.unused_settings["dirichlet-alpha"] == "partition 'iid' does not use it"
 
 
-def test_a_device_reads_its_own_data_dir(home):
+def test_device_reads_its_own_data_dir(home):
     node = {"client-name": "pi", "data-dir": str(home / "saved")}
     config = {"task": "hf:flwrlabs/femnist", "cache-dir": str(home / "cache")}
     context = Context(0, 0, node, RecordDict(), {**config, "algorithm": "fedrep"})
@@ -205,7 +205,7 @@ def test_a_device_reads_its_own_data_dir(home):
         ("SizePartitioner", "partition_sizes=[500,500,500,297]"),
     ],
 )
-def test_partitions_of_the_digits(name, arguments):
+def test_partitioners_of_flwr_datasets_split_the_digits(name, arguments):
     given = {"partition": FLOWER + name, "partitioner-arguments": arguments}
     task, again, other = (
         build_task(resolve({**given, "model": model, "seed": seed}), 4)
@@ -214,7 +214,7 @@ def test_partitions_of_the_digits(name, arguments):
     for parts, total in ((task.train, 1438), (task.test, 359)):
         held = np.concatenate(parts)
         assert len(set(held.tolist())) == len(held)
-        # Four clients with two classes each have not all ten.
+        # With two classes each, four clients do not have all ten classes.
         assert len(held) == total or name == "PathologicalPartitioner"
     for a, b in zip(task.train, again.train, strict=True):
         assert np.array_equal(a, b)
@@ -246,24 +246,25 @@ class Nobody(ByParity):
 """
 
 
-def test_a_partitioner_of_one_s_own(write_module):
+def test_custom_partitioner(write_module):
     module = write_module("parity", OWN)
-    own = {"partition": f"{module}:ByParity", "seed": 3}
-    task = build_task(resolve(own), 2)
+    named = {"partition": f"{module}:ByParity", "seed": 3}
+    task = build_task(resolve(named), 2)
     for i in range(2):
         targets = (task.train_examples(i).targets, task.test_examples(i).targets)
         assert {int(c) % 2 for part in targets for c in part} == {i}
-    # The run's seed came to it, and all but the first three rows of each went back.
+    # The partitioner received the run's seed, and left out the first three rows of
+    # each.
     assert sum(map(len, [*task.train, *task.test])) == 1797 - 2 * 3
     given = {"partitioner-arguments": "first=4"}
-    fewer = build_task(resolve({**own, **given}), 2)
+    fewer = build_task(resolve({**named, **given}), 2)
     assert sum(map(len, [*fewer.train, *fewer.test])) == 1797 - 2 * 7
     line = "leaves 1 of 2 clients without training examples (the first: client 1)"
     with pytest.raises(SettingsError, match=re.escape(line)):
         build_task(resolve({"partition": f"{module}:Nobody"}), 2)
 
 
-def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path):
+def test_missing_column_settings_are_a_one_line_error(home, tmp_path):
     cache = f"cache-dir='{home / 'cache'}'"
     flags = ("--task", f"hf:{home / 'table'}", "--run-config", cache)
     known = (
@@ -313,7 +314,7 @@ BAD = [
     ),
     (
         "saved",
-        # The 20 smallest parts are of one example, which may be held out.
+        # The 20 parts have one example each, which may be held out.
         {
             "partition": f"{FLOWER}SizePartitioner",
             "partitioner_arguments": f"partition_sizes={[1] * 20}".replace(", ", ","),
@@ -324,7 +325,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "settings", "line"), BAD)
-def test_invalid_settings_are_one_line(home, name, settings, line):
+def test_invalid_settings_are_a_one_line_error(home, name, settings, line):
     clients = 20 if name == "saved" else 2
     with pytest.raises(SettingsError, match=re.escape(line)) as raised:
         _ = task_of(home, name, clients, **settings).initial_state
@@ -332,13 +333,13 @@ def test_invalid_settings_are_one_line(home, name, settings, line):
 
 
 @pytest.mark.parametrize("name", ["hf", "hf:~nobody-has-it/x", f"hf:{'a' * 5000}"])
-def test_names_that_cannot_be_a_data_set(name):
+def test_invalid_names_of_data_sets_are_an_error(name):
     with pytest.raises(SettingsError, match=f"^task is '{name}'; expected") as error:
         build_task(resolve({"task": name}), 2)
     assert error.value.code == "task"
 
 
-def test_missing_numbers_and_odd_rows_are_named(tmp_path):
+def test_missing_numbers_and_irregular_rows_are_named(tmp_path):
     import datasets
 
     def refused(columns, line):

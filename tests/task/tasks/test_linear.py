@@ -1,4 +1,4 @@
-"""Linear tasks: angles by hand, the best approximation against the SVD's theorem."""
+"""Linear tasks: hand-computed angles, and best approximations by the SVD."""
 
 import numpy as np
 import pytest
@@ -38,23 +38,23 @@ def test_the_distance_of_planes_is_the_sine_of_the_largest_angle():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 6))
-def test_the_distance_against_its_definition(seed, k, extra):
-    # ‖B̂₁,⊥ᵀ B̂₂‖₂ with a basis of the complement from the full QR decomposition.
+def test_distance_matches_its_definition(seed, k, extra):
+    # ‖B̂₁,⊥ᵀ B̂₂‖₂ with a basis of the complement from the full QR decomposition
     rng = np.random.default_rng(seed)
     b1, b2 = rng.standard_normal((2, k + extra, k))
     complement = np.linalg.qr(b1, mode="complete").Q[:, k:]
     basis = np.linalg.qr(b2).Q
     expected = np.linalg.svd(complement.T @ basis, compute_uv=False).max()
     assert principal_angle_distance(b1, b2) == pytest.approx(expected, abs=1e-9)
-    # Only the column spaces count.
+    # Only the column spaces matter.
     mixed = b2 @ (rng.standard_normal((k, k)) + 3 * np.eye(k))
     assert principal_angle_distance(b1, mixed) == pytest.approx(expected, abs=1e-6)
 
 
-# The truth
+# True models
 
 
-def test_low_rank_truth():
+def test_true_models_of_low_rank():
     task = LinearTask(dimension=12, rank=3, num_clients=8, seed=4)
     b = task.representation
     np.testing.assert_allclose(b.T @ b, np.eye(3), atol=1e-12)
@@ -74,13 +74,14 @@ def test_decaying_spectrum(dimension, clients):
     # min(d, M) = r singular values: 2 r/2, 2 r/3, 2 r/4, ...
     r = min(dimension, clients)
     expected = [2 * r / (i + 1) for i in range(1, r + 1)]
-    found = np.linalg.svd(task.models, compute_uv=False)
-    np.testing.assert_allclose(found, expected)
-    # Eckart and Young: the best rank-4 approximation errs by the rest of the spectrum.
+    spectrum = np.linalg.svd(task.models, compute_uv=False)
+    np.testing.assert_allclose(spectrum, expected)
+    # Eckart–Young: the error of the best rank-4 approximation is the remaining
+    # spectrum.
     assert np.sum(task.best_errors**2) == pytest.approx(np.sum(np.square(expected[4:])))
 
 
-def test_the_best_approximation_of_gaussian_models():
+def test_best_approximation_of_gaussian_models():
     task = LinearTask(dimension=6, rank=2, num_clients=9, spectrum="gaussian")
     u, s, vt = np.linalg.svd(task.models, full_matrices=False)
     best = u[:, :2] * s[:2] @ vt[:2]
@@ -109,7 +110,7 @@ def test_inputs_and_noise_have_the_stated_variances():
     assert abs(noise.var() - 0.25) < 5 * 0.25 * np.sqrt(2 / 20_000)
 
 
-def test_draws_are_fresh_and_repeatable():
+def test_draws_are_distinct_and_reproducible():
     task = LinearTask()
     draws = [task.draw(c, r)[0] for c in (0, 1) for r in (0, 1, 2)]
     for i, a in enumerate(draws):
@@ -119,7 +120,7 @@ def test_draws_are_fresh_and_repeatable():
     assert not np.array_equal(LinearTask(seed=1).draw(1, 2)[0], draws[-1])
 
 
-def test_test_examples_are_none_of_the_training_batches():
+def test_test_examples_are_not_in_training_batches():
     task = LinearTask(dimension=3, samples=4)
     held_out = task.test_examples(0)
     assert len(held_out) == 200
@@ -129,7 +130,7 @@ def test_test_examples_are_none_of_the_training_batches():
         assert not seen & {tuple(row) for row in x.astype(np.float32).tolist()}
 
 
-def test_the_model_is_linear_and_the_loss_the_mean_squared_error():
+def test_model_is_linear_with_mean_squared_error():
     task = LinearTask(dimension=3, rank=2)
     model = task.initial_model()
     assert {n: tuple(p.shape) for n, p in model.state_dict().items()} == {
@@ -149,7 +150,7 @@ def test_from_settings():
     assert build(LinearTask, settings, num_clients=4) == expected
 
 
-def test_a_device_on_its_own_is_one_client():
+def test_zero_clients_give_a_single_client():
     alone, one = LinearTask(num_clients=0), LinearTask(num_clients=1)
     assert alone.models.shape == (10, 1)
     np.testing.assert_array_equal(alone.draw(0, 3)[1], one.draw(0, 3)[1])
@@ -168,5 +169,5 @@ def test_a_device_on_its_own_is_one_client():
         ({"dimension": 2**20, "samples": 2**20}, "too-many-numbers"),
     ],
 )
-def test_values_out_of_range(code_of, values, code):
+def test_values_out_of_range_are_an_error(code_of, values, code):
     assert code_of(lambda: LinearTask(**values)) == code

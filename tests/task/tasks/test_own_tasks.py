@@ -1,4 +1,4 @@
-"""A task of one's own: from examples that are there, or by an import path."""
+"""Custom tasks, created from examples or loaded by an import path."""
 
 import re
 from collections import OrderedDict
@@ -17,17 +17,17 @@ from flwr_frl.task.settings import SettingsError, declared, resolve
 from flwr_frl.task.tasks import build_task, task_maker
 from flwr_frl.task.training import SGD, evaluate, train
 
-# From examples
+# Tasks from examples
 
 
-def test_a_task_from_examples_has_what_it_was_given():
+def test_task_from_examples_has_the_given_parts():
     task = task_of()
     assert [len(task.train_examples(i)) for i in (0, 1)] == [8, 12]
     assert [len(task.test_examples(i)) for i in (0, 1)] == [4, 6]
     assert task.train_examples(1) is task.train[1]
     assert task.classes == ()
     assert task.unused_settings == {}
-    # Cross-entropy unless another loss is given: of equal outputs log 2.
+    # The default loss is cross-entropy: log 2 for equal outputs.
     loss = task.loss(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     assert loss.item() == pytest.approx(0.6931, abs=1e-4)
     other = task_of(loss=nn.functional.mse_loss, classes=("a", "b"))
@@ -35,7 +35,7 @@ def test_a_task_from_examples_has_what_it_was_given():
     assert other.classes == ("a", "b")
 
 
-def test_the_seed_fixes_the_initial_model_and_nothing_else():
+def test_seed_determines_only_the_initial_model():
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)
@@ -45,7 +45,7 @@ def test_the_seed_fixes_the_initial_model_and_nothing_else():
     assert not any(torch.equal(states[0][n], states[2][n]) for n in states[0])
 
 
-def test_training_the_scratch_model_leaves_the_initial_one():
+def test_training_the_scratch_model_does_not_change_the_initial_one():
     task = task_of()
     before = {n: v.clone() for n, v in task.initial_state.items()}
     assert task.scratch_model is task.scratch_model
@@ -60,7 +60,7 @@ def test_training_the_scratch_model_leaves_the_initial_one():
     assert not torch.equal(task.scratch_model.head.weight, before["head.weight"])
 
 
-# By an import path
+# Tasks by import path
 
 
 MODULE = """
@@ -137,7 +137,7 @@ number = 7
 
 @pytest.fixture
 def own(write_module):
-    """Settings of a task in an outsider's module, all those that it declares."""
+    """Return a function that resolves settings of a task in an external module."""
     module = write_module("own_tasks", MODULE)
 
     def settings(name: str, **more):
@@ -149,17 +149,17 @@ def own(write_module):
 
 
 def calls_of(settings) -> list[tuple]:
-    """Return what the module's function has been called with."""
+    """Return the arguments of all calls of the module's function."""
     return task_maker(settings["task"]).__globals__["CALLS"]
 
 
 def test_a_function_is_called_with_its_settings_and_the_number_of_clients(own):
-    found = declared(task_maker(own("sensors")["task"]))
-    assert found.keys() == {"noise", "seed"}
+    settings = declared(task_maker(own("sensors")["task"]))
+    assert settings.keys() == {"noise", "seed"}
     task = build_task(own("sensors", noise=2, seed=7, momentum=0.1), 5)
     assert isinstance(task, ExampleTask)
     assert len(task.train) == 5
-    # The default of what was not given; what it does not declare it does not get.
+    # Omitted settings have their defaults, and undeclared ones are not passed.
     default = build_task(own("sensors"), 0)
     assert default.initial_model().head.in_features == 3
     assert calls_of(own("sensors")) == [(5, 2.0, 7, 3), (0, 0.25, 0, 3)]
@@ -172,25 +172,25 @@ def test_a_function_is_called_once_for_the_same_settings(own):
     assert len(calls_of(own("sensors"))) == 2
 
 
-def test_the_initial_model_is_of_the_run_s_seed_unless_the_task_says_one(own):
+def test_initial_model_uses_the_seed_of_the_run_unless_the_task_sets_one(own):
     def weight_of(function: str, **run: int) -> torch.Tensor:
         return build_task(own(function, **run), 2).initial_state["head.weight"]
 
     first, second = weight_of("unseeded"), weight_of("unseeded", seed=1)
     assert not torch.equal(first, second)
-    # Without a run it is 0, as with that seed.
+    # Without a run, the seed is 0.
     common = task_maker(own("common")["task"])()
     assert torch.equal(first, common.initial_state["head.weight"])
-    # One task for all runs, used before.
+    # One task object serves all runs, and was used before.
     assert torch.equal(weight_of("common"), first)
     assert torch.equal(weight_of("common", seed=1), second)
     assert common.seed is None
-    # Said by the task itself.
+    # The task defines its own seed.
     assert torch.equal(weight_of("seeded_by_itself"), second)
     assert torch.equal(weight_of("seeded_by_itself", seed=2), second)
 
 
-def test_a_function_without_arguments_and_a_class(own):
+def test_task_may_be_a_function_without_arguments_or_a_class(own):
     assert len(build_task(own("alone"), 9).train) == 1
     task = build_task(own("Sensors", width=6), 3)
     assert type(task).__name__ == "Sensors"
@@ -199,12 +199,12 @@ def test_a_function_without_arguments_and_a_class(own):
 
 
 @pytest.mark.parametrize("name", ["nothing", "words", "Halfway"])
-def test_a_function_that_returns_no_task(code_of, own, name):
+def test_function_that_returns_no_task_is_an_error(code_of, own, name):
     assert code_of(lambda: build_task(own(name), 2)) == "task"
 
 
 @pytest.mark.parametrize("path", ["{own}:number", "{own}:sensor", "no_tasks:f"])
-def test_a_path_that_names_no_task(code_of, write_module, path):
+def test_path_to_something_else_than_a_task_is_an_error(code_of, write_module, path):
     path = path.format(own=write_module("own_tasks", MODULE))
     assert code_of(lambda: build_task(resolve({"task": path}), 2)) == "task"
 
@@ -215,7 +215,7 @@ def test_settings_of_a_custom_task_are_validated(code_of, own):
     assert code_of(lambda: own("sensors", nois=1.0)) == "setting"
 
 
-# Model, weights, metrics
+# Models, weights and metrics
 
 
 def whole() -> nn.Module:
@@ -224,7 +224,7 @@ def whole() -> nn.Module:
     )
 
 
-def test_any_module_with_its_head_named():
+def test_any_module_may_be_split_at_a_named_head():
     sets = [examples(8, 0)]
     task = ExampleTask(whole, sets, sets, head="out")
     names = ["representation.body.weight", "representation.body.bias"]
@@ -238,7 +238,7 @@ def test_any_module_with_its_head_named():
         ExampleTask(dict, sets, sets).initial_model()
 
 
-def test_weights_of_an_own_model(tmp_path):
+def test_weights_of_a_custom_model_are_loaded(tmp_path):
     torch.manual_seed(3)
     state = whole().state_dict()
     torch.save(state, tmp_path / "w.pth")
@@ -249,9 +249,9 @@ def test_weights_of_an_own_model(tmp_path):
         assert torch.equal(value, state[f"{theirs}.weight"])
 
 
-def test_a_sequence_has_a_target_at_every_place():
-    # Classes along the second dimension, as cross-entropy wants them: of the 2 x 3
-    # targets, the largest output is right at 5.
+def test_sequences_have_a_target_at_every_position():
+    # Classes are in the second dimension, as cross-entropy requires. Of the 2 x 3
+    # targets, the largest output is correct for 5.
     outputs = torch.zeros(2, 4, 3)
     targets = torch.tensor([[0, 1, 2], [3, 3, 0]])
     outputs.scatter_(1, targets[:, None], 1.0)
@@ -265,7 +265,7 @@ def test_a_sequence_has_a_target_at_every_place():
     assert accuracy == pytest.approx(5 / 6)
 
 
-def test_what_a_line_is_read_as():
+def test_lines_of_input_are_read_as_tensors():
     task = task_of()
     assert task.read("1, 2.5,-3").tolist() == [1.0, 2.5, -3.0]
     with pytest.raises(SettingsError, match="'x'; expected numbers and commas"):
@@ -274,33 +274,31 @@ def test_what_a_line_is_read_as():
     assert lengths.read("abc").tolist() == [3.0]
 
 
-# Data sets of torch and of Hugging Face
+# Data sets of PyTorch and Hugging Face
 
 
-def test_a_data_set_of_torch():
+def test_data_set_of_torch_is_converted():
     dataset = TensorDataset(
         torch.arange(6).view(3, 2).double(), torch.tensor([0, 2, 1])
     )
-    found = ExampleSet.from_dataset(dataset)
-    assert found.inputs.dtype == torch.float32
-    assert found.inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert found.targets.dtype == torch.int64
-    assert found.targets.tolist() == [0, 2, 1]
+    data = ExampleSet.from_dataset(dataset)
+    assert data.inputs.dtype == torch.float32
+    assert data.inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert data.targets.dtype == torch.int64
+    assert data.targets.tolist() == [0, 2, 1]
 
 
-def test_a_data_set_of_hugging_face():
-    # Its examples are mappings, of lists, numbers and Pillow images.
+def test_data_set_of_hugging_face_is_converted():
+    # Its examples are mappings to lists, numbers and Pillow images.
     rows = [{"tokens": [1, 2], "score": 0.5}, {"tokens": [3, 4], "score": 1.5}]
-    found = ExampleSet.from_dataset(rows, "tokens", "score")
-    assert found.inputs.dtype == torch.int64
-    assert found.targets.tolist() == [[0.5], [1.5]]
+    data = ExampleSet.from_dataset(rows, "tokens", "score")
+    assert data.inputs.dtype == torch.int64
+    assert data.targets.tolist() == [[0.5], [1.5]]
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     rows = [{"image": Image.fromarray(pixels), "label": 1}]
     std = torch.tensor([2.0, 2.0, 2.0])
-    found = ExampleSet.from_dataset(
-        rows, "image", "label", mean=torch.zeros(3), std=std
-    )
-    ((inputs, targets),) = found.batches(5)
+    data = ExampleSet.from_dataset(rows, "image", "label", mean=torch.zeros(3), std=std)
+    ((inputs, targets),) = data.batches(5)
     assert torch.equal(inputs[0], torch.from_numpy(pixels).permute(2, 0, 1) / 2)
     assert targets.tolist() == [1]
 
@@ -315,7 +313,7 @@ def test_a_data_set_of_hugging_face():
         ([], "inputs cannot be put into a tensor"),
     ],
 )
-def test_data_sets_that_are_no_tensors(rows, line):
+def test_data_sets_that_cannot_be_tensors_are_an_error(rows, line):
     with pytest.raises(SettingsError, match=re.escape(line)) as caught:
         ExampleSet.from_dataset(rows)
     assert "\n" not in str(caught.value)

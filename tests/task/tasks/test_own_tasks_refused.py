@@ -1,4 +1,4 @@
-"""Custom tasks that do not fit together are refused before the first round."""
+"""Custom tasks whose parts do not fit are rejected before the first round."""
 
 import math
 import re
@@ -14,14 +14,14 @@ from flwr_frl.task.settings import SettingsError
 
 
 def late(value: float) -> torch.Tensor:
-    """Inputs of which a late row has a value."""
+    """Return inputs with a given value in a late row."""
     inputs = torch.ones(80, 3)
     inputs[78, 1] = value
     return inputs
 
 
 def masked(value: float) -> SplitModel:
-    """A model with a buffer."""
+    """Return a model with a buffer."""
     made = model()
     made.register_buffer("mask", torch.tensor([value]))
     return made
@@ -32,7 +32,7 @@ def one(inputs: torch.Tensor, targets: torch.Tensor) -> list[ExampleSet]:
     return [ExampleSet(inputs, targets)]
 
 
-# Targets that do not have the shape (n, 1) of a model's outputs.
+# Targets that lack the shape (n, 1) of the model's outputs
 NUMBERS = one(torch.ones(4, 3), torch.arange(4.0))
 
 
@@ -40,7 +40,7 @@ CLASSES, ROWS = torch.tensor([0, 1]), torch.ones(80, 3)
 
 
 CHECKED = [
-    # Examples that the model or the loss refuses.
+    # Examples that the model or the loss rejects
     (
         {"train": one(torch.ones(2, 3).double(), CLASSES)},
         "refuses inputs of type float64",
@@ -69,7 +69,7 @@ CHECKED = [
         {"model": lambda: SplitModel(nn.LazyLinear(4), nn.Linear(4, 2))},
         "the model's 'representation.weight' has no shape yet",
     ),
-    # Losses.
+    # Losses
     ({"train": NUMBERS, "loss": nn.functional.mse_loss}, "Using a target size"),
     (
         {"train": NUMBERS, "loss": lambda x, y: nn.L1Loss()(x[:, :1], y)},
@@ -82,7 +82,7 @@ CHECKED = [
     ({"loss": lambda x, y: (x.sum(1) - y).square()}, "of a batch is shape (8,)"),
     ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; expected a tensor of"),
     ({"loss": lambda x, y: (x - 9).log().mean()}, "the first batch is nan"),
-    # Metrics.
+    # Metrics
     ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; expected at most"),
     ({"metrics": {"f1": lambda x, y: x}}, "metric 'f1' is tensor("),
     ({"metrics": {"f1": lambda x, y: x.foo}}, "metric 'f1' refuses outputs"),
@@ -90,7 +90,7 @@ CHECKED = [
 
 
 @pytest.mark.parametrize(("change", "line"), CHECKED)
-def test_parts_that_do_not_fit_together(change, line):
+def test_parts_that_do_not_fit_together_are_an_error(change, line):
     given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
     pattern = re.escape(line).replace(r"\.\*", ".*")
     with pytest.raises(SettingsError, match=pattern) as caught:
@@ -98,7 +98,7 @@ def test_parts_that_do_not_fit_together(change, line):
     assert "\n" not in str(caught.value).replace("\n ", "")
 
 
-def test_what_fits_is_left_as_it_is():
+def test_valid_task_is_not_changed_by_the_check():
     task = task_of(metrics={"largest": lambda x, y: x.max()})
     before = {name: value.clone() for name, value in task.initial_state.items()}
     for client in (0, 1):
@@ -106,7 +106,7 @@ def test_what_fits_is_left_as_it_is():
     assert all(torch.equal(task.initial_state[n], v) for n, v in before.items())
 
 
-def test_values_that_the_model_or_the_loss_can_do_with():
+def test_unusual_values_are_accepted_if_model_and_loss_handle_them():
     missing = ExampleSet(late(math.nan), torch.tensor([0, -1] * 40))
 
     def masked(outputs, targets):
@@ -135,12 +135,12 @@ def test_values_that_the_model_or_the_loss_can_do_with():
         ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
     ],
 )
-def test_arguments_of_a_task_of_another_type(change, line):
+def test_arguments_of_wrong_types_are_an_error(change, line):
     given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
     with pytest.raises(SettingsError, match=re.escape(line)):
         ExampleTask(**{**given, **change})
 
 
-def test_as_many_targets_as_inputs():
+def test_numbers_of_inputs_and_targets_must_be_equal():
     with pytest.raises(SettingsError, match="there are 3 inputs and 2 targets; there"):
         ExampleSet(torch.ones(3, 1), torch.ones(2, 1))

@@ -1,4 +1,4 @@
-"""Tasks: what each client gets, and the common initial model."""
+"""Tasks: examples of each client, and the common initial model."""
 
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,13 @@ def test_clients_share_no_image_and_test_on_their_own_classes():
         assert len(trained) <= 2
 
 
-def test_examples_are_the_data_set_s_images():
+def test_examples_are_images_of_the_data_set():
     task = digits()
     examples = task.train_examples(3)
     indices = task.train[3]
     assert np.array_equal(examples.inputs.numpy(), task.dataset.train.images[indices])
     assert examples.targets.tolist() == task.dataset.train.labels[indices].tolist()
-    # Grey: (pixel / 255 - 0.1307) / 0.3081.
+    # Grey images: (pixel / 255 - 0.1307) / 0.3081
     ((inputs, _),) = task.test_examples(3).batches(1000)
     pixels = task.dataset.test.images[task.test[3], ..., 0] / 255
     np.testing.assert_allclose(
@@ -60,13 +60,13 @@ def test_examples_are_the_data_set_s_images():
     )
 
 
-def test_zero_clients_give_everything_to_client_0():
+def test_zero_clients_give_all_examples_to_client_0():
     task = digits(0)
     assert len(task.train_examples(0)) == 1438
     assert len(task.test_examples(0)) == 359
 
 
-def test_the_seed_fixes_the_initial_model():
+def test_seed_determines_the_initial_model():
     settings = resolve({"seed": 3, "head-layers": 1})
     first = digits(seed=3)
     again = build(partial(ImageTask, "digits"), settings, num_clients=20)
@@ -96,7 +96,7 @@ def test_image_folders_are_augmented_for_training_only(tmp_path):
         task = build_task(resolve({**names, "augment": augment}), 2)
         assert task.train_examples(0).augment is augment
         assert not task.test_examples(0).augment
-        # The mean and deviation of ImageNet, in units of 0 to 255.
+        # Mean and standard deviation of ImageNet, scaled to 0 to 255
         np.testing.assert_allclose(task.mean / 255, [0.485, 0.456, 0.406], rtol=1e-6)
 
 
@@ -108,12 +108,12 @@ def test_clients_of_a_split_folder_keep_their_own_images(code_of, tmp_path):
     assert [len(task.train_examples(i)) for i in range(3)] == [8, 4, 8]
     assert set(task.train_examples(1).targets.tolist()) == {1}
     assert np.array_equal(np.sort(np.concatenate(task.train)), np.arange(20))
-    # Fewer clients than folders: the first ones.
+    # Fewer clients than folders use the first folders.
     assert len(build_task(resolve(names), 2).train) == 2
     assert code_of(lambda: build_task(resolve(names), 4)) == "num-clients"
 
 
-def test_a_client_of_a_split_folder_without_training_images(code_of, tmp_path):
+def test_client_folder_without_training_images_is_an_error(code_of, tmp_path):
     write_images(tmp_path, "x")
     (tmp_path / "y" / "train").mkdir(parents=True)
     names = {"task": "image-folder", "data-dir": str(tmp_path), "model": "mlp"}
@@ -124,7 +124,7 @@ def test_the_same_settings_give_the_same_object():
     settings = resolve({"seed": 11})
     assert build_task(settings, 10) is build_task(dict(reversed(settings.items())), 10)
     assert build_task(settings, 10) is not build_task(settings, 5)
-    # Settings that the task does not declare make no other task.
+    # Settings that the task does not declare do not create another task.
     assert build_task({**settings, "momentum": 0.9}, 10) is build_task(settings, 10)
     assert build_task({**settings, "seed": 12}, 10) is not build_task(settings, 10)
 
@@ -139,11 +139,11 @@ def test_the_same_settings_give_the_same_object():
         ({"model": "cnn"}, "model"),
     ],
 )
-def test_invalid_settings(code_of, overrides, code):
+def test_invalid_settings_are_an_error(code_of, overrides, code):
     assert code_of(lambda: digits(**overrides).initial_model()) == code
 
 
-# Images and the model that they meet
+# Images and models
 
 
 def write_grey(root: Path, size: int = 16, mode: str = "L") -> None:
@@ -164,7 +164,7 @@ def folder_task(root: Path, **more):
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_grey_images_are_augmented_only_when_asked_for(tmp_path, mode):
+def test_grey_images_are_augmented_only_on_request(tmp_path, mode):
     write_grey(tmp_path, mode=mode)
     task = folder_task(tmp_path, model="mlp")
     assert not task.train_examples(0).augment
@@ -211,9 +211,7 @@ def test_the_default_model_fits_or_a_note_names_a_setting(tmp_path, size, model,
     assert task.notes == ((line,) if noted else ())
 
 
-def test_images_of_a_large_client_are_read_when_their_batch_is_made(
-    tmp_path, monkeypatch
-):
+def test_images_of_a_large_client_are_read_batch_by_batch(tmp_path, monkeypatch):
     write_grey(tmp_path)
     mapped = folder_task(tmp_path, model="mlp", seed=1)
     usual = [mapped.train_examples(client) for client in (0, 1)]
@@ -223,7 +221,7 @@ def test_images_of_a_large_client_are_read_when_their_batch_is_made(
         others = mapped.train_examples(client)
         assert some.rows is None
         assert len(some.inputs) == 4
-        # The inputs are the file's, of both clients.
+        # The inputs are those of the whole file, with images of both clients.
         assert len(others.inputs) == 8
         assert others.rows.tolist() == mapped.train[client].tolist()
         for (x, y), (u, v) in zip(some.batches(3), others.batches(3), strict=True):
@@ -231,7 +229,7 @@ def test_images_of_a_large_client_are_read_when_their_batch_is_made(
             assert torch.equal(y, v)
 
 
-def test_weights_of_the_initial_model(tmp_path):
+def test_weights_setting_loads_the_initial_model(tmp_path):
     first = digits(seed=21).initial_model()
     torch.save(first.state_dict(), tmp_path / "first.pth")
     again = digits(seed=22, weights=str(tmp_path / "first.pth"))

@@ -1,4 +1,4 @@
-"""Text, one file a client: windows of characters, and lines with a class."""
+"""Text with one file per client: windows of characters, and classified lines."""
 
 import math
 import re
@@ -27,29 +27,29 @@ def spelled(codes) -> str:
 def test_disjoint_windows_predict_at_every_position(tmp_path):
     (tmp_path / "anna.txt").write_text("abcdefghijklmnopqrst")
     task = task_of(tmp_path, 1, sequence_length=3)
-    # Of the first 16 characters, 15 are predicted from the one before.
+    # 15 of the first 16 characters are predicted, each from the one before.
     train, test = task.train_examples(0), task.test_examples(0)
     assert [spelled(w) for w in train.inputs] == ["abc", "def", "ghi", "jkl", "mno"]
     assert [spelled(w) for w in train.targets] == ["bcd", "efg", "hij", "klm", "nop"]
-    # The last 4 test: nothing of them is in training, nor the other way round.
+    # The last 4 characters are for testing; they share none with training.
     assert [spelled(w) for w in test.inputs] == ["qrs"]
     assert [spelled(w) for w in test.targets] == ["rst"]
     task.check(0)
-    # Windows that share no prediction can be drawn at random for validation.
+    # Windows without common predictions can be split at random for validation.
     assert task.overlap == 0
-    # For predictions, the last characters count. Short texts are not padded, since
-    # windows begin without context.
+    # Predictions use the last characters. Short texts are not padded, since windows
+    # start without context.
     assert spelled(task.read("xyzab")) == "zab"
     assert spelled(task.read("b")) == "b"
 
 
-def test_each_position_is_predicted_as_by_the_window_that_ends_there(tmp_path):
+def test_each_position_equals_the_prediction_of_the_window_ending_there(tmp_path):
     (tmp_path / "a.txt").write_text("to be or not to be, " * 20)
     at_all, at_end = (
         task_of(tmp_path, 1, sequence_length=6, text_windows=windows).initial_model()
         for windows in ("disjoint", "sliding")
     )
-    # The models have the same arrays, so that either can go on from the other's.
+    # The models have the same arrays, so either can load the other's.
     at_end.load_state_dict(at_all.state_dict())
     assert at_all.kind != at_end.kind
     tokens = torch.tensor([[5, 31, 7, 60, 2, 9], [1, 1, 20, 44, 3, 70]])
@@ -70,7 +70,7 @@ def test_accuracy_is_measured_over_all_positions(tmp_path):
     nn.init.zeros_(model.head.bias).data[CHARACTERS.index("a")] = 1.0
     loss, accuracy = evaluate(model, test, task.loss)
     assert accuracy == pytest.approx(4 / 6)
-    # -log softmax of 1 among 79 zeros, and of a 0.
+    # -log softmax of a 1 among 79 zeros, and of a 0
     total = math.log(math.e + 79)
     assert loss == pytest.approx((4 * (total - 1) + 2 * total) / 6)
 
@@ -79,31 +79,32 @@ def test_sliding_windows_and_their_next_characters(tmp_path):
     (tmp_path / "anna.txt").write_text("abcdefghijklmnopqrst")
     (tmp_path / "bob.txt").write_text("ABCDEFGHIJKLMNOPQRST" * 2)
     task = task_of(tmp_path, 2, sequence_length=3, text_windows="sliding")
-    # 20 characters: the first 16 train, in windows of 3 and the one that follows.
+    # The first 16 of 20 characters are for training: windows of 3 and the next
+    # character.
     anna = task.train_examples(0)
     assert [spelled(window) for window in anna.inputs[:2]] == ["abc", "bcd"]
     assert spelled(anna.targets) == "defghijklmnop"
-    # The last 4 test: nothing of them is in training, nor the other way round.
+    # The last 4 characters are for testing; they share none with training.
     test = task.test_examples(0)
     assert [spelled(window) for window in test.inputs] == ["qrs"]
     assert spelled(test.targets) == "t"
     assert len(task.train_examples(1)) == 32 - 3
     assert task.classes[int(test.targets[0])] == "t"
-    # For predictions, the last characters count, and short texts are padded.
+    # Predictions use the last characters, and short texts are padded.
     assert spelled(task.read("xyzab")) == "zab"
     assert spelled(task.read("b")) == "  b"
-    # A device's own folder is all its own.
+    # A device uses all files of its folder.
     device = task_of(tmp_path, 0, sequence_length=3, text_windows="sliding")
     assert len(device.train_examples(0)) == 13 + 29
     assert device.overlap == 3
 
 
-def test_the_model_of_leaf_reads_characters(tmp_path):
+def test_model_of_leaf_has_the_documented_layers(tmp_path):
     assert len(set(CHARACTERS)) == len(CHARACTERS) == 80
     (tmp_path / "a.txt").write_text("to be or not to be, é " * 60)
     task = task_of(tmp_path, 1, lstm_width=256)
     shapes = {name: tuple(t.shape) for name, t in task.initial_state.items()}
-    # Two layers with four gates each, of inputs of 8 and of 256.
+    # Two layers with four gates each, for inputs of width 8 and 256
     assert shapes["representation.embedding.weight"] == (80, 8)
     assert shapes["representation.lstm.weight_ih_l0"] == (1024, 8)
     assert shapes["representation.lstm.weight_ih_l1"] == (1024, 256)
@@ -114,13 +115,13 @@ def test_the_model_of_leaf_reads_characters(tmp_path):
     task.check(0)
 
 
-def test_the_features_are_the_last_states_of_torch_s_own_cells():
+def test_features_are_the_last_states_of_torch_cells():
     torch.manual_seed(0)
     model = RecurrentText(7, 3, 5).eval()
     cells = [nn.LSTMCell(3, 5), nn.LSTMCell(5, 5)]
     for layer, cell in enumerate(cells):
-        own = {n: getattr(model.lstm, f"{n}_l{layer}") for n in cell.state_dict()}
-        cell.load_state_dict(own)
+        weights = {n: getattr(model.lstm, f"{n}_l{layer}") for n in cell.state_dict()}
+        cell.load_state_dict(weights)
     tokens = torch.tensor([[1, 4, 2], [6, 0, 3]])
     states = [(torch.zeros(2, 5), torch.zeros(2, 5)) for _ in cells]
     for step in range(3):
@@ -133,7 +134,7 @@ def test_the_features_are_the_last_states_of_torch_s_own_cells():
     assert both(tokens).shape == (2, 10)
 
 
-def test_lines_with_a_class(tmp_path):
+def test_lines_with_a_class_are_parsed(tmp_path):
     good, bad = "Good\tWhat a day\n", "bad\tno no\n"
     (tmp_path / "a.tsv").write_text((good + bad) * 5)
     (tmp_path / "b.tsv").write_text(bad * 5)
@@ -143,15 +144,15 @@ def test_lines_with_a_class(tmp_path):
     train, test = task.train_examples(0), task.test_examples(0)
     assert (len(train), len(test)) == (8, 2)
     assert train.targets.tolist() == [0, 1] * 4
-    # Filled up before the words, whose case does not matter.
+    # Lines are padded on the left, and the case of words does not matter.
     numbers = [crc32(word) % 9_999 + 1 for word in (b"what", b"a", b"day")]
     assert train.inputs[0].tolist() == [0, *numbers]
     assert task.read("WHAT a day").tolist() == [0, *numbers]
     assert task.read("Good\twhat a day").tolist() == [0, *numbers]
-    # Of a long line the last words.
+    # Only the last words of a long line are used.
     assert task.read("so so what a day")[1:].tolist() == numbers
     shapes = {name: tuple(t.shape) for name, t in task.initial_state.items()}
-    # SRPFL: 10,000 words, vectors of 100, both directions, a layer of 5, the head.
+    # SRPFL: 10,000 words, vectors of width 100, both directions, a layer of 5, the head
     assert shapes["representation.0.embedding.weight"] == (10_000, 100)
     assert shapes["representation.0.lstm.weight_ih_l0_reverse"] == (16, 100)
     assert shapes["representation.1.weight"] == (5, 8)
@@ -171,7 +172,7 @@ def test_lines_with_a_class(tmp_path):
         ({"a.txt": b"\xff\xfe" * 50, "b.txt": "b"}, "data-dir", "cannot be read"),
     ],
 )
-def test_invalid_folders(tmp_path, files, code, fragment):
+def test_invalid_folders_are_an_error(tmp_path, files, code, fragment):
     for name, text in files.items():
         content = text if isinstance(text, bytes) else text.encode()
         (tmp_path / name).write_bytes(content)
@@ -181,8 +182,8 @@ def test_invalid_folders(tmp_path, files, code, fragment):
     assert "\n" not in str(error.value)
 
 
-def test_a_mark_in_front_of_a_file_is_no_part_of_a_class(tmp_path):
-    # As Notepad writes them; and a text may hold Unicode's own line break.
+def test_byte_order_mark_is_not_part_of_a_class(tmp_path):
+    # Notepad writes byte order marks, and texts may contain Unicode line separators.
     (tmp_path / "a.tsv").write_bytes("\ufeffpos\tgood\u2028day\r\nneg\tno\r\n".encode())
     task = task_of(tmp_path, 1, sequence_length=3)
     assert task.classes == ("neg", "pos")

@@ -31,7 +31,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A tiny transformer with random weights and its tokenizer."""
+    """A tiny transformer with random weights, and its tokenizer."""
     root = tmp_path_factory.mktemp("models") / "tiny"
     tokens = {word: i for i, word in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(tokens, unk_token="[UNK]"))
@@ -52,7 +52,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Three clients, one of them with tabs and without one of the classes."""
+    """Files of three clients; one has tabs and lacks one of the classes."""
     root = tmp_path / "texts"
     root.mkdir()
     for name in ("ann", "bob"):
@@ -94,7 +94,7 @@ def test_each_file_is_a_client(folder, data):
     assert set(task.train_examples(2).targets.tolist()) == {1}
 
 
-def test_training_and_test_rows_are_all_rows(folder, data):
+def test_training_and_test_rows_cover_all_rows(folder, data):
     task = task_of(folder, data)
     parts = task.train_examples(2), task.test_examples(2)
     rows = torch.cat([next(part.batches(9))[0] for part in parts])
@@ -115,7 +115,7 @@ def test_features_are_means_over_the_tokens_of_a_text(folder, data):
             torch.testing.assert_close(row, states[0].mean(0))
 
 
-def test_a_device_has_all_files_and_may_name_the_classes(folder, data):
+def test_device_uses_all_files_and_may_set_the_classes(folder, data):
     task = task_of(folder, data, 0, classes="down, up, none")
     assert len(task.train_examples(0)) + len(task.test_examples(0)) == 36
     assert task.classes == ("down", "up", "none")
@@ -146,7 +146,7 @@ def test_more_layers_than_there_are_cannot_be_frozen(folder, data):
     assert code_of(folder, data, frozen_layers=4) == "frozen-layers"
 
 
-# Where the transformer comes from
+# Sources of transformers
 
 
 def test_a_package_that_contains_a_transformer_is_found(folder, data, monkeypatch):
@@ -173,11 +173,11 @@ def test_a_package_that_contains_a_transformer_is_found(folder, data, monkeypatc
         "n" * 999,
     ],
 )
-def test_the_network_is_not_asked_for_a_name_that_is_not_on_the_hub(name, data):
+def test_invalid_hub_names_fail_without_network_access(name, data):
     assert code_of(name, data) == "task"
 
 
-def test_a_name_on_the_hub_is_announced(data, monkeypatch):
+def test_download_from_the_hub_is_announced(data, monkeypatch):
     asked = []
 
     class Library:
@@ -195,7 +195,7 @@ def test_a_name_on_the_hub_is_announced(data, monkeypatch):
     assert asked == [("owner/name", False)]
 
 
-def test_a_damaged_folder_is_one_line(folder, data, tmp_path):
+def test_damaged_folder_is_a_one_line_error(folder, data, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text('{"model_type": "bert"}')
@@ -216,12 +216,12 @@ def test_a_damaged_folder_is_one_line(folder, data, tmp_path):
         'text,label\n"a,b\n',
     ],
 )
-def test_a_malformed_table_is_named(folder, data, text):
+def test_malformed_table_is_an_error(folder, data, text):
     (data / "ann.csv").write_text(text)
     assert code_of(folder, data) == "data-dir"
 
 
-def test_tables_must_be_there(folder, data, tmp_path):
+def test_missing_tables_are_an_error(folder, data, tmp_path):
     assert code_of(folder, "") == "data-dir"
     assert code_of(folder, tmp_path) == "data-dir"
     assert code_of(folder, data, 4) == "num-clients"
@@ -230,7 +230,7 @@ def test_tables_must_be_there(folder, data, tmp_path):
     assert code_of(folder, data, 1) == "data-dir"
 
 
-# A run
+# Complete runs
 
 
 def test_a_run_is_loaded_and_exported(folder, data, tmp_path):
@@ -260,7 +260,7 @@ def test_a_run_is_loaded_and_exported(folder, data, tmp_path):
     program = torch.export.load(tmp_path / "model.pt2").module()
     with torch.no_grad():
         torch.testing.assert_close(program(tokens), outputs, rtol=1e-4, atol=1e-5)
-    # A file alone does not choose a transformer.
+    # A model file alone does not select a transformer.
     with pytest.raises(SettingsError, match="task"):
         load_model(tmp_path / "model.safetensors", data_dir=str(data))
 
@@ -280,6 +280,7 @@ def test_the_task_of_the_guide_trains_with_its_adapters(folder, tmp_path, monkey
         fraction=1.0,
         output=str(tmp_path / "out"),
     )
-    # 3 layers, query and value, and matrices A of shape (2, 8) in 4 bytes.
+    # 3 layers with query and value, and matrices A of shape (2, 8) with 4 bytes per
+    # entry
     sent = run.rows[-1]["bytes-up"] / 2
     assert 6 * 2 * 8 * 4 < sent < 6 * (2 * 8 * 4 + 250)

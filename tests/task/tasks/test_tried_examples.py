@@ -1,4 +1,4 @@
-"""A task is tried on examples of each form, and not on those of each client."""
+"""A task is tried on examples of each kind, but not on those of every client."""
 
 import pytest
 import torch
@@ -50,17 +50,17 @@ def tried(inputs: list[Tensor], targets: list[Tensor] | None = None) -> list[int
     return counts
 
 
-def test_only_the_first_of_clients_alike_is_tried() -> None:
-    # Once on its training and once on its test examples.
+def test_only_the_first_of_similar_clients_is_tried() -> None:
+    # The model is called once for training and once for test examples.
     assert tried([torch.randn(6, 2) for _ in range(50)]) == [2] + [0] * 49
 
 
-def test_another_number_of_examples_is_tried_unless_the_first_batch_is_full() -> None:
+def test_other_example_counts_are_tried_unless_the_first_batch_is_full() -> None:
     inputs = [torch.zeros(n, 2) for n in (3, 4, 3, 60, 70)]
     assert tried(inputs) == [2, 2, 0, 2, 0]
 
 
-def test_tokens_are_tried_if_they_are_not_between_tried_ones() -> None:
+def test_tokens_outside_the_tried_range_are_tried() -> None:
     inputs = [torch.full((4, 3), token) for token in (2, 5, 3, 4, 1)]
     assert tried(inputs) == [2, 2, 0, 0, 2]
 
@@ -76,14 +76,16 @@ def test_tokens_are_tried_if_they_are_not_between_tried_ones() -> None:
         (torch.zeros(4, 2), torch.zeros(4, 1)),
     ],
 )
-def test_a_client_unlike_tried_ones_is_refused(inputs: Tensor, targets: Tensor) -> None:
+def test_client_with_other_invalid_examples_is_rejected(
+    inputs: Tensor, targets: Tensor
+) -> None:
     good = torch.ones(4, 2)
     classes = torch.arange(4) % 2
     task, _ = task_of([good, good, inputs], [classes, classes, targets])
     task.check(0)
     task.check(1)
     for _ in range(2):
-        # One that has failed is not among the accepted ones.
+        # A client that failed is not remembered as accepted.
         with pytest.raises(SettingsError, match=r"^train examples: "):
             task.check(2)
     task.check(1)

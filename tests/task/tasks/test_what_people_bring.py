@@ -1,4 +1,4 @@
-"""Nets, loaders and tables as people have them, and what is said of those unfit."""
+"""Typical user code (networks, loaders, tables), and errors for unsuitable parts."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from flwr_frl.task.settings import SettingsError, require
 
 
 class Net(nn.Module):
-    """A net as in every introduction."""
+    """A typical network of tutorials."""
 
     def __init__(self, behind=lambda x: x, width: int = 2):
         super().__init__()
@@ -43,28 +43,28 @@ def task_of(model, head: str = "fc3", **more) -> ExampleTask:
         (lambda: Net(lambda x: functional.log_softmax(x, 1)), "fc3"),
         (lambda: Net(lambda x: x.squeeze(1), 1), "fc3"),
         (lambda: Net(lambda x: {"logits": x}), "fc3"),
-        # In the middle, and of a width that fits and one that does not.
+        # A layer in the middle, with a matching and with another width
         (Net, "fc2"),
         (Net, "fc1"),
     ],
 )
-def test_a_head_that_is_not_the_last_layer(model, head):
+def test_head_that_is_not_the_last_layer_is_an_error(model, head):
     with pytest.raises(SettingsError, match=f"head is {head!r}, which is not the last"):
         task_of(model, head).check(0)
 
 
-def test_a_head_that_is_the_last_thing_is_tried_once():
-    made = []
+def test_valid_head_is_checked_once():
+    models = []
 
     def model():
-        made.append(1)
+        models.append(1)
         return Net()
 
     task = task_of(model)
     for client in (0, 1, 0, 1):
         task.check(client)
-    # The head of one is checked, and the other is the scratch model.
-    assert len(made) == 2
+    # One model is created to check the head, and one is the scratch model.
+    assert len(models) == 2
 
 
 LAYER = nn.Linear(4, 8)
@@ -89,29 +89,29 @@ NET, SPLIT = Net(), SplitModel(nn.Linear(4, 8), nn.Linear(8, 2))
     ],
     ids=["net", "split model", "a layer", "its memory"],
 )
-def test_parameters_that_are_returned_twice(model, head):
+def test_model_function_that_reuses_parameters_is_an_error(model, head):
     line = "with parameters that it has returned before"
     with pytest.raises(SettingsError, match=line):
         task_of(model, head).check(0)
 
 
-def test_a_task_makes_one_model_until_it_is_checked():
-    made = []
+def test_task_creates_one_model_before_it_is_checked():
+    models = []
 
     def model():
-        made.append(1)
+        models.append(1)
         return Net()
 
     task = task_of(model)
     initial = {name: value.clone() for name, value in task.initial_state.items()}
     with torch.no_grad():
         task.scratch_model.head.weight.zero_()
-    assert len(made) == 1
+    assert len(models) == 1
     for name, value in task.initial_state.items():
         assert torch.equal(value, initial[name])
 
 
-def test_what_never_learns_may_be_common_to_all_models():
+def test_models_may_share_buffers():
     class Scaled(nn.Linear):
         def __init__(self):
             super().__init__(4, 8)
@@ -120,7 +120,7 @@ def test_what_never_learns_may_be_common_to_all_models():
     task_of(lambda: SplitModel(Scaled(), nn.Linear(8, 2)), "").check(0)
 
 
-def test_cross_entropy_of_one_output_is_no_loss():
+def test_cross_entropy_of_a_single_output_is_an_error():
     numbers = ExampleSet(torch.ones(4, 4), torch.ones(4, 1))
     line = "the loss is cross-entropy and the model has one output, for which it is alw"
     with pytest.raises(SettingsError, match=line):
@@ -138,7 +138,7 @@ def test_cross_entropy_of_one_output_is_no_loss():
         ),
     ],
 )
-def test_a_loss_that_is_a_sum(loss):
+def test_loss_that_is_a_sum_over_examples_is_an_error(loss):
     line = "the loss of a batch and the same again is twice the loss; expected the me"
     with pytest.raises(SettingsError, match=line):
         task_of(Net, loss=loss).check(0)
@@ -149,7 +149,7 @@ def test_a_loss_that_is_a_sum(loss):
     [
         nn.CrossEntropyLoss(),
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])),
-        # 0, of pairs of the batch, and written for its length.
+        # A loss of 0, losses of pairs, and a loss for a fixed batch size
         lambda outputs, targets: (outputs - outputs.detach()).abs().mean(),
         lambda outputs, targets: (outputs @ outputs.T).logsumexp(1).mean(),
         lambda outputs, targets: (
@@ -160,7 +160,7 @@ def test_a_loss_that_is_a_sum(loss):
         lambda outputs, targets: (outputs[:, 0] * torch.arange(6)).mean(),
     ],
 )
-def test_a_loss_that_is_no_sum(loss):
+def test_loss_that_is_not_a_sum_is_accepted(loss):
     task_of(Net, loss=loss).check(0)
 
     def normed():
@@ -169,7 +169,7 @@ def test_a_loss_that_is_no_sum(loss):
     task_of(normed, "", loss=loss).check(0)
 
 
-def test_clients_with_names(tmp_path):
+def test_clients_may_have_names(tmp_path):
     sets = {"north": examples(6), "south": examples(4)}
     task = task_of(Net, train=sets, test=dict(reversed(sets.items())))
     assert task.client_names == ("north", "south")
@@ -181,7 +181,7 @@ def test_clients_with_names(tmp_path):
         task_of(Net, train=sets)
 
 
-def test_loaders():
+def test_loaders_are_an_error_and_their_datasets_are_converted():
     data = TensorDataset(torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1]))
     loader = DataLoader(data, batch_size=2, shuffle=True)
     with pytest.raises(SettingsError, match=r"a DataLoader; .*must be an ExampleSet"):
@@ -193,18 +193,18 @@ def test_loaders():
     assert converted.targets.tolist() == [0, 1, 0, 1, 1]
 
 
-def test_inputs_of_several_columns():
+def test_several_columns_are_stacked_as_inputs():
     rows = [
         {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0], "labels": 1},
         {"input_ids": [7, 8, 9], "attention_mask": [1, 1, 1], "labels": 0},
     ]
-    found = ExampleSet.from_dataset(rows, ["input_ids", "attention_mask"], "labels")
-    assert found.inputs.tolist() == [[[5, 6, 0], [1, 1, 0]], [[7, 8, 9], [1, 1, 1]]]
-    assert found.targets.tolist() == [1, 0]
+    data = ExampleSet.from_dataset(rows, ["input_ids", "attention_mask"], "labels")
+    assert data.inputs.tolist() == [[[5, 6, 0], [1, 1, 0]], [[7, 8, 9], [1, 1, 1]]]
+    assert data.targets.tolist() == [1, 0]
 
 
 def brought(num_clients):
-    """A task of this module."""
+    """Return a task; the test uses this function as a task."""
     sets = [examples() for _ in range(num_clients)]
     return ExampleTask(lambda: SplitModel.wrap(Net(), "fc3"), sets, sets)
 
@@ -228,7 +228,7 @@ def test_a_task_is_a_function_or_its_path(monkeypatch, tmp_path):
         simulate("fedrep", "ray", task="__main__:mine", **more)
 
 
-def test_a_long_value_is_still_one_line():
+def test_long_value_is_shortened_to_one_line():
     with pytest.raises(SettingsError) as error:
         require(False, "task", [np.zeros(9)] * 30, "short")
     assert str(error.value).startswith("task is a list, [array([0., 0., 0.")

@@ -1,4 +1,4 @@
-"""Weights of classes in the training loss, against cross-entropy worked by hand."""
+"""Class weights in the training loss, compared with hand-computed cross-entropy."""
 
 import math
 from types import SimpleNamespace
@@ -26,8 +26,8 @@ def examples_of(targets: list) -> ExampleSet:
     return ExampleSet(torch.zeros(len(targets), 2), torch.tensor(targets))
 
 
-def test_an_example_counts_as_often_as_its_class_s_weight():
-    # Of two equal outputs, each class has the probability 1/2.
+def test_examples_are_weighted_by_their_class():
+    # Two equal outputs give each class a probability of 1/2.
     outputs = torch.tensor([[0.0, 0.0], [0.0, 0.0], [math.log(3), 0.0]])
     targets = torch.tensor([0, 1, 1])
     expected = (3 * math.log(2) + 0.5 * math.log(2) + 0.5 * math.log(4)) / 3
@@ -35,7 +35,7 @@ def test_an_example_counts_as_often_as_its_class_s_weight():
     assert value.item() == pytest.approx(expected)
 
 
-def test_it_is_torch_s_sum_divided_by_the_targets_that_count():
+def test_loss_is_the_weighted_sum_over_the_number_of_targets():
     torch.manual_seed(0)
     outputs, targets = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
     targets[0, :2] = -100
@@ -47,14 +47,14 @@ def test_it_is_torch_s_sum_divided_by_the_targets_that_count():
     torch.testing.assert_close(each[0], expected)
 
 
-def test_balanced_weights_are_in_inverse_proportion_to_the_counts():
-    # Of 8 examples in 2 classes, those of class 2 count 8 / (2 · 2).
+def test_balanced_weights_are_inversely_proportional_to_counts():
+    # Of 8 examples in 2 classes, those of class 2 have the weight 8 / (2 · 2).
     loss = weighted("balanced", task_of(3), examples_of([0] * 6 + [2] * 2))
     assert loss.weights == pytest.approx((8 / 12, 1.0, 2.0))
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,3,4"])
-def test_there_is_a_weight_for_each_class(text):
+def test_number_of_weights_must_equal_the_number_of_classes(text):
     with pytest.raises(SettingsError) as caught:
         weighted(text, task_of(3), examples_of([0, 1]))
     assert caught.value.code == "class-weights"
@@ -75,14 +75,14 @@ def test_the_loss_must_be_the_cross_entropy_of_classes(task, targets):
 
 
 @pytest.mark.parametrize("text", ["", "balance", "1,-1", "1,x", "0,0", "1,inf"])
-def test_invalid_weights_are_refused(text):
+def test_invalid_weights_are_rejected(text):
     with pytest.raises(SettingsError) as caught:
         build(TrainingSettings, {"class-weights": text})
     assert caught.value.code == "class-weights"
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_clients_with_equal_weights_train_together(has_norm, monkeypatch):
+def test_clients_with_equal_weights_are_batched(has_norm, monkeypatch):
     sizes, original = [], TrainCall.together
 
     def counted(calls, streams):
@@ -94,7 +94,7 @@ def test_clients_with_equal_weights_train_together(has_norm, monkeypatch):
 
     def model(seed: int) -> SplitModel:
         torch.manual_seed(seed)
-        # Examples of a batch that affect each other are not padded.
+        # Batches are not padded if their examples affect each other.
         norm = nn.BatchNorm1d(5) if has_norm else nn.Tanh()
         return SplitModel(nn.Sequential(nn.Linear(4, 5), norm), nn.Linear(5, 3))
 

@@ -1,4 +1,4 @@
-"""Local training: the frozen part of a model, and features computed once."""
+"""Local training: frozen parts, and features that are computed once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,15 +31,15 @@ from flwr_frl.task.training import (
     train,
 )
 
-# The frozen part
+# Frozen parts
 
 
 @pytest.mark.parametrize("part", ["head", "representation"])
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_frozen_part_stays_bitwise_equal(part, augment):
+def test_frozen_part_is_bitwise_unchanged(part, augment):
     model, examples = with_batch_norm_and_dropout(), images(40, 3, augment)
     sgd = SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, batch_size=8)
-    # Both parts have been trained before, as in every round of FedRep.
+    # Both parts were trained before, as in every round of FedRep.
     train(model, "all", examples, CE, 1, sgd)
     other = {"head": "representation", "representation": "head"}[part]
     model.zero_grad()
@@ -48,7 +48,7 @@ def test_a_frozen_part_stays_bitwise_equal(part, augment):
     assert same_bits(state_of(model.part(other)), frozen)
     assert all(parameter.grad is None for parameter in model.part(other).parameters())
     moved = state_of(model.part(part))
-    # Everything else has moved, running statistics included.
+    # All other arrays have changed, including running statistics.
     assert not any(torch.equal(moved[name], trained[name]) for name in trained)
 
 
@@ -67,12 +67,12 @@ def test_no_epochs_change_nothing(part):
 def count_calls(module: nn.Module) -> Callable[[], int]:
     calls = []
     module.register_forward_hook(lambda _, given, __: calls.append(len(given[0])))
-    # With two examples it is tried whether it draws random numbers.
+    # Calls with two examples only test whether the module is random.
     return lambda: sum(count > 2 for count in calls)
 
 
 @pytest.mark.parametrize(
-    # With three layers in the head the features are images themselves.
+    # With three layers in the head, the features are the images.
     ("head_layers", "regularized"),
     [(1, False), (1, True), (2, False), (3, False)],
 )
@@ -118,7 +118,7 @@ def test_features_are_recomputed_if_they_are_random(representation, augment, is_
 
 
 class LastState(nn.Module):
-    """A two-layer LSTM, of which only the last state is used."""
+    """A two-layer LSTM of which only the last state is used."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def test_optimizer_equals_torch_sgd(momentum):
     for t in range(5):
         for model, stepper in ((ours, steps), (other, optimizer)):
             stepper.zero_grad()
-            # The bias has no gradient in the second step.
+            # In the second step, the bias has no gradient.
             model.bias.requires_grad_(t != 1)
             model(torch.ones(4, 3) * t).square().sum().backward()
             stepper.step()
@@ -173,7 +173,7 @@ def test_optimizer_equals_torch_sgd(momentum):
 
 
 def without_last(examples: ExampleSet, epochs: int, seed: int) -> list[ExampleSet]:
-    """Return the batches of five of each epoch, as they are drawn, without a rest."""
+    """Return the shuffled batches of five of each epoch, without incomplete ones."""
     torch.manual_seed(seed)
     order = [torch.randperm(len(examples)) for _ in range(epochs)]
     chosen = [o[i : i + 5] for o in order for i in (0, 5)]
@@ -189,10 +189,10 @@ def test_a_last_batch_of_one_is_dropped_before_a_batch_norm():
     torch.manual_seed(3)
     result = train(model, "all", examples, loss, 2, sgd)
     assert result == pytest.approx(sum(losses[2:]) / 2)
-    # Found out once, and not even the first norm has learned from it.
+    # The refusal is detected once, before even the first norm has been updated.
     assert model.representation.alone == 1
     assert_near(model, expected)
-    # All examples train where none is alone.
+    # All examples are used if no batch has a single example.
     train(model, "all", examples, loss, 1, SGD(0.01, batch_size=6))
     assert int(model.representation.first.num_batches_tracked) == 6
 
@@ -218,7 +218,7 @@ def test_a_dropped_example_does_not_change_the_augmentation_of_others():
     for (x, y), (x_all, y_all) in zip(batches[1], batches[0], strict=False):
         assert torch.equal(x, x_all)
         assert torch.equal(y, y_all)
-    # In an evaluation nothing is left out.
+    # Evaluation uses all examples.
     assert sum(len(y) for _, y in chosen.batches(5)) == 11
 
 
@@ -228,12 +228,12 @@ def test_a_dropped_example_does_not_change_the_augmentation_of_others():
         (normed, 11, 2),
         (normed, 10, 2),
         (normed, 8, 2),
-        # The only example is not dropped, although a batch norm needs two.
+        # An only example is not dropped, although a batch norm needs two.
         (normed, 1, 1),
         (lambda: SplitModel(nn.Linear(4, 4), nn.Linear(4, 1)), 11, 3),
     ],
 )
-def test_steps_an_epoch_equals_the_steps_of_loop(make, count, expected):
+def test_steps_an_epoch_equals_the_number_of_steps_of_loop(make, count, expected):
     model = make().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -246,7 +246,7 @@ def test_steps_an_epoch_equals_the_steps_of_loop(make, count, expected):
 
 def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
     loss, sgd, seats = MSE, SGD(0.01, 0.0, batch_size=5), range(4)
-    # The last example of two is alone, at different times.
+    # The last batches of two clients have one example, at different times.
     sets = [regression(n, 4, 1) for n in (11, 11, 6, 8)]
 
     def work(i: int, model: SplitModel) -> float:
@@ -257,9 +257,9 @@ def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
     losses = [work(i, alone[i]) for i in seats]
     result = together([partial(work, i, models[i]) for i in seats], 4)
     assert result == pytest.approx(losses, rel=1e-5)
-    for own, expected in zip(models, alone, strict=True):
-        assert_near(own, expected)
-    # All at the same time.
+    for result_model, expected in zip(models, alone, strict=True):
+        assert_near(result_model, expected)
+    # Here they occur at the same time.
     again = [normed() for _ in seats]
     sets = [sets[0]] * 4
     together([partial(work, i, again[i]) for i in seats], 4)
@@ -282,7 +282,7 @@ def test_batches_of_one_only_are_an_error_before_a_batch_norm(n, size):
 
 
 def test_dropout_is_active_before_a_trained_head():
-    # As in the authors' code: the whole model is in training mode.
+    # As in the authors' code, the complete model is in training mode.
     torch.manual_seed(0)
     model = SplitModel(nn.Dropout(0.5), nn.Linear(50, 1, bias=False))
     zeros = []

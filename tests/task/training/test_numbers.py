@@ -1,4 +1,4 @@
-"""Local training: numbers that are not finite, and evaluation."""
+"""Local training: numerical problems, hyper-parameters, and evaluation."""
 
 import copy
 import math
@@ -28,11 +28,11 @@ from flwr_frl.task.training import (
 )
 from flwr_frl.task.training.sgd import warn_if_emulated
 
-# Numbers
+# Divergence, precision and hyper-parameters
 
 
 @pytest.mark.parametrize("part", ["head", "representation", "all"])
-def test_divergence_is_an_error_that_names_the_rate(part):
+def test_divergence_error_names_the_learning_rate(part):
     model, examples = linear_model(4, 3, 2), regression(20, 4, 2)
     sgd = SGD(learning_rate=1e20, batch_size=5)
     with pytest.raises(TrainingDivergedError, match=r"learning-rate 1e\+20"):
@@ -77,7 +77,7 @@ def test_bfloat16_is_near_float32():
         ("batch_size", (0,)),
     ],
 )
-def test_hyper_parameters_out_of_range(code_of, name, values):
+def test_hyper_parameters_out_of_range_are_an_error(code_of, name, values):
     for value in values:
         code = code_of(lambda value=value: SGD(**{name: value}))
         assert code == name.replace("_", "-")
@@ -91,9 +91,9 @@ def test_hyper_parameters_from_settings():
 # Evaluation
 
 
-def test_evaluation_by_hand():
-    # The outputs are the inputs. Rows: right, wrong, right, wrong; cross-entropy of two
-    # outputs that differ by d: log(1 + e^-d) where the larger is right.
+def test_evaluation_of_hand_computed_examples():
+    # Outputs equal inputs. Predictions are right, wrong, right, wrong. Cross-entropy of
+    # two outputs that differ by d is log(1 + e^-d) if the larger one is right.
     model = SplitModel(nn.Identity(), nn.Identity())
     inputs = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     examples = ExampleSet(inputs, torch.tensor([0, 1, 1, 0]))
@@ -104,7 +104,7 @@ def test_evaluation_by_hand():
 
 
 def test_evaluation_over_several_batches_is_a_mean_over_examples():
-    # 120 examples are batches of 50, 50 and 20; the last 20 have loss 9, others 0.
+    # 120 examples form batches of 50, 50 and 20; the last 20 have loss 9, others 0.
     model = SplitModel(nn.Identity(), nn.Identity())
     targets = torch.zeros(120, 1)
     targets[100:] = 3
@@ -121,10 +121,10 @@ def test_evaluation_changes_nothing_and_uses_no_randomness():
     results = {evaluate(model, examples, CE) for _ in range(3)}
     assert len(results) == 1
     assert same_bits(state_of(model), before)
-    whole = copy.deepcopy(model).eval()
+    plain = copy.deepcopy(model).eval()
     with torch.no_grad():
         ((x, y),) = examples.batches(70)
-        right = (whole(x).argmax(1) == y).float().mean()
+        right = (plain(x).argmax(1) == y).float().mean()
     assert results.pop()[1] == pytest.approx(right.item())
 
 
@@ -137,7 +137,7 @@ def test_evaluation_without_counted_targets_is_nan(targets):
 
 
 def test_accuracy_is_nan_for_integers_with_one_output():
-    # Counts, with one output: nothing is the largest.
+    # The targets are counts, and with a single output there is no largest one.
     examples = ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))
     model = SplitModel(nn.Identity(), nn.Linear(2, 1))
 
@@ -150,9 +150,9 @@ def test_accuracy_is_nan_for_integers_with_one_output():
 
 
 def test_evaluation_excludes_ignored_targets(monkeypatch):
-    # Sequences of two places, one example a batch. The outputs are the inputs. Counted
-    # are two places of the first, right and wrong, and one of the second, right; the
-    # third has none. Cross-entropy of two outputs that differ by d: log(1 + e^-d).
+    # Sequences of two positions, one example per batch. Outputs equal inputs. Two
+    # positions of the first count (right and wrong), one of the second (right), and
+    # none of the third. Cross-entropy of two outputs that differ by d is log(1 + e^-d).
     inputs = torch.tensor(
         [[[2.0, 2.0], [0.0, 0.0]], [[0.0, 9.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]]
     )

@@ -25,7 +25,7 @@ TORCH = {
 
 
 class CountingOptimizer(torch.optim.SGD):
-    """Keeps a count that is no tensor."""
+    """Keeps a count that is not a tensor."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -79,13 +79,13 @@ def test_three_trainings_equal_one_uninterrupted_torch_optimizer(name):
     state: dict[str, torch.Tensor] = {}
     for epochs in (1, 2, 1):
         train(ours, "all", examples, CE, epochs, settings(name), state=state)
-        # As after a restart, nothing but the tensors is left.
+        # After a restart, only the tensors are left.
         state = deepcopy(state)
     uninterrupted(name, other, examples, 4)
     assert_same(ours, other)
 
 
-def test_without_a_state_each_training_begins_anew():
+def test_without_a_state_each_training_starts_anew():
     ours, other, examples = model(), model(), classes()
     for _ in range(2):
         train(ours, "all", examples, CE, 1, settings("adamw"))
@@ -95,7 +95,7 @@ def test_without_a_state_each_training_begins_anew():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_clients_that_train_together_continue_from_their_own_states(name, monkeypatch):
+def test_clients_in_a_cohort_continue_from_their_own_states(name, monkeypatch):
     sizes = []
     stacked = TrainCall.together
 
@@ -116,7 +116,7 @@ def test_clients_that_train_together_continue_from_their_own_states(name, monkey
     together([lambda i=i: work(i) for i in range(3)], 3)
     assert sizes == [3]
     for i in range(3):
-        # Alone again, with the state of the cohort.
+        # Train alone again, with the state from the cohort.
         train(ours[i], "all", classes(i), CE, 1, settings(name), state=states[i])
         uninterrupted(name, other[i], classes(i), 3 if i == 1 else 5)
         assert_same(ours[i], other[i], rtol=1e-4, atol=1e-6)
@@ -135,7 +135,7 @@ def test_private_training_continues_from_the_state():
     assert_same(ours, other, rtol=1e-4, atol=1e-5)
 
 
-def test_parts_that_train_in_turn_keep_their_own_momentum():
+def test_alternately_trained_parts_keep_their_own_momentum():
     ours, other, examples = model(), model(), classes()
     states: dict[str, dict[str, torch.Tensor]] = {"head": {}, "representation": {}}
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_parts_that_train_in_turn_keep_their_own_momentum():
     assert all(".head." in name for name in states["head"])
 
 
-def test_a_state_of_another_shape_is_not_used():
+def test_state_of_another_shape_is_ignored():
     ours, other, examples = model(), model(), classes()
     state = {
         f"momentum_buffer.{name}": torch.ones(7) for name, _ in ours.named_parameters()
@@ -172,14 +172,14 @@ def test_a_state_of_another_shape_is_not_used():
     assert_same(ours, other)
 
 
-def test_a_state_that_is_no_tensor_is_refused():
+def test_state_that_is_not_a_tensor_is_rejected():
     path = f"{__name__}:CountingOptimizer"
     with pytest.raises(SettingsError) as caught:
         train(model(), "all", classes(), CE, 1, settings(path), state={})
     assert caught.value.code == "optimizer-state"
 
 
-def test_an_unknown_value_is_refused():
+def test_unknown_optimizer_state_is_rejected():
     with pytest.raises(SettingsError) as caught:
         build(TrainingSettings, {"optimizer-state": "keep"})
     assert caught.value.code == "optimizer-state"

@@ -1,4 +1,4 @@
-"""Private training against plain training, NumPy and known values of ε."""
+"""Private training compared with plain training, NumPy and known values of ε."""
 
 import logging
 import math
@@ -33,7 +33,7 @@ MSE, CE = nn.functional.mse_loss, nn.functional.cross_entropy
 
 def without_noise(clip: float) -> ExamplePrivacy:
     result = ExamplePrivacy(1.0, clip, 1e-5)
-    # Nobody can ask for it.
+    # Users cannot request this value.
     object.__setattr__(result, "dp_noise", 0.0)
     return result
 
@@ -68,8 +68,10 @@ REGULARIZERS = {
 
 @pytest.mark.parametrize("part", ["all", "head", "representation"])
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_without_noise_and_clipping_it_equals_plain_training(part, regularizer):
-    # All examples are in each batch.
+def test_private_training_without_noise_and_clipping_equals_plain_training(
+    part, regularizer
+):
+    # Each batch has all examples.
     correction = {"head.bias": torch.tensor([0.1, 0.0, -0.2])}
     more = {"regularizer": REGULARIZERS[regularizer], "correction": correction}
     plain, private = model(), model()
@@ -78,7 +80,7 @@ def test_without_noise_and_clipping_it_equals_plain_training(part, regularizer):
     assert result == pytest.approx(expected, rel=1e-5)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(private.state_dict()[name], value)
-    # Nothing of Opacus is left behind.
+    # Opacus leaves no hooks or attributes behind.
     assert private.__dict__.keys() == plain.__dict__.keys()
     assert not any(p.__dict__ for p in private.parameters())
     assert not any(m._forward_hooks or m._backward_hooks for m in private.modules())
@@ -101,7 +103,7 @@ def test_unclipped_terms_do_not_depend_on_targets():
     [("digits-cnn", 1, 8), ("digits-cnn", 3, 8), ("cifar10-cnn", 3, 16)],
 )
 def test_private_training_of_convolutions_equals_plain_training(name, channels, side):
-    # Of such a model, and of images, the channels are last in memory.
+    # Channels are last in memory in such a model, and in images.
     torch.manual_seed(0)
     plain = build_model(name, (channels, side, side), 3)
     private = deepcopy(plain)
@@ -163,14 +165,14 @@ def test_a_parameter_without_per_example_gradients_is_an_error():
 
 
 def quiet(width: int) -> SplitModel:
-    """A model whose examples have no gradient: all is 0, and so are the targets."""
-    made = SplitModel(nn.Identity(), nn.Linear(1, width, bias=False))
-    nn.init.zeros_(made.head.weight)
-    return made
+    """Return a model without gradients: weights, inputs and targets are all 0."""
+    model_of_zeros = SplitModel(nn.Identity(), nn.Linear(1, width, bias=False))
+    nn.init.zeros_(model_of_zeros.head.weight)
+    return model_of_zeros
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.01])
-def test_noise_has_its_standard_deviation_also_in_empty_batches(rate):
+def test_noise_has_the_right_standard_deviation_even_in_empty_batches(rate):
     width, n = 40_000, 5 if rate == 1.0 else 100
     examples = ExampleSet(torch.zeros(n, 1), torch.zeros(n, width))
     trained = quiet(width)
@@ -178,7 +180,7 @@ def test_noise_has_its_standard_deviation_also_in_empty_batches(rate):
     call = call_of(trained, "head", examples=examples, loss=MSE, epochs=1, sgd=sgd)
     steps = sampling(n, sgd.batch_size)[1]
     train_privately(call, ExamplePrivacy(1.5, 2.0, 1e-5))
-    # η z C / b in each step; of 40,000 numbers it is known to 0.35 %.
+    # η z C / b in each step; 40,000 numbers determine it to 0.35 %.
     expected = 0.5 * 1.5 * 2.0 / sgd.batch_size * math.sqrt(steps)
     deviation = trained.head.weight.detach().std().item()
     assert deviation == pytest.approx(expected, rel=0.02)
@@ -187,11 +189,11 @@ def test_noise_has_its_standard_deviation_also_in_empty_batches(rate):
 def test_noise_and_batches_do_not_depend_on_the_seed():
     def trained() -> torch.Tensor:
         torch.manual_seed(0)
-        own = quiet(3)
+        trained_model = quiet(3)
         examples = ExampleSet(torch.zeros(4, 1), torch.zeros(4, 3))
-        call = call_of(own, "head", examples=examples, loss=MSE, epochs=1)
+        call = call_of(trained_model, "head", examples=examples, loss=MSE, epochs=1)
         train_privately(call, ExamplePrivacy(1.0, 1.0, 1e-5))
-        return torch.cat([own.head.weight.detach().flatten(), torch.rand(1)])
+        return torch.cat([trained_model.head.weight.detach().flatten(), torch.rand(1)])
 
     assert not (trained() == trained()).any()
 
@@ -207,20 +209,20 @@ def test_each_example_is_in_a_batch_with_the_same_probability():
             assert len(inputs) == len(targets)
             count[inputs.flatten().long()] += 1
             sizes.append(len(inputs))
-    # 3,500 batches with probability 0.15: 525 ± 21 for each example, and of binomial
+    # 3,500 batches with probability 0.15 give 525 ± 21 for each example, and binomial
     # sizes.
     assert count.min() > 525 - 5 * 21
     assert count.max() < 525 + 5 * 21
     assert np.var(sizes) == pytest.approx(20 * 0.15 * 0.85, rel=0.1)
 
 
-# The account
+# Privacy accounting
 
 
-def test_the_classical_epsilon():
-    # The example of Abadi et al.: q = 0.01, σ = 4, 10,000 steps, δ = 1e-5. Their own
-    # moments accountant said 1.26; with the conversion of Balle et al. (2020), which
-    # TensorFlow Privacy, Opacus and dp-accounting have, it is 1.0355.
+def test_epsilon_of_the_example_of_abadi_et_al():
+    # The example of Abadi et al.: q = 0.01, σ = 4, 10,000 steps, δ = 1e-5. Their
+    # moments accountant gave 1.26. The conversion of Balle et al. (2020), which
+    # TensorFlow Privacy, Opacus and dp-accounting use, gives 1.0355.
     result = epsilon(((4.0, 0.01, 10_000),), 1e-5)
     assert result == pytest.approx(1.0355, abs=5e-5)
     accountant = RdpAccountant()
@@ -230,7 +232,7 @@ def test_the_classical_epsilon():
 
 
 def test_steps_of_several_kinds_compose():
-    from opacus.accountants import RDPAccountant  # Takes a second.
+    from opacus.accountants import RDPAccountant  # Takes a second
 
     accountant = RDPAccountant()
     for noise, rate, steps in ((1.0, 0.1, 30), (2.0, 0.5, 4)):
@@ -258,11 +260,11 @@ def test_sampling():
     assert sampling(0, 10) == (1.0, 0)
 
 
-# What cannot be private
+# Unsupported models and targets
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.LSTM(4, 4)])
-def test_models_whose_examples_affect_each_other_are_refused(code_of, layer):
+def test_models_whose_examples_affect_each_other_are_rejected(code_of, layer):
     dp = ExamplePrivacy(1.0, 1.0, 1e-5)
     privacy.check_model(model().eval(), dp)
     # Frozen parts are checked as well.
@@ -270,7 +272,7 @@ def test_models_whose_examples_affect_each_other_are_refused(code_of, layer):
     assert code_of(lambda: privacy.check_model(frozen, dp)) == "dp-noise"
 
 
-def test_ignored_targets_are_refused():
+def test_ignored_targets_are_rejected():
     examples = classes()
     examples = replace(examples, targets=examples.targets.clone())
     examples.targets[0] = -100
@@ -295,15 +297,15 @@ def test_noise_clip_and_delta_are_all_positive_or_all_zero(code_of, values, code
     assert code_of(lambda: ExamplePrivacy(*values)) == code
 
 
-def test_a_missing_extra_is_one_line(code_of, monkeypatch):
+def test_missing_extra_is_a_one_line_error(code_of, monkeypatch):
     monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda name: None)
     assert ExamplePrivacy().dp_noise == 0
     assert code_of(lambda: ExamplePrivacy(1.0, 1.0, 1e-5)) == "missing-package"
 
 
 def test_a_part_without_parameters_changes_nothing():
-    own = SplitModel(nn.Flatten(), nn.Linear(4, 3))
-    before = own.head.weight.clone()
-    loss = train_privately(call_of(own, "representation"), without_noise(1.0))
+    trained = SplitModel(nn.Flatten(), nn.Linear(4, 3))
+    before = trained.head.weight.clone()
+    loss = train_privately(call_of(trained, "representation"), without_noise(1.0))
     assert loss > 0
-    assert torch.equal(own.head.weight, before)
+    assert torch.equal(trained.head.weight, before)

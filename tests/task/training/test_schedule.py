@@ -1,4 +1,4 @@
-"""Learning rates over the rounds, against numbers worked by hand and torch."""
+"""Learning rate schedules compared with hand-computed numbers and with torch."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.task.settings import SettingsError, build
 
-# Of `learning-rate` 1 in each round.
+# Learning rates by round for `learning-rate` 1
 BY_HAND = [
     ("constant", 0, [1, 1, 1]),
     ("constant", 3, [0.25, 0.5, 0.75, 1, 1]),
@@ -25,7 +25,7 @@ def rates(text: str, warmup: int, rounds: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("text", "warmup", "expected"), BY_HAND)
-def test_learning_rates_equal_those_worked_by_hand(text, warmup, expected):
+def test_learning_rates_equal_hand_computed_ones(text, warmup, expected):
     assert rates(text, warmup, len(expected)) == pytest.approx(expected)
 
 
@@ -46,7 +46,7 @@ def test_schedules_equal_those_of_torch(text, made):
     assert rates(text, 0, 9) == pytest.approx(expected)
 
 
-def test_a_constant_rate_leaves_the_settings_as_they_are():
+def test_constant_rate_returns_the_same_settings():
     settings = TrainingSettings(0.3)
     assert settings.in_round(2, 5) is settings
 
@@ -54,7 +54,7 @@ def test_a_constant_rate_leaves_the_settings_as_they_are():
 @pytest.mark.parametrize(
     "text", ["cosin", "step:0:0.5", "step:2", "step:2:1.5", "step:2:0", "inverse:10"]
 )
-def test_invalid_schedules_are_refused(text):
+def test_invalid_schedules_are_rejected(text):
     with pytest.raises(SettingsError) as caught:
         build(TrainingSettings, {"learning-rate-schedule": text})
     assert caught.value.code == "learning-rate-schedule"

@@ -9,7 +9,7 @@ from flwr_frl.task.training.stacked_batches import PooledExamples
 
 
 def images(count: int, rows: torch.Tensor | None = None) -> ExampleSet:
-    """Return images of 2 × 2 pixels whose values number them."""
+    """Return images of 2 × 2 pixels with consecutive values."""
     pixels = torch.arange(count * 4, dtype=torch.uint8).reshape(count, 2, 2, 1)
     number = count if rows is None else len(rows)
     mean, std = torch.tensor([1.0]), torch.tensor([2.0])
@@ -17,13 +17,13 @@ def images(count: int, rows: torch.Tensor | None = None) -> ExampleSet:
 
 
 @pytest.mark.parametrize("limit", [0, 2**20])
-def test_rows_of_several_clients_are_taken_at_once(monkeypatch, limit):
+def test_rows_of_several_clients_are_gathered_together(monkeypatch, limit):
     monkeypatch.setattr(stacked_batches, "POOLED_BYTES", limit)
     sets = [images(3), images(5), images(9, torch.tensor([8, 2, 4]))]
     rows = torch.tensor([[4, 0, 1, 3], [1, 2, 2, 0]])
-    found = PooledExamples(sets).batches([1, 2], rows, 2)
-    assert len(found) == 2
-    for k, (x, y) in enumerate(found):
+    batches = PooledExamples(sets).batches([1, 2], rows, 2)
+    assert len(batches) == 2
+    for k, (x, y) in enumerate(batches):
         for client, i in enumerate((1, 2)):
             chosen = rows[client, 2 * k : 2 * k + 2]
             inputs = (

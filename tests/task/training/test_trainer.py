@@ -1,4 +1,4 @@
-"""Optimisers of local training and clipping, against torch used directly."""
+"""Optimisers and gradient clipping in local training, compared with torch."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_training_equals_a_loop_with_torch_s_optimizer(name, clip):
     assert_close(ours, other)
 
 
-def test_a_frozen_part_does_not_decay():
+def test_frozen_part_has_no_weight_decay():
     ours = model()
     before = deepcopy(ours.state_dict())
     train(ours, "head", classes(), CE, 3, settings("adamw"))
@@ -94,7 +94,7 @@ def test_a_gradient_of_norm_5_is_clipped_to_norm_2():
 @pytest.mark.parametrize("clip", [0.0, 0.3])
 @pytest.mark.parametrize("name", ["sgd", *TORCH])
 @pytest.mark.parametrize("part", ["all", "head"])
-def test_clients_together_end_where_they_end_one_by_one(name, clip, part, monkeypatch):
+def test_cohort_matches_clients_that_train_one_by_one(name, clip, part, monkeypatch):
     sizes = []
     original = TrainCall.together
 
@@ -104,7 +104,7 @@ def test_clients_together_end_where_they_end_one_by_one(name, clip, part, monkey
 
     monkeypatch.setattr(TrainCall, "together", staticmethod(counted))
     sgd = settings(name, max_gradient_norm=clip, batch_size=5)
-    # The clients make 3, 2 and 1 steps in an epoch.
+    # The clients take 3, 2 and 1 steps per epoch.
     counts, alone, cohort = (12, 9, 4), [], [model(i) for i in range(3)]
 
     def work(i: int, of: SplitModel) -> float:
@@ -125,7 +125,7 @@ def test_clients_together_end_where_they_end_one_by_one(name, clip, part, monkey
 
 
 @pytest.mark.parametrize("name", ["sgd", *TORCH])
-def test_private_training_gives_the_clipped_gradient_to_the_optimizer(name):
+def test_private_training_passes_the_clipped_gradient_to_the_optimizer(name):
     ours, other, examples = model(), model(), classes()
     privacy = ExamplePrivacy(1.0, 1e9, 1e-5)
     object.__setattr__(privacy, "dp_noise", 0.0)
@@ -147,7 +147,7 @@ def test_an_imported_class_of_torch_is_used():
     assert_close(ours, other)
 
 
-def test_the_names_of_settings_have_no_underscore():
+def test_setting_names_have_no_trailing_underscore():
     given = {"optimizer": "adamw", "max-gradient-norm": 1.0}
     built = build(TrainingSettings, given)
     assert built == replace(
@@ -161,11 +161,11 @@ def test_the_names_of_settings_have_no_underscore():
         "adamm",
         "torch.optim:Adamm",
         "torch.nn:Linear",
-        # It steps with a closure only.
+        # LBFGS needs a closure.
         "torch.optim:LBFGS",
     ],
 )
-def test_an_unusable_optimizer_is_refused(name):
+def test_unusable_optimizer_is_rejected(name):
     with pytest.raises(SettingsError) as caught:
         build(TrainingSettings, {"optimizer": name})
     assert caught.value.code == "optimizer"
@@ -173,7 +173,7 @@ def test_an_unusable_optimizer_is_refused(name):
     assert name != "adamm" or "did you mean 'adam'" in str(caught.value)
 
 
-def test_a_negative_norm_is_refused():
+def test_negative_norm_is_rejected():
     with pytest.raises(SettingsError) as caught:
         build(TrainingSettings, {"max-gradient-norm": -1.0})
     assert caught.value.code == "max-gradient-norm"

@@ -1,4 +1,4 @@
-"""Local training and evaluation against NumPy and steps worked by hand."""
+"""Local training and evaluation compared with NumPy and hand-computed steps."""
 
 import copy
 import math
@@ -27,10 +27,10 @@ from flwr_frl.task.training import (
     train,
 )
 
-# Steps worked by hand
+# Hand-computed steps
 
 
-def test_a_copy_of_a_frozen_model_is_frozen_alike():
+def test_copy_of_a_frozen_model_can_be_frozen_again():
     normed = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     model = SplitModel(normed, nn.Linear(3, 2))
     freeze(model, "head")
@@ -45,12 +45,11 @@ def test_a_copy_of_a_frozen_model_is_frozen_alike():
 
 
 def test_two_steps_by_hand():
-    # f(x) = w (b x), one example x = 2, y = 10, b = 1, w = 3; loss (w b x - y)².
-    # Only w trains, with rate 0.1, momentum 0.5, weight decay 0.1.
-    # Step 1: output 6, slope 2 (6 - 10) 2 = -16, with decay -16 + 0.1 * 3 = -15.7;
-    #         w = 3 + 1.57 = 4.57.
-    # Step 2: output 9.14, slope 2 (9.14 - 10) 2 = -3.44, with decay -2.983;
-    #         velocity 0.5 * -15.7 - 2.983 = -10.833; w = 4.57 + 1.0833 = 5.6533.
+    # f(x) = w (b x), one example x = 2, y = 10, b = 1, w = 3; loss (w b x - y)². Only w
+    # is trained, with rate 0.1, momentum 0.5 and weight decay 0.1. Step 1: output 6,
+    # slope 2 (6 - 10) 2 = -16, with decay -16 + 0.1 * 3 = -15.7; w = 3 + 1.57 = 4.57.
+    # Step 2: output 9.14, slope 2 (9.14 - 10) 2 = -3.44, with decay -2.983; velocity
+    # 0.5 * -15.7 - 2.983 = -10.833; w = 4.57 + 1.0833 = 5.6533.
     model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     with torch.no_grad():
         model.representation.weight.fill_(1.0)
@@ -73,9 +72,9 @@ def numpy_training(
     sgd: SGD,
     terms: dict,
 ) -> dict[str, np.ndarray]:
-    """Full-batch SGD on the mean squared error of a two-layer linear model.
+    """Run full-batch SGD on the mean squared error of a two-layer linear model.
 
-    ``terms``: ``extra`` of the gradients, and an ``anchor`` with its ``weight``.
+    ``terms`` has ``extra`` terms of gradients, and an ``anchor`` with its ``weight``.
     """
     v = {name: np.zeros_like(value) for name, value in state.items()}
     for _ in range(epochs):
@@ -102,9 +101,9 @@ def numpy_training(
 
 @pytest.mark.parametrize("part", ["head", "representation", "all"])
 @pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_training_against_numpy(part, weight):
-    # Corrections and the anchor are part of the gradient: momentum and decay come on
-    # top. A parameter may have neither.
+def test_training_matches_numpy(part, weight):
+    # Corrections and the anchor are part of the gradient, to which momentum and decay
+    # are applied. A parameter may have neither.
     model, examples = linear_model(4, 3, 2), regression(12, 4, 2)
     sgd = SGD(learning_rate=0.05, momentum=0.7, weight_decay=0.02, batch_size=12)
     start = {n: v.double().numpy() for n, v in state_of(model).items()}
@@ -124,9 +123,9 @@ def test_training_against_numpy(part, weight):
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_the_regularizer_is_trained_and_not_reported():
-    # The loss is 0 (targets equal the outputs 0); the regulariser 5 h has slope 5:
-    # h = 0 - 0.1 * 5 = -0.5, then -1. Its -2.5 in the last epoch is no loss.
+def test_regularizer_is_trained_but_not_reported():
+    # The loss is 0, since targets equal the outputs. The regularizer 5 h has slope 5: h
+    # = 0 - 0.1 * 5 = -0.5, then -1. Its value in the last epoch, -2.5, is not reported.
     model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     with torch.no_grad():
         model.representation.weight.fill_(0.0)
@@ -145,7 +144,7 @@ def test_the_regularizer_is_trained_and_not_reported():
     assert seen == [([[0.0]], [[0.0]])] * 2
 
 
-# FedProx's and SCAFFOLD's terms
+# Terms of FedProx and SCAFFOLD
 
 
 def scalar_model(b: float, w: float) -> SplitModel:
@@ -178,10 +177,10 @@ def test_the_proximal_term_by_hand():
     assert not value.requires_grad
 
 
-def test_a_correction_is_added_to_the_gradient_in_every_step():
-    # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10). With -3
-    # added, from w = 3 at rate 0.01: slopes -16 - 3 and then, at w = 3.19,
-    # 4 (6.38 - 10) - 3 = -17.48: w = 3.3648.
+def test_correction_is_added_to_the_gradient_in_every_step():
+    # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10). The
+    # correction is -3. From w = 3 at rate 0.01, slopes are -16 - 3 and then, at w =
+    # 3.19, 4 (6.38 - 10) - 3 = -17.48, so w = 3.3648.
     model = scalar_model(1.0, 3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
@@ -215,7 +214,7 @@ def test_loop_passes_every_example_once_per_epoch():
     assert [len(batch) for batch in seen] == [3, 3, 1] * 3
     epochs = [[*seen[i], *seen[i + 1], *seen[i + 2]] for i in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
-    # Shuffled anew in each, by torch's generator.
+    # PyTorch's generator shuffles each epoch differently.
     assert len({tuple(epoch) for epoch in epochs}) == 3
     first, seen = seen, []
     torch.manual_seed(0)
@@ -224,7 +223,7 @@ def test_loop_passes_every_example_once_per_epoch():
 
 
 def test_loop_returns_the_mean_over_examples_of_the_last_epoch():
-    # Batches of 2 and 1 examples; losses 1, 2 in the first epoch and 3, 4 in the
+    # Batches have 2 and 1 examples; losses are 1, 2 in the first epoch and 3, 4 in the
     # second: (2 · 3 + 1 · 4) / 3.
     losses = iter([1.0, 2.0, 3.0, 4.0])
     examples = ExampleSet(torch.zeros(3, 1), torch.zeros(3, 1))
@@ -243,12 +242,13 @@ def test_loop_raises_after_an_epoch_with_a_loss_that_is_not_finite(value):
     with pytest.raises(TrainingDivergedError, match=line) as error:
         loop(lambda x, y: torch.tensor(next(losses)), examples, 3, sgd)
     assert "\n" not in str(error.value)
-    # The third epoch was not begun.
+    # The third epoch did not start.
     assert list(losses) == [1.0, 1.0]
 
 
 def test_a_custom_step_trains_unfrozen_parameters():
-    # Sign SGD on the head: w = 3, target above every output, so + 0.1 a batch.
+    # Sign SGD on the head: from w = 3, with the target above all outputs, + 0.1 per
+    # batch.
     model = scalar_model(1.0, 3.0)
     head = freeze(model, "head")
 
@@ -266,7 +266,7 @@ def test_a_custom_step_trains_unfrozen_parameters():
     assert model.head.weight.item() == pytest.approx(3.4)
     assert model.representation.weight.item() == 1.0
     assert model.representation.weight.grad is None
-    # Of the steps at 3.2 and 3.3.
+    # Mean over the steps at w = 3.2 and 3.3
     assert loss == pytest.approx((46.8**2 + 46.7**2) / 2, rel=1e-5)
 
 
@@ -274,14 +274,14 @@ def test_a_custom_step_trains_unfrozen_parameters():
 def test_freeze_leaves_one_part_trainable(part):
     model = with_batch_norm_and_dropout()
     freeze(model, {"head": "representation"}.get(part, "head"))
-    # Whatever could learn before.
+    # The result does not depend on which part was trainable before.
     model.eval()
     module = freeze(model, part)
     assert module is model.part(part)
     learning = {id(p) for p in module.parameters()}
     for parameter in model.parameters():
         assert parameter.requires_grad == (id(parameter) in learning)
-    # Dropout is active everywhere, batch norms only where something learns.
+    # Dropout is active everywhere, batch norms only in trainable parts.
     inside = set(module.modules())
     for child in model.modules():
         frozen_norm = isinstance(child, nn.modules.batchnorm._BatchNorm)
