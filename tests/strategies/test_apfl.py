@@ -67,10 +67,10 @@ def alpha_of(state, initial):
     ids=["plain", "momentum", "examples", "fixed", "srpfl"],
 )
 def test_every_round_matches_the_paper(more):
-    found, alpha = run_variant("apfl", 5, evaluate={5}, **more), more["apfl_alpha"]
-    expected = numpy_apfl(found)
-    assert_rounds(found, [(w, personal) for w, personal, _ in expected])
-    for kept, (_, _, alphas) in zip(found.kept, expected, strict=True):
+    result, alpha = run_variant("apfl", 5, evaluate={5}, **more), more["apfl_alpha"]
+    expected = numpy_apfl(result)
+    assert_rounds(result, [(w, personal) for w, personal, _ in expected])
+    for kept, (_, _, alphas) in zip(result.kept, expected, strict=True):
         values = [alpha_of(state, alpha) for state in kept]
         np.testing.assert_allclose(values, alphas, atol=1e-5)
     w, personal, alphas = expected[-1]
@@ -78,10 +78,10 @@ def test_every_round_matches_the_paper(more):
     assert moved > 1e-2 if more.get("apfl_adaptive", True) else moved == 0
     # A client that never trained mixes the initial model with w.
     mixed = [a * v + (1 - a) * w for v, a in zip(personal, alphas, strict=True)]
-    assert_losses(found, mixed)
-    reported = [metrics["alpha"] for metrics in found.metrics[-1]]
+    assert_losses(result, mixed)
+    reported = [metrics["alpha"] for metrics in result.metrics[-1]]
     np.testing.assert_allclose(reported, alphas, atol=1e-5)
-    assert found.rows[-1]["alpha"] == pytest.approx(np.mean(alphas), abs=1e-5)
+    assert result.rows[-1]["alpha"] == pytest.approx(np.mean(alphas), abs=1e-5)
     assert max(abs(loss_of(w, i) - loss_of(mixed[i], i)) for i in range(N)) > 1e-3
 
 
@@ -93,48 +93,50 @@ def test_global_model_equals_that_of_fedavg_bitwise():
 
 def test_alpha_0_uses_the_global_model():
     options = {"apfl_alpha": 0.0, "apfl_adaptive": False}
-    found = run("apfl", 3, evaluate=True, cohort="off", **options)
+    result = run("apfl", 3, evaluate=True, cohort="off", **options)
     plain = run("fedavg", 3, evaluate=True, cohort="off")
-    for metrics, others in zip(found.metrics, plain.metrics, strict=True):
-        for told, other in zip(metrics, others, strict=True):
-            assert told["loss"] == pytest.approx(other["loss"], abs=1e-7)
-            assert told["accuracy"] == told["accuracy-global"] == other["accuracy"]
-            assert told["alpha"] == 0
+    for metrics, others in zip(result.metrics, plain.metrics, strict=True):
+        for reported, other in zip(metrics, others, strict=True):
+            assert reported["loss"] == pytest.approx(other["loss"], abs=1e-7)
+            assert (
+                reported["accuracy"] == reported["accuracy-global"] == other["accuracy"]
+            )
+            assert reported["alpha"] == 0
     # v has not moved.
-    for i in found.trained[-1]:
-        assert_near(matrix(found.kept[-1][i], "model."), start(), 1e-7)
+    for i in result.trained[-1]:
+        assert_near(matrix(result.kept[-1][i], "model."), start(), 1e-7)
 
 
 def test_alpha_1_is_local_training():
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "evaluate": {3}}
-    found = run("apfl", 3, apfl_alpha=1.0, apfl_adaptive=False, **usual)
+    result = run("apfl", 3, apfl_alpha=1.0, apfl_adaptive=False, **usual)
     alone = run("local", 3, **usual)
-    assert found.trained == alone.trained
+    assert result.trained == alone.trained
     for i in range(N):
-        v, other = found.kept[-1][i], alone.kept[-1][i]
+        v, other = result.kept[-1][i], alone.kept[-1][i]
         if v:
             assert_near(matrix(v, "model."), matrix(other), 1e-6)
         loss = alone.metrics[-1][i]["loss"]
-        assert found.metrics[-1][i]["loss"] == pytest.approx(loss, abs=1e-6)
+        assert result.metrics[-1][i]["loss"] == pytest.approx(loss, abs=1e-6)
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_alpha_takes_one_step_per_round(epochs):
-    found = run("apfl", apfl_alpha=0.625, representation_epochs=epochs)
-    visits = {i: [r for r in range(4) if i in found.trained[r]] for i in range(N)}
+    result = run("apfl", apfl_alpha=0.625, representation_epochs=epochs)
+    visits = {i: [r for r in range(4) if i in result.trained[r]] for i in range(N)}
     i, (first, second, *_) = next((i, v) for i, v in visits.items() if len(v) > 1)
     # In round 1, v equals w, so the inner product is 0 and α does not move.
-    assert all(alpha_of(found.kept[0][j], 0.0) == 0.625 for j in found.trained[0])
-    alpha = alpha_of(found.kept[first][i], 0.625)
-    w, v = matrix(found.arrays[second - 1]), matrix(found.kept[first][i], "model.")
+    assert all(alpha_of(result.kept[0][j], 0.0) == 0.625 for j in result.trained[0])
+    alpha = alpha_of(result.kept[first][i], 0.625)
+    w, v = matrix(result.arrays[second - 1]), matrix(result.kept[first][i], "model.")
     slope = np.sum((v - w) * gradient(alpha * v + (1 - alpha) * w, i))
-    after = alpha_of(found.kept[second][i], 0.625)
+    after = alpha_of(result.kept[second][i], 0.625)
     assert after == pytest.approx(alpha - RATE * slope, abs=1e-5)
     assert abs(after - alpha) > 1e-3
 
 
 def test_alpha_stays_within_0_and_1():
-    found = run("apfl", 6, apfl_alpha=0.5, learning_rate=40.0)
-    alphas = [alpha_of(state, 0.5) for kept in found.kept for state in kept if state]
+    result = run("apfl", 6, apfl_alpha=0.5, learning_rate=40.0)
+    alphas = [alpha_of(state, 0.5) for kept in result.kept for state in kept if state]
     assert min(alphas) == 0
     assert max(alphas) == 1

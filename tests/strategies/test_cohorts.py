@@ -166,9 +166,9 @@ def test_batch_of_ignored_targets_is_skipped():
 
     alone = [work(i) for i in range(3)]
     batched = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
-    for own, result in zip(alone, batched, strict=True):
-        assert own[0] == pytest.approx(result[0], rel=1e-5)
-        torch.testing.assert_close(own[1], result[1])
+    for single, result in zip(alone, batched, strict=True):
+        assert single[0] == pytest.approx(result[0], rel=1e-5)
+        torch.testing.assert_close(single[1], result[1])
     # A client without targets keeps its model; one with a single target learns from it.
     torch.manual_seed(2)
     assert alone[2][0] == 0

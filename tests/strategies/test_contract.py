@@ -151,7 +151,7 @@ def test_invalid_reply_counts_as_no_training(
     first, second, *others = undisturbed.grid.trained[2]
     invalid = {(first, 2): with_nan, (second, 2): with_another_shape}
     absent = [*others, first][0]
-    found, expected = (
+    result, expected = (
         run_tiny(
             algorithm,
             grid=partial(DisturbedGrid, changes=changes, away=[(absent, 3)]),
@@ -159,15 +159,17 @@ def test_invalid_reply_counts_as_no_training(
         for changes in (invalid, dict.fromkeys(invalid))
     )
     names = sorted(f"{client:06d}" for client in (first, second))
-    assert sorted(found.rows[1]["rejected-clients"]) == names
-    assert [row["rejected"] for row in found.rows] == [0, 2, 0]
+    assert sorted(result.rows[1]["rejected-clients"]) == names
+    assert [row["rejected"] for row in result.rows] == [0, 2, 0]
     assert [row["rejected"] for row in expected.rows] == [0, 0, 0]
-    assert absent not in found.grid.trained.get(3, [])
-    clients = [[row["clients"] for row in made.rows] for made in (found, expected)]
+    assert absent not in result.grid.trained.get(3, [])
+    clients = [
+        [row["clients"] for row in outcome.rows] for outcome in (result, expected)
+    ]
     assert clients[0] == clients[1]
     assert clients[0][-1] > 0
-    assert_same(found, expected)
-    assert all(np.isfinite(value).all() for value in found.arrays.values())
+    assert_same(result, expected)
+    assert all(np.isfinite(value).all() for value in result.arrays.values())
 
 
 # Options
@@ -180,9 +182,9 @@ def test_srpfl_wraps_every_algorithm_that_samples(algorithm: str) -> None:
         with pytest.raises(SettingsError):
             run_tiny("srpfl", **more)
         return
-    found = run_tiny("srpfl", **more)
-    assert [row["clients"] for row in found.rows] == [1, 2, 4]
-    assert [row["rejected"] for row in found.rows] == [0] * ROUNDS
+    result = run_tiny("srpfl", **more)
+    assert [row["clients"] for row in result.rows] == [1, 2, 4]
+    assert [row["rejected"] for row in result.rows] == [0] * ROUNDS
 
 
 def test_half_precision_in_messages_changes_little(
@@ -193,6 +195,6 @@ def test_half_precision_in_messages_changes_little(
         # Wrappers send another algorithm's messages, and some messages are not
         # averages.
         return
-    found = run_tiny(algorithm, transport="float16")
-    assert [row["rejected"] for row in found.rows] == [0] * ROUNDS
-    assert_near(found, undisturbed, 1e-2)
+    result = run_tiny(algorithm, transport="float16")
+    assert [row["rejected"] for row in result.rows] == [0] * ROUNDS
+    assert_near(result, undisturbed, 1e-2)

@@ -42,24 +42,24 @@ def numpy_ditto(found, pull=0.7):
 
 @EACH_VARIANT
 def test_every_round_matches_the_paper(more):
-    found = run_variant("ditto", evaluate={4}, **OWN, **more)
-    expected = numpy_ditto(found)
-    assert_rounds(found, expected)
+    result = run_variant("ditto", evaluate={4}, **OWN, **more)
+    expected = numpy_ditto(result)
+    assert_rounds(result, expected)
     # A client that never trained is tested with the initial model.
     w, personal = expected[-1]
-    assert_losses(found, personal)
+    assert_losses(result, personal)
     assert max(abs(loss_of(v, i) - loss_of(w, i)) for i, v in enumerate(personal)) > 0.1
     # The pull towards w has an effect.
-    i = found.trained[-1][0]
-    assert np.abs(personal[i] - numpy_ditto(found, 0.0)[-1][1][i]).max() > 1e-2
+    i = result.trained[-1][0]
+    assert np.abs(personal[i] - numpy_ditto(result, 0.0)[-1][1][i]).max() > 1e-2
 
 
 def test_global_model_equals_that_of_fedavg_bitwise():
     plain = run("fedavg", 3, evaluate=True, **SMALL_BATCHES)
     for pull in (0.0, 2.0):
-        found = run("ditto", 3, evaluate=True, ditto_lambda=pull, **SMALL_BATCHES)
-        assert_same_arrays(found, plain)
-        for metrics, others in zip(found.metrics, plain.metrics, strict=True):
+        result = run("ditto", 3, evaluate=True, ditto_lambda=pull, **SMALL_BATCHES)
+        assert_same_arrays(result, plain)
+        for metrics, others in zip(result.metrics, plain.metrics, strict=True):
             reported = [m["accuracy-global"] for m in metrics]
             assert reported == [m["accuracy"] for m in others]
             assert reported != [m["accuracy"] for m in metrics]
@@ -67,29 +67,29 @@ def test_global_model_equals_that_of_fedavg_bitwise():
 
 def test_lambda_0_is_local_training():
     usual = {"momentum": 0.5, "weight_decay": 1e-3}
-    found = run("ditto", ditto_lambda=0.0, personal_epochs=STEPS, **usual)
+    result = run("ditto", ditto_lambda=0.0, personal_epochs=STEPS, **usual)
     alone = run("local", **usual)
-    assert found.trained == alone.trained
-    for i in {i for clients in found.trained for i in clients}:
-        v, other = found.kept[-1][i], alone.kept[-1][i]
+    assert result.trained == alone.trained
+    for i in {i for clients in result.trained for i in clients}:
+        v, other = result.kept[-1][i], alone.kept[-1][i]
         assert_near(matrix(v, "model."), matrix(other), 1e-6)
 
 
 def test_rate_times_lambda_1_starts_each_step_at_the_global_model():
     # v − η (∇F(v) + λ (v − w)) = w − η ∇F(v): a step from w, regardless of v − w.
-    found = run("ditto", 3, ditto_lambda=1 / RATE)
-    for i in found.trained[2]:
-        before = found.kept[1][i]
+    result = run("ditto", 3, ditto_lambda=1 / RATE)
+    for i in result.trained[2]:
+        before = result.kept[1][i]
         v = matrix(before, "model.") if before else start()
-        expected = matrix(found.arrays[1]) - RATE * gradient(v, i)
-        assert_near(matrix(found.kept[2][i], "model."), expected)
+        expected = matrix(result.arrays[1]) - RATE * gradient(v, i)
+        assert_near(matrix(result.kept[2][i], "model."), expected)
 
 
 def test_larger_lambda_keeps_personal_models_closer_to_w():
     def distance(pull):
-        found = run("ditto", ditto_lambda=pull, personal_epochs=20)
-        models = [matrix(found.kept[-1][i], "model.") for i in found.trained[-1]]
-        return np.mean(np.abs(np.array(models) - matrix(found.arrays[2])))
+        result = run("ditto", ditto_lambda=pull, personal_epochs=20)
+        models = [matrix(result.kept[-1][i], "model.") for i in result.trained[-1]]
+        return np.mean(np.abs(np.array(models) - matrix(result.arrays[2])))
 
     distances = [distance(pull) for pull in (0.0, 0.5, 3.0)]
     assert distances[1] < distances[0] / 1.5
@@ -97,6 +97,6 @@ def test_larger_lambda_keeps_personal_models_closer_to_w():
 
 
 def test_no_personal_epochs_keep_the_initial_model():
-    found = run("ditto", 2, personal_epochs=0)
-    for i in found.trained[-1]:
-        assert_near(matrix(found.kept[-1][i], "model."), start(), 1e-7)
+    result = run("ditto", 2, personal_epochs=0)
+    for i in result.trained[-1]:
+        assert_near(matrix(result.kept[-1][i], "model."), start(), 1e-7)

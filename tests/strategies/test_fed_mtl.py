@@ -41,13 +41,13 @@ def numpy_fed_mtl(found, pull):
 @pytest.mark.parametrize("variant", ["plain", "momentum", "srpfl"])
 def test_every_round_matches_the_paper(variant):
     more = VARIANTS[variant]
-    found = run_variant("fed-mtl", 5, mtl_lambda=0.4, evaluate={5}, **more)
-    expected = numpy_fed_mtl(found, 0.4)
-    assert_rounds(found, expected)
+    result = run_variant("fed-mtl", 5, mtl_lambda=0.4, evaluate={5}, **more)
+    expected = numpy_fed_mtl(result, 0.4)
+    assert_rounds(result, expected)
     mean, columns = expected[-1]
-    assert_losses(found, [mean if w is None else w for w in columns])
+    assert_losses(result, [mean if w is None else w for w in columns])
     # The pull towards w̄ has an effect.
-    alone = numpy_fed_mtl(found, 0.0)[-1][1]
+    alone = numpy_fed_mtl(result, 0.0)[-1][1]
     pairs = [(w, v) for w, v in zip(columns, alone, strict=True) if w is not None]
     assert max(np.abs(w - v).max() for w, v in pairs) > 1e-2
 
@@ -56,13 +56,13 @@ def test_noisy_mean_moves_towards_the_models_of_clients_that_replied():
     noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
     first = run("fed-mtl", 2)
     gone = {(i, 2) for i in first.trained[1][:2]}
-    found = run("fed-mtl", 3, spoilt=gone, **noise)
-    assert [len(clients) for clients in found.trained] == [3, 1, 3]
-    shared = [matrix(arrays) for arrays in found.arrays]
-    (answered,) = found.trained[1]
+    result = run("fed-mtl", 3, spoilt=gone, **noise)
+    assert [len(clients) for clients in result.trained] == [3, 1, 3]
+    shared = [matrix(arrays) for arrays in result.arrays]
+    (answered,) = result.trained[1]
     # Clients without a reply have no effect.
-    asked = {*found.trained[0], *first.trained[1]}
-    column = matrix(found.kept[1][answered], "model.")
+    asked = {*result.trained[0], *first.trained[1]}
+    column = matrix(result.kept[1][answered], "model.")
     moved = (column - shared[0]) / len(asked)
     # The noise of a round has the standard deviation 0.001 × 4 / N with N >= 3.
     assert_near(shared[1] - shared[0], moved, 0.01)
@@ -79,9 +79,9 @@ def test_noise_does_not_add_up_in_the_mean(algorithm, monkeypatch):
     noise = {"server_dp_noise": 0.3, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
     method = {"fed-mtl": {"mtl_lambda": 0.5}, "l2gd": {"l2gd_lambda": 0.5}}[algorithm]
     usual = {"fraction_train": 1.0, "learning_rate": 0.1, "weight_decay": 0.05}
-    found = run(algorithm, 40, watched=False, **usual, **method, **noise)
-    models = [matrix(state, "model.") for state in found.kept[-1]]
-    gap = matrix(found.arrays[-1]) - np.mean(models, axis=0)
+    result = run(algorithm, 40, watched=False, **usual, **method, **noise)
+    models = [matrix(state, "model.") for state in result.kept[-1]]
+    gap = matrix(result.arrays[-1]) - np.mean(models, axis=0)
     assert np.linalg.norm(gap) < 0.6
 
 
@@ -103,20 +103,20 @@ def test_gradient_of_the_regularizer_matches_finite_differences():
 
 def test_lambda_0_is_local_training():
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "fraction_train": 1.0}
-    found = run("fed-mtl", mtl_lambda=0.0, **usual)
+    result = run("fed-mtl", mtl_lambda=0.0, **usual)
     alone = run("local", **usual)
-    for state, other in zip(found.kept[-1], alone.kept[-1], strict=True):
+    for state, other in zip(result.kept[-1], alone.kept[-1], strict=True):
         assert_near(matrix(state, "model."), matrix(other), 1e-6)
     models = [matrix(state) for state in alone.kept[-1]]
-    assert_near(matrix(found.arrays[-1]), np.mean(models, axis=0), 1e-6)
+    assert_near(matrix(result.arrays[-1]), np.mean(models, axis=0), 1e-6)
 
 
 def test_rate_times_lambda_one_half_starts_each_step_at_the_mean():
     # w − η (∇f(w) + 2λ (w − w̄)) = w̄ − η ∇f(w).
-    found = run("fed-mtl", 3, mtl_lambda=0.5 / RATE, representation_epochs=1)
-    mean = matrix(found.arrays[1])
-    for i in found.trained[2]:
-        before = found.kept[1][i]
+    result = run("fed-mtl", 3, mtl_lambda=0.5 / RATE, representation_epochs=1)
+    mean = matrix(result.arrays[1])
+    for i in result.trained[2]:
+        before = result.kept[1][i]
         w = matrix(before, "model.") if before else mean
         expected = mean - RATE * gradient(w, i)
-        assert_near(matrix(found.kept[2][i], "model."), expected)
+        assert_near(matrix(result.kept[2][i], "model."), expected)

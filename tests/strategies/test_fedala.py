@@ -78,25 +78,25 @@ class Numpy:
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_matches_the_paper(weighting):
     more = {"evaluate": True, "weighting": weighting}
-    found = run("fedala", 6, **more, **PLAIN, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 6
+    result = run("fedala", 6, **more, **PLAIN, **TASK)
+    assert [len(clients) for clients in result.trained] == [3] * 6
     expected = Numpy()
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         expected.round(clients, weighting)
-        a, w = parts(found.arrays[now])
+        a, w = parts(result.arrays[now])
         assert_near(a, expected.a)
         assert_near(w, expected.w)
         for i in range(N):
-            if kept := found.kept[now][i]:
+            if kept := result.kept[now][i]:
                 assert_near(parts(kept, "model.")[1], expected.old[i][1])
                 values = [kept[f"weights.head.{n}"] for n in ("weight", "bias")]
                 assert_near(np.column_stack(values), expected.weights[i])
                 assert bool(kept["started.value"]) is expected.started[i]
             # The weights of the tested mixture are learned for the new global model.
-            loss = found.metrics[now][i]["loss"]
+            loss = result.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(*expected.deployed(i), i), abs=1e-5)
     # Some clients learn weights twice, and some weights reach 0 or 1.
-    assert max(sum(i in c for c in found.trained) for i in range(N)) >= 3
+    assert max(sum(i in c for c in result.trained) for i in range(N)) >= 3
     learned = np.array(expected.weights)
     assert learned.min() == 0
     assert (learned == 1).any()
@@ -106,27 +106,27 @@ def test_every_round_matches_the_paper(weighting):
 def test_constant_weights_of_1_equal_fedavg_bitwise():
     usual = {"evaluate": True, **SMALL_BATCHES, **TASK}
     plain = run("fedavg", 3, **usual)
-    found = run("fedala", 3, ala_learning_rate=0.0, **usual)
-    assert_same_arrays(found, plain)
-    for metrics, others in zip(found.metrics, plain.metrics, strict=True):
+    result = run("fedala", 3, ala_learning_rate=0.0, **usual)
+    assert_same_arrays(result, plain)
+    for metrics, others in zip(result.metrics, plain.metrics, strict=True):
         assert [m["loss"] for m in metrics] == [m["loss"] for m in others]
 
 
 def test_weights_are_learned_only_after_local_training():
-    found = run("fedala", 6, evaluate=True, **PLAIN, **TASK)
+    result = run("fedala", 6, evaluate=True, **PLAIN, **TASK)
     first = {}
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         for i in clients:
             first.setdefault(i, now)
     # Some clients train for the first time after the global model has changed.
     assert max(first.values()) > 0
     for i, now in first.items():
-        kept = found.kept[now][i]
+        kept = result.kept[now][i]
         assert (kept["weights.head.weight"] == 1).all()
         assert kept["started.value"] == 0
         for before in range(now):
-            a, w = parts(found.arrays[before])
-            loss = found.metrics[before][i]["loss"]
+            a, w = parts(result.arrays[before])
+            loss = result.metrics[before][i]["loss"]
             assert loss == pytest.approx(loss_of(a, w, i), abs=1e-5)
 
 
@@ -141,16 +141,16 @@ def test_evaluation_does_not_change_the_client_state(tmp_path):
 
 
 def test_without_examples_the_last_weights_are_used():
-    found = run("fedala", 4, **PLAIN, **TASK)
-    i = next(i for i, kept in enumerate(found.kept[-1]) if kept.get("started.value"))
-    client, kept = found.client(i, 4), found.kept[-1][i]
+    result = run("fedala", 4, **PLAIN, **TASK)
+    i = next(i for i, kept in enumerate(result.kept[-1]) if kept.get("started.value"))
+    client, kept = result.client(i, 4), result.kept[-1][i]
     client.receive(
-        [found.arrays[-1][n] for n in array_names(client, client.shared)], {}
+        [result.arrays[-1][n] for n in array_names(client, client.shared)], {}
     )
     client.task = ExampleTask(model, [NONE] * N, [NONE] * N)
     head = client.deployed_model().head
     for name in ("weight", "bias"):
-        old, new = kept[f"model.head.{name}"], found.arrays[-1][f"head.{name}"]
+        old, new = kept[f"model.head.{name}"], result.arrays[-1][f"head.{name}"]
         mixed = old + (new - old) * kept[f"weights.head.{name}"]
         assert_near(getattr(head, name).detach(), mixed)
 

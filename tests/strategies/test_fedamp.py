@@ -60,11 +60,11 @@ def trained(u, i):
 )
 def test_every_round_matches_the_paper(more):
     constants = {"fedamp_alpha": ALPHA, "fedamp_lambda": LAMBDA}
-    found = run("fedamp", 5, evaluate=True, **more, **constants)
-    assert [len(clients) for clients in found.trained] == [3] * 5
+    result = run("fedamp", 5, evaluate=True, **more, **constants)
+    assert [len(clients) for clients in result.trained] == [3] * 5
     options = {name.removeprefix("fedamp_"): value for name, value in more.items()}
     models, shared = {}, start()
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         sent = {}
         for i in clients:
             if i in models:
@@ -76,15 +76,15 @@ def test_every_round_matches_the_paper(more):
                 sent[i] = shared
         models |= {i: trained(u, i) for i, u in sent.items()}
         shared = np.mean([models[i] for i in clients], axis=0)
-        assert_near(matrix(found.arrays[now]), shared, 1e-6)
+        assert_near(matrix(result.arrays[now]), shared, 1e-6)
         for i in range(N):
             # A client that has not trained yet is tested with the mean.
             tested = loss_of(models.get(i, shared), i)
-            assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-6)
+            assert result.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-6)
     for i, theta in models.items():
-        assert_near(matrix(found.strategy.models[NAMES[i]]), theta, 1e-6)
+        assert_near(matrix(result.strategy.models[NAMES[i]]), theta, 1e-6)
     if more is LARGE:
-        i = found.trained[-1][0]
+        i = result.trained[-1][0]
         assert attention(models, i, **options)[i] == pytest.approx(0)
 
 
@@ -110,20 +110,24 @@ def test_equal_models_have_equal_weights_and_stay(kind, moved):
 def test_lambda_0_and_no_attention_to_others_is_local_training():
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "cohort": "off"}
     alone = {"fedamp_self_weight": 1.0, "fedamp_lambda": 0.0, "fraction_train": 1.0}
-    found = run("fedamp", evaluate=True, **alone, **usual)
+    result = run("fedamp", evaluate=True, **alone, **usual)
     local = run("local", evaluate=True, fraction_train=1.0, **usual)
     for i, kept in enumerate(local.kept[-1]):
-        assert_same(found.strategy.models[NAMES[i]], kept)
-    assert found.metrics == local.metrics
+        assert_same(result.strategy.models[NAMES[i]], kept)
+    assert result.metrics == local.metrics
 
 
 def test_clients_train_from_their_own_mean_and_test_their_own_model():
-    found = run("fedamp", 3, evaluate=True, fraction_train=1.0)
+    result = run("fedamp", 3, evaluate=True, fraction_train=1.0)
     for kind, distinct in (("train", N), ("evaluate", N)):
-        sent = [m.content["arrays"]["head.weight"].data for m, _ in found.between(kind)]
+        sent = [
+            m.content["arrays"]["head.weight"].data for m, _ in result.between(kind)
+        ]
         assert len(set(sent[-N:])) == distinct
     assert len(set(sent[:N])) == N
-    first = [m.content["arrays"]["head.weight"].data for m, _ in found.between("train")]
+    first = [
+        m.content["arrays"]["head.weight"].data for m, _ in result.between("train")
+    ]
     assert len(set(first[:N])) == 1
 
 

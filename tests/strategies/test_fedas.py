@@ -65,11 +65,11 @@ def trace(a, w, i):
 
 
 def test_every_round_matches_the_paper():
-    found = run("fedas", 5, evaluate=True, **ALIGNMENT, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 5
+    result = run("fedas", 5, evaluate=True, **ALIGNMENT, **TASK)
+    assert [len(clients) for clients in result.trained] == [3] * 5
     a, w = start()
     heads, prototypes = [w] * N, [None] * N
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         models = []
         for i in clients:
             body, heads[i] = trained(aligned(a, i, prototypes[i]), heads[i], i)
@@ -79,10 +79,10 @@ def test_every_round_matches_the_paper():
         a = mean([body for body, _ in models], shares / shares.sum())
         for i in range(N):
             tested = aligned(a, i, prototypes[i])
-            loss = found.metrics[now][i]["loss"]
+            loss = result.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(tested, heads[i], i), abs=1e-5)
-            if kept := found.kept[now][i]:
-                both = {**kept, **found.arrays[now]}
+            if kept := result.kept[now][i]:
+                both = {**kept, **result.arrays[now]}
                 assert_near(parts(both)[0], a, 2e-6)
                 assert_near(parts(both)[1], heads[i], 2e-6)
                 means = kept["prototypes.means"]
@@ -92,10 +92,10 @@ def test_every_round_matches_the_paper():
 
 def test_without_alignment_training_equals_fedper():
     usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, **TASK}
-    found = run("fedas", 1, fedas_learning_rate=0.0, cohort="off", **usual)
+    result = run("fedas", 1, fedas_learning_rate=0.0, cohort="off", **usual)
     others = run("fedper", 1, cohort="off", **usual)
     for (_, reply), (_, other) in zip(
-        found.between("train"), others.between("train"), strict=True
+        result.between("train"), others.between("train"), strict=True
     ):
         arrays, expected = (
             {n: a.numpy() for n, a in r.content["arrays"].items()}

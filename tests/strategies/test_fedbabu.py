@@ -53,40 +53,40 @@ def fine_tuned(a, w, i, part, epochs):
 )
 def test_every_round_matches_the_paper(part, weighting):
     more = {"finetune_epochs": 4, "finetune_part": part, "weighting": weighting}
-    found = run_variant("fedbabu", 3, evaluate=True, **more, **TASK)
-    expected = numpy_fedbabu(found)
+    result = run_variant("fedbabu", 3, evaluate=True, **more, **TASK)
+    expected = numpy_fedbabu(result)
     for now, a in enumerate(expected):
-        assert_near(body_of(found.arrays[now]), a)
+        assert_near(body_of(result.arrays[now]), a)
         for i in range(N):
             tuned = fine_tuned(a, start()[1], i, part, 4)
-            loss = found.metrics[now][i]["loss"]
+            loss = result.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(*tuned, i), abs=1e-5)
 
 
 def test_head_without_fine_tuning_is_the_initial_head():
     # Without fine-tuning, this is FedAvg with a common, untrained head.
-    found = run("fedbabu", 3, evaluate=True, finetune_epochs=0, **TASK)
-    a = numpy_fedbabu(found)[-1]
+    result = run("fedbabu", 3, evaluate=True, finetune_epochs=0, **TASK)
+    a = numpy_fedbabu(result)[-1]
     for i in range(N):
-        metrics = found.metrics[-1][i]
+        metrics = result.metrics[-1][i]
         assert metrics["loss"] == pytest.approx(loss_of(a, start()[1], i), abs=1e-5)
         assert metrics["accuracy"] == metrics["accuracy-global"]
 
 
 def test_head_is_never_sent_and_no_state_is_kept():
-    found = run("fedbabu", 3, evaluate=True, **TASK)
+    result = run("fedbabu", 3, evaluate=True, **TASK)
     body = ["representation.0.weight", "representation.0.bias"]
     for kind in ("train", "evaluate"):
-        for message, reply in found.between(kind):
+        for message, reply in result.between(kind):
             assert list(message.content["arrays"]) == body
             assert list(reply.content.get("arrays", body)) == body
-    assert found.kept[-1] == [{}] * N
+    assert result.kept[-1] == [{}] * N
 
 
 def test_body_differs_from_that_of_fedavg():
     # In FedAvg the head is trained as well, so the body is trained for another head.
-    found, plain = run("fedbabu", 3, **TASK), run("fedavg", 3, **TASK)
-    assert np.abs(body_of(found.arrays[-1]) - parts(plain.arrays[-1])[0]).max() > 1e-2
+    result, plain = run("fedbabu", 3, **TASK), run("fedavg", 3, **TASK)
+    assert np.abs(body_of(result.arrays[-1]) - parts(plain.arrays[-1])[0]).max() > 1e-2
 
 
 def test_structure_distinguishes_another_initial_head():

@@ -78,27 +78,27 @@ def loss_of(theta: np.ndarray, norm: Norm, i: int) -> float:
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_matches_the_paper(weighting):
-    found = run_variant("fedbn", 3, evaluate=True, weighting=weighting, **TASK)
-    initial = found.client(0, 0).task.initial_state
+    outcome = run_variant("fedbn", 3, evaluate=True, weighting=weighting, **TASK)
+    initial = outcome.client(0, 0).task.initial_state
     theta = matrix({name: t.numpy() for name, t in initial.items()})
     ones, zeros = np.ones(DIMENSION), np.zeros(DIMENSION)
     norms = [Norm(ones, zeros, zeros, ones) for _ in range(N)]
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(outcome.trained):
         results = {i: trained(theta, norms[i], i) for i in clients}
-        theta = found.mean([m for m, _ in results.values()], clients)
+        theta = outcome.mean([m for m, _ in results.values()], clients)
         norms = [results[i][1] if i in results else norms[i] for i in range(N)]
         # No array of a norm is shared.
-        assert list(found.arrays[now]) == ["head.weight", "head.bias"]
-        assert_near(matrix(found.arrays[now]), theta)
+        assert list(outcome.arrays[now]) == ["head.weight", "head.bias"]
+        assert_near(matrix(outcome.arrays[now]), theta)
         for i, norm in enumerate(norms):
-            if kept := found.kept[now][i]:
+            if kept := outcome.kept[now][i]:
                 assert sorted(kept) == sorted(NORM)
                 values = norm.scale, norm.shift, norm.mean, norm.variance
                 for name, expected in zip(NORM, values, strict=False):
                     assert_near(kept[name], expected)
                 assert kept[NORM[-1]] == norm.steps
             # A client that never trained has the initial norm.
-            loss = found.metrics[now][i]["loss"]
+            loss = outcome.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(theta, norm, i), abs=1e-5)
     scales = np.array([norm.scale for norm in norms])
     assert np.abs(scales - scales.mean(0)).max() > 1e-2
@@ -107,9 +107,9 @@ def test_every_round_matches_the_paper(weighting):
 def test_identical_clients_that_all_train_equal_fedavg():
     # All clients have the same examples, so their norms are equal.
     more = {"task": "softmax_runs:scaled_twins", "fraction_train": 1.0}
-    found, plain = run("fedbn", 3, **more), run("fedavg", 3, **more)
+    result, plain = run("fedbn", 3, **more), run("fedavg", 3, **more)
     for i in range(N):
-        merged = {**found.arrays[-1], **found.kept[-1][i]}
+        merged = {**result.arrays[-1], **result.kept[-1][i]}
         assert merged.keys() == plain.arrays[-1].keys()
         for name, value in plain.arrays[-1].items():
             np.testing.assert_allclose(merged[name], value, atol=1e-6)

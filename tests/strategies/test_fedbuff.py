@@ -91,7 +91,7 @@ def test_fedbuff_equals_an_event_simulation(rate, limit):
         max_staleness=limit,
         global_learning_rate=rate,
     )
-    found = versions_of(wrapper, speeds, 220, 0.25)
+    versions = versions_of(wrapper, speeds, 220, 0.25)
     expected = simulate(
         speeds,
         220,
@@ -101,7 +101,9 @@ def test_fedbuff_equals_an_event_simulation(rate, limit):
         limit=limit,
         mix=lambda x, sent, y, age: x + rate * (1 + age) ** -0.5 * (y - sent),
     )
-    for (x, metrics), (y, seconds, ages, dropped) in zip(found, expected, strict=True):
+    for (x, metrics), (y, seconds, ages, dropped) in zip(
+        versions, expected, strict=True
+    ):
         assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
         assert metrics["seconds"] == pytest.approx(seconds, rel=1e-12)
         assert sorted(metrics["staleness"]) == sorted(ages)
@@ -118,14 +120,14 @@ def test_fedbuff_equals_an_event_simulation(rate, limit):
 def test_fedasync_equals_an_event_simulation():
     speeds = SpeedModel("fixed", CLIENTS, seed=1)
     wrapper = FedAsync(FedAvg(), concurrency=CLIENTS, staleness_exponent=1.0)
-    found = versions_of(wrapper, speeds, 200, 0.0)
+    versions = versions_of(wrapper, speeds, 200, 0.0)
 
     def mix(x, sent, y, age):
         alpha = 0.6 / (1 + age)
         return (1 - alpha) * x + alpha * y
 
     expected = simulate(speeds, 200, 0.0, C=CLIENTS, B=1, mix=mix)
-    for (x, metrics), (y, seconds, ages, _) in zip(found, expected, strict=True):
+    for (x, metrics), (y, seconds, ages, _) in zip(versions, expected, strict=True):
         assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
         assert metrics["seconds"] == pytest.approx(seconds, rel=1e-12)
         assert metrics["staleness-max"] == ages[0]
@@ -255,7 +257,7 @@ def test_aggregation_rule_combines_the_weighted_updates_of_a_buffer(rule, more):
     wrapper = FedBuff(
         FedAvg(aggregation=rule, **more), concurrency=6, buffer_size=3, max_staleness=9
     )
-    found = versions_of(wrapper, speeds, 30, 0.0)
+    versions = versions_of(wrapper, speeds, 30, 0.0)
 
     def clipped(change: np.ndarray) -> np.ndarray:
         return change * min(1, 0.2 / np.linalg.norm(change))
@@ -270,7 +272,7 @@ def test_aggregation_rule_combines_the_weighted_updates_of_a_buffer(rule, more):
         return x + np.mean([clipped(change) for change in changes], axis=0)
 
     expected = simulate(speeds, 30, 0.0, C=6, B=3, limit=9, mix=mix, combine=combine)
-    for (x, _), (y, *_) in zip(found, expected, strict=True):
+    for (x, _), (y, *_) in zip(versions, expected, strict=True):
         assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
 
 

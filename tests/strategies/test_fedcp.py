@@ -142,9 +142,9 @@ def initial():
     ids=["without MMD", "examples"],
 )
 def test_every_round_matches_the_paper(more):
-    found = run_variant("fedcp", 2, **OWN, **more)
+    result = run_variant("fedcp", 2, **OWN, **more)
     for arrays, kept, (shared, heads) in zip(
-        found.arrays, found.kept, numpy_fedcp(found), strict=True
+        result.arrays, result.kept, numpy_fedcp(result), strict=True
     ):
         for name, value in shared.items():
             np.testing.assert_allclose(arrays[name], value, rtol=0, atol=1e-5)
@@ -154,7 +154,7 @@ def test_every_round_matches_the_paper(more):
                 np.testing.assert_allclose(personal, head[name], rtol=0, atol=1e-5)
     # Every array has moved by far more than the tolerance.
     for name, value in initial().items():
-        assert np.abs(found.arrays[-1][name] - value).max() > 1e-4, name
+        assert np.abs(result.arrays[-1][name] - value).max() > 1e-4, name
 
 
 def test_discrepancy_of_a_short_batch_is_weighted_by_its_size():
@@ -178,8 +178,8 @@ def test_discrepancy_of_a_short_batch_is_weighted_by_its_size():
 def test_larger_lambda_keeps_the_representation_closer():
     moved = []
     for weight in (0.0, 5.0, 200.0):
-        found = run("fedcp", 3, fedcp_lambda=weight, learning_rate=0.02, **OWN)
-        change = found.arrays[-1]["representation.weight"]
+        result = run("fedcp", 3, fedcp_lambda=weight, learning_rate=0.02, **OWN)
+        change = result.arrays[-1]["representation.weight"]
         moved.append(np.abs(change - initial()["representation.weight"]).max())
     assert moved[2] < moved[1] < moved[0]
 
@@ -195,10 +195,10 @@ def test_default_lambda_is_no_worse_than_fedper_on_bundled_digits(tmp_path):
 
 
 def test_clients_are_tested_with_both_heads():
-    found = run("fedcp", 2, evaluate=True, **OWN)
-    for i, metrics in enumerate(found.metrics[-1]):
-        shared = {name: a.astype(float) for name, a in found.arrays[-1].items()}
-        kept = found.kept[-1][i]
+    result = run("fedcp", 2, evaluate=True, **OWN)
+    for i, metrics in enumerate(result.metrics[-1]):
+        shared = {name: a.astype(float) for name, a in result.arrays[-1].items()}
+        kept = result.kept[-1][i]
         personal = {
             n: kept[f"personal-{n}"] if kept else initial()[n] for n in head_of(shared)
         }

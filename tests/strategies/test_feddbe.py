@@ -45,27 +45,28 @@ def learn(a, w, i, memory=0.0, consensus=None, kappa=KAPPA):
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_matches_the_paper(weighting):
     more = {"evaluate": True, "weighting": weighting}
-    found = run_variant("feddbe", 3, **more, **PLAIN, **TASK)
+    outcome = run_variant("feddbe", 3, **more, **PLAIN, **TASK)
     a, w = start()
     everyone = list(range(N))
     means = [learn(a, w, i)[3] for i in everyone]
-    consensus = found.mean(means, everyone)
+    consensus = outcome.mean(means, everyone)
     memories = np.zeros((N, WIDTH))
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(outcome.trained):
         results = {i: learn(a, w, i, memories[i], consensus) for i in clients}
         a, w = (
-            found.mean([r[part] for r in results.values()], clients) for part in (0, 1)
+            outcome.mean([r[part] for r in results.values()], clients)
+            for part in (0, 1)
         )
         for i, (_, _, memory, _) in results.items():
             memories[i] = memory
-        arrays = found.arrays[now]
+        arrays = outcome.arrays[now]
         np.testing.assert_allclose(arrays["consensus.mean"], consensus, atol=1e-6)
         assert_near(parts(arrays)[0], a)
         assert_near(parts(arrays)[1], w)
         for i in range(N):
-            kept = found.kept[now][i].get("memory.value", np.zeros(WIDTH))
+            kept = outcome.kept[now][i].get("memory.value", np.zeros(WIDTH))
             np.testing.assert_allclose(kept, memories[i], atol=1e-5)
-            loss = found.metrics[now][i]["loss"]
+            loss = outcome.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(a, w, i, memories[i]), abs=1e-5)
     assert np.abs(memories).max() > 1e-2
 
@@ -76,30 +77,30 @@ def test_short_batch_is_weighted_by_its_size(momentum):
     usual = {"batch_size": 5, "representation_epochs": 1, "learning_rate": 1e-9}
     client = run("feddbe", 0, dbe_momentum=momentum, **usual, **TASK).client(0, 0)
     torch.manual_seed(7)
-    found = client.statistics({})["mean"]
+    mean = client.statistics({})["mean"]
     torch.manual_seed(7)
     order = torch.randperm(6).numpy()
     z = features(start()[0], draw(0)[0])[order]
     first, short = momentum * z[:5].mean(0), momentum / 5
-    np.testing.assert_allclose(found, (1 - short) * first + short * z[5], atol=1e-6)
+    np.testing.assert_allclose(mean, (1 - short) * first + short * z[5], atol=1e-6)
 
 
 def test_without_extra_terms_equals_fedavg_bitwise():
     usual = {"evaluate": True, "cohort": "off", **SMALL_BATCHES, **TASK}
     plain = run("fedavg", 3, **usual)
-    found = run("feddbe", 3, dbe_kappa=0.0, dbe_memory=False, **usual)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    result = run("feddbe", 3, dbe_kappa=0.0, dbe_memory=False, **usual)
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         arrays.pop("consensus.mean")
         assert_same(arrays, others)
-    for metrics, others in zip(found.metrics, plain.metrics, strict=True):
+    for metrics, others in zip(result.metrics, plain.metrics, strict=True):
         assert [m["loss"] for m in metrics] == [m["loss"] for m in others]
 
 
 def test_larger_kappa_keeps_mean_features_closer_to_the_consensus():
     distances = []
     for kappa in (0.0, 20.0):
-        found = run("feddbe", 3, dbe_kappa=kappa, **TASK)
-        a, consensus = parts(found.arrays[-1])[0], found.arrays[-1]["consensus.mean"]
+        result = run("feddbe", 3, dbe_kappa=kappa, **TASK)
+        a, consensus = parts(result.arrays[-1])[0], result.arrays[-1]["consensus.mean"]
         distance = [features(a, draw(i)[0]).mean(0) - consensus for i in range(N)]
         distances.append(np.abs(distance).mean())
     assert distances[1] < distances[0] / 1.2
@@ -107,13 +108,13 @@ def test_larger_kappa_keeps_mean_features_closer_to_the_consensus():
 
 @pytest.mark.parametrize("rule", ["median", "clip"])
 def test_consensus_follows_the_aggregation_rule(rule):
-    found = run("feddbe", 2, fraction_train=1.0, aggregation=rule, **TASK)
+    result = run("feddbe", 2, fraction_train=1.0, aggregation=rule, **TASK)
     a, w = start()
-    consensus = found.arrays[0]["consensus.mean"]
+    consensus = result.arrays[0]["consensus.mean"]
     if rule == "median":
         means = [learn_mean_of_last_batch(a, w, i) for i in range(N)]
         np.testing.assert_allclose(consensus, np.median(means, axis=0), atol=1e-6)
-    assert [row["clients"] for row in found.rows] == [N, N]
+    assert [row["clients"] for row in result.rows] == [N, N]
 
 
 def learn_mean_of_last_batch(a, w, i):

@@ -36,29 +36,29 @@ def numpy_feddyn(rounds, lost=(0, 0)):
     ``lost`` is the (round, client) in which λ_k is lost; then h and all λ_k become 0.
     """
     theta = start()
-    h, own, found = np.zeros_like(theta), [np.zeros_like(theta)] * N, []
+    h, gradients, states = np.zeros_like(theta), [np.zeros_like(theta)] * N, []
     for number, clients in enumerate(rounds, 1):
         if number == lost[0]:
-            own = [g * (i != lost[1]) for i, g in enumerate(own)]
-        models = {i: trained(theta, own[i], i) for i in clients}
-        own = [
-            own[i] - ALPHA * (models[i] - theta) if i in models else own[i]
+            gradients = [g * (i != lost[1]) for i, g in enumerate(gradients)]
+        models = {i: trained(theta, gradients[i], i) for i in clients}
+        gradients = [
+            gradients[i] - ALPHA * (models[i] - theta) if i in models else gradients[i]
             for i in range(N)
         ]
         h = h - ALPHA / N * sum(model - theta for model in models.values())
         if number == lost[0]:
-            h, own = np.zeros_like(h), [np.zeros_like(h)] * N
+            h, gradients = np.zeros_like(h), [np.zeros_like(h)] * N
         theta = np.mean(list(models.values()), axis=0) - h / ALPHA
-        found.append((theta, h, own))
-    return found
+        states.append((theta, h, gradients))
+    return states
 
 
 def assert_all_near(found, expected):
-    for arrays, kept, (theta, _, own) in zip(
+    for arrays, kept, (theta, _, gradients) in zip(
         found.arrays, found.kept, expected, strict=True
     ):
         assert_near(matrix(arrays), theta, 2e-6)
-        for state, gradient_of in zip(kept, own, strict=True):
+        for state, gradient_of in zip(kept, gradients, strict=True):
             if state:
                 assert_near(matrix(state, "gradient."), gradient_of, 2e-6)
             else:
@@ -67,21 +67,21 @@ def assert_all_near(found, expected):
 
 
 def test_every_round_matches_the_paper():
-    found = run("feddyn", 5, evaluate=True, feddyn_alpha=ALPHA)
-    assert [len(clients) for clients in found.trained] == [3] * 5
-    expected = numpy_feddyn(found.trained)
-    assert_all_near(found, expected)
-    for i, metrics in enumerate(found.metrics[-1]):
+    result = run("feddyn", 5, evaluate=True, feddyn_alpha=ALPHA)
+    assert [len(clients) for clients in result.trained] == [3] * 5
+    expected = numpy_feddyn(result.trained)
+    assert_all_near(result, expected)
+    for i, metrics in enumerate(result.metrics[-1]):
         loss = loss_of(expected[-1][0], i)
         assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
 
 
 def test_h_is_the_mean_gradient_of_all_clients():
     more = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
-    found = run("feddyn", 6, feddyn_alpha=0.1, **more)
-    assert len({i for clients in found.trained for i in clients}) == N
-    gradients = [matrix(state, "gradient.") for state in found.kept[-1]]
-    h = matrix(found.strategy.gradient)
+    result = run("feddyn", 6, feddyn_alpha=0.1, **more)
+    assert len({i for clients in result.trained for i in clients}) == N
+    gradients = [matrix(state, "gradient.") for state in result.kept[-1]]
+    h = matrix(result.strategy.gradient)
     assert_near(h, np.mean(gradients, axis=0), 1e-6)
     assert np.abs(h).max() > 1e-3
 
@@ -90,25 +90,25 @@ def test_first_round_moves_by_the_mean_change_plus_its_share():
     # With h = 0, θ moves by the mean change, and through −h/α by |P|/m of it again.
     dyn = run("feddyn", 1, feddyn_alpha=ALPHA)
     prox = run("fedprox", 1, proximal_mu=ALPHA)
-    moved, mean = (matrix(found.arrays[0]) - start() for found in (dyn, prox))
+    moved, mean = (matrix(result.arrays[0]) - start() for result in (dyn, prox))
     assert_near(moved, 1.5 * mean, 1e-6)
 
 
 def test_rejected_reply_has_no_effect():
     first = run("feddyn", 5, feddyn_alpha=ALPHA)
     i = next(i for i in first.trained[1] if i in first.trained[0])
-    found = run("feddyn", 5, feddyn_alpha=ALPHA, spoilt={(i, 2)})
-    assert i not in found.trained[1]
-    assert_all_near(found, numpy_feddyn(found.trained))
+    result = run("feddyn", 5, feddyn_alpha=ALPHA, spoilt={(i, 2)})
+    assert i not in result.trained[1]
+    assert_all_near(result, numpy_feddyn(result.trained))
 
 
 def test_lost_gradient_resets_the_gradients_of_all_clients(caplog):
     first = run("feddyn", 5, feddyn_alpha=ALPHA)
     i = next(i for i in first.trained[2] if i in first.trained[0] + first.trained[1])
-    found = run("feddyn", 5, feddyn_alpha=ALPHA, lost={(i, 3)})
+    result = run("feddyn", 5, feddyn_alpha=ALPHA, lost={(i, 3)})
     assert f"client {i:06d} lacks the one in h" in caplog.text
-    for now, (theta, _, _) in enumerate(numpy_feddyn(found.trained, (3, i))):
-        assert_near(matrix(found.arrays[now]), theta, 2e-6)
+    for now, (theta, _, _) in enumerate(numpy_feddyn(result.trained, (3, i))):
+        assert_near(matrix(result.arrays[now]), theta, 2e-6)
 
 
 def test_model_with_buffers_is_rejected():

@@ -48,16 +48,16 @@ def candidates_of(message):
 
 def test_every_round_matches_the_paper():
     more = {"fomo_models": 2, "fomo_epsilon": 0.0, **WHOLE}
-    found = run("fedfomo", 6, evaluate=True, **more)
-    assert [len(clients) for clients in found.trained] == [3] * 6
+    result = run("fedfomo", 6, evaluate=True, **more)
+    assert [len(clients) for clients in result.trained] == [3] * 6
     own, before, kept = [start()] * N, [start()] * N, {}
     affinity = np.zeros((N, N))
     sent = {}
-    for message, _ in found.between("train"):
+    for message, _ in result.between("train"):
         place = int(message.content["config"]["server-round"]), message.metadata
         sent[place[0], message.metadata.dst_node_id - 1] = candidates_of(message)
     mixed = 0
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         replied, grown = {}, affinity.copy()
         for i in clients:
             received = sent[now + 1, i]
@@ -87,15 +87,15 @@ def test_every_round_matches_the_paper():
         kept |= replied
         affinity = grown
         for i in range(N):
-            if state := found.kept[now][i]:
+            if state := result.kept[now][i]:
                 assert_near(matrix(state, "model."), own[i], 1e-5)
                 assert_near(matrix(state, "before."), before[i], 1e-5)
             tested = loss_of(own[i], i)
-            assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-5)
+            assert result.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-5)
     # Models of other clients have been used.
     assert mixed > 5
     for i, row in enumerate(affinity):
-        row_sent = found.strategy.affinity.get(NAMES[i], {})
+        row_sent = result.strategy.affinity.get(NAMES[i], {})
         for j, value in enumerate(row):
             assert row_sent.get(NAMES[j], 0.0) == pytest.approx(value, abs=1e-4)
 
@@ -106,18 +106,20 @@ def test_without_candidates_clients_train_locally(more):
     # candidates.
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, "cohort": "off"}
     rounds = 4 if "fomo_models" in more else 1
-    found = run("fedfomo", rounds, evaluate=True, **more, **usual, **WHOLE)
+    result = run("fedfomo", rounds, evaluate=True, **more, **usual, **WHOLE)
     shared = {name: v for name, v in more.items() if name == "fraction_train"}
     local = run("local", rounds, evaluate=True, **shared, **usual)
-    for kept, others in zip(found.kept[-1], local.kept[-1], strict=True):
-        own = {n[len("model.") :]: v for n, v in kept.items() if n.startswith("model.")}
-        assert_same(own, others)
-    assert found.metrics == local.metrics
+    for kept, others in zip(result.kept[-1], local.kept[-1], strict=True):
+        model = {
+            n[len("model.") :]: v for n, v in kept.items() if n.startswith("model.")
+        }
+        assert_same(model, others)
+    assert result.metrics == local.metrics
 
 
 def test_validation_examples_are_not_trained_on():
-    found = run("fedfomo", 1, fomo_validation=0.5)
-    client = found.client(3, 1)
+    result = run("fedfomo", 1, fomo_validation=0.5)
+    client = result.client(3, 1)
     train, validation = client.split()
     again, _ = client.split()
     assert (len(train), len(validation)) == (7, 8)
@@ -151,11 +153,14 @@ def test_models_with_the_largest_affinity_are_chosen_without_exploration():
 
 
 def test_evaluation_sends_no_models_except_to_newcomers():
-    found = run("fedfomo", 3, evaluate=True, fomo_models=2)
-    for message, _ in found.between("evaluate"):
+    result = run("fedfomo", 3, evaluate=True, fomo_models=2)
+    for message, _ in result.between("evaluate"):
         assert candidates_of(message) == []
-    strategy, arrays = found.strategy, found.between("evaluate")[0][0].content["arrays"]
-    config = found.between("evaluate")[0][0].content["config"]
+    strategy, arrays = (
+        result.strategy,
+        result.between("evaluate")[0][0].content["arrays"],
+    )
+    config = result.between("evaluate")[0][0].content["config"]
     (message,) = strategy.open_round([1], arrays, config, 3, "evaluate.newcomer")
     assert len(candidates_of(message)) == 2
 

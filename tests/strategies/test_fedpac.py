@@ -32,13 +32,15 @@ MEANS, COUNTS = "prototypes.means", "prototypes.counts"
 def by_class(a, i):
     x, y = draw(i)
     z, counts = features(a, x), np.bincount(y, minlength=CLASSES)
-    own = [z[y == c].mean(0) if counts[c] else np.zeros(WIDTH) for c in range(CLASSES)]
-    return np.array(own), counts, z
+    means = [
+        z[y == c].mean(0) if counts[c] else np.zeros(WIDTH) for c in range(CLASSES)
+    ]
+    return np.array(means), counts, z
 
 
 def statistics(a, i):
-    own, counts, z = by_class(a, i)
-    h = own * counts[:, None] / len(z)
+    means, counts, z = by_class(a, i)
+    h = means * counts[:, None] / len(z)
     return h, (np.square(z).sum() / len(z) - np.square(h).sum()) / len(z)
 
 
@@ -74,12 +76,12 @@ def smallest(matrix):
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_matches_the_paper(weighting):
     more = {"fedpac_lambda": LAMBDA, "weighting": weighting}
-    found = run("fedpac", 5, evaluate=True, **more, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 5
+    outcome = run("fedpac", 5, evaluate=True, **more, **TASK)
+    assert [len(clients) for clients in outcome.trained] == [3] * 5
     a, w = start()
     heads = [w] * N
     centroids, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(outcome.trained):
         sent = [statistics(a, i) for i in clients]
         results = [trained(a, heads[i], i, centroids, known) for i in clients]
         a = mean([own for own, _ in results], weights(clients, weighting))
@@ -94,15 +96,15 @@ def test_every_round_matches_the_paper(weighting):
                 by = [n if weighting == "examples" else 1.0 for _, n in have]
                 centroids[c] = np.average([m for m, _ in have], axis=0, weights=by)
                 known[c] = True
-        arrays = {**found.arrays[now], **found.strategy.initial_head}
+        arrays = {**outcome.arrays[now], **outcome.strategy.initial_head}
         assert_near(parts(arrays)[0], a, 2e-6)
         np.testing.assert_allclose(arrays[MEANS], centroids, atol=2e-6)
         assert ((arrays[COUNTS] > 0) == known).all()
         for i in range(N):
-            loss = found.metrics[now][i]["loss"]
+            loss = outcome.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(a, heads[i], i), abs=1e-5)
     for i in range(N):
-        head = found.strategy.head(f"{i:06d}")
+        head = outcome.strategy.head(f"{i:06d}")
         assert_near(parts({**arrays, **head})[1], heads[i], 2e-6)
 
 
@@ -146,9 +148,9 @@ def test_only_client_with_a_class_keeps_its_head():
     ("name", "value"), [("statistics.variance", -1), ("statistics.features", 2e6)]
 )
 def test_reply_with_impossible_statistics_is_rejected(name, value):
-    found = run("fedpac", 1, **TASK)
-    _, reply = found.between("train")[0]
-    strategy = found.strategy
+    result = run("fedpac", 1, **TASK)
+    _, reply = result.between("train")[0]
+    strategy = result.strategy
     strategy.pending = strategy.training
     strategy.check_train_reply(reply)
     like = reply.content["arrays"][name].numpy()

@@ -79,10 +79,10 @@ def nearest(a, i, means, known):
 def test_every_round_matches_the_paper(weighting):
     more = {"fedproto_lambda": PULL, "weighting": weighting}
     more["fedproto_predicted"] = "all"
-    found = run_variant("fedproto", evaluate=True, **more, **TASK)
+    result = run_variant("fedproto", evaluate=True, **more, **TASK)
     models = [start()] * N
     means, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         for i in clients:
             models[i] = trained(*models[i], i, means, known)
         own = [own_prototypes(models[i][0], i) for i in clients]
@@ -92,16 +92,16 @@ def test_every_round_matches_the_paper(weighting):
                 by = [n if weighting == "examples" else 1.0 for _, n in have]
                 means[c] = np.average([m for m, _ in have], axis=0, weights=by)
                 known[c] = True
-        np.testing.assert_allclose(found.arrays[now][MEANS], means, atol=1e-5)
-        assert ((found.arrays[now][COUNTS] > 0) == known).all()
+        np.testing.assert_allclose(result.arrays[now][MEANS], means, atol=1e-5)
+        assert ((result.arrays[now][COUNTS] > 0) == known).all()
         for i, (a, w) in enumerate(models):
-            if kept := found.kept[now][i]:
+            if kept := result.kept[now][i]:
                 assert_near(parts(kept)[0], a)
                 assert_near(parts(kept)[1], w)
-            metrics = found.metrics[now][i]
+            metrics = result.metrics[now][i]
             assert metrics["loss"] == pytest.approx(loss_of(a, w, i), abs=1e-5)
             assert metrics["accuracy"] == pytest.approx(nearest(a, i, means, known))
-    differs = [m["accuracy"] != m["accuracy-head"] for m in found.metrics[-1]]
+    differs = [m["accuracy"] != m["accuracy-head"] for m in result.metrics[-1]]
     assert any(differs)
 
 
@@ -136,20 +136,20 @@ def test_fedproto_predicted_selects_own_or_all_classes():
 
 
 def test_untrained_client_predicts_its_own_classes():
-    found = run("fedproto", 1, evaluate=True, **MISSING)
-    others = [i for i in range(N) if i not in found.trained[0]]
+    result = run("fedproto", 1, evaluate=True, **MISSING)
+    others = [i for i in range(N) if i not in result.trained[0]]
     assert len(others) == 3
     for i in others:
-        assert not found.kept[0][i]
-        assert found.metrics[0][i]["accuracy"] == accuracies(found, i, 1)[0]
+        assert not result.kept[0][i]
+        assert result.metrics[0][i]["accuracy"] == accuracies(result, i, 1)[0]
 
 
 def test_prediction_knows_the_own_classes_without_examples():
-    found = run("fedproto", 4, **MISSING)
-    i = found.trained[-1][0]
-    client = found.client(i, 4)
+    result = run("fedproto", 4, **MISSING)
+    i = result.trained[-1][0]
+    client = result.client(i, 4)
     del client.task.train[i]
-    client.receive([found.arrays[-1][n] for n in (MEANS, COUNTS)], {})
+    client.receive([result.arrays[-1][n] for n in (MEANS, COUNTS)], {})
     model = client.deployed_model()
     x, _ = draw(i, test=True)
     with torch.no_grad():
@@ -159,13 +159,13 @@ def test_prediction_knows_the_own_classes_without_examples():
 
 def test_lambda_0_is_local_training():
     usual = {"evaluate": True, "cohort": "off", **SMALL_BATCHES, **TASK}
-    found = run("fedproto", 3, fedproto_lambda=0.0, **usual)
+    result = run("fedproto", 3, fedproto_lambda=0.0, **usual)
     alone = run("local", 3, **usual)
-    for kept, others in zip(found.kept[-1], alone.kept[-1], strict=True):
+    for kept, others in zip(result.kept[-1], alone.kept[-1], strict=True):
         assert_same({n: a for n, a in kept.items() if n != "classes.own"}, others)
-    for metrics, others in zip(found.metrics, alone.metrics, strict=True):
-        own = [m.get("accuracy-head", m["accuracy"]) for m in metrics]
-        assert own == [m["accuracy"] for m in others]
+    for metrics, others in zip(result.metrics, alone.metrics, strict=True):
+        accuracies = [m.get("accuracy-head", m["accuracy"]) for m in metrics]
+        assert accuracies == [m["accuracy"] for m in others]
 
 
 # Aggregation of hand-written replies
@@ -287,10 +287,10 @@ def narrow(monkeypatch):
 
 
 def test_clients_with_two_architectures(narrow):
-    found = run("fedproto", 2, fraction_train=1.0, evaluate=True, **TWO)
+    result = run("fedproto", 2, fraction_train=1.0, evaluate=True, **TWO)
     means = []
-    for i, kept in enumerate(found.kept[-1]):
-        client = found.client(i, 2)
+    for i, kept in enumerate(result.kept[-1]):
+        client = result.client(i, 2)
         assert client.task.model_name == ("digits-cnn", "narrow")[i % 2]
         assert kept.pop("classes.own").all()
         assert set(kept) == set(client.task.initial_state)
@@ -304,12 +304,12 @@ def test_clients_with_two_architectures(narrow):
         ((x, y),) = client.task.test_examples(i).batches(1000)
         with torch.no_grad():
             z = model.eval().representation(x)
-        right = torch.cdist(z, torch.tensor(found.arrays[-1][MEANS])).argmin(1) == y
+        right = torch.cdist(z, torch.tensor(result.arrays[-1][MEANS])).argmin(1) == y
         accuracy = right.float().mean().item()
-        assert found.metrics[-1][i]["accuracy"] == pytest.approx(accuracy)
+        assert result.metrics[-1][i]["accuracy"] == pytest.approx(accuracy)
     expected = np.mean(means, axis=0)
-    np.testing.assert_allclose(found.arrays[-1][MEANS], expected, atol=1e-5)
-    assert set(found.kept[-1][0]) != set(found.kept[-1][1])
+    np.testing.assert_allclose(result.arrays[-1][MEANS], expected, atol=1e-5)
+    assert set(result.kept[-1][0]) != set(result.kept[-1][1])
 
 
 def test_node_config_selects_the_model(narrow):

@@ -29,12 +29,12 @@ def numpy_fedprox(found, mu):
 
 @EACH_VARIANT
 def test_every_round_matches_the_paper(more):
-    found = run_variant("fedprox", proximal_mu=1.5, **more)
-    expected = numpy_fedprox(found, 1.5)
-    for arrays, w in zip(found.arrays, expected, strict=True):
+    result = run_variant("fedprox", proximal_mu=1.5, **more)
+    expected = numpy_fedprox(result, 1.5)
+    for arrays, w in zip(result.arrays, expected, strict=True):
         assert_near(matrix(arrays), w)
     # The proximal term has an effect.
-    assert np.abs(expected[-1] - numpy_fedprox(found, 0.0)[-1]).max() > 1e-2
+    assert np.abs(expected[-1] - numpy_fedprox(result, 0.0)[-1]).max() > 1e-2
 
 
 def test_mu_0_equals_fedavg_bitwise():
@@ -54,16 +54,16 @@ def test_proximal_term_has_no_effect_on_a_single_step():
 
 def test_rate_times_mu_1_starts_each_step_at_the_global_model():
     # w − η ∇F(w) − ηµ (w − wᵗ) = wᵗ − η ∇F(w): each step starts at wᵗ again.
-    found = run("fedprox", 1, proximal_mu=1 / RATE, representation_epochs=2)
-    w, clients = start(), found.trained[0]
+    result = run("fedprox", 1, proximal_mu=1 / RATE, representation_epochs=2)
+    w, clients = start(), result.trained[0]
     first = [w - RATE * gradient(w, i) for i in clients]
     second = [w - RATE * gradient(v, i) for v, i in zip(first, clients, strict=True)]
-    assert_near(matrix(found.arrays[0]), np.mean(second, axis=0))
+    assert_near(matrix(result.arrays[0]), np.mean(second, axis=0))
 
 
 def test_mu_is_sent_under_the_key_of_flower():
-    found = run("fedprox", 2, proximal_mu=0.25)
-    sent = [m.content["config"]["proximal-mu"] for m, _ in found.between("train")]
+    result = run("fedprox", 2, proximal_mu=0.25)
+    sent = [m.content["config"]["proximal-mu"] for m, _ in result.between("train")]
     assert sent == [0.25] * 6
     without = run("fedavg", 1).between("train")
     assert not any("proximal-mu" in m.content["config"] for m, _ in without)

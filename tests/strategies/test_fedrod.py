@@ -73,10 +73,10 @@ def numpy_fedrod(found):
 @pytest.mark.parametrize("variant", ["plain", "momentum", "examples"])
 def test_every_round_matches_the_paper(variant):
     more = VARIANTS[variant]
-    found = run_variant("fedrod", 3, evaluate={3}, **more)
-    expected = numpy_fedrod(found)
+    result = run_variant("fedrod", 3, evaluate={3}, **more)
+    expected = numpy_fedrod(result)
     for arrays, kept, (g, personal) in zip(
-        found.arrays, found.kept, expected, strict=True
+        result.arrays, result.kept, expected, strict=True
     ):
         assert_near(matrix(arrays), g)
         for state, p in zip(kept, personal, strict=True):
@@ -85,7 +85,7 @@ def test_every_round_matches_the_paper(variant):
     # Clients predict with the sum of both heads, or with the generic one if they never
     # trained.
     g, personal = expected[-1]
-    assert_losses(found, [g + p for p in personal])
+    assert_losses(result, [g + p for p in personal])
     # The class counts have an effect.
     plain = run("fedavg", 3, **more)
     assert np.abs(g - matrix(plain.arrays[-1])).max() > 1e-2
@@ -126,13 +126,13 @@ def test_on_balanced_data_the_generic_model_equals_fedavg():
     # log N is constant, and the personal head does not train the representation.
     usual = {"task": f"{__name__}:balanced", "momentum": 0.5, "weight_decay": 1e-3}
     usual |= {"batch_size": 5, "evaluate": True}
-    found, plain = run("fedrod", **usual), run("fedavg", **usual)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    result, plain = run("fedrod", **usual), run("fedavg", **usual)
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         for name, value in others.items():
             np.testing.assert_allclose(arrays[name], value, rtol=0, atol=1e-6)
-    for metrics, others in zip(found.metrics[-1], plain.metrics[-1], strict=True):
+    for metrics, others in zip(result.metrics[-1], plain.metrics[-1], strict=True):
         assert metrics["accuracy-global"] == others["accuracy"]
-    assert np.abs(found.kept[-1][0]["personal-head.weight"]).max() > 1e-2
+    assert np.abs(result.kept[-1][0]["personal-head.weight"]).max() > 1e-2
 
 
 def test_proximal_mu_from_the_server_is_applied():

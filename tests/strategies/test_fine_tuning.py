@@ -20,27 +20,27 @@ USUAL = {"weight_decay": 0.05, "proximal_mu": 1.5}
 )
 def test_variant_trains_like_its_base_and_tests_a_fine_tuned_head(base, srpfl):
     more = {"evaluate": True, "srpfl": srpfl, **USUAL}
-    found = run(f"{base}-ft", 3, finetune_epochs=EPOCHS, **more)
+    result = run(f"{base}-ft", 3, finetune_epochs=EPOCHS, **more)
     plain = run(base, 3, **more)
-    assert_same_arrays(found, plain)
-    for kept, others in zip(found.kept[-1], plain.kept[-1], strict=True):
+    assert_same_arrays(result, plain)
+    for kept, others in zip(result.kept[-1], plain.kept[-1], strict=True):
         assert_same(kept, others)
     for i in range(N):
         # The head is the whole model here. Neither μ nor c affects fine-tuning.
-        tuned = matrix(found.arrays[-1])
+        tuned = matrix(result.arrays[-1])
         for _ in range(EPOCHS):
             tuned = tuned - RATE * gradient(tuned, i, USUAL["weight_decay"])
-        metrics, others = found.metrics[-1][i], plain.metrics[-1][i]
+        metrics, others = result.metrics[-1][i], plain.metrics[-1][i]
         assert metrics["loss"] == pytest.approx(loss_of(tuned, i), abs=1e-5)
         assert metrics["accuracy-global"] == others["accuracy"]
-    accuracies = [metrics["accuracy"] for metrics in found.metrics[-1]]
-    assert accuracies != [metrics["accuracy-global"] for metrics in found.metrics[-1]]
+    accuracies = [metrics["accuracy"] for metrics in result.metrics[-1]]
+    assert accuracies != [metrics["accuracy-global"] for metrics in result.metrics[-1]]
 
 
 def test_without_epochs_the_variant_equals_its_base():
-    found = run("scaffold-ft", 2, evaluate=True, finetune_epochs=0)
+    result = run("scaffold-ft", 2, evaluate=True, finetune_epochs=0)
     plain = run("scaffold", 2, evaluate=True)
-    for metrics, others in zip(found.metrics[-1], plain.metrics[-1], strict=True):
+    for metrics, others in zip(result.metrics[-1], plain.metrics[-1], strict=True):
         assert metrics["loss"] == others["loss"]
         assert metrics["accuracy"] == metrics["accuracy-global"] == others["accuracy"]
 

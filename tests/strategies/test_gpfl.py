@@ -111,19 +111,19 @@ def initial():
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_matches_the_equations(weighting):
-    found = run("gpfl", 3, evaluate=True, weighting=weighting, **TERMS, **OWN)
-    assert [len(clients) for clients in found.trained] == [3] * 3
+    outcome = run("gpfl", 3, evaluate=True, weighting=weighting, **TERMS, **OWN)
+    assert [len(clients) for clients in outcome.trained] == [3] * 3
     start = initial()
     shared = {name: value for name, value in start.items() if name not in HEADS}
     heads = [{name: start[name] for name in HEADS}] * N
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(outcome.trained):
         results = {i: trained({**shared, **heads[i]}, i) for i in clients}
         by = weights(clients, weighting)
         for name in shared:
             values = [r[name].numpy() for r in results.values()]
             shared[name] = torch.tensor(mean(values, by))
             expected = shared[name].numpy()
-            np.testing.assert_allclose(found.arrays[now][name], expected, atol=5e-6)
+            np.testing.assert_allclose(outcome.arrays[now][name], expected, atol=5e-6)
         for i, result in results.items():
             heads[i] = {name: result[name] for name in HEADS}
         for i, head in enumerate(heads):
@@ -131,8 +131,8 @@ def test_every_round_matches_the_equations(weighting):
             condition = condition_of(shared["embedding.weight"], i)
             scores = outputs_of({**shared, **head}, x, condition)
             loss = cross_entropy(scores, y).item()
-            assert found.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-5)
-            if kept := found.kept[now][i]:
+            assert outcome.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-5)
+            if kept := outcome.kept[now][i]:
                 assert set(kept) == {*HEADS, "shares.value"}
                 for name in HEADS:
                     expected = head[name].numpy()
@@ -163,9 +163,9 @@ def test_client_without_examples_uses_the_global_condition():
 
 
 def test_class_shares_are_stored_for_prediction():
-    found = run("gpfl", 2, **OWN)
-    i = found.trained[-1][0]
-    kept = found.kept[-1][i]["shares.value"]
+    result = run("gpfl", 2, **OWN)
+    i = result.trained[-1][0]
+    kept = result.kept[-1][i]["shares.value"]
     y = draw(i)[1]
     np.testing.assert_allclose(kept, np.bincount(y, minlength=CLASSES) / len(y))
 

@@ -70,37 +70,37 @@ def numpy_ifca(models, trained, weighting):
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_matches_the_paper(weighting):
     more = {"num_clusters": CLUSTERS, "weighting": weighting}
-    found = run("ifca", 5, evaluate=True, **more)
-    assert [len(clients) for clients in found.trained] == [3] * 5
-    first, _ = found.between("train")[0]
+    result = run("ifca", 5, evaluate=True, **more)
+    assert [len(clients) for clients in result.trained] == [3] * 5
+    first, _ = result.between("train")[0]
     models = matrices({n: a.numpy() for n, a in first.content["arrays"].items()})
-    expected = numpy_ifca(models, found.trained, weighting)
+    expected = numpy_ifca(models, result.trained, weighting)
     everywhere = set()
     for now, (models, chosen) in enumerate(expected):
-        for theta, other in zip(matrices(found.arrays[now]), models, strict=True):
+        for theta, other in zip(matrices(result.arrays[now]), models, strict=True):
             assert_near(theta, other, 1e-6)
-        assert found.rows[now]["clusters"] == len(set(chosen.values()))
+        assert result.rows[now]["clusters"] == len(set(chosen.values()))
         everywhere |= set(chosen.values())
         for i in range(N):
             # Includes clients that were not sampled.
             tested = loss_of(models[chosen_by(models, i)], i)
-            assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-6)
+            assert result.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-6)
     assert len(everywhere) > 1
 
 
 def test_one_cluster_equals_fedavg():
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4}
-    found = run("ifca", evaluate=True, num_clusters=1, **usual)
+    result = run("ifca", evaluate=True, num_clusters=1, **usual)
     other = run("fedavg", evaluate=True, **usual)
-    for arrays, others in zip(found.arrays, other.arrays, strict=True):
+    for arrays, others in zip(result.arrays, other.arrays, strict=True):
         model = {n.removeprefix("clusters."): value[0] for n, value in arrays.items()}
         assert_same(model, others)
-    assert found.metrics == other.metrics
+    assert result.metrics == other.metrics
 
 
 def test_first_model_is_that_of_the_task_and_others_are_random():
-    found = run("ifca", 1, num_clusters=CLUSTERS)
-    stacked = initial_models(found.client(0, 1).task, CLUSTERS)
+    result = run("ifca", 1, num_clusters=CLUSTERS)
+    stacked = initial_models(result.client(0, 1).task, CLUSTERS)
     models = matrices({f"clusters.{n}": t.numpy() for n, t in stacked.items()})
     assert_near(models[0], start(), 0)
     bound = 1 / np.sqrt(DIMENSION)
@@ -110,17 +110,17 @@ def test_first_model_is_that_of_the_task_and_others_are_random():
 
 
 def test_cluster_without_clients_keeps_its_model():
-    found = run("ifca", 3, num_clusters=N)
-    first, _ = found.between("train")[0]
+    result = run("ifca", 3, num_clusters=N)
+    first, _ = result.between("train")[0]
     before = matrices({n: a.numpy() for n, a in first.content["arrays"].items()})
-    chosen = {chosen_by(before, i) for i in found.trained[0]}
-    for j, theta in enumerate(matrices(found.arrays[0])):
+    chosen = {chosen_by(before, i) for i in result.trained[0]}
+    for j, theta in enumerate(matrices(result.arrays[0])):
         assert np.array_equal(theta, before[j]) == (j not in chosen)
 
 
 def test_clients_return_one_model_and_its_cluster_index():
-    found = run("ifca", 1, num_clusters=CLUSTERS)
-    for message, reply in found.between("train"):
+    result = run("ifca", 1, num_clusters=CLUSTERS)
+    for message, reply in result.between("train"):
         assert {n.partition(".")[0] for n in message.content["arrays"]} == {"clusters"}
         assert list(reply.content["arrays"]) == ["head.weight", "head.bias"]
         assert reply.content["metrics"]["cluster"] in range(CLUSTERS)
@@ -129,8 +129,8 @@ def test_clients_return_one_model_and_its_cluster_index():
 @pytest.mark.parametrize("cluster", [-1, 0.5, 2, None])
 def test_reply_with_an_invalid_cluster_is_rejected(cluster):
     strategy = IFCA(num_clusters=2)
-    found = run("ifca", 1, num_clusters=2)
-    message, reply = found.between("train")[0]
+    result = run("ifca", 1, num_clusters=2)
+    message, reply = result.between("train")[0]
     strategy.pending.expect("arrays", reply.content["arrays"])
     metrics = {"num_examples": 6, "train_loss": 1.0}
     named = {} if cluster is None else {"cluster": cluster}

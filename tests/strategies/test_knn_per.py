@@ -33,32 +33,32 @@ def mixture(arrays, i):
 
 def test_every_client_mixes_its_neighbours_with_the_global_model():
     options = {"knn_neighbours": K, "knn_lambda": WEIGHT, "knn_scale": SCALE}
-    found = run("knn-per", 4, evaluate=True, **options, **TASK)
+    result = run("knn-per", 4, evaluate=True, **options, **TASK)
     plain = run("fedavg", 4, evaluate=True, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 4
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    assert [len(clients) for clients in result.trained] == [3] * 4
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_same(arrays, others)
-    for now, arrays in enumerate(found.arrays):
+    for now, arrays in enumerate(result.arrays):
         for i in range(N):
             # Includes clients that were not sampled.
             p, targets = mixture(arrays, i)
             chosen = p[np.arange(len(p)), targets]
-            metrics = found.metrics[now][i]
+            metrics = result.metrics[now][i]
             expected = -np.log(chosen).mean()
             assert metrics["loss"] == pytest.approx(expected, abs=1e-5)
             assert metrics["accuracy"] == pytest.approx((p.argmax(1) == targets).mean())
             other = plain.metrics[now][i]["accuracy"]
             assert metrics["accuracy-global"] == pytest.approx(other)
-    assert any(m["accuracy"] != m["accuracy-global"] for m in found.metrics[-1])
+    assert any(m["accuracy"] != m["accuracy-global"] for m in result.metrics[-1])
 
 
 def test_lambda_0_is_fedavg():
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, **TASK}
-    found = run("knn-per", evaluate=True, knn_lambda=0.0, **usual)
+    result = run("knn-per", evaluate=True, knn_lambda=0.0, **usual)
     plain = run("fedavg", evaluate=True, **usual)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_same(arrays, others)
-    for metrics, others in zip(found.metrics, plain.metrics, strict=True):
+    for metrics, others in zip(result.metrics, plain.metrics, strict=True):
         values = [
             {n: v for n, v in m.items() if n != "accuracy-global"} for m in metrics
         ]
@@ -88,9 +88,9 @@ def unlabelled(num_clients):
 
 def test_only_labelled_examples_are_neighbours():
     settings = {"task": f"{__name__}:unlabelled", "knn_lambda": 1.0}
-    found = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
+    result = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
     _, targets = draw(0, test=True)
-    assert found.metrics[0][0]["accuracy"] == pytest.approx((targets == 1).mean())
+    assert result.metrics[0][0]["accuracy"] == pytest.approx((targets == 1).mean())
 
 
 @pytest.mark.parametrize(

@@ -46,60 +46,60 @@ def numpy_l2gd(found):
     """Run Algorithm 1 step by step; return (x̄, all x_i) by round, None before
     training.
     """
-    mean, own, rounds, pull = start(), [None] * N, [], 0.45 * LAMBDA
+    mean, models, rounds, pull = start(), [None] * N, [], 0.45 * LAMBDA
     for clients, (aggregations, steps) in zip(
         found.trained, throws(found), strict=True
     ):
-        own = list(own)
+        models = list(models)
         for i in clients:
-            x = mean if own[i] is None else own[i]
+            x = mean if models[i] is None else models[i]
             for _ in range(aggregations):
                 x = (1 - pull) * x + pull * mean
-            own[i] = found.descend(x, i, steps)
-        mean = np.mean([x for x in own if x is not None], axis=0)
-        rounds.append((mean, own))
+            models[i] = found.descend(x, i, steps)
+        mean = np.mean([x for x in models if x is not None], axis=0)
+        rounds.append((mean, models))
     return rounds
 
 
 @pytest.mark.parametrize("variant", ["plain", "momentum", "srpfl"])
 def test_every_round_matches_the_paper(variant):
-    found = run_variant("l2gd", 5, evaluate={5}, **OWN, **VARIANTS[variant])
-    assert len(set(throws(found))) > 2
-    expected = numpy_l2gd(found)
-    assert_rounds(found, expected)
+    result = run_variant("l2gd", 5, evaluate={5}, **OWN, **VARIANTS[variant])
+    assert len(set(throws(result))) > 2
+    expected = numpy_l2gd(result)
+    assert_rounds(result, expected)
     mean, models = expected[-1]
-    assert_losses(found, [mean if x is None else x for x in models])
+    assert_losses(result, [mean if x is None else x for x in models])
 
 
 def test_every_coin_toss_matches_the_paper():
     # All n devices take part with the paper's α, and every aggregation computes x̄.
-    found = run("l2gd", 6, fraction_train=1.0, **OWN)
+    result = run("l2gd", 6, fraction_train=1.0, **OWN)
     alpha = RATE * N * (1 - P)
     x = [start()] * N
-    for server_round, (aggregations, steps) in enumerate(throws(found)):
+    for server_round, (aggregations, steps) in enumerate(throws(result)):
         for xi in [1] * aggregations + [0] * steps:
             mean, share = np.mean(x, axis=0), alpha * LAMBDA / (N * P)
             if xi:
-                x = [(1 - share) * own + share * mean for own in x]
+                x = [(1 - share) * model + share * mean for model in x]
             else:
                 step = alpha / (N * (1 - P))
-                x = [own - step * gradient(own, i) for i, own in enumerate(x)]
-        assert_near(matrix(found.arrays[server_round]), np.mean(x, axis=0))
-        for state, own in zip(found.kept[server_round], x, strict=True):
-            assert_near(matrix(state, "model."), own)
+                x = [model - step * gradient(model, i) for i, model in enumerate(x)]
+        assert_near(matrix(result.arrays[server_round]), np.mean(x, axis=0))
+        for state, model in zip(result.kept[server_round], x, strict=True):
+            assert_near(matrix(state, "model."), model)
 
 
 def test_mean_covers_all_models_including_those_of_latecomers():
-    found = run("l2gd", 6, late=(0, 4), spoilt={(1, 2), (3, 5)}, **OWN)
-    for arrays, kept in zip(found.arrays, found.kept, strict=True):
+    result = run("l2gd", 6, late=(0, 4), spoilt={(1, 2), (3, 5)}, **OWN)
+    for arrays, kept in zip(result.arrays, result.kept, strict=True):
         models = [matrix(state, "model.") for state in kept if state]
         assert_near(matrix(arrays), np.mean(models, axis=0), 1e-6)
 
 
 def test_lambda_0_is_local_training():
-    found = run("l2gd", 5, fraction_train=1.0, l2gd_lambda=0.0, l2gd_probability=P)
-    steps = sum(steps for _, steps in throws(found))
-    for i, state in enumerate(found.kept[-1]):
+    result = run("l2gd", 5, fraction_train=1.0, l2gd_lambda=0.0, l2gd_probability=P)
+    steps = sum(steps for _, steps in throws(result))
+    for i, state in enumerate(result.kept[-1]):
         x = start()
         for _ in range(steps):
             x = x - RATE * gradient(x, i)
@@ -108,22 +108,22 @@ def test_lambda_0_is_local_training():
 
 def test_largest_lambda_equals_fedavg():
     # An aggregation yields x̄, from which the local steps start.
-    found = run("l2gd", 4, l2gd_lambda=P / (RATE * (1 - P)), l2gd_probability=P)
-    mean, own = start(), {}
-    for server_round, (_, steps) in enumerate(throws(found)):
-        for i in found.trained[server_round]:
+    result = run("l2gd", 4, l2gd_lambda=P / (RATE * (1 - P)), l2gd_probability=P)
+    mean, models = start(), {}
+    for server_round, (_, steps) in enumerate(throws(result)):
+        for i in result.trained[server_round]:
             x = mean
             for _ in range(steps):
                 x = x - RATE * gradient(x, i)
-            own[i] = x
-        mean = np.mean(list(own.values()), axis=0)
-        assert_near(matrix(found.arrays[server_round]), mean)
+            models[i] = x
+        mean = np.mean(list(models.values()), axis=0)
+        assert_near(matrix(result.arrays[server_round]), mean)
     # With all clients and one local step per round, this is FedAvg with one epoch.
     more = {"fraction_train": 1.0, "l2gd_probability": 1 - 1e-9}
-    found = run("l2gd", 3, l2gd_lambda=0.999e9 / RATE, **more)
-    assert [steps for _, steps in throws(found, 1 - 1e-9)] == [1, 1, 1]
+    result = run("l2gd", 3, l2gd_lambda=0.999e9 / RATE, **more)
+    assert [steps for _, steps in throws(result, 1 - 1e-9)] == [1, 1, 1]
     plain = run("fedavg", 3, fraction_train=1.0, representation_epochs=1)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_near(matrix(arrays), matrix(others))
 
 

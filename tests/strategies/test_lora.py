@@ -44,11 +44,11 @@ def assert_losses(found, now, losses):
 )
 def test_every_round_matches_the_reference(algorithm, shared, trained, weighting):
     task = {**ADAPTERS, "weighting": weighting}
-    found = run_variant(algorithm, 4, evaluate=True, head_layers=1, **task)
-    reference = Reference(found)
+    result = run_variant(algorithm, 4, evaluate=True, head_layers=1, **task)
+    reference = Reference(result)
     w, models_of = dict(reference.initial), [dict(reference.initial)] * N
     kept = [name for name in trained if name not in shared]
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         models = {
             i: reference.descend(
                 {**models_of[i], **{n: w[n] for n in shared}}, i, STEPS, trained
@@ -58,21 +58,21 @@ def test_every_round_matches_the_reference(algorithm, shared, trained, weighting
         models_of = [models.get(i, models_of[i]) for i in range(N)]
         shares = weights(clients, weighting)
         w |= average(list(models.values()), shared, shares)
-        assert_arrays(found.arrays[now], w, shared)
+        assert_arrays(result.arrays[now], w, shared)
         for i in range(N):
-            if state := found.kept[now][i]:
+            if state := result.kept[now][i]:
                 assert_arrays(state, models_of[i], kept)
         deployed = [{**models_of[i], **{n: w[n] for n in shared}} for i in range(N)]
         losses = [reference.loss(deployed[i], i, test=True) for i in range(N)]
-        assert_losses(found, now, losses)
+        assert_losses(result, now, losses)
 
 
 @WEIGHTINGS
 def test_feddpa_trains_a_personal_adapter_next_to_the_global_one(weighting):
     alpha, epochs = 0.3, 2
     options = {"feddpa_alpha": alpha, "personal_epochs": epochs, "weighting": weighting}
-    found = run_variant("feddpa", 4, evaluate=True, **ADAPTERS, **options)
-    reference = Reference(found)
+    result = run_variant("feddpa", 4, evaluate=True, **ADAPTERS, **options)
+    reference = Reference(result)
     w, personal = dict(reference.initial), [dict(reference.initial)] * N
 
     def loss_beside(g, test=False):
@@ -83,53 +83,53 @@ def test_feddpa_trains_a_personal_adapter_next_to_the_global_one(weighting):
 
         return loss
 
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         for i in clients:
             beside = loss_beside(w)
             v = reference.descend(personal[i], i, epochs, ALL, beside)
             personal = [*personal[:i], v, *personal[i + 1 :]]
         models = [reference.descend(w, i, STEPS, ALL) for i in clients]
         w = average(models, ALL, weights(clients, weighting))
-        assert_arrays(found.arrays[now], w, ALL)
+        assert_arrays(result.arrays[now], w, ALL)
         for i in range(N):
-            if state := found.kept[now][i]:
+            if state := result.kept[now][i]:
                 named = {n.removeprefix("model."): v for n, v in state.items()}
                 assert_arrays(named, personal[i], ALL)
         losses = [loss_beside(w, test=True)(personal[i], i) for i in range(N)]
-        assert_losses(found, now, losses)
+        assert_losses(result, now, losses)
 
 
 def test_global_adapter_of_feddpa_equals_that_of_fedavg():
-    found, plain = run("feddpa", 3, **ADAPTERS), run("fedavg", 3, **ADAPTERS)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    result, plain = run("feddpa", 3, **ADAPTERS), run("fedavg", 3, **ADAPTERS)
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_arrays(arrays, others, ALL)
 
 
 def test_feddpa_with_alpha_1_is_local_training():
-    found = run("feddpa", 3, feddpa_alpha=1.0, personal_epochs=STEPS, **ADAPTERS)
+    result = run("feddpa", 3, feddpa_alpha=1.0, personal_epochs=STEPS, **ADAPTERS)
     alone = run("local", 3, **ADAPTERS)
-    for i in found.trained[-1]:
-        kept = {n.removeprefix("model."): v for n, v in found.kept[-1][i].items()}
+    for i in result.trained[-1]:
+        kept = {n.removeprefix("model."): v for n, v in result.kept[-1][i].items()}
         assert_arrays(kept, alone.kept[-1][i], ALL)
 
 
 def test_ffa_lora_averages_products_exactly():
-    found = run("ffa-lora", 2, fraction_train=1.0, weight_decay=0.1, **ADAPTERS)
-    model = found.client(0, 2).model
+    result = run("ffa-lora", 2, fraction_train=1.0, weight_decay=0.1, **ADAPTERS)
+    model = result.client(0, 2).model
     matrix = model.representation[0].lora_A.default.weight
     assert not isinstance(matrix, torch.nn.Parameter)
-    replies = [r for m, r in found.between("train")][-N:]
+    replies = [r for m, r in result.between("train")][-N:]
     products = [
         torch.from_numpy(r.content["arrays"][B].numpy()) @ matrix for r in replies
     ]
-    mean = torch.from_numpy(found.arrays[-1][B]) @ matrix
+    mean = torch.from_numpy(result.arrays[-1][B]) @ matrix
     torch.testing.assert_close(mean, torch.stack(products).mean(0))
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "ditto", "flute", "fedbabu", "apfl"])
 def test_only_adapters_and_heads_are_sent(algorithm):
-    found = run(algorithm, 2, **ADAPTERS)
-    names = {n for m, r in found.between("train") for n in r.content["arrays"]}
+    result = run(algorithm, 2, **ADAPTERS)
+    names = {n for m, r in result.between("train") for n in r.content["arrays"]}
     assert names <= {*ALL}
     assert {A, B} <= names
 
@@ -142,25 +142,25 @@ def test_only_adapters_and_heads_are_sent(algorithm):
     ],
 )
 def test_other_algorithms_train_adapters(algorithm):
-    found = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense")
-    assert [row["rejected"] for row in found.rows] == [0] * len(found.rows)
-    assert not [name for name in found.arrays if "base_layer" in name]
+    result = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense")
+    assert [row["rejected"] for row in result.rows] == [0] * len(result.rows)
+    assert not [name for name in result.arrays if "base_layer" in name]
 
 
 @pytest.mark.parametrize("noise", ["dp", "server_dp"])
 @pytest.mark.parametrize("algorithm", ["fedsa-lora", "ffa-lora", "feddpa"])
 def test_privacy_noise_is_accounted_for(algorithm, noise):
     more = {f"{noise}_noise": 1.0, f"{noise}_clip": 1.0, f"{noise}_delta": 1e-3}
-    found = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense", **more)
-    assert [row["rejected"] for row in found.rows] == [0] * len(found.rows)
-    text = str(found.rows[-1]) + str(found.values["clients"])
+    result = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense", **more)
+    assert [row["rejected"] for row in result.rows] == [0] * len(result.rows)
+    text = str(result.rows[-1]) + str(result.values["clients"])
     assert "epsilon" in text
 
 
 def test_frozen_weight_equals_that_of_the_model_without_adapters():
-    found = run("fedrep", 2, weight_decay=0.5, **ADAPTERS)
-    client = found.client(found.trained[-1][0], 2)
-    client.receive(list(found.arrays[-1].values()), {})
+    result = run("fedrep", 2, weight_decay=0.5, **ADAPTERS)
+    client = result.client(result.trained[-1][0], 2)
+    client.receive(list(result.arrays[-1].values()), {})
     base = client.model.representation[0].base_layer.weight
     expected = run("fedrep", 1, task="lora_tasks:plain").client(0, 1).task
     weight = expected.initial_state["representation.0.weight"]

@@ -51,22 +51,22 @@ def trained(a, w, i, previous):
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_matches_the_paper(weighting):
-    found = run("moon", evaluate=True, weighting=weighting, **TERMS, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 4
+    outcome = run("moon", evaluate=True, weighting=weighting, **TERMS, **TASK)
+    assert [len(clients) for clients in outcome.trained] == [3] * 4
     a, w = start()
     previous = [a] * N
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(outcome.trained):
         results = {i: trained(a, w, i, previous[i]) for i in clients}
         shares = weights(clients, weighting)
         a, w = (mean([r[part] for r in results.values()], shares) for part in (0, 1))
         for i, (representation, _) in results.items():
             previous[i] = representation
-        assert_near(parts(found.arrays[now])[0], a, 2e-6)
-        assert_near(parts(found.arrays[now])[1], w, 2e-6)
+        assert_near(parts(outcome.arrays[now])[0], a, 2e-6)
+        assert_near(parts(outcome.arrays[now])[1], w, 2e-6)
         for i in range(N):
-            loss = found.metrics[now][i]["loss"]
+            loss = outcome.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(a, w, i), abs=1e-5)
-            if kept := found.kept[now][i]:
+            if kept := outcome.kept[now][i]:
                 weight, bias = kept["previous.0.weight"], kept["previous.0.bias"]
                 assert_near(np.column_stack([weight, bias]), previous[i], 2e-6)
 
@@ -74,15 +74,15 @@ def test_every_round_matches_the_paper(weighting):
 def test_mu_0_equals_fedavg_bitwise():
     usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
     plain = run("fedavg", evaluate=True, **usual, **TASK)
-    found = run("moon", evaluate=True, moon_mu=0.0, **usual, **TASK)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    result = run("moon", evaluate=True, moon_mu=0.0, **usual, **TASK)
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_same(arrays, others)
-    assert found.metrics == plain.metrics
+    assert result.metrics == plain.metrics
 
 
 def test_previous_model_is_not_sent():
-    found = run("moon", 3, **TASK)
-    for _, reply in found.between("train"):
+    result = run("moon", 3, **TASK)
+    for _, reply in result.between("train"):
         names = {name.partition(".")[0] for name in reply.content["arrays"]}
         assert names == {"representation", "head"}
 

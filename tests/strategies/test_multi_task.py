@@ -321,17 +321,17 @@ def test_bad_settings_are_rejected(given, message):
 
 @pytest.mark.parametrize(("zeta", "factor"), [("0", 64), ("theory", 256)])
 def test_theory_settings_match_the_theorems(zeta, factor):
-    given = {"compressor": "identity", "saddle_step": 2e-5, "num_server_rounds": 8}
-    given |= {"bandit_radius": zeta, "radius": 2.0}
-    theory, _, _, _ = run(8, dual_regularizer="theory", **given)
+    options = {"compressor": "identity", "saddle_step": 2e-5, "num_server_rounds": 8}
+    options |= {"bandit_radius": zeta, "radius": 2.0}
+    theory, _, _, _ = run(8, dual_regularizer="theory", **options)
     # Theorems 3 and 4: G = 2 sqrt(2) ||x_i - x_j|| <= 8 sqrt(2) on the ball of radius
     # 2, with two dual variables per edge.
     m = 2 * len(build_graph("erdos-renyi", NODES, 0.5, 3).edges)
     inside = factor * 2e-5**2 * (1 + m) * (8 * 2**0.5) ** 2
     delta = (1 - (1 - inside) ** 0.5) / (4 * 2e-5**2)
     if zeta == "theory":
-        given["bandit_radius"] = 1 / 8
-    number, _, _, _ = run(8, dual_regularizer=delta, **given)
+        options["bandit_radius"] = 1 / 8
+    number, _, _, _ = run(8, dual_regularizer=delta, **options)
     for found, expected in zip(theory, number, strict=True):
         for name in ("raw", "duals"):
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)

@@ -195,8 +195,8 @@ def test_with_inactive_constraints_each_node_trains_alone():
 @pytest.mark.parametrize("part", ["all", "head"])
 def test_a_bound_of_zero_brings_the_nodes_together(part):
     def spread(bound):
-        given = {"constrained_part": part, "dual_regularizer": 0.01}
-        states, _ = run(400, constraint_bound=bound, **given)
+        options = {"constrained_part": part, "dual_regularizer": 0.01}
+        states, _ = run(400, constraint_bound=bound, **options)
         x = np.concatenate([state["raw"] for state in states])
         x = x[:, HEAD] if part == "head" else x
         return np.linalg.norm(x - x.mean(0), axis=1).max()
@@ -237,10 +237,10 @@ def test_saved_run_predicts_with_the_model_of_each_node(tmp_path):
 
 
 def test_a_resumed_run_may_have_more_rounds(tmp_path):
-    given = {"num_server_rounds": 2, "task": "curve_tasks:curves"}
-    algorithm_runs.run_tiny("multi-task", tmp_path, **given)
-    given |= {"num_server_rounds": 4, "resume": str(tmp_path)}
-    resumed = algorithm_runs.run_tiny("multi-task", tmp_path, **given)
+    options = {"num_server_rounds": 2, "task": "curve_tasks:curves"}
+    algorithm_runs.run_tiny("multi-task", tmp_path, **options)
+    options |= {"num_server_rounds": 4, "resume": str(tmp_path)}
+    resumed = algorithm_runs.run_tiny("multi-task", tmp_path, **options)
     uninterrupted = algorithm_runs.run_tiny(
         "multi-task", num_server_rounds=4, task="curve_tasks:curves"
     )

@@ -36,11 +36,11 @@ SHARED = {"new_clients": 2, "fraction_train": 1.0, "newcomer_epochs": EPOCHS}
 
 def joined(algorithm: str, **more):
     """Return the trained run, and each newcomer's metrics by number of examples."""
-    found = run(algorithm, 2, **SHARED, **more)
-    arrays = to_record(found.arrays[-1])
-    metrics = let_join(found.strategy, found.grid, arrays, 2, 60.0)
+    result = run(algorithm, 2, **SHARED, **more)
+    arrays = to_record(result.arrays[-1])
+    metrics = let_join(result.strategy, result.grid, arrays, 2, 60.0)
     assert list(metrics) == [f"{i:06d}" for i in NEW]
-    return found, [metrics[f"{i:06d}"] for i in NEW]
+    return result, [metrics[f"{i:06d}"] for i in NEW]
 
 
 def descend(theta, i, slope_of):
@@ -50,13 +50,13 @@ def descend(theta, i, slope_of):
 
 
 def test_newcomers_do_not_train_with_others():
-    found, metrics = joined("fedper", evaluate=True)
+    result, metrics = joined("fedper", evaluate=True)
     others = [i for i in range(N) if i not in NEW]
-    assert found.trained == [others, others]
-    assert [row["evaluated"] for row in found.rows] == [len(others)] * 2
+    assert result.trained == [others, others]
+    assert [row["evaluated"] for row in result.rows] == [len(others)] * 2
     asked = {
         m.metadata.dst_node_id - 1
-        for m in found.grid.sent
+        for m in result.grid.sent
         if m.metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
     }
     assert asked == set(others)
@@ -99,41 +99,41 @@ class Statistics(FedAvg, client=f"{__name__}:WithStatistics"):
 
 
 def test_newcomer_fits_with_additional_shared_arrays():
-    found, metrics = joined(f"{__name__}:Statistics")
-    arrays = {n: a for n, a in found.arrays[-1].items() if n != "statistics.count"}
+    result, metrics = joined(f"{__name__}:Statistics")
+    arrays = {n: a for n, a in result.arrays[-1].items() if n != "statistics.count"}
     for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(matrix(arrays), i, gradient)
         assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
 def test_without_personal_parameters_newcomers_use_the_global_model():
-    found, metrics = joined("fedavg")
+    result, metrics = joined("fedavg")
     for i, entries in zip(NEW, metrics, strict=True):
         assert entries[-1]["loss"] == pytest.approx(
-            loss_of(matrix(found.arrays[-1]), i), abs=1e-5
+            loss_of(matrix(result.arrays[-1]), i), abs=1e-5
         )
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.8])
 def test_newcomer_of_ditto_is_regularized_towards_the_global_model(pull):
-    found, metrics = joined("ditto", ditto_lambda=pull)
-    w = matrix(found.arrays[-1])
+    result, metrics = joined("ditto", ditto_lambda=pull)
+    w = matrix(result.arrays[-1])
     for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(w, i, lambda v, i: gradient(v, i) + pull * (v - w))
         assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
 def test_newcomer_of_l2gd_is_regularized_towards_the_mean():
-    found, metrics = joined("l2gd", l2gd_lambda=0.2)
-    mean = matrix(found.arrays[-1])
+    result, metrics = joined("l2gd", l2gd_lambda=0.2)
+    mean = matrix(result.arrays[-1])
     for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(mean, i, lambda x, i: gradient(x, i) + 0.2 * (x - mean))
         assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
 def test_newcomer_that_stops_replying_is_omitted(monkeypatch):
-    found = run("fedper", 2, **SHARED)
-    answers, dead = found.grid.send_and_receive, NEW[0] + 1
+    result = run("fedper", 2, **SHARED)
+    answers, dead = result.grid.send_and_receive, NEW[0] + 1
 
     def send_and_receive(messages, **how):
         asked = list(messages)
@@ -142,19 +142,21 @@ def test_newcomer_that_stops_replying_is_omitted(monkeypatch):
             [m for m in asked if not is_last or m.metadata.dst_node_id != dead], **how
         )
 
-    monkeypatch.setattr(found.grid, "send_and_receive", send_and_receive)
-    arrays = to_record(found.arrays[-1])
-    metrics = let_join(found.strategy, found.grid, arrays, 2, 60.0)
+    monkeypatch.setattr(result.grid, "send_and_receive", send_and_receive)
+    arrays = to_record(result.arrays[-1])
+    metrics = let_join(result.strategy, result.grid, arrays, 2, 60.0)
     assert list(metrics) == [f"{i:06d}" for i in NEW[1:]]
 
 
 def test_newcomer_of_an_algorithm_with_extra_parts_uses_its_fit():
     # FedRoD without a representation: the generic head is fixed and the personal one
     # trained.
-    found, metrics = joined("fedrod")
+    result, metrics = joined("fedrod")
     assert all(np.isfinite(entries[-1]["loss"]) for entries in metrics)
-    generic = {name: array.tobytes() for name, array in found.arrays[-1].items()}
-    asked = [m for m in found.grid.sent if m.metadata.message_type.endswith("newcomer")]
+    generic = {name: array.tobytes() for name, array in result.arrays[-1].items()}
+    asked = [
+        m for m in result.grid.sent if m.metadata.message_type.endswith("newcomer")
+    ]
     for message in asked:
         sent = message.content.array_records["arrays"]
         assert {n: a.numpy().tobytes() for n, a in sent.items()} == generic
@@ -162,8 +164,8 @@ def test_newcomer_of_an_algorithm_with_extra_parts_uses_its_fit():
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_newcomer_of_apfl_trains_its_part_of_the_mixture(alpha):
-    found, metrics = joined("apfl", apfl_alpha=alpha, apfl_adaptive=False)
-    w = matrix(found.arrays[-1])
+    result, metrics = joined("apfl", apfl_alpha=alpha, apfl_adaptive=False)
+    w = matrix(result.arrays[-1])
 
     def mixed(v):
         return alpha * v + (1 - alpha) * w
@@ -174,10 +176,10 @@ def test_newcomer_of_apfl_trains_its_part_of_the_mixture(alpha):
 
 
 def test_newcomers_under_srpfl():
-    found = run("ditto", 2, srpfl=True, ditto_lambda=0.8, **SHARED)
-    arrays = to_record(found.arrays[-1])
-    metrics = let_join(found.strategy, found.grid, arrays, 2, 60.0)
-    w = matrix(found.arrays[-1])
+    result = run("ditto", 2, srpfl=True, ditto_lambda=0.8, **SHARED)
+    arrays = to_record(result.arrays[-1])
+    metrics = let_join(result.strategy, result.grid, arrays, 2, 60.0)
+    w = matrix(result.arrays[-1])
     for i in NEW:
         theta = descend(w, i, lambda v, i: gradient(v, i) + 0.8 * (v - w))
         loss = metrics[f"{i:06d}"][-1]["loss"]

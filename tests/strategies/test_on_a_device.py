@@ -56,10 +56,10 @@ def test_fake_device_rejects_what_a_gpu_rejects():
     ],
 )
 def test_results_equal_those_of_the_cpu(algorithm, size):
-    found = outcome(algorithm, size, device="gpu", rounds=1)
+    result = outcome(algorithm, size, device="gpu", rounds=1)
     assert devices.current() == double.GPU
     # The fake device computes on the CPU, so results are bitwise equal.
-    assert_same(found, outcome(algorithm, size, device="cpu", rounds=1), 0)
+    assert_same(result, outcome(algorithm, size, device="cpu", rounds=1), 0)
 
 
 def test_random_numbers_on_the_device_differ_by_client():

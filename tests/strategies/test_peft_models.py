@@ -86,8 +86,8 @@ def test_run_trains_and_sends_only_adapters_and_heads(task, algorithm, tmp_path)
 
 
 def test_existing_adapters_are_kept():
-    given = {"task": "peft_tasks:words", "adapters": "lora", "lora-rank": 4}
-    state = build_task(resolve(given), N).initial_state
+    options = {"task": "peft_tasks:words", "adapters": "lora", "lora-rank": 4}
+    state = build_task(resolve(options), N).initial_state
     assert state[f"{PREFIX}first.lora_A.default.weight"].shape == (2, 8)
 
 

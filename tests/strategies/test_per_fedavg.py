@@ -72,16 +72,16 @@ def numpy_per_fedavg(found, second_order):
 @pytest.mark.parametrize("variant", ["plain", "momentum", "examples"])
 def test_every_round_matches_the_paper(algorithm, variant):
     more = {"inner_learning_rate": ALPHA, "evaluate": {3}, **VARIANTS[variant]}
-    second, found = algorithm == "hf-maml", run_variant(algorithm, 3, **more)
-    expected = numpy_per_fedavg(found, second)
-    for arrays, w in zip(found.arrays, expected, strict=True):
+    second, result = algorithm == "hf-maml", run_variant(algorithm, 3, **more)
+    expected = numpy_per_fedavg(result, second)
+    for arrays, w in zip(result.arrays, expected, strict=True):
         assert_near(matrix(arrays), w)
     # The Hessian term has an effect.
     w = expected[-1]
-    assert np.abs(w - numpy_per_fedavg(found, not second)[-1]).max() > 1e-2
+    assert np.abs(w - numpy_per_fedavg(result, not second)[-1]).max() > 1e-2
     # Clients are tested after one step from the meta-model, and keep no state.
-    assert_losses(found, [w - ALPHA * gradient(w, i) for i in range(N)])
-    assert not any(found.kept[-1])
+    assert_losses(result, [w - ALPHA * gradient(w, i) for i in range(N)])
+    assert not any(result.kept[-1])
 
 
 def test_meta_gradient_matches_the_objective():
@@ -94,16 +94,16 @@ def test_meta_gradient_matches_the_objective():
         return np.mean(np.log(np.exp(scores).sum(1)) - target_scores)
 
     more = {"inner_learning_rate": ALPHA, "representation_epochs": 1}
-    found, first = (run(a, 1, **more) for a in ("hf-maml", "per-fedavg"))
+    result, first = (run(a, 1, **more) for a in ("hf-maml", "per-fedavg"))
     w, slopes = start(), []
-    for i in found.trained[0]:
+    for i in result.trained[0]:
         slope = np.zeros(w.size)
         for k, entry in enumerate(np.eye(w.size)):
             move = 1e-5 * entry.reshape(w.shape)
             slope[k] = (objective(w + move, i) - objective(w - move, i)) / 2e-5
         slopes.append(slope.reshape(w.shape))
     expected = w - RATE * np.mean(slopes, axis=0)
-    assert_near(matrix(found.arrays[0]), expected)
+    assert_near(matrix(result.arrays[0]), expected)
     # First order differs.
     assert np.abs(matrix(first.arrays[0]) - expected).max() > 1e-3
 
@@ -111,27 +111,27 @@ def test_meta_gradient_matches_the_objective():
 @BOTH
 def test_alpha_0_equals_fedavg(algorithm):
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "evaluate": True}
-    found = run(algorithm, inner_learning_rate=0.0, **usual)
+    result = run(algorithm, inner_learning_rate=0.0, **usual)
     plain = run("fedavg", **usual)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_near(matrix(arrays), matrix(others), 1e-6)
-    for metrics, others in zip(found.metrics[-1], plain.metrics[-1], strict=True):
+    for metrics, others in zip(result.metrics[-1], plain.metrics[-1], strict=True):
         assert metrics["accuracy"] == metrics["accuracy-global"] == others["accuracy"]
 
 
 def test_adaptation_step_uses_the_mean_over_all_batches(monkeypatch):
     monkeypatch.setattr("flwr_frl.clients.per_fedavg.EVALUATION_BATCH", 4)
-    found = run("per-fedavg", 1, evaluate=True, inner_learning_rate=ALPHA)
-    w = matrix(found.arrays[-1])
-    for i, metrics in enumerate(found.metrics[-1]):
+    result = run("per-fedavg", 1, evaluate=True, inner_learning_rate=ALPHA)
+    w = matrix(result.arrays[-1])
+    for i, metrics in enumerate(result.metrics[-1]):
         adapted = loss_of(w - ALPHA * gradient(w, i), i)
         assert metrics["loss"] == pytest.approx(adapted, abs=1e-5)
 
 
 def test_adaptation_epochs_are_local_sgd():
-    found = run("per-fedavg", 2, evaluate=True, adaptation_epochs=3, weight_decay=0.1)
-    for i, metrics in enumerate(found.metrics[-1]):
-        adapted = matrix(found.arrays[-1])
+    result = run("per-fedavg", 2, evaluate=True, adaptation_epochs=3, weight_decay=0.1)
+    for i, metrics in enumerate(result.metrics[-1]):
+        adapted = matrix(result.arrays[-1])
         for _ in range(3):
             adapted = adapted - RATE * gradient(adapted, i, 0.1)
         assert metrics["loss"] == pytest.approx(loss_of(adapted, i), abs=1e-5)
@@ -206,9 +206,9 @@ def test_both_sides_of_the_hessian_product_use_the_same_dropout(monkeypatch):
 def test_last_single_examples_are_skipped_before_batch_norms():
     # Client 1 has 9 examples; all of its streams of batches must have the same length.
     task = {"task": "softmax_runs:normed", "batch_size": 4, "representation_epochs": 3}
-    found = run("hf-maml", 2, **task)
-    assert [row["rejected"] for row in found.rows] == [0, 0]
-    assert any(1 in trained for trained in found.trained)
+    result = run("hf-maml", 2, **task)
+    assert [row["rejected"] for row in result.rows] == [0, 0]
+    assert any(1 in trained for trained in result.trained)
 
 
 def test_adaptation_step_averages_over_targets_that_are_not_ignored():

@@ -97,12 +97,12 @@ def adapted(a, i, received, how):
 )
 def test_every_round_matches_the_paper(how, weighting, within):
     more = {"pfedfda_beta": how, "pfedfda_ridge": RIDGE, "weighting": weighting}
-    found = run("pfedfda", 4, evaluate=True, **more, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 4
+    outcome = run("pfedfda", 4, evaluate=True, **more, **TASK)
+    assert [len(clients) for clients in outcome.trained] == [3] * 4
     a, _ = start()
     initial = run("pfedfda", 0, **TASK).client(0, 0).initial_group("gaussian.")
     gaussians = [initial[name].double().numpy() for name in ("means", "covariance")]
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(outcome.trained):
         results = []
         for i in clients:
             body, w = a, head_of(*gaussians, draw(i)[1])
@@ -111,14 +111,14 @@ def test_every_round_matches_the_paper(how, weighting, within):
             results.append([body, *adapted(body, i, gaussians, how)])
         shares = weights(clients, weighting)
         a, *gaussians = (mean([r[part] for r in results], shares) for part in range(3))
-        arrays = found.arrays[now]
+        arrays = outcome.arrays[now]
         np.testing.assert_allclose(arrays[MEANS], gaussians[0], atol=within)
         np.testing.assert_allclose(arrays[COVARIANCE], gaussians[1], atol=within)
-        kept = next(state for state in found.kept[now] if state)
+        kept = next(state for state in outcome.kept[now] if state)
         assert_near(parts({**arrays, **kept})[0], a, within)
         for i in range(N):
             w = head_of(*adapted(a, i, gaussians, how), draw(i)[1])
-            loss = found.metrics[now][i]["loss"]
+            loss = outcome.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(a, w, i), abs=20 * within)
 
 
@@ -141,8 +141,8 @@ def test_head_predicts_the_posteriors_of_the_gaussians():
 
 
 def test_client_with_global_beta_returns_the_received_gaussians():
-    found = run("pfedfda", 2, pfedfda_beta="global", **TASK)
-    for message, reply in found.between("train"):
+    result = run("pfedfda", 2, pfedfda_beta="global", **TASK)
+    for message, reply in result.between("train"):
         for name in (MEANS, COVARIANCE):
             sent, back = (m.content["arrays"][name].numpy() for m in (message, reply))
             np.testing.assert_allclose(back, sent, atol=1e-6)
@@ -163,8 +163,8 @@ def test_single_example_per_class_gives_beta_0():
 
 @pytest.mark.parametrize("best", [0.0, 0.3, 1.0])
 def test_search_finds_the_minimum(best):
-    found = minimum_in_unit_interval(lambda beta: (beta - best) ** 2)
-    assert found == pytest.approx(best, abs=1e-5)
+    minimum = minimum_in_unit_interval(lambda beta: (beta - best) ** 2)
+    assert minimum == pytest.approx(best, abs=1e-5)
 
 
 def test_indefinite_covariance_is_projected_to_the_nearest_valid_one():

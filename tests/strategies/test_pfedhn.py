@@ -82,12 +82,12 @@ def flat_of(theta):
 
 
 def test_every_round_matches_the_paper():
-    found = run("pfedhn", 5, evaluate=True, **SMALL, **FAST)
-    assert [len(clients) for clients in found.trained] == [3] * 5
+    result = run("pfedhn", 5, evaluate=True, **SMALL, **FAST)
+    assert [len(clients) for clients in result.trained] == [3] * 5
     # The initial values are those of an untrained strategy.
     first = PFedHN(**SMALL)
     first.clients.known = dict.fromkeys(range(1, N + 1))
-    first.open_round([], found.grid.replies[6].content["arrays"], {}, 1, "query")
+    first.open_round([], result.grid.replies[6].content["arrays"], {}, 1, "query")
     h = hypernetwork(first.network["values"])
     v = {
         i: nn.Parameter(torch.tensor(first._embedding(NAMES[i])["values"]))
@@ -97,7 +97,7 @@ def test_every_round_matches_the_paper():
     options = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.02}
     common = torch.optim.SGD(h.parameters(), **options)
     private = {i: torch.optim.SGD([v[i]], **options) for i in range(N)}
-    for now, clients in enumerate(found.trained):
+    for now, clients in enumerate(result.trained):
         changes = {}
         for i in clients:
             theta = before = theta_of(h(v[i]).detach())
@@ -121,27 +121,27 @@ def test_every_round_matches_the_paper():
             # All clients have new models, including those that have never trained.
             theta = theta_of(h(v[i]).detach())
             loss = loss_of(theta, i)
-            assert found.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-6)
+            assert result.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-6)
     for i, name in enumerate(NAMES):
-        if name in found.strategy.models:
+        if name in result.strategy.models:
             theta = theta_of(h(v[i]).detach())
-            assert_near(matrix(found.strategy.models[name]), theta, 1e-6)
-    state = found.strategy.network["values"]
+            assert_near(matrix(result.strategy.models[name]), theta, 1e-6)
+    state = result.strategy.network["values"]
     for name, parameter in zip(state, h.parameters(), strict=True):
         np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
 
 
 def test_large_gradient_is_clipped():
     # The norm is 100, so the gradient is halved; a short one is not changed.
-    found = clipped({"a": np.array([60.0, 0.0]), "b": np.array([80.0])})
-    np.testing.assert_allclose(found["a"], [30, 0], rtol=1e-6)
-    np.testing.assert_allclose(found["b"], [40], rtol=1e-6)
+    gradient = clipped({"a": np.array([60.0, 0.0]), "b": np.array([80.0])})
+    np.testing.assert_allclose(gradient["a"], [30, 0], rtol=1e-6)
+    np.testing.assert_allclose(gradient["b"], [40], rtol=1e-6)
     assert clipped({"a": np.array([3.0, 4.0])})["a"].tolist() == [3, 4]
 
 
 def test_clients_send_changes_of_their_generated_models():
-    found = run("pfedhn", 2, fraction_train=1.0, **SMALL)
-    pairs = found.between("train")[-N:]
+    result = run("pfedhn", 2, fraction_train=1.0, **SMALL)
+    pairs = result.between("train")[-N:]
     sent = [
         matrix({n: a.numpy() for n, a in m.content["arrays"].items()}) for m, _ in pairs
     ]

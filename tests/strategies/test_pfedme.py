@@ -51,17 +51,17 @@ def numpy_pfedme(found):
     ids=["plain", "momentum", "beta", "srpfl"],
 )
 def test_every_round_matches_the_paper(more):
-    found = run_variant("pfedme", evaluate={4}, **PLAIN, **more)
-    expected = numpy_pfedme(found)
-    assert_rounds(found, expected)
-    assert_losses(found, expected[-1][1])
+    result = run_variant("pfedme", evaluate={4}, **PLAIN, **more)
+    expected = numpy_pfedme(result)
+    assert_rounds(result, expected)
+    assert_losses(result, expected[-1][1])
 
 
 def test_one_step_with_eta_lambda_1_equals_fedavg():
     # θ is a gradient step from w, where the pull is 0, and w moves all the way to θ.
-    found = run("pfedme", pfedme_steps=1, pfedme_lambda=4.0, pfedme_eta=0.25)
+    result = run("pfedme", pfedme_steps=1, pfedme_lambda=4.0, pfedme_eta=0.25)
     plain = run("fedavg")
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_near(matrix(arrays), matrix(others), 1e-6)
 
 
@@ -69,22 +69,22 @@ def test_many_steps_give_the_gradient_of_the_moreau_envelope():
     # θ then minimizes f + λ/2 ‖· − w‖², so the gradient of this sum is 0 there, and the
     # step of w is η ∇f(θ).
     more = {"pfedme_steps": 40, "representation_epochs": 1}
-    found = run("pfedme", 1, pfedme_lambda=2.0, pfedme_eta=0.1, **more)
+    result = run("pfedme", 1, pfedme_lambda=2.0, pfedme_eta=0.1, **more)
     steps = []
-    for i in found.trained[0]:
-        theta = matrix(found.kept[0][i], "model.")
+    for i in result.trained[0]:
+        theta = matrix(result.kept[0][i], "model.")
         assert_near(gradient(theta, i) + 2.0 * (theta - start()), 0 * theta)
         steps.append(0.1 * gradient(theta, i))
-    assert_near(matrix(found.arrays[0]), start() - np.mean(steps, axis=0))
+    assert_near(matrix(result.arrays[0]), start() - np.mean(steps, axis=0))
 
 
 def test_larger_lambda_keeps_personal_models_closer_to_w():
     distances = []
     more = {"pfedme_eta": 0.01, "pfedme_steps": 10, "representation_epochs": 1}
     for pull in (0.1, 1.0, 5.0):
-        found = run("pfedme", 2, pfedme_lambda=pull, **more)
-        models = [matrix(found.kept[1][i], "model.") for i in found.trained[1]]
-        distances.append(np.abs(np.array(models) - matrix(found.arrays[0])).mean())
+        result = run("pfedme", 2, pfedme_lambda=pull, **more)
+        models = [matrix(result.kept[1][i], "model.") for i in result.trained[1]]
+        distances.append(np.abs(np.array(models) - matrix(result.arrays[0])).mean())
     assert distances[1] < distances[0] / 1.5
     assert distances[2] < distances[1] / 1.5
 
@@ -92,11 +92,13 @@ def test_larger_lambda_keeps_personal_models_closer_to_w():
 def test_batch_norm_statistics_are_averaged_for_any_beta():
     # With β = 3, an extrapolated variance would be negative.
     more = {"task": "softmax_runs:scaled", **PLAIN}
-    found, plain = (run("pfedme", 1, pfedme_beta=b, **more) for b in (3.0, 1.0))
+    result, plain = (run("pfedme", 1, pfedme_beta=b, **more) for b in (3.0, 1.0))
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         name = f"representation.{name}"
-        models = [found.kept[0][i] for i in found.trained[0]]
+        models = [result.kept[0][i] for i in result.trained[0]]
         values = [np.asarray(kept[f"model.{name}"], float) for kept in models]
-        np.testing.assert_allclose(found.arrays[0][name], np.mean(values, 0), atol=1e-6)
-        np.testing.assert_allclose(found.arrays[0][name], plain.arrays[0][name])
-    assert found.arrays[0]["representation.num_batches_tracked"] == STEPS * K
+        np.testing.assert_allclose(
+            result.arrays[0][name], np.mean(values, 0), atol=1e-6
+        )
+        np.testing.assert_allclose(result.arrays[0][name], plain.arrays[0][name])
+    assert result.arrays[0]["representation.num_batches_tracked"] == STEPS * K

@@ -42,39 +42,39 @@ def numpy_scaffold(found, lost=(0, 0)):
     (round, client) in which c_i is lost; then c and all c_i become 0.
     """
     x, rounds, momentum = start(), [], found["momentum"]
-    c, own = np.zeros_like(x), [np.zeros_like(x)] * N
+    c, variates = np.zeros_like(x), [np.zeros_like(x)] * N
     for clients in found.trained:
-        moves, changes, own = [], [], list(own)
+        moves, changes, variates = [], [], list(variates)
         if len(rounds) + 1 == lost[0]:
-            own[lost[1]] = np.zeros_like(c)
+            variates[lost[1]] = np.zeros_like(c)
         for i in clients:
             y, velocity, gradients, heed = x, 0.0, [], []
             for t in range(STEPS):
                 gradients.append(gradient(y, i, found["weight_decay"]))
                 heed.append(sum(momentum**later for later in range(STEPS - t)))
-                velocity = momentum * velocity + gradients[-1] - own[i] + c
+                velocity = momentum * velocity + gradients[-1] - variates[i] + c
                 y = y - RATE * velocity
             new = np.average(gradients, axis=0, weights=heed)
             moves.append(y - x)
-            changes.append(new - own[i])
-            own[i] = new
+            changes.append(new - variates[i])
+            variates[i] = new
         x = x + found["global_learning_rate"] * found.mean(moves, clients)
         # |S|/N, or the sampled share of all examples
         share = weights(EVERYBODY, found["weighting"])[clients].sum()
         c = c + share * found.mean(changes, clients)
         if len(rounds) + 1 == lost[0]:
-            c, own = np.zeros_like(c), [np.zeros_like(c)] * N
-        rounds.append((x, c, own))
+            c, variates = np.zeros_like(c), [np.zeros_like(c)] * N
+        rounds.append((x, c, variates))
     return rounds
 
 
 def assert_all_near(found, expected):
-    for arrays, kept, (x, c, own) in zip(
+    for arrays, kept, (x, c, variates) in zip(
         found.arrays, found.kept, expected, strict=True
     ):
         assert_near(matrix(arrays), x)
         assert_near(matrix(arrays, "control."), c)
-        for state, c_i in zip(kept, own, strict=True):
+        for state, c_i in zip(kept, variates, strict=True):
             assert_near(matrix(state, "own-control.") if state else 0 * c_i, c_i)
 
 
@@ -90,37 +90,37 @@ def assert_all_near(found, expected):
     ids=["plain", "global rate", "momentum", "examples", "srpfl"],
 )
 def test_every_round_matches_the_paper(more):
-    found = run_variant("scaffold", **more)
-    assert_all_near(found, numpy_scaffold(found))
+    result = run_variant("scaffold", **more)
+    assert_all_near(result, numpy_scaffold(result))
     # The corrections have an effect.
     plain = run("fedavg", **more)
-    assert np.abs(matrix(found.arrays[-1]) - matrix(plain.arrays[-1])).max() > 1e-2
+    assert np.abs(matrix(result.arrays[-1]) - matrix(plain.arrays[-1])).max() > 1e-2
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("late", [(), (0, 4)])
 def test_c_remains_the_mean_of_all_c_i(weighting, late):
     # The c_i of latecomers are 0 until they train.
-    found = run("scaffold", 6, weighting=weighting, late=late, spoilt={(1, 2), (3, 5)})
-    assert not set(late) & {i for clients in found.trained[:2] for i in clients}
+    result = run("scaffold", 6, weighting=weighting, late=late, spoilt={(1, 2), (3, 5)})
+    assert not set(late) & {i for clients in result.trained[:2] for i in clients}
     for server_round, (arrays, kept) in enumerate(
-        zip(found.arrays, found.kept, strict=True), 1
+        zip(result.arrays, result.kept, strict=True), 1
     ):
         here = [i for i in EVERYBODY if server_round > 2 or i not in late]
         shares = dict(zip(here, weights(here, weighting), strict=True))
         parts = [shares[i] * matrix(kept[i], "own-control.") for i in here if kept[i]]
         assert_near(matrix(arrays, "control."), np.sum(parts, axis=0), 1e-6)
-    assert found.trained[-1]
+    assert result.trained[-1]
 
 
 def test_noisy_c_moves_towards_the_c_i_of_clients_that_replied():
     noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
     gone = {(i, 2) for i in run("scaffold", 2).trained[1][:2]}
-    found = run("scaffold", 3, spoilt=gone, **noise)
-    assert [len(clients) for clients in found.trained] == [3, 1, 3]
-    c = [matrix(arrays, "control.") for arrays in found.arrays]
-    (answered,) = found.trained[1]
-    latest = matrix(found.kept[1][answered], "own-control.")
+    result = run("scaffold", 3, spoilt=gone, **noise)
+    assert [len(clients) for clients in result.trained] == [3, 1, 3]
+    c = [matrix(arrays, "control.") for arrays in result.arrays]
+    (answered,) = result.trained[1]
+    latest = matrix(result.kept[1][answered], "own-control.")
     # The noise of a round has the standard deviation 0.001 × 4 / 6.
     moved = (latest - c[0]) / N
     assert_near(c[1] - c[0], moved, 0.004)
@@ -144,10 +144,10 @@ def test_clipped_parts_of_changes_do_not_accumulate_in_c(rule):
         patch.setattr(
             "flwr_frl.strategies.server.privacy.ClientPrivacy.spent", lambda _: {}
         )
-        found = run("scaffold", 60, watched=False, **usual, **rule)
-    theta = matrix(found.arrays[-1])
-    variates = [matrix(state, "own-control.") for state in found.kept[-1]]
-    c = matrix(found.arrays[-1], "control.")
+        result = run("scaffold", 60, watched=False, **usual, **rule)
+    theta = matrix(result.arrays[-1])
+    variates = [matrix(state, "own-control.") for state in result.kept[-1]]
+    c = matrix(result.arrays[-1], "control.")
     assert np.linalg.norm(c - np.mean(variates, axis=0)) < 0.15
     assert (
         np.linalg.norm(np.mean([gradient(theta, i, 0.05) for i in EVERYBODY], 0)) < 0.15
@@ -170,8 +170,8 @@ def test_scaffold_reaches_the_optimum_and_fedavg_does_not(weighting):
 def test_equal_data_equals_fedavg():
     # All c_i equal c, so there is no correction.
     usual = {"task": "softmax_runs:twins", "fraction_train": 1.0}
-    found, plain = run("scaffold", **usual), run("fedavg", **usual)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+    result, plain = run("scaffold", **usual), run("fedavg", **usual)
+    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
         assert_near(matrix(arrays), matrix(others), 1e-6)
         assert np.abs(matrix(arrays, "control.")).max() > 0.01
 
@@ -179,18 +179,18 @@ def test_equal_data_equals_fedavg():
 def test_first_round_equals_fedavg_with_a_server_step():
     # All control variates are 0 in the first round.
     plain = matrix(run("fedavg", 1).arrays[0])
-    found = matrix(run("scaffold", 1, global_learning_rate=0.5).arrays[0])
-    assert_near(found, (start() + plain) / 2)
+    result = matrix(run("scaffold", 1, global_learning_rate=0.5).arrays[0])
+    assert_near(result, (start() + plain) / 2)
 
 
 def test_two_steps_with_momentum():
     # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀), so g₀ counts 1 + β = 3/2 times, g₁
     # once.
-    found = run("scaffold", 1, representation_epochs=2, momentum=0.5)
-    for i in found.trained[0]:
+    result = run("scaffold", 1, representation_epochs=2, momentum=0.5)
+    for i in result.trained[0]:
         g_0 = gradient(start(), i)
         g_1 = gradient(start() - RATE * g_0, i)
-        variate = matrix(found.kept[0][i], "own-control.")
+        variate = matrix(result.kept[0][i], "own-control.")
         assert_near(variate, (1.5 * g_0 + g_1) / 2.5)
 
 
@@ -209,7 +209,7 @@ def slope(num_clients):
 @pytest.mark.parametrize(("batch_size", "epochs"), [(4, 2), (3, 1), (10, 3), (64, 1)])
 def test_a_constant_gradient_becomes_c_i(momentum, batch_size, epochs):
     # The effects of steps and momentum cancel, also with a smaller last batch.
-    found = run(
+    result = run(
         "scaffold",
         3,
         task=f"{__name__}:slope",
@@ -219,21 +219,21 @@ def test_a_constant_gradient_becomes_c_i(momentum, batch_size, epochs):
         learning_rate=0.05,
     )
     inputs = np.array([1.0, 2.0, -1.0, 0.5, 1.0])
-    for kept in found.kept:
+    for kept in result.kept:
         for i, state in enumerate(kept):
             if state:
                 x = inputs + i * np.array([1, 1, 1, 1, 0])
                 expected = np.outer([0.1, -0.2, 0.3], x)
                 assert_near(matrix(state, "own-control."), expected)
-    assert sum(map(bool, found.kept[-1])) >= 4
+    assert sum(map(bool, result.kept[-1])) >= 4
 
 
 def test_batch_norm_statistics_are_averaged_for_any_global_rate():
     # A step of 3 times the change of a variance could make it negative.
     usual = {"task": "softmax_runs:normed", "learning_rate": 0.01}
-    found = run("scaffold", 1, global_learning_rate=3.0, **usual)
+    result = run("scaffold", 1, global_learning_rate=3.0, **usual)
     plain = run("fedavg", 1, **usual)
-    arrays, others = found.arrays[0], plain.arrays[0]
+    arrays, others = result.arrays[0], plain.arrays[0]
     for statistic in ("running_mean", "running_var", "num_batches_tracked"):
         name = f"representation.1.{statistic}"
         assert f"control.{name}" not in arrays
@@ -261,10 +261,10 @@ def test_single_last_example_before_a_norm_is_not_a_step():
 
 
 def test_double_precision_models_are_supported():
-    found = run("scaffold", 2, task="softmax_runs:doubles")
-    assert [row["rejected"] for row in found.rows] == [0, 0]
-    assert {array.dtype for array in found.arrays[-1].values()} == {np.dtype("f8")}
-    assert_all_near(found, numpy_scaffold(found))
+    result = run("scaffold", 2, task="softmax_runs:doubles")
+    assert [row["rejected"] for row in result.rows] == [0, 0]
+    assert {array.dtype for array in result.arrays[-1].values()} == {np.dtype("f8")}
+    assert_all_near(result, numpy_scaffold(result))
 
 
 def test_client_weights_are_restored_on_resume():
@@ -303,10 +303,10 @@ def test_states_of_an_earlier_run_are_not_part_of_c(tmp_path, monkeypatch):
     monkeypatch.setattr("softmax_runs.build_strategy", named)
     usual = {"state_dir": tmp_path, "experiment": "lab"}
     run("scaffold", 3, **usual)
-    found = run("scaffold", 3, **usual)
+    result = run("scaffold", 3, **usual)
     assert len(list(tmp_path.rglob("first-*"))) > 0
-    expected = numpy_scaffold(found)
-    for arrays, (x, c, _) in zip(found.arrays, expected, strict=True):
+    expected = numpy_scaffold(result)
+    for arrays, (x, c, _) in zip(result.arrays, expected, strict=True):
         assert_near(matrix(arrays), x)
         assert_near(matrix(arrays, "control."), c)
 
@@ -315,13 +315,13 @@ def test_lost_c_i_resets_all_control_variates(caplog):
     trained = run("scaffold", 7).trained
     # The client has trained before, and loses its state in round 4.
     forgetful = next(i for i in trained[3] if any(i in early for early in trained[:3]))
-    found = run("scaffold", 7, lost={(forgetful, 4)})
-    assert found.trained == trained
-    expected = numpy_scaffold(found, lost=(4, forgetful))
-    for arrays, (x, c, _) in zip(found.arrays, expected, strict=True):
+    result = run("scaffold", 7, lost={(forgetful, 4)})
+    assert result.trained == trained
+    expected = numpy_scaffold(result, lost=(4, forgetful))
+    for arrays, (x, c, _) in zip(result.arrays, expected, strict=True):
         assert_near(matrix(arrays), x)
         assert_near(matrix(arrays, "control."), c)
-    assert not matrix(found.arrays[3], "control.").any()
+    assert not matrix(result.arrays[3], "control.").any()
     anew = [r.message for r in caplog.records if "begin anew" in r.message]
     name = f"{forgetful:06d}"
     assert anew == [f"the control variates begin anew: client {name} has lost its own"]
@@ -329,9 +329,9 @@ def test_lost_c_i_resets_all_control_variates(caplog):
 
 def test_c_does_not_grow_if_clients_lose_their_state_repeatedly():
     forgetful = {(i, r) for i in EVERYBODY for r in range(2, 5)}
-    found = run("scaffold", fraction_train=1.0, lost=forgetful)
-    controls = [matrix(arrays, "control.") for arrays in found.arrays]
+    result = run("scaffold", fraction_train=1.0, lost=forgetful)
+    controls = [matrix(arrays, "control.") for arrays in result.arrays]
     # A loss right after a reset has no effect.
     assert [control.any() for control in controls] == [True, False, True, False]
-    variates = [matrix(state, "own-control.") for state in found.kept[2]]
+    variates = [matrix(state, "own-control.") for state in result.kept[2]]
     assert_near(controls[2], np.mean(variates, axis=0))

@@ -262,8 +262,8 @@ def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
 
 def test_server_checks_built_in_settings():
     assert server_settings({}) == defaults()
-    given = {"algorithm": "flute", "seed": 3, "momentum": 0}
-    assert server_settings(given) == {**defaults(), **given, "momentum": 0.0}
+    overrides = {"algorithm": "flute", "seed": 3, "momentum": 0}
+    assert server_settings(overrides) == {**defaults(), **overrides, "momentum": 0.0}
     for wrong, line in (
         ({"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
         ({"seed": "3"}, "seed is '3'; expected "),

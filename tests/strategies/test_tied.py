@@ -87,15 +87,15 @@ SETTINGS = {
 @pytest.mark.parametrize("algorithm", list(SETTINGS))
 def test_second_name_of_a_tensor_changes_nothing(algorithm, kind, place):
     more = SETTINGS[algorithm] | {"learning_rate": 0.01}
-    found, expected = (
+    result, expected = (
         run(algorithm, 2, task=f"{__name__}:{name}{place}", evaluate=True, **more)
         for name in (kind, "once")
     )
-    for arrays, others in zip(found.arrays, expected.arrays, strict=True):
+    for arrays, others in zip(result.arrays, expected.arrays, strict=True):
         for name, value in others.items():
             assert_near(arrays[name], value)
         for name in arrays.keys() - others.keys():
             assert_near(arrays[name], others[name.replace("second", "first")])
-    for row, other in zip(found.metrics, expected.metrics, strict=True):
+    for row, other in zip(result.metrics, expected.metrics, strict=True):
         losses = [[of["loss"] for of in clients] for clients in (row, other)]
         assert_near(*losses)

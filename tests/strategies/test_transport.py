@@ -24,9 +24,9 @@ class Recorder(InlineGrid):
 
 
 def arrays_after(rounds, **settings):
-    given = {"num_clients": 5, "head_epochs": 1, "batch_size": 50, "model": "mlp-2"}
-    given |= settings
-    resolved = settings_of(**given)
+    options = {"num_clients": 5, "head_epochs": 1, "batch_size": 50, "model": "mlp-2"}
+    options |= settings
+    resolved = settings_of(**options)
     grid = Recorder(make_app(resolved), 5)
     strategy = build_strategy(resolved)
     rows = []

@@ -74,19 +74,19 @@ def bytes_of(message) -> bytes:
 
 @ALL
 def test_personal_arrays_are_never_in_replies(algorithm):
-    found = run(algorithm, 5, evaluate=(2, 5), **usual(algorithm))
-    kinds = {m.metadata.message_type for m in found.grid.replies}
+    outcome = run(algorithm, 5, evaluate=(2, 5), **usual(algorithm))
+    kinds = {m.metadata.message_type for m in outcome.grid.replies}
     assert {MessageType.TRAIN, MessageType.EVALUATE, MessageType.QUERY} <= kinds
     names = set()
     for i in range(N):
-        secrets = [kept[i] for kept in found.kept if kept[i]]
+        secrets = [kept[i] for kept in outcome.kept if kept[i]]
         names |= {name.partition(".")[0] for state in secrets for name in state}
-        replies = [r for r in found.grid.replies if r.metadata.src_node_id == i + 1]
+        replies = [r for r in outcome.grid.replies if r.metadata.src_node_id == i + 1]
         if algorithm == "scaffold":
             # At first c_i is 0 and Δc_i equals c_i, as in the paper.
-            first = next((r for r, c in enumerate(found.trained, 1) if i in c), 0)
-            secrets = [kept[i] for kept in found.kept[first:] if kept[i]]
-            exchanged = found.between("train")
+            first = next((r for r, c in enumerate(outcome.trained, 1) if i in c), 0)
+            secrets = [kept[i] for kept in outcome.kept[first:] if kept[i]]
+            exchanged = outcome.between("train")
             late = [r for m, r in exchanged if round_of(m) > first]
             replies = [r for r in late if r.metadata.src_node_id == i + 1]
         sent = b"".join(map(bytes_of, replies))
@@ -221,7 +221,7 @@ def flower(output: Path, rounds: int, device: Path | None = None, **more) -> lis
 
 
 def test_new_run_ignores_the_states_of_a_killed_run(tmp_path, monkeypatch):
-    whole = flower(tmp_path / "whole", 3)
+    expected = flower(tmp_path / "whole", 3)
     # Killed after two rounds, before the first checkpoint
     with monkeypatch.context() as patched:
         die_in(patched, 2)
@@ -229,25 +229,25 @@ def test_new_run_ignores_the_states_of_a_killed_run(tmp_path, monkeypatch):
             flower(tmp_path / "killed", 3)
     assert not (tmp_path / "killed" / "ditto" / FILE).exists()
     assert any((tmp_path / "killed" / "ditto" / "clients").glob("*/*.safetensors"))
-    assert flower(tmp_path / "killed", 3) == whole
+    assert flower(tmp_path / "killed", 3) == expected
 
 
 def test_a_run_can_resume_in_another_folder(tmp_path, caplog):
-    whole = flower(tmp_path / "whole", 4)
+    expected = flower(tmp_path / "whole", 4)
     flower(tmp_path / "first", 2)
     former = result(tmp_path / "first", "ditto")
     rows = flower(tmp_path / "second", 4, resume=str(tmp_path / "first"))
-    assert rows == whole
+    assert rows == expected
     assert_same_result(tmp_path / "second", tmp_path / "whole", "ditto")
     assert result(tmp_path / "first", "ditto")[2].keys() == former[2].keys()
     assert "cannot use what it had kept" not in caplog.text
 
 
 def test_a_run_can_resume_by_another_path_to_its_folder(tmp_path, monkeypatch):
-    whole = flower(tmp_path / "whole", 4)
+    expected = flower(tmp_path / "whole", 4)
     flower(tmp_path / "parts", 2)
     monkeypatch.chdir(tmp_path)
-    assert flower(Path("parts"), 4, resume=str(tmp_path / "parts")) == whole
+    assert flower(Path("parts"), 4, resume=str(tmp_path / "parts")) == expected
 
 
 def test_device_states_are_not_deleted(tmp_path):

@@ -46,16 +46,16 @@ def test_seeded_is_reproducible_and_restores_the_generators(number):
 
     def then(*seeds: int) -> tuple[float, ...]:
         random.seed(7), np.random.seed(7), torch.manual_seed(7)
-        found.clear()
+        draws.clear()
         for seed in seeds:
             with devices.seeded(seed):
-                found.append(drawn())
+                draws.append(drawn())
         return drawn()
 
-    found: list[tuple[float, ...]] = []
+    draws: list[tuple[float, ...]] = []
     expected = then()
     assert then(number, number, number + 1) == expected
-    first, again, other = found
+    first, again, other = draws
     assert first == again
     assert not set(first) & {*other, *expected}
     # The generators are also restored after an error.

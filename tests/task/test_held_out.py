@@ -161,7 +161,7 @@ def test_metrics_that_are_a_property_cannot_be_replaced():
             pass
 
     plain = task_of(3)
-    own = Task.__new__(Task)
-    vars(own).update(vars(plain))
+    task = Task.__new__(Task)
+    vars(task).update(vars(plain))
     with pytest.raises(SettingsError, match=r"Task.metrics is a property; expected"):
-        with_evaluation(own, EvaluationSettings(metrics="macro-f1"))
+        with_evaluation(task, EvaluationSettings(metrics="macro-f1"))

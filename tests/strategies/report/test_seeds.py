@@ -27,8 +27,8 @@ def begun(output, *seeds):
 
 def test_started_seeds_resume_and_others_start_anew(tmp_path):
     begun(tmp_path, 5)
-    given = {"resume": str(tmp_path)}
-    runs = plan(given, 2, ["fedper", "fedavg"], 5, str(tmp_path))
+    settings = {"resume": str(tmp_path)}
+    runs = plan(settings, 2, ["fedper", "fedavg"], 5, str(tmp_path))
     assert [run["resume"] for run in runs] == [str(tmp_path / "seed-5"), ""]
 
 

@@ -59,11 +59,11 @@ def test_curves_settings_plot_and_checkpoint_are_recorded(tmp_path, about):
     files = [tmp_path / "accuracy.png", tmp_path / "report.html"]
     tracker.end(True, {"accuracy": 0.5}, files)
     folder = tmp_path / "out" / "tensorboard" / "fedrep-abc"
-    found = events(folder)
-    assert curve(found, "accuracy") == [(1, 0.25), (2, 0.75)]
-    assert curve(found, "train-loss") == [(1, 2.0)]
-    assert curve(found, "result/accuracy") == [(2, 0.5)]
-    values = {v.tag: v for event in found for v in event.summary.value}
+    recorded = events(folder)
+    assert curve(recorded, "accuracy") == [(1, 0.25), (2, 0.75)]
+    assert curve(recorded, "train-loss") == [(1, 2.0)]
+    assert curve(recorded, "result/accuracy") == [(2, 0.5)]
+    values = {v.tag: v for event in recorded for v in event.summary.value}
     image = values["accuracy.png"].image
     assert (image.height, image.width) == (4, 6)
     checkpoint = tmp_path / "out" / "fedrep" / "checkpoint.safetensors"
@@ -86,8 +86,8 @@ def test_resumed_run_replaces_repeated_steps(tmp_path, about):
     second.start(About("fedrep", "abc", 2, about.directory, about.settings))
     second.add(3, {"accuracy": 0.5})
     second.end(True, {}, [])
-    found = events(tmp_path / "elsewhere" / "fedrep-abc")
-    starts = [event.step for event in found if event.HasField("session_log")]
+    recorded = events(tmp_path / "elsewhere" / "fedrep-abc")
+    starts = [event.step for event in recorded if event.HasField("session_log")]
     # TensorBoard discards earlier values from step 3 on.
     assert starts == [3]
-    assert curve(found, "accuracy")[-2:] == [(3, pytest.approx(0.3)), (3, 0.5)]
+    assert curve(recorded, "accuracy")[-2:] == [(3, pytest.approx(0.3)), (3, 0.5)]

@@ -339,13 +339,13 @@ def test_clients_can_have_fewer_training_examples(name):
 
 
 def test_clustered_partition_is_even_and_shifts_labels_of_groups():
-    own = PartitionSettings(partition="clustered", label_groups=3)
+    settings = PartitionSettings(partition="clustered", label_groups=3)
     labels = np.repeat(np.arange(4), 6)
-    parts, _ = partition(labels, labels, 4, 6, own)
+    parts, _ = partition(labels, labels, 4, 6, settings)
     assert_disjoint_and_complete(parts, 24)
     for client, part in enumerate(parts):
         assert np.bincount(labels[part]).tolist() == [1, 1, 1, 1]
-        seen = own.labels(labels[part], client, 4, 6)
+        seen = settings.labels(labels[part], client, 4, 6)
         assert seen.tolist() == [(y + client // 2) % 4 for y in labels[part].tolist()]
     other = PartitionSettings(partition="iid", label_groups=3)
     assert other.labels(labels, 5, 4, 6) is labels

@@ -46,8 +46,12 @@ def clients(root, channels=1, sizes=((3, 2), (4, 0), (5, 1))):
 
 def task_of(root, num_clients=3, **more):
     names = {name.replace("_", "-"): value for name, value in more.items()}
-    given = {"task": "pfllib", "data-dir": str(root), "cache-dir": str(root / "cache")}
-    return build_task(resolve({**given, **names}), num_clients)
+    settings = {
+        "task": "pfllib",
+        "data-dir": str(root),
+        "cache-dir": str(root / "cache"),
+    }
+    return build_task(resolve({**settings, **names}), num_clients)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

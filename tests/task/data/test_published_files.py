@@ -56,9 +56,9 @@ def test_classes_of_emnist_splits(tmp_path):
     write_emnist(root, "balanced", np.arange(47))
     # Labels of this split start at 1.
     write_emnist(root, "letters", np.arange(1, 27))
-    whole = load(root, tmp_path, task="emnist")
-    assert whole.train.labels.tolist() == list(range(47))
-    assert whole.classes[:12] == tuple("0123456789AB")
+    balanced = load(root, tmp_path, task="emnist")
+    assert balanced.train.labels.tolist() == list(range(47))
+    assert balanced.classes[:12] == tuple("0123456789AB")
     ten = load(root, tmp_path, task="emnist", num_classes=10)
     assert ten.test.labels.tolist() == list(range(10))
     assert ten.classes == tuple("0123456789")

@@ -206,9 +206,9 @@ def test_device_reads_its_own_data_dir(home):
     ],
 )
 def test_partitioners_of_flwr_datasets_split_the_digits(name, arguments):
-    given = {"partition": FLOWER + name, "partitioner-arguments": arguments}
+    options = {"partition": FLOWER + name, "partitioner-arguments": arguments}
     task, again, other = (
-        build_task(resolve({**given, "model": model, "seed": seed}), 4)
+        build_task(resolve({**options, "model": model, "seed": seed}), 4)
         for seed, model in ((0, "mlp-2"), (0, "logistic"), (1, "mlp-2"))
     )
     for parts, total in ((task.train, 1438), (task.test, 359)):
@@ -256,8 +256,8 @@ def test_custom_partitioner(write_module):
     # The partitioner received the run's seed, and left out the first three rows of
     # each.
     assert sum(map(len, [*task.train, *task.test])) == 1797 - 2 * 3
-    given = {"partitioner-arguments": "first=4"}
-    fewer = build_task(resolve({**named, **given}), 2)
+    options = {"partitioner-arguments": "first=4"}
+    fewer = build_task(resolve({**named, **options}), 2)
     assert sum(map(len, [*fewer.train, *fewer.test])) == 1797 - 2 * 7
     line = "leaves 1 of 2 clients without training examples (the first: client 1)"
     with pytest.raises(SettingsError, match=re.escape(line)):
@@ -267,11 +267,11 @@ def test_custom_partitioner(write_module):
 def test_missing_column_settings_are_a_one_line_error(home, tmp_path):
     cache = f"cache-dir='{home / 'cache'}'"
     flags = ("--task", f"hf:{home / 'table'}", "--run-config", cache)
-    known = (
+    columns = (
         f"one of the columns of '{home / 'table'}': width (float64), height (float64), "
         "place (large_string), kind (large_string)"
     )
-    assert_refused(flags, f"~label-column is ''; expected {known}", tmp_path)
+    assert_refused(flags, f"~label-column is ''; expected {columns}", tmp_path)
     flags = (*flags[:-1], f"{cache} label-column='kind'")
     line = "~input-columns is ''; expected one column of images, or columns of"
     assert_refused(flags, line, tmp_path)

@@ -91,10 +91,10 @@ CHECKED = [
 
 @pytest.mark.parametrize(("change", "line"), CHECKED)
 def test_parts_that_do_not_fit_together_are_an_error(change, line):
-    given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
+    usual = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
     pattern = re.escape(line).replace(r"\.\*", ".*")
     with pytest.raises(SettingsError, match=pattern) as caught:
-        ExampleTask(**{**given, **change}).check(0)
+        ExampleTask(**{**usual, **change}).check(0)
     assert "\n" not in str(caught.value).replace("\n ", "")
 
 
@@ -136,9 +136,9 @@ def test_unusual_values_are_accepted_if_model_and_loss_handle_them():
     ],
 )
 def test_arguments_of_wrong_types_are_an_error(change, line):
-    given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
+    usual = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
     with pytest.raises(SettingsError, match=re.escape(line)):
-        ExampleTask(**{**given, **change})
+        ExampleTask(**{**usual, **change})
 
 
 def test_numbers_of_inputs_and_targets_must_be_equal():

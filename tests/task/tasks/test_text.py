@@ -16,8 +16,8 @@ from flwr_frl.task.training import evaluate
 
 def task_of(root, clients: int, **more):
     names = {name.replace("_", "-"): value for name, value in more.items()}
-    given = {"task": "text-folder", "data-dir": str(root), "lstm-width": 4, **names}
-    return build_task(resolve(given), clients)
+    settings = {"task": "text-folder", "data-dir": str(root), "lstm-width": 4, **names}
+    return build_task(resolve(settings), clients)
 
 
 def spelled(codes) -> str:

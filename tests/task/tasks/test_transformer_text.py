@@ -68,9 +68,9 @@ def write(path: Path, rows, delimiter: str = ",") -> None:
 
 
 def task_of(name, data, clients: int = 3, **more: Any):
-    given = {"task": f"hf-text:{name}", "data-dir": str(data)}
+    settings = {"task": f"hf-text:{name}", "data-dir": str(data)}
     named = {key.replace("_", "-"): value for key, value in more.items()}
-    return build_task(resolve({**given, **named}), clients)
+    return build_task(resolve({**settings, **named}), clients)
 
 
 def code_of(*arguments, **more: Any) -> str:

@@ -148,8 +148,8 @@ def test_an_imported_class_of_torch_is_used():
 
 
 def test_setting_names_have_no_trailing_underscore():
-    given = {"optimizer": "adamw", "max-gradient-norm": 1.0}
-    built = build(TrainingSettings, given)
+    values = {"optimizer": "adamw", "max-gradient-norm": 1.0}
+    built = build(TrainingSettings, values)
     assert built == replace(
         TrainingSettings(), optimizer_="adamw", max_gradient_norm=1.0
     )
