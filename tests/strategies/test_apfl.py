@@ -24,8 +24,7 @@ from softmax_runs import (
 
 
 def numpy_apfl(found):
-    """Run Algorithm 1 with the clients that trained; return (w, all v_i, all α_i) by
-    round.
+    """Run Algorithm 1 with the clients that trained; return (w, all v_i, all α_i).
 
     v̄ = α v + (1 − α) w; ∇_v f(v̄) = α ∇f(v̄); ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩.
     """

@@ -112,7 +112,7 @@ def by_hand(model):
 
 @pytest.mark.parametrize("where", ["loss", "module", "forward"])
 def test_a_user_s_code_runs_in_every_call(where, monkeypatch):
-    # The layer norm keeps the model off the path that stacks models layer by layer.
+    # Models with a layer norm are not stacked layer by layer.
     def work() -> float:
         torch.manual_seed(0)
         layers = [torch.nn.Linear(6, 4), torch.nn.LayerNorm(4)]
@@ -144,7 +144,7 @@ def test_ignored_targets_in_padded_batches():
 
 @pytest.mark.parametrize("algorithm", ["l2gd", "dpsgd", "choco-sgd", "squarm-sgd"])
 def test_batch_of_ignored_targets_does_not_reject_the_round(algorithm, caplog):
-    # Every fourth target counts, and each batch has one target.
+    # Every fourth target is ignored, and each batch has one target.
     options = {"task": "cohort_tasks:ignoring", "batch-size": 1, "rounds": 8}
     assert_same(outcome(algorithm, N, **options), outcome(algorithm, "off", **options))
     assert "rejected" not in caplog.text
@@ -319,7 +319,7 @@ def test_clients_of_a_large_model_share_it_and_run_in_sequence(made, monkeypatch
         assert model is tasks.scratch_model
         with torch.no_grad():
             model.head.bias.fill_(seed)
-        # Without its size, the model would be batched here.
+        # Batching this call would be faster if the model were not large.
         monkeypatch.setattr(calls.GradientCall, "fewest", 2)
         batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
         gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())

@@ -145,9 +145,8 @@ def with_another_shape(reply: Message) -> None:
 def test_invalid_reply_counts_as_no_training(
     algorithm: str, undisturbed: Outcome
 ) -> None:
-    # Two clients of round 2 send invalid replies; in the other run, they never get
-    # these messages. In round 3, another client is offline, or the first if there is
-    # none.
+    # Two clients of round 2 send invalid replies; in the other run, they never get the
+    # messages. In round 3, another client (or the first) is offline.
     first, second, *others = undisturbed.grid.trained[2]
     invalid = {(first, 2): with_nan, (second, 2): with_another_shape}
     absent = [*others, first][0]
@@ -192,8 +191,7 @@ def test_half_precision_in_messages_changes_little(
 ) -> None:
     kind = settings_owners(settings_of(algorithm))[0]
     if issubclass(kind, Wrapping) or not kind.traits.averages:
-        # Wrappers send another algorithm's messages, and some messages are not
-        # averages.
+        # Wrappers send another algorithm's messages; other messages are no averages.
         return
     result = run_tiny(algorithm, transport="float16")
     assert [row["rejected"] for row in result.rows] == [0] * ROUNDS

@@ -71,8 +71,7 @@ def test_noisy_mean_moves_towards_the_models_of_clients_that_replied():
 
 @pytest.mark.parametrize("algorithm", ["fed-mtl", "l2gd"])
 def test_noise_does_not_add_up_in_the_mean(algorithm, monkeypatch):
-    # When the noise added up, the norm was 1.1 to 1.4 after 40 rounds, and 2.5 after
-    # 160.
+    # Accumulated noise had a norm of 1.1 to 1.4 after 40 rounds, and 2.5 after 160.
     monkeypatch.setattr(
         "flwr_frl.strategies.server.privacy.ClientPrivacy.spent", lambda _: {}
     )

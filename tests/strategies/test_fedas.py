@@ -36,9 +36,7 @@ def class_means(a, i):
 
 
 def aligned(a, i, means):
-    """Take steps from a on Σ_c of the mean of (z − C_c)² over examples and entries of
-    c.
-    """
+    """Minimize Σ_c mean (z − C_c)², over the examples of c and the entries, from a."""
     if means is None:
         return a
     x, y = draw(i)

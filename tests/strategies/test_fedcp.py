@@ -221,8 +221,7 @@ def test_discrepancy_of_a_sample_with_itself_is_0():
 
 
 def test_with_equal_heads_the_policy_has_no_effect():
-    # Since s + r = 1, two equal heads receive each feature once, and the bias counts
-    # twice.
+    # Since s + r = 1, equal heads receive each feature once and add the bias twice.
     client = run("fedcp", 0, **OWN).client(0, 0)
     client.receive(client.get_parameters({}), {})
     model = client.separating_model()

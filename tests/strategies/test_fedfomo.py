@@ -102,8 +102,7 @@ def test_every_round_matches_the_paper():
 
 @pytest.mark.parametrize("more", [{"fomo_models": 0}, {"fraction_train": 0.2}])
 def test_without_candidates_clients_train_locally(more):
-    # A fraction of 0.2 selects one of 6 clients; only the first round has no
-    # candidates.
+    # A fraction of 0.2 selects one client; only the first round has no candidates.
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, "cohort": "off"}
     rounds = 4 if "fomo_models" in more else 1
     result = run("fedfomo", rounds, evaluate=True, **more, **usual, **WHOLE)

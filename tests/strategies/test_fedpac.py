@@ -56,9 +56,7 @@ def trained(a, w, i, centroids, known):
 
 
 def smallest(matrix):
-    """Return the minimum over the simplex by comparing the affine minima of all
-    supports.
-    """
+    """Return the minimum over the simplex, the best affine minimum of any support."""
     n, best = len(matrix), None
     for size in range(1, n + 1):
         for support in combinations(range(n), size):

@@ -317,7 +317,7 @@ def test_node_config_selects_the_model(narrow):
     node = {"client-name": "pi", "model": "mlp", "head-layers": 2}
     device = {"model": "mlp", "head-layers": 2}
     assert node_settings(FedProtoClient, settings, node) == device
-    # By default, the run's model is used, since no entry of the list is identified.
+    # Without a partition id, no entry of the list is assigned to the device.
     assert node_settings(FedProtoClient, settings, {"client-name": "pi"}) == {}
     # Only clients of FedProto may choose their model.
     assert node_settings(FedAvgClient, settings, node) == {}

@@ -82,8 +82,7 @@ def test_every_round_matches_the_paper(variant):
         for state, p in zip(kept, personal, strict=True):
             named = {name.replace("personal-", ""): a for name, a in state.items()}
             assert_near(matrix(named) if state else 0 * p, p)
-    # Clients predict with the sum of both heads, or with the generic one if they never
-    # trained.
+    # Clients use the sum of both heads, or the generic one if they never trained.
     g, personal = expected[-1]
     assert_losses(result, [g + p for p in personal])
     # The class counts have an effect.

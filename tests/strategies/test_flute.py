@@ -135,8 +135,7 @@ def test_linear_run_equals_plain_numpy() -> None:
             residual = x @ b @ w[:, i] - y
             grad_b += x.T @ np.outer(residual, w[:, i]) / len(y)
             grad_w[:, i] = b.T @ x.T @ residual / len(y)
-        # The paper's form for γ1 = 1/4 and γ2 = 1/8: ½ B (BᵀB - WWᵀ), with the opposite
-        # sign for W.
+        # The paper's form for γ1 = 1/4, γ2 = 1/8: ½ B (BᵀB - WWᵀ), and -½ for W.
         balance = b.T @ b - w @ w.T
         b, w = (
             b - 0.03 * (grad_b + b @ balance / 2),

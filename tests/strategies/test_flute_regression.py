@@ -46,9 +46,7 @@ def linear_models(num_clients: int) -> ExampleTask:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs rounds and returns initial arrays, final arrays,
-    strategy.
-    """
+    """Return a function that runs rounds; it returns start, end and strategy."""
     module = ModuleType("regression_task")
     module.linear_models = linear_models
     monkeypatch.setitem(sys.modules, "regression_task", module)

@@ -83,8 +83,7 @@ def test_log_reports_once_what_is_sent(
     with caplog.at_level(logging.INFO, "flwr"):
         rows_of("frozen", tmp_path)
     lines = [line for line in caplog.messages if "MB are sent" in line]
-    # The shared part has 5 * 4 + 4 + 4 * 3 + 3 values of 4 bytes, the frozen layer 140
-    # bytes.
+    # 5 * 4 + 4 + 4 * 3 + 3 shared values have 4 bytes each; the frozen layer has 140.
     sent = "0.000156 of 0.000296 MB are sent; the frozen part stays on the clients"
     assert lines == [sent]
     caplog.clear()

@@ -115,8 +115,7 @@ def test_a_strategy_may_wrap_the_grid(tmp_path):
     (wrapped,) = Hooked.grids
     assert wrapped.grid is grid
     kinds = [message.metadata.message_type for message in wrapped.passed]
-    # Four rounds of four clients, and one evaluation. The hook is called before round
-    # 1.
+    # Four rounds of four clients, and one evaluation; the hook is called before them.
     assert kinds == ["train"] * 16 + ["evaluate"] * 4
 
 
@@ -144,7 +143,7 @@ def test_defaults_of_a_strategy_in_simulation():
     assert (settings["evaluate-last"], settings["fewest"]) == (7, 3)
     settings = running.check(["outsiders:Unhooked"], {}, "inline")
     assert (settings["evaluate-last"], settings["fewest"]) == (10, 2)
-    # Server settings are not changed.
+    # Simulation defaults do not apply to server settings.
     assert server_settings({"algorithm": outsider})["fewest"] == 2
 
 

@@ -43,9 +43,7 @@ def throws(found, p=P):
 
 
 def numpy_l2gd(found):
-    """Run Algorithm 1 step by step; return (x̄, all x_i) by round, None before
-    training.
-    """
+    """Run Algorithm 1; return (x̄, all x_i) by round, with None before training."""
     mean, models, rounds, pull = start(), [None] * N, [], 0.45 * LAMBDA
     for clients, (aggregations, steps) in zip(
         found.trained, throws(found), strict=True

@@ -78,9 +78,7 @@ def loss(x, node, rows):
 
 
 def noise(node, draw, zeta=0.0):
-    """Return the rows of a batch and a direction on the sphere, drawn as nodes draw
-    them.
-    """
+    """Return a batch's rows and a direction on the sphere, drawn as nodes do."""
     rng = np.random.default_rng([0x4D546, SEED, node, draw - 1])
     rows = rng.choice(20, BATCH, replace=False)
     normal = rng.standard_normal(sum(SIZES)) if zeta else np.zeros(1)

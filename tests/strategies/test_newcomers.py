@@ -149,8 +149,7 @@ def test_newcomer_that_stops_replying_is_omitted(monkeypatch):
 
 
 def test_newcomer_of_an_algorithm_with_extra_parts_uses_its_fit():
-    # FedRoD without a representation: the generic head is fixed and the personal one
-    # trained.
+    # FedRoD has no representation here; only the personal head is trained.
     result, metrics = joined("fedrod")
     assert all(np.isfinite(entries[-1]["loss"]) for entries in metrics)
     generic = {name: array.tobytes() for name, array in result.arrays[-1].items()}

@@ -68,8 +68,7 @@ def test_random_numbers_on_the_device_differ_by_client():
     one_by_one = outcome("fedrep", "off", **options)
     # In a cohort of all clients
     assert_same(outcome("fedrep", N, **options), one_by_one, 1e-6)
-    # Dropout draws from the device's generator, so results differ from those of the
-    # CPU.
+    # Dropout uses the device's generator, so results differ from the CPU's.
     with pytest.raises(AssertionError):
         assert_same(
             outcome("fedrep", "off", **{**options, "device": "cpu"}), one_by_one

@@ -188,7 +188,7 @@ def test_both_sides_of_the_hessian_product_use_the_same_dropout(monkeypatch):
 
     def noted(point, batch):
         asked.append(torch.get_rng_state())
-        torch.rand(1)  # As dropout draws.
+        torch.rand(1)  # Dropout would draw, too.
         return original(point, batch)
 
     monkeypatch.setattr(client, "gradient", noted)
@@ -212,8 +212,7 @@ def test_last_single_examples_are_skipped_before_batch_norms():
 
 
 def test_adaptation_step_averages_over_targets_that_are_not_ignored():
-    # There are more examples than in one evaluation batch, and most targets are
-    # ignored.
+    # There is more than one evaluation batch, and most targets are ignored.
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=generator)
     y = torch.randint(3, (60,), generator=generator)

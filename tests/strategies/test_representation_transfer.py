@@ -345,7 +345,7 @@ def test_sources_are_retried_until_one_is_valid():
 # Settings and other models
 
 
-def test_one_client_must_be_a_target():
+def test_all_but_one_client_may_be_sources():
     build_strategy(settings_of(num_sources=6)).check_clients(7)
 
 

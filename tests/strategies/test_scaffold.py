@@ -136,8 +136,7 @@ def test_noisy_c_moves_towards_the_c_i_of_clients_that_replied():
     ids=["clip", "private"],
 )
 def test_clipped_parts_of_changes_do_not_accumulate_in_c(rule):
-    # If it accumulated, the norm would be 0.34, the size of the gradient at the last
-    # model.
+    # Accumulated, the difference would be 0.34, the gradient's norm at the last model.
     usual = {"fraction_train": 1.0, "weight_decay": 0.05, "learning_rate": 0.1}
     with pytest.MonkeyPatch.context() as patch:
         # With so little noise, the privacy loss is large and slow to compute.
@@ -184,8 +183,8 @@ def test_first_round_equals_fedavg_with_a_server_step():
 
 
 def test_two_steps_with_momentum():
-    # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀), so g₀ counts 1 + β = 3/2 times, g₁
-    # once.
+    # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀), so g₀ has the weight
+    # 1 + β = 3/2 and g₁ the weight 1.
     result = run("scaffold", 1, representation_epochs=2, momentum=0.5)
     for i in result.trained[0]:
         g_0 = gradient(start(), i)

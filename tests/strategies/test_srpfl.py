@@ -95,8 +95,8 @@ def test_invalid_stage_settings_are_rejected(setting: str) -> None:
 
 
 def test_stage_lengths_of_the_theory() -> None:
-    # With E[T_(n)] = n, the ratio (2n - n) / (n - n/2) is 2. Each stage has 2 log(2 ·
-    # 2) / log(1 / 0.9) = 26.3 rounds, rounded up; a = 3/4 gives two.
+    # With E[T_(n)] = n, the ratio (2n - n) / (n - n/2) is 2. Each stage has
+    # 2 log(2 · 2) / log(1 / 0.9) = 26.3 rounds, rounded up; a = 3/4 gives two.
     arrivals = np.arange(1.0, 17.0)
     assert theory_stages(4, arrivals, 0.1) == [27] * 2
     assert theory_stages(4, arrivals, 0.74) == [3] * 2
@@ -119,8 +119,7 @@ def test_exact_stages_count_the_rounds_between_the_best_doubling_points(a, added
 
     distance, expected = 1.0, []
     for n in (8, 16, 32, 64, 128):
-        # Above this distance, n clients reduce it faster than 2 n (equations 200 and
-        # 201).
+        # Above this distance, n clients reduce it faster than 2 n (200, 201).
         low, high = 0.0, 1e3
         while high - low > 1e-10:
             middle = (low + high) / 2
@@ -203,8 +202,7 @@ def test_contraction_setting_changes_the_stage_lengths() -> None:
     chosen = build_strategy(settings_of("srpfl", contraction=0.5, **theory))
     times = SpeedModel("fixed", 20).expected_arrivals(20)
     for strategy, a in ((by_default, 0.1), (chosen, 0.5)):
-        # Stages of 5 and 10 clients precede that of all 20; the first ratio uses
-        # E[T_(2)].
+        # Stages of 5 and 10 clients come before 20; the first ratio uses E[T_(2)].
         ratios = [
             2 * (times[2 * n - 1] - times[n - 1]) / (times[n - 1] - times[n // 2 - 1])
             for n in (5, 10)

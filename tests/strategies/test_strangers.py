@@ -122,8 +122,7 @@ def test_fedrep_trains_clients_of_a_template():
     w, errors = 3.0, []
     for server_round, trained in enumerate((first, second), 1):
         losses = {node: (w - (node - 1)) ** 2 / 2 for node, _ in trained}
-        # Each client moves a quarter of the way to its own number, and w becomes the
-        # mean.
+        # Each client moves a quarter of the way to its number, and w becomes the mean.
         w = np.mean([w + RATE * (node - 1 - w) for node, _ in trained])
         reported = result.train_metrics_clientapp[server_round]
         weighted = sum(losses[node] * n for node, n in trained)

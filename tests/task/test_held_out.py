@@ -18,7 +18,7 @@ def examples(n: int, **more) -> ExampleSet:
 
 
 def numbers(found: ExampleSet) -> list[int]:
-    """Return the indices of examples; inputs and targets must have the same."""
+    """Return the indices of examples, checking that inputs and targets agree."""
     inputs, targets = next(found.batches(1000))
     assert inputs[:, 0].tolist() == targets.tolist()
     return targets.tolist()

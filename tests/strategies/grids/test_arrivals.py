@@ -1,3 +1,5 @@
+"""Rounds that close after the first replies, on real and simulated nodes."""
+
 import time
 
 import numpy as np
@@ -110,8 +112,7 @@ def test_validity_check_applies_only_to_its_own_messages(caplog) -> None:
         ({1: 9, 2: 1, 4: 2, 5: 3}, [], 5, {"weight_of": WEIGHTS.get}, [2, 4]),
         ({1: 9, 2: 1, 4: 2, 5: 3}, [4], 5, {"weight_of": WEIGHTS.get}, [2, 4, 5]),
         ({1: 1, 2: 2}, [], 100, {"weight_of": WEIGHTS.get}, [1, 2]),
-        # A place is reserved for the slow node 1, so node 4 is too late although
-        # faster.
+        # A place is reserved for the slow node 1, so the faster node 4 is too late.
         ({1: 9, 2: 1, 3: 2, 4: 3}, [], 3, {"required": {1}}, [2, 3, 1]),
         # Node 1 fails, so its place goes to node 4.
         ({1: 1, 2: 2, 3: 3, 4: 4}, [1], 3, {"required": {1}}, [1, 2, 3, 4]),
@@ -266,7 +267,7 @@ def test_next_node_replaces_an_invalid_reply(
 
 
 def silent_twice(monkeypatch, now: list[float]) -> RealArrivals:
-    """Return a grid whose node 2 was silent twice; ``now[0]`` is the time since."""
+    """Return a grid whose node 2 was silent twice, ``now[0]`` seconds ago."""
     grid = RealArrivals(Script({1: 1, 2: float("inf")}))
     for _ in range(2):
         assert send(grid, None, timeout=0.05) == [1]

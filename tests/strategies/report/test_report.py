@@ -171,7 +171,7 @@ def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     written = summary_in(tmp_path)
     accuracies = {name: s["accuracy"] for name, s in written["algorithms"].items()}
     assert accuracies == {"fedrep": 0.75, "fedavg": 0.25}
-    # Results of other settings are removed, since they are not comparable.
+    # A summary only has results with the same settings.
     finished(tmp_path, "fedper", 0.5, seed=1)
     written = summary_in(tmp_path)
     assert list(written["algorithms"]) == ["fedper"]

@@ -59,8 +59,7 @@ def test_folder_of_a_seed_or_grid_point_must_not_be_a_link(tmp_path, link):
 
 
 def test_means_and_sample_standard_deviations():
-    # Mean of accuracies 0.5; squared deviations 0.09 + 0.01 + 0.16 = 0.26, divided by
-    # 2.
+    # Accuracies: mean 0.5, squared deviations 0.09 + 0.01 + 0.16 = 0.26, divided by 2.
     summaries = [
         {"accuracy": 0.2, "rounds": 5, "bytes": 10, "r2": 1.0, "f1": 0.4},
         {"accuracy": 0.4, "rounds": 5, "bytes": 20, "f1": 0.8},

@@ -56,8 +56,8 @@ def hoeffding(width, draws, events=1):
     return width * math.sqrt(math.log(2 * events / FALSE_ALARM) / (2 * draws))
 
 
-# Bytes computed by hand. Floats are little-endian: 1.0 is 00 00 80 3f, 2.0 is 00 00 00
-# 40, 3.5 is 00 00 60 40, 3.0 is 00 00 40 40, -4.0 is 00 00 80 c0.
+# Bytes computed by hand. Floats are little-endian: 1.0 is 00 00 80 3f, 2.0 is
+# 00 00 00 40, 3.5 is 00 00 60 40, 3.0 is 00 00 40 40, -4.0 is 00 00 80 c0.
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_rand_k_draw_is_stable_across_numpy_versions():
 def test_qsgd_rounds_to_a_neighbouring_level(x, s, seed):
     norm = np.linalg.norm(x.astype(np.float64))
     result = apply(QSGD(s), x, seed).astype(np.float64)
-    # From d = s^2 on, results are divided by 1 + beta; beta = min(d / s^2, sqrt(d) /
-    # s).
+    # From d = s^2 on, results are divided by 1 + beta, with
+    # beta = min(d / s^2, sqrt(d) / s).
     if len(x) >= s**2:
         result *= 1 + math.sqrt(len(x)) / s
     assert (np.abs(result - x) <= norm / s * (1 + 1e-5)).all()
@@ -261,8 +261,8 @@ def test_random_operators_contract(operator):
         result = operator.decompress(operator.compress(tensor, shared), d)
         errors.append(torch.sum((result - tensor).double() ** 2).item())
     square = np.square(x.astype(np.float64)).sum()
-    # An entry is off by at most ||x|| / s, or is dropped, so errors are within [0, (1 +
-    # d / s^2) ||x||^2].
+    # An entry is off by at most ||x|| / s, or is dropped, so errors are within
+    # [0, (1 + d / s^2) ||x||^2].
     quantiser = operator if isinstance(operator, QSGD | QSGDTopK | QSGDRandK) else None
     width = 1 + (d / quantiser.levels**2 if quantiser else 0)
     mean = np.mean(errors) / square

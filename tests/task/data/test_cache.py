@@ -56,7 +56,7 @@ def test_a_damaged_folder_is_rebuilt(tmp_path, spoil, name) -> None:
 def test_folder_repaired_in_the_meantime_is_kept(tmp_path) -> None:
     digits(tmp_path)
     (folder,) = tmp_path.iterdir()
-    # Another process saw the damage before this one repaired the folder.
+    # A process may have seen the damage before another one repaired the folder.
     remove_damaged(folder)
     assert is_intact(folder)
     assert list(tmp_path.iterdir()) == [folder]

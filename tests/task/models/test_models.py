@@ -310,7 +310,7 @@ REFUSED = [
     ("squeezenet1_1", 32, "", "does not end with a linear layer"),
     ("vit_b_32", 33, "", "does not fit inputs of shape (3, 33, 33)"),
     ("maxvit_t", 32, "", "does not fit inputs of shape (3, 32, 32)"),
-    # A batch norm would have a single value per channel and image in training.
+    # Only evaluation would work: a batch norm has one value per channel and image.
     ("resnet18", 32, "layer4", "does not fit inputs of shape (3, 32, 32)"),
     ("resnet18", 32, "relu", "expected the last thing that"),
     ("resnet18", 32, "classifier", "no head named 'classifier'"),

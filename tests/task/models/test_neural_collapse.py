@@ -1,3 +1,5 @@
+"""The neural-collapse distance, by hand, in NumPy and by finite differences."""
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,8 @@ def reference(head, classes, m=None):
 
 def test_masked_value_by_hand() -> None:
     # Three classes, of which the client has the first two. HᵀH = diag(1, 1, 0), with
-    # norm √2. The target is 1/√2 [[2/3, -1/3], [-1/3, 2/3]], so the difference is 1/√2
-    # · 1/3 in four entries, and its norm is 2 / (3√2) = √2/3.
+    # norm √2. The target is 1/√2 [[2/3, -1/3], [-1/3, 2/3]], so the difference is
+    # 1/√2 · 1/3 in four entries, and its norm is 2 / (3√2) = √2/3.
     head = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]])
     classes = torch.tensor([[True, True, False]])
     assert neural_collapse(head, classes).item() == pytest.approx(2**0.5 / 3)

@@ -71,9 +71,10 @@ def test_two_iterations_by_hand():
     assert_allclose(state.raw, column(0.75, -1.1))
     assert_allclose(state.duals, 0.1 * 8)
     assert_allclose(state.average, column(1, -2))
-    # The exchange is exact. Gradients of costs are 1.5 and -4.4 + 1, those of g are 2 *
-    # 1.85 and its negative: 0.75 - 0.15 - 2 * 0.1 * 0.8 * 3.7 and -1.1 + 0.34 + 0.592.
-    # g = 1.85^2 - 1; the dual variable decays by delta eta lambda = 10 * 0.1 * 0.8.
+    # The exchange is exact. Gradients of costs are 1.5 and -4.4 + 1, those of g are
+    # 2 * 1.85 and its negative: 0.75 - 0.15 - 2 * 0.1 * 0.8 * 3.7 and
+    # -1.1 + 0.34 + 0.592. g = 1.85^2 - 1; the dual variable decays by
+    # delta eta lambda = 10 * 0.1 * 0.8.
     state.copy, state.known = state.raw.copy(), state.raw[::-1].copy()
     saddle.iterate(state, column(0, 1), column(1, 1))
     assert_allclose(state.raw, column(0.008, -0.168))

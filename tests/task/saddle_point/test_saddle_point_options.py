@@ -47,7 +47,7 @@ def test_custom_set_and_pair_function():
     box.shrunk = lambda zeta: smaller
     problem = QCQP.create(range(5), 0)
     problem = replace(problem, a=problem.a / 100)
-    # On a path, x_i + x_j = 1 is feasible. Constraints may fail by 10 * 1e-2 lambda.
+    # On a path, x_i + x_j = 1 is feasible. The violation is up to 10 * 1e-2 lambda.
     pairs = directed([(0, 1), (1, 2), (2, 3), (3, 4)])
     saddle = SaddlePoint(problem, pair, pairs, box, 1e-2, 10, zeta=1e-3)
     network = Network(saddle, TopK(5))

@@ -117,7 +117,7 @@ def test_cached_data_set_is_loaded_without_datasets(home, monkeypatch):
     assert again is not first
     assert np.array_equal(again.dataset.train.images, first.dataset.train.images)
     assert again.notes == first.notes
-    # Other columns or a larger held-out part need a new data set.
+    # Other columns, or a larger held-out part, make another data set.
     with pytest.raises(SettingsError, match="needs the package 'datasets', which is"):
         task_of(home, "saved", 2, test_fraction=0.5)
 
@@ -253,8 +253,7 @@ def test_custom_partitioner(write_module):
     for i in range(2):
         targets = (task.train_examples(i).targets, task.test_examples(i).targets)
         assert {int(c) % 2 for part in targets for c in part} == {i}
-    # The partitioner received the run's seed, and left out the first three rows of
-    # each.
+    # The partitioner received the run's seed, and omitted three rows per client.
     assert sum(map(len, [*task.train, *task.test])) == 1797 - 2 * 3
     options = {"partitioner-arguments": "first=4"}
     fewer = build_task(resolve({**named, **options}), 2)

@@ -76,8 +76,7 @@ def test_decaying_spectrum(dimension, clients):
     expected = [2 * r / (i + 1) for i in range(1, r + 1)]
     spectrum = np.linalg.svd(task.models, compute_uv=False)
     np.testing.assert_allclose(spectrum, expected)
-    # Eckart–Young: the error of the best rank-4 approximation is the remaining
-    # spectrum.
+    # Eckart–Young: the best rank-4 approximation errs by the remaining spectrum.
     assert np.sum(task.best_errors**2) == pytest.approx(np.sum(np.square(expected[4:])))
 
 

@@ -57,10 +57,10 @@ CHECKED = [
     ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
     ({"train": []}, "the task's train has examples of 0 clients"),
     ({"test": []}, "the task's test has examples of 0 clients"),
-    # Classes.
+    # Classes
     ({"classes": ("a", "b", "c")}, "the model has 2 outputs; of 3 classes"),
     ({"classes": ("one",), "loss": lambda x, y: x.mean()}, "of row 1 is 1; of 1 class"),
-    # Models.
+    # Models
     ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
     ({"model": lambda: model().half()}, "is float16; expected float32"),
     ({"model": lambda: masked(-math.inf)}, "the model's 'mask' is not finite"),

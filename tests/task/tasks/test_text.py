@@ -79,8 +79,7 @@ def test_sliding_windows_and_their_next_characters(tmp_path):
     (tmp_path / "anna.txt").write_text("abcdefghijklmnopqrst")
     (tmp_path / "bob.txt").write_text("ABCDEFGHIJKLMNOPQRST" * 2)
     task = task_of(tmp_path, 2, sequence_length=3, text_windows="sliding")
-    # The first 16 of 20 characters are for training: windows of 3 and the next
-    # character.
+    # 16 of 20 characters are for training: windows of 3 and the next character.
     anna = task.train_examples(0)
     assert [spelled(window) for window in anna.inputs[:2]] == ["abc", "bcd"]
     assert spelled(anna.targets) == "defghijklmnop"

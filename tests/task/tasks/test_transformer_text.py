@@ -280,7 +280,6 @@ def test_the_task_of_the_guide_trains_with_its_adapters(folder, tmp_path, monkey
         fraction=1.0,
         output=str(tmp_path / "out"),
     )
-    # 3 layers with query and value, and matrices A of shape (2, 8) with 4 bytes per
-    # entry
+    # 3 layers with query and value; matrices A have shape (2, 8) and 4-byte entries.
     sent = run.rows[-1]["bytes-up"] / 2
     assert 6 * 2 * 8 * 4 < sent < 6 * (2 * 8 * 4 + 250)

@@ -228,7 +228,7 @@ def test_a_dropped_example_does_not_change_the_augmentation_of_others():
         (normed, 11, 2),
         (normed, 10, 2),
         (normed, 8, 2),
-        # An only example is not dropped, although a batch norm needs two.
+        # A single example is not dropped, although a batch norm needs two.
         (normed, 1, 1),
         (lambda: SplitModel(nn.Linear(4, 4), nn.Linear(4, 1)), 11, 3),
     ],

@@ -209,8 +209,8 @@ def test_each_example_is_in_a_batch_with_the_same_probability():
             assert len(inputs) == len(targets)
             count[inputs.flatten().long()] += 1
             sizes.append(len(inputs))
-    # 3,500 batches with probability 0.15 give 525 ± 21 for each example, and binomial
-    # sizes.
+    # In 3,500 batches with probability 0.15, each example occurs 525 ± 21 times, and
+    # batch sizes are binomial.
     assert count.min() > 525 - 5 * 21
     assert count.max() < 525 + 5 * 21
     assert np.var(sizes) == pytest.approx(20 * 0.15 * 0.85, rel=0.1)
@@ -232,7 +232,7 @@ def test_epsilon_of_the_example_of_abadi_et_al():
 
 
 def test_steps_of_several_kinds_compose():
-    from opacus.accountants import RDPAccountant  # Takes a second
+    from opacus.accountants import RDPAccountant  # Importing takes a second
 
     accountant = RDPAccountant()
     for noise, rate, steps in ((1.0, 0.1, 30), (2.0, 0.5, 4)):

@@ -45,11 +45,12 @@ def test_copy_of_a_frozen_model_can_be_frozen_again():
 
 
 def test_two_steps_by_hand():
-    # f(x) = w (b x), one example x = 2, y = 10, b = 1, w = 3; loss (w b x - y)². Only w
-    # is trained, with rate 0.1, momentum 0.5 and weight decay 0.1. Step 1: output 6,
-    # slope 2 (6 - 10) 2 = -16, with decay -16 + 0.1 * 3 = -15.7; w = 3 + 1.57 = 4.57.
-    # Step 2: output 9.14, slope 2 (9.14 - 10) 2 = -3.44, with decay -2.983; velocity
-    # 0.5 * -15.7 - 2.983 = -10.833; w = 4.57 + 1.0833 = 5.6533.
+    # f(x) = w (b x), one example x = 2, y = 10, b = 1, w = 3; loss (w b x - y)².
+    # Only w is trained, with rate 0.1, momentum 0.5 and weight decay 0.1.
+    # Step 1: output 6, slope 2 (6 - 10) 2 = -16, with decay -16 + 0.1 * 3 = -15.7;
+    #         w = 3 + 1.57 = 4.57.
+    # Step 2: output 9.14, slope 2 (9.14 - 10) 2 = -3.44, with decay -2.983;
+    #         velocity 0.5 * -15.7 - 2.983 = -10.833; w = 4.57 + 1.0833 = 5.6533.
     model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     with torch.no_grad():
         model.representation.weight.fill_(1.0)
@@ -124,8 +125,8 @@ def test_training_matches_numpy(part, weight):
 
 
 def test_regularizer_is_trained_but_not_reported():
-    # The loss is 0, since targets equal the outputs. The regularizer 5 h has slope 5: h
-    # = 0 - 0.1 * 5 = -0.5, then -1. Its value in the last epoch, -2.5, is not reported.
+    # The loss is 0, since targets equal the outputs. The regularizer 5 h has slope 5:
+    # h = 0 - 0.1 * 5 = -0.5, then -1. Its last value, -2.5, is not reported.
     model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     with torch.no_grad():
         model.representation.weight.fill_(0.0)
@@ -179,8 +180,8 @@ def test_the_proximal_term_by_hand():
 
 def test_correction_is_added_to_the_gradient_in_every_step():
     # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10). The
-    # correction is -3. From w = 3 at rate 0.01, slopes are -16 - 3 and then, at w =
-    # 3.19, 4 (6.38 - 10) - 3 = -17.48, so w = 3.3648.
+    # correction is -3. From w = 3 at rate 0.01, slopes are -16 - 3 and then,
+    # at w = 3.19, 4 (6.38 - 10) - 3 = -17.48, so w = 3.3648.
     model = scalar_model(1.0, 3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
@@ -247,8 +248,7 @@ def test_loop_raises_after_an_epoch_with_a_loss_that_is_not_finite(value):
 
 
 def test_a_custom_step_trains_unfrozen_parameters():
-    # Sign SGD on the head: from w = 3, with the target above all outputs, + 0.1 per
-    # batch.
+    # Sign SGD on the head: w = 3, plus 0.1 per batch, as targets exceed all outputs.
     model = scalar_model(1.0, 3.0)
     head = freeze(model, "head")
 

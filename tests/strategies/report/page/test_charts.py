@@ -1,4 +1,4 @@
-"""Positions of the curves in charts."""
+"""Positions of axes, curves and bars in charts."""
 
 import re
 from html.parser import HTMLParser
@@ -49,7 +49,7 @@ def test_curve_points():
     (points,) = places(drawn((1, 0.0), (2, 0.5), (3, 1.0)))
     middle = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
     assert points == [(LEFT, BOTTOM), middle, (RIGHT, TOP)]
-    # Zero has no logarithm, so its point is omitted.
+    # Zero has no logarithm, so the axis is linear.
     (points,) = places(drawn((1, 0.0), (2, 0.5), (3, 1.0), logarithmic=True))
     assert points[1] == middle
 
