@@ -14,7 +14,7 @@ BRIGHTNESS = {"ant": 30, "bee": 90, "cat": 150, "dog": 220}
 
 
 def write_images(root: Path, classes: tuple[str, ...], seed: int) -> None:
-    """Write noisy images whose class is their brightness, hard to tell in part."""
+    """Write noisy images whose brightness depends on the class; classes overlap."""
     rng = np.random.default_rng(seed)
     for part, count in (("train", 8), ("test", 5)):
         for name in classes:
@@ -44,10 +44,12 @@ def settings_of(tmp_path: Path, **more):
 
 
 def accuracy(loaded, root: Path) -> float:
-    """Return the accuracy on a folder's test images, by their folders' names."""
+    """Return the accuracy on a folder's test images; subfolders name the classes."""
     images = sorted((root / "test").glob("*/*.png"))
-    found, _ = Predictor(*loaded)(images)
-    return float(np.mean([n == p.parent.name for n, p in zip(found, images, strict=1)]))
+    predicted, _ = Predictor(*loaded)(images)
+    return float(
+        np.mean([n == p.parent.name for n, p in zip(predicted, images, strict=1)])
+    )
 
 
 def reported(output: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Messages to a ClientApp of simulated clients, and contexts."""
+"""Messages and contexts for a ClientApp with simulated clients."""
 
 import numpy as np
 from flwr.app import (

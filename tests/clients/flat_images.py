@@ -1,4 +1,4 @@
-"""A task of images with a model of its own, which no name says."""
+"""Image tasks with a custom model that is not registered under a name."""
 
 from torch import nn
 
@@ -20,7 +20,7 @@ class Flat(ImageTask):
 
 
 class Wrong(Flat):
-    """A model for more pixels than there are."""
+    """A task whose model expects more pixels than the images have."""
 
     def initial_model(self):
         return SplitModel(nn.Flatten(), nn.Linear(3072, self.num_classes))

@@ -1,4 +1,4 @@
-"""Gossip clients, each alone, and the configs of the messages that they receive."""
+"""Single gossip clients, and configs of the messages that they receive."""
 
 import pytest
 from client_messages import new_context
@@ -24,8 +24,8 @@ def client_of(algorithm: str = "squarm-sgd", state=None, index=0, **more):
     settings = settings_of(algorithm, **more)
     state = PersonalState(new_context()) if state is None else state
     kind = client_class(settings)
-    own = build(kind.settings_type, settings)
-    return kind(build_task(settings, 5), index, state, own)
+    client_settings = build(kind.settings_type, settings)
+    return kind(build_task(settings, 5), index, state, client_settings)
 
 
 def received(algorithm: str = "squarm-sgd", **more):

@@ -1,4 +1,4 @@
-"""The account of private training is never rolled back."""
+"""The privacy account of a client is never rolled back."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_steps_are_summed_by_noise_and_sampling_probability():
     training.train(call_of(8, 3))
     training.train(call_of(8, 2))
     training.train(call_of(4, 1))
-    # Five epochs of four steps with 2 of 8 examples, two with 2 of 4.
+    # Five epochs of four steps with 2 of 8 examples each, and two steps with 2 of 4.
     expected = epsilon(((1.0, 0.25, 20), (1.0, 0.5, 2)), 1e-3)
     assert training.epsilon() == pytest.approx(expected, rel=1e-12)
 
@@ -64,7 +64,7 @@ def test_steps_are_written_before_the_training(tmp_path, monkeypatch):
             PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
     later = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
     assert later.epsilon() == epsilon(((1.0, 0.25, 16),), 1e-3)
-    # Only its owner may read the account.
+    # Only the owner may read the file.
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -72,7 +72,7 @@ def test_the_account_on_disk_takes_precedence_over_memory(tmp_path):
     records = RecordDict()
     PrivateTraining(PRIVATE, records, tmp_path).train(call_of(8, 1))
     PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
-    # As a machine that does again what another had begun.
+    # The records in memory are older than the file: 4 steps instead of 8.
     PrivateTraining(PRIVATE, records, tmp_path).train(call_of(8, 1))
     assert steps_in(tmp_path) == [12]
 
@@ -90,7 +90,7 @@ def test_training_needs_a_writable_account(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", '{"noise": [1.0], "steps": []}'])
-def test_a_damaged_account_is_one_line(tmp_path, damage):
+def test_a_damaged_account_raises_a_one_line_error(tmp_path, damage):
     (tmp_path / FILE).write_text(damage)
     training = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
     line = r"^the account 'privacy.json' of [^\n]*$"
@@ -100,7 +100,7 @@ def test_a_damaged_account_is_one_line(tmp_path, damage):
         training.check(call_of(8, 1).model)
 
 
-# In messages
+# Messages
 
 
 def context_of(**node) -> Context:
@@ -146,14 +146,14 @@ def test_evaluations_report_epsilon(app, tmp_path):
     query = app(message_of("query"), context)
     n = query.content.config_records["properties"]["num-examples"]
     app(message_of("train", arrays, **{"server-round": 1}), context)
-    # Two epochs of the head and one of the representation.
+    # Two epochs of the head and one of the representation
     steps = 3 * int(np.ceil(n / 20))
     expected = epsilon(((2.0, 20 / n, steps),), 1e-3)
     assert told(context) == pytest.approx(expected, rel=1e-12)
-    # The reply has not counted, and the device has been started anew.
+    # The reply was not acknowledged, and the device has restarted.
     again = context_of(**node)
-    known = {"server-round": 1, "acknowledged-round": 0}
-    app(message_of("train", arrays, **known), again)
+    config = {"server-round": 1, "acknowledged-round": 0}
+    app(message_of("train", arrays, **config), again)
     expected = epsilon(((2.0, 20 / n, 2 * steps),), 1e-3)
     assert told(again) == pytest.approx(expected, rel=1e-12)
     # A newcomer trains its head for ten epochs.
@@ -166,6 +166,6 @@ def test_evaluations_report_epsilon(app, tmp_path):
 
 
 def test_a_device_can_set_its_own_noise():
-    own = {"dp-noise": 3.0, "dp-clip": 0.5, "dp-delta": 1e-4}
-    setup = client_setup(context_of(**own), {"algorithm": "fedavg"})
+    node_config = {"dp-noise": 3.0, "dp-clip": 0.5, "dp-delta": 1e-4}
+    setup = client_setup(context_of(**node_config), {"algorithm": "fedavg"})
     assert setup.privacy == ExamplePrivacy(3.0, 0.5, 1e-4)

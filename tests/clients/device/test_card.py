@@ -1,4 +1,4 @@
-"""The card of a trained model of a custom task."""
+"""Model cards of custom tasks."""
 
 import importlib
 
@@ -28,13 +28,13 @@ def drawn(num_clients):
 """
 
 
-def test_values_that_no_file_stores_are_drawn_with_the_seed_of_the_run(write_module):
+def test_non_persistent_buffers_are_drawn_with_the_seed_of_the_run(write_module):
     path = f"{importlib.import_module(write_module('drawing', MODULE)).__name__}:drawn"
     settings = resolve({"task": path, "seed": 3})
     trained = build_task(settings, 4).initial_model()
     metadata = ModelCard.from_settings(settings, 4).metadata()
     card = ModelCard.from_metadata(metadata, {"task": path})
-    found = card.task.initial_model().representation.fixed
-    assert torch.equal(found, trained.representation.fixed)
+    restored = card.task.initial_model().representation.fixed
+    assert torch.equal(restored, trained.representation.fixed)
     other = ModelCard.from_settings({**settings, "seed": 4}, 4).task.initial_model()
-    assert not torch.equal(found, other.representation.fixed)
+    assert not torch.equal(restored, other.representation.fixed)

@@ -12,9 +12,9 @@ from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 
 
 def test_custom_metrics_are_computed_on_all_test_examples_at_once():
-    # 120 examples are three batches of evaluation. Outputs are 0, 1, ... 119 and the
-    # targets 0: torch's median, the lower of the two in the middle, is 59. Over batches
-    # of 50, 50 and 20 the mean would be weighted 24, 74 and 109.
+    # 120 examples make three evaluation batches. The outputs are 0 to 119 and the
+    # targets 0, so torch.median (the lower of the two middle values) is 59. Batches of
+    # 50, 50 and 20 would have the medians 24, 74 and 109.
     inputs = torch.arange(120.0)[:, None]
     sets = [ExampleSet(inputs, torch.zeros(120, 1))]
 
@@ -27,17 +27,22 @@ def test_custom_metrics_are_computed_on_all_test_examples_at_once():
         nn.init.zeros_(model.head.bias)
         return model
 
-    own = {"median": median, "nothing": lambda outputs, targets: float("nan")}
-    task = ExampleTask(identity, sets, sets, nn.functional.mse_loss, metrics=own)
+    custom_metrics = {
+        "median": median,
+        "nothing": lambda outputs, targets: float("nan"),
+    }
+    task = ExampleTask(
+        identity, sets, sets, nn.functional.mse_loss, metrics=custom_metrics
+    )
     loss, n, metrics = evaluate_model(task, 0, task.initial_model())
-    # Of 0² to 119²: 119 · 120 · 239 / 6 / 120.
+    # Mean of the squares of 0 to 119: 119 · 120 · 239 / 6 / 120
     assert loss == pytest.approx(119 * 239 / 6)
     assert n == 120
-    # What has no value here is left out.
+    # Metrics without a value (NaN) are omitted.
     assert metrics == {"median": 59.0}
 
 
-def test_integers_that_are_no_classes_have_no_accuracy():
+def test_integer_targets_that_are_not_classes_have_no_accuracy():
     examples = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))]
 
     def poisson(outputs, targets):
@@ -51,8 +56,8 @@ def test_integers_that_are_no_classes_have_no_accuracy():
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e20])
-def test_a_head_without_nc2_has_an_accuracy(scale):
-    # Zeros, as where nothing was trained, and a Gram matrix beyond float32.
+def test_accuracy_is_reported_for_zero_and_overflowing_heads(scale):
+    # A head of zeros, and one whose Gram matrix overflows float32
     examples = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 0]))]
 
     def model() -> SplitModel:
@@ -63,7 +68,7 @@ def test_a_head_without_nc2_has_an_accuracy(scale):
     task = ExampleTask(model, examples, examples, classes=("a", "b"))
     metrics = evaluate_model(task, 0, task.initial_model())[2]
     assert metrics["accuracy"] == 0.75
-    # Of zeros: how long the target is, 1 with all classes.
+    # For a head of zeros, NC2 is the norm of its target, which is 1 with all classes.
     nc2 = {} if scale else {"global-nc2": 1.0, "local-nc2": 1.0}
     assert {n: v for n, v in metrics.items() if n != "accuracy"} == pytest.approx(nc2)
 

@@ -1,4 +1,4 @@
-"""Parameter groups: errors for groups that contradict each other."""
+"""Parameter groups: errors for contradictory and misspelled groups."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_contradictory_and_misspelled_groups_are_refused(groups, line):
         client.fit([], {})
 
 
-def test_a_group_with_initial_values_may_resemble_a_part():
+def test_custom_group_names_may_resemble_built_in_ones():
     class Heads(Client):
         def initial_group(self, slot):
             return {"first": torch.zeros(2)}

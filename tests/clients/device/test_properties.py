@@ -1,4 +1,4 @@
-"""Properties of simulated clients, of which only the first one is built."""
+"""Properties of simulated clients: by default, only the first client is built."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from flwr_frl.task.settings import resolve
 
 
 def sized(num_clients: int) -> ExampleTask:
-    """Return a task in which client i has i + 1 examples of class i % 2."""
+    """Return a task in which client i has i + 1 examples, all of class i % 2."""
     sets = [
         ExampleSet(torch.ones(i + 1, 2), torch.full((i + 1,), i % 2))
         for i in range(num_clients)
@@ -29,14 +29,14 @@ def sized(num_clients: int) -> ExampleTask:
 
 
 def wrong(num_clients: int) -> ExampleTask:
-    """Return a task in which a class of the last client does not exist."""
+    """Return a task whose last client has an example of an undefined class."""
     task = sized(num_clients)
     sets = [*task.train[:-1], ExampleSet(torch.ones(2, 2), torch.tensor([0, 2]))]
     return ExampleTask(task.model, sets, sets, classes=("a", "b"))
 
 
 def reported(algorithm="fedavg", task="sized", num_clients=4, **settings):
-    """Return what each of the clients reports, and how many were built for it."""
+    """Return the properties that each client reports, and the settings."""
     begin_run()
     config = resolve(
         {
@@ -69,19 +69,19 @@ def built(monkeypatch):
 
 
 def test_each_client_reports_its_own_examples(built):
-    found, _ = reported()
+    reports, _ = reported()
     assert built == [0]
-    assert [p["num-examples"] for p in found] == [1, 2, 3, 4]
-    assert [p["num-test-examples"] for p in found] == [1, 2, 3, 4]
-    assert [p["class-counts"] for p in found] == [[1], [2], [3], [4]]
-    assert [p["held-classes"] for p in found] == [["a"], ["b"], ["a"], ["b"]]
-    assert [p["client"] for p in found] == [f"{i:06d}" for i in range(4)]
+    assert [p["num-examples"] for p in reports] == [1, 2, 3, 4]
+    assert [p["num-test-examples"] for p in reports] == [1, 2, 3, 4]
+    assert [p["class-counts"] for p in reports] == [[1], [2], [3], [4]]
+    assert [p["held-classes"] for p in reports] == [["a"], ["b"], ["a"], ["b"]]
+    assert [p["client"] for p in reports] == [f"{i:06d}" for i in range(4)]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "scaffold", "flute"])
-def test_properties_are_those_of_the_built_client(algorithm):
-    found, config = reported(algorithm)
-    for i, held in enumerate(found):
+def test_properties_equal_those_of_a_built_client(algorithm):
+    reports, config = reported(algorithm)
+    for i, held in enumerate(reports):
         node = {"partition-id": i, "num-partitions": 4}
         context = Context(1, i + 1, node, RecordDict(), {})
         client = build_client(context, client_setup(context, config), {})
@@ -92,11 +92,11 @@ def test_properties_are_those_of_the_built_client(algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
-        # It reports a mask of the client's classes.
+        # FLUTE clients report a mask of their classes.
         ("flute", {}),
-        # Weights depend on a client's examples.
+        # Class weights depend on the client's examples.
         ("fedavg", {"class-weights": "balanced"}),
-        # Clients report which rounds' states they have.
+        # Clients report the rounds of their saved states.
         ("fedrep", {"checkpoint-every": 1}),
     ],
 )
@@ -108,12 +108,12 @@ def test_clients_that_differ_in_more_than_examples_are_built(
 
 
 def test_count_multiple_rounds_the_counts_of_all_clients():
-    found, _ = reported(**{"count-multiple": 3})
-    # The nearest multiples of 3, at least 3, of 1 to 4.
-    assert [p["num-examples"] for p in found] == [3, 3, 3, 3]
+    reports, _ = reported(**{"count-multiple": 3})
+    # The counts 1 to 4, rounded to multiples of 3, but at least 3
+    assert [p["num-examples"] for p in reports] == [3, 3, 3, 3]
 
 
 def test_a_client_whose_examples_do_not_fit_is_refused(built):
-    found, _ = reported(task="wrong")
+    reports, _ = reported(task="wrong")
     assert built == [0]
-    assert ["refusal" in p for p in found] == [False, False, False, True]
+    assert ["refusal" in p for p in reports] == [False, False, False, True]

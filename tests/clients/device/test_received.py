@@ -1,4 +1,4 @@
-"""Checks of a server's messages."""
+"""Clients check the messages of a server."""
 
 import math
 from pathlib import Path
@@ -69,7 +69,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("name", "value"), [(n, v) for n, values in WRONG.items() for v in values]
 )
-def test_a_config_value_of_a_wrong_type_is_one_line(name: str, value) -> None:
+def test_invalid_config_values_raise_one_line_errors(name: str, value) -> None:
     with pytest.raises(SettingsError, match=f"the server's {name} is ") as caught:
         check_config(ConfigRecord({name: value}))
     assert str(caught.value).isprintable()
@@ -83,8 +83,8 @@ def test_configs_of_our_servers_are_valid() -> None:
         "relayed-data": [b"", b"x"],
     }
     config = {"server-round": 2, "run": "0a1b2c3d4e5f", "proximal-mu": 0, "x": "any"}
-    said = {**config, **relayed, "exchanged-round": 2}
-    assert check_config(ConfigRecord(said)) == said
+    complete = {**config, **relayed, "exchanged-round": 2}
+    assert check_config(ConfigRecord(complete)) == complete
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,9 @@ def test_a_run_name_cannot_leave_the_state_directory(
 
 
 @pytest.mark.parametrize("length", [300, 5000])
-def test_long_names_are_separate_directories(tmp_path: Path, length: int) -> None:
+def test_long_client_names_map_to_different_directories(
+    tmp_path: Path, length: int
+) -> None:
     names = ["é" * length + last for last in "ab"]
     first, second = (
         state_directory({"state-dir": str(tmp_path)}, name, "1", "") for name in names

@@ -1,4 +1,4 @@
-"""Evaluations of clients that test the same model, as one batch."""
+"""Clients that test the same model are evaluated as one batch."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.settings import resolve
 
-# Test examples of each client; the last one has none.
+# Number of test examples of each client; the last client has none.
 SIZES = (3, 1, 4, 2, 0)
 
 
@@ -38,13 +38,13 @@ def clients(num_clients: int) -> ExampleTask:
 def one_does_not_fit(num_clients: int) -> ExampleTask:
     task = clients(num_clients)
     sets = list(task.test)
-    # Two numbers an example when the run begins, later three.
+    # Two numbers per example when the run begins, four later
     sets[1] = Growing(sets[1].inputs, sets[1].targets)
     return ExampleTask(model, task.train, sets, classes=("a", "b"))
 
 
 class Growing(ExampleSet):
-    """Examples that have another shape once they are evaluated."""
+    """Examples whose shape changes before they are evaluated."""
 
     def __getattribute__(self, name):
         value = super().__getattribute__(name)
@@ -56,7 +56,7 @@ class Growing(ExampleSet):
 
 
 def evaluated(task, algorithm="fedavg", rounds=1, **settings):
-    """Return the clients' metrics by name, and the run's summary."""
+    """Return the clients' metrics by name, and the strategy."""
     config = resolve(
         {
             "algorithm": algorithm,
@@ -102,12 +102,12 @@ def test_each_client_has_the_loss_and_accuracy_of_its_own_examples():
         assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
         assert metrics["accuracy"] == np.mean(outputs.argmax(1) == y)
         assert metrics["num-examples"] == n
-    # It has no examples, and no metrics.
+    # The last client has no examples and therefore no metrics.
     assert f"{4:06d}" not in strategy.evaluation.metrics
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "local", "fedavg-ft"])
-def test_metrics_equal_those_of_one_client_after_the_other(algorithm):
+def test_batched_metrics_equal_those_of_sequential_evaluations(algorithm):
     together = evaluated("clients", algorithm, rounds=3)[0]
     alone = evaluated("clients", algorithm, rounds=3, cohort="off")[0]
     assert together.keys() == alone.keys()
@@ -115,7 +115,7 @@ def test_metrics_equal_those_of_one_client_after_the_other(algorithm):
         assert together[name] == pytest.approx(metrics, rel=1e-5), name
 
 
-def test_clients_without_a_state_are_one_batch(monkeypatch):
+def test_clients_without_a_personal_state_are_evaluated_as_one_batch(monkeypatch):
     sizes, evaluate = [], same_model.evaluate_clients
 
     def counted(task, indices, model):
@@ -124,13 +124,14 @@ def test_clients_without_a_state_are_one_batch(monkeypatch):
 
     monkeypatch.setattr(same_model, "evaluate_clients", counted)
     evaluated("clients", "fedrep")
-    # Two of five have trained a head; which of the others has no examples is random.
+    # Two of five clients, chosen at random, have trained a head. Client 4, which has no
+    # examples, may be among the other three.
     assert sizes in ([2], [3])
     sizes.clear()
     evaluated("clients", "fedavg")
     assert sizes == [4]
     sizes.clear()
-    # Its clients train before they are tested.
+    # FedAvg-FT clients fine-tune before they are tested.
     evaluated("clients", "fedavg-ft")
     assert sizes == []
 
@@ -141,7 +142,7 @@ def test_only_the_client_whose_examples_do_not_fit_fails():
     assert [name for name, _ in strategy.pending.rejections] == ["000001"]
 
 
-def test_arrays_that_do_not_fit_are_an_error_of_each_client():
+def test_missing_arrays_are_an_error_of_each_client():
     config = resolve(
         {
             "algorithm": "fedavg",

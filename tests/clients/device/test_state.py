@@ -28,7 +28,7 @@ LOST = "no version is left: it is lost, or fit has not called self.save"
 
 
 def test_loaded_values_equal_saved_ones(tmp_path):
-    # As of a convolution with channels last: not contiguous in memory.
+    # Not contiguous in memory, like the weights of a channels-last convolution
     strided = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(0, 2, 1)
     arrays = {
         "a": strided,
@@ -54,22 +54,22 @@ def test_an_acknowledged_version_is_kept_and_an_unacknowledged_one_deleted(
     directory = tmp_path if on_disk else None
     context = new_context()
     run_rounds(context, [2], directory)
-    # Round 5 was trained, but its reply never counted: the server still says 2.
+    # The reply of round 5 was not acknowledged: the server still sends round 2.
     PersonalState(context, directory, 2).save(head(5), 5)
     state = PersonalState(context, directory, 2)
     assert value_of(state) == 2
-    # It goes when there is a newer one.
+    # The next save deletes the unacknowledged version.
     state.save(head(7), 7)
     if on_disk:
         assert rounds_in(context) == [2, 7]
         assert rounds_on(tmp_path) == [2, 7]
-    # And when that did count, 7 it is.
+    # Version 7 is used once it is acknowledged.
     state = PersonalState(context, directory, 7)
     assert value_of(state) == 7
     state.save(head(8), 8)
     assert rounds_in(context) == [7, 8]
     if on_disk:
-        # The one before is what is left if the newest file is damaged.
+        # Version 2 is the fallback in case the file of version 7 is damaged.
         assert rounds_on(tmp_path) == [2, 7, 8]
 
 
@@ -93,7 +93,7 @@ def test_the_newest_acknowledged_version_is_used(
     directory = tmp_path if on_disk else None
     for before, round_, value in saved:
         PersonalState(context, directory, before, **run).save(head(value), round_)
-    # A directory outlives the process.
+    # Files outlive the process, records in memory do not.
     context = new_context() if on_disk else context
     assert value_of(PersonalState(context, directory, acknowledged, **run)) == expected
 
@@ -107,7 +107,7 @@ def test_memory_holds_at_most_two_versions_and_other_records_stay():
         assert {*context.state} == {"other", *versions}
 
 
-# Going back to a checkpoint
+# Rolling back to a checkpoint
 
 
 def test_the_version_of_the_checkpoint_stays_on_disk(tmp_path):
@@ -119,19 +119,20 @@ def test_the_version_of_the_checkpoint_stays_on_disk(tmp_path):
         PersonalState(context, tmp_path, acknowledged, 5).save(head(r), r)
     PersonalState(context, tmp_path, 8, 5).save(head(9), 9)
     assert rounds_on(tmp_path) == [3, 7, 8, 9]
-    # The server died and goes back: it has acknowledged round 3, its last before 5.
+    # The server has crashed and resumes from its checkpoint of round 5, where the
+    # client's last acknowledged round was 3.
     state = PersonalState(new_context(), tmp_path, 3, 5)
     assert value_of(state) == 3
-    # In 6 it trains again; what it has of later rounds is in nobody's way.
+    # It trains again in round 6. Its versions of later rounds do not interfere.
     state.save(head(66), 6)
     assert value_of(PersonalState(new_context(), tmp_path, 6, 5)) == 66
     assert rounds_on(tmp_path) == [3, 6, 8, 9]
-    # The run has passed them by.
+    # Round 10 is later than the abandoned versions 8 and 9, which are now deleted.
     PersonalState(new_context(), tmp_path, 6, 5).save(head(10), 10)
     assert rounds_on(tmp_path) == [3, 6, 10]
 
 
-def test_a_file_is_plain_safetensors_that_only_its_owner_may_read(tmp_path):
+def test_state_files_are_plain_safetensors_readable_only_by_the_owner(tmp_path):
     PersonalState(new_context(), tmp_path / "new").save(head(4), 7)
     (path,) = (tmp_path / "new").iterdir()
     assert path.name == "00000007.safetensors"
@@ -139,7 +140,7 @@ def test_a_file_is_plain_safetensors_that_only_its_owner_may_read(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-# What is on a disk is not trusted
+# Damaged files and files of other clients or models
 
 
 def damage(path):
@@ -171,10 +172,10 @@ def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
     assert "00000002.safetensors is not used and set aside: " in caplog.text
     names = ["00000001.safetensors", "00000002.safetensors.set-aside"]
     assert files_in(tmp_path) == names
-    # It stays there: a person may want to look at it.
+    # The file is kept for inspection.
     PersonalState(new_context(), tmp_path, 3).save(head(3), 3)
     assert "00000002.safetensors.set-aside" in files_in(tmp_path)
-    # Without any other version, the client begins anew.
+    # Without another version, the client starts from scratch.
     for name in ("00000001.safetensors", "00000003.safetensors"):
         damage(tmp_path / name)
     state = PersonalState(new_context(), tmp_path, 3)
@@ -185,7 +186,8 @@ def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
     ("now", "shapes", "reason"),
     [
         ({}, FITS, ""),
-        # Other classes explain other shapes; their names stay on the device.
+        # Different classes explain the different shape. The reason does not name the
+        # classes, which are private.
         (
             {"classes": '["cat", "dog"]'},
             {"head.weight": (4, 3)},
@@ -195,31 +197,33 @@ def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
         ({}, {"head.weight": (4, 3)}, "it does not fit the model"),
         ({}, {}, "it does not fit the model"),
         ({}, {"other": (2, 3)}, "it does not fit the model"),
-        # A copied SD card, say.
+        # For example, a copied SD card
         ({"client": "pi-2"}, FITS, "it is of client 'pi-1'"),
         ({"damaged": "yes"}, FITS, "its file is damaged"),
     ],
 )
-def test_why_a_file_of_an_earlier_run_is_not_used(tmp_path, now, shapes, reason):
+def test_the_reason_for_not_using_an_earlier_run_s_file_is_reported(
+    tmp_path, now, shapes, reason
+):
     about = {"classes": '["cat"]', "algorithm": "a:FedRep"}
-    given = {"client": "pi-1", "about": about}
-    PersonalState(new_context(), tmp_path, run="r", **given).save(head(1), 1)
+    identity = {"client": "pi-1", "about": about}
+    PersonalState(new_context(), tmp_path, run="r", **identity).save(head(1), 1)
     (path,) = tmp_path.iterdir()
     if "damaged" in now:
         damage(path)
     data = path.read_bytes()
-    given["client"] = now.get("client", "pi-1")
-    given["about"] = {name: now.get(name, text) for name, text in about.items()}
-    state = PersonalState(new_context(), tmp_path, run="s", **given)
+    identity["client"] = now.get("client", "pi-1")
+    identity["about"] = {name: now.get(name, text) for name, text in about.items()}
+    state = PersonalState(new_context(), tmp_path, run="s", **identity)
     assert (state.load(shapes) is None) is bool(reason)
     assert state.unused.startswith(reason)
     assert bool(state.unused) is bool(reason)
-    # A foreign file stays as it is, for the client or the model whose it is.
+    # A file of another client or model is left untouched.
     assert "damaged" in now or path.read_bytes() == data
 
 
 def test_a_lost_state_is_reported():
-    # The server has counted a reply of round 3; the process is a new one.
+    # The server has acknowledged round 3, but the process is new.
     state = PersonalState(new_context(), acknowledged=3)
     assert state.load() is None
     assert state.unused == LOST
@@ -243,13 +247,13 @@ def test_a_version_of_an_earlier_run_does_not_hide_a_lost_one(tmp_path, lose):
 def test_damage_found_by_an_evaluation_is_reported_by_the_next_training(tmp_path):
     run_rounds(new_context(), [1, 2, 3], tmp_path)
     damage(tmp_path / "00000003.safetensors")
-    said = []
+    reasons = []
     for _ in "evaluation", "training":
         state = PersonalState(new_context(), tmp_path, 3)
         assert value_of(state) == 2
-        said.append(state.unused)
-    assert said == ["its file is damaged", "the version of round 3 is missing"]
-    # What the training makes of it counts: nothing is missing any more.
+        reasons.append(state.unused)
+    assert reasons == ["its file is damaged", "the version of round 3 is missing"]
+    # Once the client has trained on the older version, nothing is missing any more.
     state.save(head(4), 4)
     state = PersonalState(new_context(), tmp_path, 4)
     assert (value_of(state), state.unused) == (4, "")
@@ -262,13 +266,13 @@ def test_unfinished_files_are_deleted_after_their_round(tmp_path):
     account = tmp_path / f".privacy.json.{'0' * 16}.partial"
     for path in (of_this_run, of_another, account):
         path.write_bytes(b"half")
-    # Somebody may still be writing them.
+    # Another process may still be writing these files.
     PersonalState(new_context(), tmp_path, 2).save(head(3), 3)
     assert of_this_run.exists()
     PersonalState(new_context(), tmp_path, 3).save(head(4), 4)
     assert not of_this_run.exists()
     assert of_another.exists()
-    # One of them was written when the clock was ahead.
+    # One file is over an hour old, the other dates from when the clock was ahead.
     for path, seconds in ((of_another, -3700), (account, 10**8)):
         os.utime(path, (time.time() + seconds,) * 2)
     PersonalState(new_context(), tmp_path, 4).save(head(5), 5)
@@ -295,13 +299,11 @@ def test_a_state_that_cannot_be_written_stays_in_memory(
     assert rounds_on(tmp_path) == ([1] if fault == "full" else [])
 
 
-# Nothing is lost on a server's word
+# Wrong acknowledgements by the server
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_no_acknowledged_round_makes_a_client_lose_its_newest_version(
-    tmp_path, on_disk
-):
+def test_wrong_acknowledged_rounds_never_delete_the_newest_version(tmp_path, on_disk):
     directory = tmp_path if on_disk else None
     context = new_context()
     run_rounds(context, range(1, 13), directory, checkpointed=11)
@@ -315,7 +317,8 @@ def test_no_acknowledged_round_makes_a_client_lose_its_newest_version(
             state = PersonalState(context, directory, acknowledged, checkpointed)
             state.load({"head.weight": (9, 9)})
             assert newest() == 12
-    # Nor if it trains, as from a backup.
+    # Training does not delete it either, for example after the server was restored
+    # from a backup.
     for acknowledged, round_ in ((0, 6), (5, 7), (0, 13)):
         state = PersonalState(context, directory, acknowledged, 0)
         state.save(head(-1), round_)

@@ -1,4 +1,4 @@
-"""Personal states of several runs: which are continued from, kept and deleted."""
+"""Personal states of several runs: reuse, retention and deletion."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import pack, read_checked
 
 
-def test_a_run_continues_from_an_earlier_run_until_one_of_its_versions_counts(tmp_path):
+def test_an_earlier_run_s_state_is_used_until_a_version_is_acknowledged(tmp_path):
     first = {"directory": tmp_path, "run": "first"}
     PersonalState(new_context(), **first).save(head(7), 30)
     second = {"directory": tmp_path, "run": "second"}
@@ -20,7 +20,7 @@ def test_a_run_continues_from_an_earlier_run_until_one_of_its_versions_counts(tm
     assert state.round == 0
     assert value_of(state) == 7
     state.save(head(8), 1)
-    # Round 1 did not count: still the first run's.
+    # Round 1 was not acknowledged, so the state of the first run is still used.
     assert value_of(PersonalState(new_context(), acknowledged=0, **second)) == 7
     PersonalState(context, acknowledged=0, **second).save(head(9), 2)
     state = PersonalState(context, acknowledged=2, **second)
@@ -31,13 +31,13 @@ def test_a_run_continues_from_an_earlier_run_until_one_of_its_versions_counts(tm
 
 
 def set_back_clock(*paths: Path) -> None:
-    """Give files the times of a device that began in 2036 and lost its clock since."""
+    """Set file times in 2036, each older than the one before it in the arguments."""
     for i, path in enumerate(paths):
         os.utime(path, ns=((2_100_000_000 - i) * 10**9,) * 2)
 
 
 def without_counter(path: Path) -> None:
-    """Make a file as earlier releases wrote it."""
+    """Rewrite a file in the format of earlier releases, which had no counter."""
     about, arrays = read_checked(path, "")
     del about["counter"]
     path.write_bytes(pack(arrays, about))
@@ -68,13 +68,13 @@ def test_directories_of_the_newest_eight_runs_are_kept(tmp_path):
 
     for i in range(8):
         save(f"r{i}", 5)
-    # The age of a run is that of its last file.
+    # A run is as old as its newest file.
     save("r0", 6)
     # A privacy budget (r1) and files of unknown names (r3) are never deleted.
     (place("r1") / "privacy.json").touch()
     (place("r3") / "r3-00000005.safetensors").rename(place("r3") / "a-00000005")
     place("r2", "other").mkdir()
-    # A partial file of a killed process belongs to its run, too.
+    # Partial files of killed processes are deleted with their run.
     (place("r4") / f".r4-00000006.safetensors.{'a' * 16}.partial").touch()
     for i in range(8, 14):
         save(f"r{i}", 5)
@@ -103,7 +103,7 @@ def test_linked_directories_of_runs_are_not_deleted(tmp_path, link):
     assert files_in(theirs) == ["old-00000001.safetensors"]
 
 
-def test_an_experiment_deletes_no_directory_beside_its_own(tmp_path):
+def test_an_experiment_deletes_no_sibling_directories(tmp_path):
     for i in range(12):
         path = tmp_path / f"run-r{i}" / "pi"
         PersonalState(new_context(), path, run="x").save(head(1), 1)
@@ -111,26 +111,26 @@ def test_an_experiment_deletes_no_directory_beside_its_own(tmp_path):
     assert len(list(tmp_path.glob("run-*/pi/x-00000001.safetensors"))) == 12
 
 
-def test_the_newest_earlier_run_is_used_whatever_the_clock(tmp_path):
+def test_the_newest_earlier_run_is_used_regardless_of_file_times(tmp_path):
     paths = []
     for run, value in (("b", 1), ("a", 2), ("c", 3)):
         PersonalState(new_context(), tmp_path, run=run).save(head(value), 5)
         paths.append(tmp_path / f"{run}-00000005.safetensors")
     set_back_clock(*paths)
     assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 3
-    # The run that has written last is the newest, though it began first.
+    # The run that wrote last counts as the newest, although it began first.
     PersonalState(new_context(), tmp_path, run="b").save(head(4), 6)
     set_back_clock(*reversed(paths), tmp_path / "b-00000006.safetensors")
     assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 4
 
 
-def test_states_of_earlier_releases_are_older_than_all_others_and_kept(tmp_path):
+def test_states_of_earlier_releases_count_as_the_oldest(tmp_path):
     old = [f"old{i}" for i in range(9)]
     for i, run in enumerate(old):
         PersonalState(new_context(), tmp_path, run=run).save(head(-i), 9)
         without_counter(tmp_path / f"{run}-00000009.safetensors")
         os.utime(tmp_path / f"{run}-00000009.safetensors", ns=(i * 10**9,) * 2)
-    # Among themselves they have their times alone.
+    # Files without a counter are ordered by their times.
     assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == -8
 
     def old_left() -> int:
@@ -140,11 +140,11 @@ def test_states_of_earlier_releases_are_older_than_all_others_and_kept(tmp_path)
         PersonalState(new_context(), tmp_path, run=f"new{i}").save(head(i), 1)
         os.utime(tmp_path / f"new{i}-00000001.safetensors", (0, 0))
         assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == i
-        # Nobody can tell which of them is the newest.
+        # It is unclear which of the old runs is the newest, so all are kept.
         assert old_left() == 9
     PersonalState(new_context(), tmp_path, run="new8").save(head(8), 1)
     assert old_left() == 0
-    # A run that an earlier release began goes on, too.
+    # A run that was started with an earlier release can be continued.
     PersonalState(new_context(), tmp_path, run="own").save(head(5), 1)
     without_counter(tmp_path / "own-00000001.safetensors")
     state = PersonalState(new_context(), tmp_path, 1, run="own")

@@ -1,4 +1,4 @@
-"""The SuperExec that forks a process for each message."""
+"""A SuperExec that forks one process per message."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from flwr_frl.clients.device.warm import ForkingExecutor, in_child
 
 
 def said_in_a_child(work) -> tuple[str, int]:
-    """Return what a child writes, and its exit status."""
+    """Run a function in a forked child; return its output and the exit status."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -30,7 +30,7 @@ def drawn() -> list[float]:
     return [random.random(), np.random.random(), torch.rand(1).item()]
 
 
-def test_a_fork_reloads_the_run_s_code_but_not_torch():
+def test_a_fork_reloads_our_code_but_not_torch():
     import_module("flwr_frl.clients.base")
     assert "flwr_frl.clients.base" in sys.modules
 

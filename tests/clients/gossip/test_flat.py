@@ -23,7 +23,7 @@ def model_of(name: str) -> nn.Module:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Entries of a contiguous or a channels-last tensor, as they lie in memory."""
+    """Return the entries of a contiguous or channels-last tensor in memory order."""
     last = torch.channels_last
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=last):
         return tensor.permute(0, 2, 3, 1).reshape(-1)
@@ -35,7 +35,7 @@ def joined(tensors) -> torch.Tensor:
 
 
 @by_model
-def test_the_vector_is_the_parameters_one_after_another(name):
+def test_the_vector_concatenates_the_parameters(name):
     model = model_of(name).requires_grad_(False)
     before = copy.deepcopy(model)
     flat = FlatParameters(model)
@@ -45,7 +45,7 @@ def test_the_vector_is_the_parameters_one_after_another(name):
     assert torch.equal(flat.vector, joined(p.detach() for p in parameters))
     assert flat.vector.dtype == torch.float32
     assert not flat.vector.requires_grad
-    # Nothing about the model has changed.
+    # Names, values, layout and buffers of the model are unchanged.
     for (name_, p), (other, q) in zip(
         model.named_parameters(), before.named_parameters(), strict=True
     ):
@@ -59,7 +59,7 @@ def test_the_vector_is_the_parameters_one_after_another(name):
 
 
 @by_model
-def test_vector_and_parameters_are_the_same_memory(name):
+def test_vector_and_parameters_share_memory(name):
     model = model_of(name)
     flat = FlatParameters(model)
     flat.vector.copy_(torch.arange(len(flat.vector)))
@@ -68,7 +68,7 @@ def test_vector_and_parameters_are_the_same_memory(name):
         for parameter in model.parameters():
             parameter.fill_(2.5)
     assert (flat.vector == 2.5).all()
-    # Loading a state keeps it so.
+    # They still share memory after a state is loaded.
     state = model_of(name).state_dict()
     model.load_state_dict(state)
     others = dict(model_of(name).named_parameters())
@@ -100,7 +100,7 @@ def test_gradients_are_those_of_an_untouched_copy(name):
         flat.gradient.zero_()
         nn.functional.cross_entropy(model(x), y).backward()
         torch.testing.assert_close(flat.gradient, expected, rtol=1e-4, atol=1e-6)
-    # Without the zeros they add up.
+    # Gradients accumulate unless they are set to zero.
     nn.functional.cross_entropy(model(x), y).backward()
     torch.testing.assert_close(flat.gradient, 2 * expected, rtol=1e-4, atol=1e-6)
     for parameter in model.parameters():
@@ -116,8 +116,8 @@ def test_a_second_vector_replaces_the_first():
     assert all((p == 0).all() for p in model.parameters())
 
 
-def test_layouts_by_hand():
-    # 1 x 2 x 1 x 2, channels last: both channels of a pixel lie side by side.
+def test_layouts_match_hand_computed_ones():
+    # Shape 1 x 2 x 1 x 2. Channels last: both channels of a pixel are adjacent.
     conv = nn.Conv2d(2, 1, (1, 2))
     with torch.no_grad():
         conv.weight.copy_(torch.tensor([[[[1.0, 2.0]], [[3.0, 4.0]]]]))
@@ -130,7 +130,7 @@ def test_layouts_by_hand():
     assert last.sizes == (4, 1)
 
 
-def test_parameters_of_no_and_of_three_dimensions():
+def test_scalar_and_three_dimensional_parameters():
     module = nn.Module()
     module.scale = nn.Parameter(torch.tensor(3.0))
     module.cube = nn.Parameter(torch.arange(8.0).view(2, 2, 2))

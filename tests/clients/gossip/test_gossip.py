@@ -1,4 +1,4 @@
-"""Single gossip clients: iterations and messages."""
+"""Single gossip clients: exchanges, iterations and messages."""
 
 import copy
 from logging import WARNING
@@ -24,7 +24,7 @@ from flwr_frl.task.training import TrainingDivergedError
 pytestmark = pytest.mark.usefixtures("softmax")
 
 
-# What is relayed, in its order
+# Order of relayed messages
 
 
 def test_exchanges_are_yielded_in_order_without_gaps():
@@ -34,12 +34,12 @@ def test_exchanges_are_yielded_in_order_without_gaps():
         (4, "a", 0.25, b"3"),
         (5, "b", 0.5, b"4"),
     ]
-    found = dict(exchanges(config_of(7, relayed), 2))
-    assert list(found) == [2, 3, 4, 5, 6]
-    assert found[2] == [Relayed("a", 0.25, b"2")]
-    assert found[4] == [Relayed("b", 0.5, b"1"), Relayed("a", 0.25, b"3")]
-    assert found[5] == [Relayed("b", 0.5, b"4")]
-    assert found[3] == found[6] == []
+    by_round = dict(exchanges(config_of(7, relayed), 2))
+    assert list(by_round) == [2, 3, 4, 5, 6]
+    assert by_round[2] == [Relayed("a", 0.25, b"2")]
+    assert by_round[4] == [Relayed("b", 0.5, b"1"), Relayed("a", 0.25, b"3")]
+    assert by_round[5] == [Relayed("b", 0.5, b"4")]
+    assert by_round[3] == by_round[6] == []
     # The first round relays nothing.
     assert list(exchanges(config_of(1), 0)) == [(0, [])]
 
@@ -49,7 +49,7 @@ def test_exchanges_are_yielded_in_order_without_gaps():
 
 @pytest.mark.parametrize("model", ["softmax", "digits-cnn", "resnet20"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_iterations_equal_torch_s_nesterov(model, momentum):
+def test_iterations_match_nesterov_momentum_of_torch(model, momentum):
     more = {
         "model": model,
         "momentum": momentum,
@@ -109,7 +109,7 @@ def test_momentum_and_schedule_continue_across_rounds():
         "learning_rate": 1.0,
         "learning_rate_schedule": "inverse:10",
         "weight_decay": 0.0,
-        # No message, so that nothing but the iterations moves the model.
+        # No message is sent, so only the iterations change the model.
         "trigger": "inf",
     }
     context = new_context()
@@ -158,7 +158,7 @@ def test_a_batch_of_one_before_a_batch_norm_is_refused():
 @pytest.mark.parametrize(
     ("algorithm", "expected"), [("dpsgd", 1), ("choco-sgd", 1), ("squarm-sgd", 7)]
 )
-def test_iterations_between_two_exchanges(algorithm, expected):
+def test_number_of_iterations_between_two_exchanges(algorithm, expected):
     client = client_of(algorithm, local_steps=7)
     assert client.settings.local_steps == expected
     assert list(client.iterations(1)) == list(range(expected))
@@ -179,7 +179,7 @@ def test_estimate_is_updated_by_the_sent_message():
     expected = SignTopK(0.1).decompress(data, 650)
     assert torch.equal(client.vector("estimate"), expected)
     assert torch.equal(client.x, before)
-    # The next message has what the first one left out.
+    # The second message contains what the first one left out.
     second = client.message(2)
     rest = SignTopK(0.1).decompress(second, 650)
     assert torch.equal(client.vector("estimate"), expected + rest)
@@ -207,7 +207,7 @@ def test_the_trigger_compares_with_c_t_eta_t_squared(factor, sent):
     assert client.message(1) == b""
 
 
-def test_mixing_by_hand():
+def test_mixing_matches_hand_computed_values():
     # gamma = 1/2; neighbours a and b with weights 1/4 and 1/8.
     client = received(compressor="identity")
     with torch.no_grad():
@@ -222,12 +222,12 @@ def test_mixing_by_hand():
     assert (client.vector("neighbours") == 2.5).all()
     assert (client.vector("estimate") == 2).all()
     assert (client.x == 1.875).all()
-    # And once more without a message: x = 1.875 + (2.5 - 0.75) / 2.
+    # A second step without messages: x = 1.875 + (2.5 - 0.75) / 2 = 2.75.
     client.mix(client.exchange([], config))
     assert (client.x == 2.75).all()
 
 
-def test_dpsgd_mixes_by_hand():
+def test_dpsgd_mixing_matches_hand_computed_values():
     client = received("dpsgd")
     models = [np.full(650, value, np.float32).tobytes() for value in (3, 9)]
     messages = [
@@ -238,7 +238,7 @@ def test_dpsgd_mixes_by_hand():
         client.x.fill_(1.0)
     config = {"consensus-step": 0.5, "neighbour-weight": 3 / 4}
     client.mix(client.exchange(messages, config))
-    # 1/4 * 3 + 1/2 * 9 + 1/4 * 1.
+    # 1/4 * 3 + 1/2 * 9 + 1/4 * 1 = 5.5
     assert (client.x == 5.5).all()
 
 
@@ -261,7 +261,7 @@ def test_malformed_message_is_counted_and_ignored(algorithm, values, caplog):
     good = np.ones(650, np.float32).tobytes()
     bad = np.array(values, np.float32).tobytes()
     both, one = [], []
-    for found, messages in (
+    for results, messages in (
         (both, [Relayed("good", 0.25, good), Relayed("bad", 0.25, bad)]),
         (one, [Relayed("good", 0.25, good)]),
     ):
@@ -269,13 +269,13 @@ def test_malformed_message_is_counted_and_ignored(algorithm, values, caplog):
         config = {"consensus-step": 0.5, "neighbour-weight": 0.5}
         with caplog.at_level(WARNING, "flwr"):
             client.mix(client.exchange(messages, config))
-        found += [client.x.clone(), *map(torch.clone, client.saved.values())]
+        results += [client.x.clone(), *map(torch.clone, client.saved.values())]
         assert client.refused == len(messages) - 1
     assert "message of neighbour bad refused" in caplog.text
     relayed = [(1, "a", 0.3, b"123"), (1, "b", 0.3, b""), (2, "a", 0.3, bytes(2600))]
     client = client_of(algorithm, compressor="identity")
-    own_round = client.fit([], config_of(3, relayed))[2]["refused"]
-    # D-PSGD ignores messages of rounds that it missed.
-    assert own_round == (0 if algorithm == "dpsgd" else 2)
+    refused = client.fit([], config_of(3, relayed))[2]["refused"]
+    # D-PSGD ignores messages of missed rounds.
+    assert refused == (0 if algorithm == "dpsgd" else 2)
     for a, b in zip(both, one, strict=True):
         assert torch.equal(a, b)

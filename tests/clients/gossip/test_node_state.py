@@ -1,4 +1,4 @@
-"""Single gossip clients: what a node tells, and what it keeps."""
+"""Single gossip clients: properties, replies and saved state of a node."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_node_properties(algorithm):
     # No array can be requested from the client by name.
     assert array_names(client, client.shared) == []
     assert client.get_parameters({}) == []
-    # The state is the common model, and vectors of zeros in a group of their own.
+    # The state consists of the common initial model and of vectors of zeros.
     client = received(algorithm, compressor="top-k", compressor_k=0.1, per_tensor=True)
     for name, value in client.task.initial_state.items():
         assert torch.equal(client.model.state_dict()[name], value)
@@ -53,7 +53,7 @@ def test_nodes_must_agree_on_the_operator_and_on_the_model():
         )
     }
     assert len(digests) == 5
-    # Each operator's own settings only.
+    # D-PSGD does not compress, so settings of the compressor are ignored.
     same = [
         client_of("dpsgd", compressor=c).get_properties({})["structure"]
         for c in ("sign", "top-k")
@@ -68,14 +68,14 @@ def test_a_reply_has_no_arrays(algorithm):
     assert arrays == []
     assert n == len(client.task.train_examples(0))
     assert set(metrics) == {"train-loss", "refused"}
-    # The message goes beside the numbers.
+    # The message is attached to the reply, next to the metrics.
     assert list(client.attachments) == ["message"]
     assert isinstance(client.attachments["message"], bytes)
 
 
 @pytest.mark.parametrize("least", [650, 651])
 def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
-    # The best that one tells of 25,600 parameters: a cosine of 0.1.
+    # The best estimate of 25,600 parameters from their sketch has a cosine of 0.1.
     assert (SKETCH / SMALLEST_SKETCHED) ** 0.5 == 0.1
     monkeypatch.setattr("flwr_frl.clients.gossip.base.SMALLEST_SKETCHED", least)
     client = client_of("choco-sgd")
@@ -125,7 +125,7 @@ def test_only_the_model_of_an_earlier_run_is_reused(tmp_path):
     second = client_of(state=state_of("b", 0), trigger="0")
     second.receive([], {})
     np.testing.assert_array_equal(second.x.numpy()[:640], kept["head.weight"].ravel())
-    # The neighbours' estimates of this node begin at 0, and so must its own.
+    # Neighbours start with an estimate of 0 for this node, so its own must be 0, too.
     for name in second.vectors:
         assert (second.vector(name) == 0).all()
 

@@ -24,8 +24,8 @@ def test_a_sketch_adds_each_entry_to_one_sum():
     d = 2000
     columns = np.stack([sketch(row) for row in np.eye(d, dtype=np.float32)])
     assert (np.abs(columns).sum(1) == 1).all()
-    # Counts of 256 places and of two signs; 5 standard deviations each, so that a
-    # random choice fails once in 10^6 times.
+    # Counts of the two signs and of the 256 buckets. Each tolerance is 5 standard
+    # deviations, which a random hash exceeds about once in 10^6 times.
     assert abs(columns.sum()) < 5 * d**0.5
     counts = np.abs(columns).sum(0)
     chi_squared = ((counts - d / SKETCH) ** 2 / (d / SKETCH)).sum()
@@ -35,9 +35,10 @@ def test_a_sketch_adds_each_entry_to_one_sum():
 def test_a_sketch_preserves_lengths_within_its_standard_error():
     """||Sx||^2 / ||x||^2 has mean 1 and standard deviation sqrt(2 / 256) = 8.8 %.
 
-    Of 300 Gaussian vectors: each within 5.5 standard deviations (a sum of 256 squares;
-    Laurent and Massart's bound gives less than 10^-5 for one, 0.3 % for all), and
-    their standard deviation within 20 % of its theoretical value.
+    For 300 Gaussian vectors, each ratio is within 5.5 standard deviations (a sum of 256
+    squares; by Laurent and Massart's bound, one fails with probability below 10^-5, any
+    of them with 0.3 %). The standard deviation of all ratios is within 20 % of its
+    theoretical value.
     """
     rng = np.random.default_rng(0)
     ratios = []
@@ -59,5 +60,5 @@ def test_reconstruction_from_a_sketch_is_poor():
     shares = signs / np.bincount(index)[index]
     guess = shares * sketch(x)[index]
     cosine = x @ guess / np.linalg.norm(x) / np.linalg.norm(guess)
-    # χ² of 256 over that of 25,600: 10 % at most.
+    # Expected cosine: sqrt(256 / 25,600) = 0.1
     assert 0.07 < cosine < 0.13

@@ -18,7 +18,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def devices(folders, tmp_path_factory):
-    """FedRep on two devices with own folders, own classes and own state."""
+    """Results of FedRep on two devices, each with its own folder, classes and state."""
     tmp_path = tmp_path_factory.mktemp("devices")
     settings = settings_of(tmp_path, algorithm="fedrep", experiment="animals")
     grid = InlineGrid(make_app(settings), 2)

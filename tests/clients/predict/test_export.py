@@ -32,7 +32,7 @@ def classifier_of(name: str, size: int, channels: int):
     normal = (128.0,) * channels, (60.0,) * channels
     card = ModelCard(ImageModel(name, shape, CLASSES, *normal))
     model = build_model(name, shape, 3)
-    # As after training, statistics of batch norms included.
+    # A forward pass in training mode updates the running statistics of batch norms.
     model.train()(torch.randn(4, *shape))
     return card.load(model.state_dict()), card
 
@@ -47,7 +47,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Four photos, of which two have another size, and their pixels as the model's."""
+    """A folder of four photos, two of which do not have the model's size."""
     rng = np.random.default_rng(0)
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -70,7 +70,7 @@ def photos(tmp_path):
 def test_exported_models_give_the_same_logits(name, size, channels, tmp_path):
     classifier, card = classifier_of(name, size, channels)
     suffixes = ["pt2", "safetensors"]
-    # Convolutions and batch norms are in one of the models.
+    # ONNX is tested with ResNet-20 only, which has convolutions and batch norms.
     if name == "resnet20" and find_spec("onnxruntime"):
         suffixes.append("onnx")
     for suffix in suffixes:
@@ -86,17 +86,17 @@ def test_exported_models_give_the_same_logits(name, size, channels, tmp_path):
             expected = classifier(pixels)
             assert torch.equal(again[0](pixels), expected)
             torch.testing.assert_close(program(pixels), expected, atol=1e-6, rtol=0)
-            # By hand, as in training.
+            # The preprocessing of the training, by hand
             inputs = ((pixels.float() - 128) / 60).permute(0, 3, 1, 2)
             by_hand = classifier.model.eval()(inputs)
         torch.testing.assert_close(expected, by_hand, atol=1e-6, rtol=0)
         if "onnx" in suffixes:
-            found = run_onnx(tmp_path / "model.onnx", pixels.numpy(), card)
-            np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+            outputs = run_onnx(tmp_path / "model.onnx", pixels.numpy(), card)
+            np.testing.assert_allclose(outputs, expected.numpy(), atol=1e-4)
 
 
 def run_onnx(path, pixels, card):
-    """Return the outputs of an ONNX file, which has the card as metadata."""
+    """Return the outputs of an ONNX file, and check that its metadata is the card."""
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     about = session.get_modelmeta().custom_metadata_map
@@ -107,7 +107,7 @@ def run_onnx(path, pixels, card):
 
 
 class Eigenvalues(nn.Module):
-    """What ONNX has no operation for."""
+    """A module that ONNX has no operator for."""
 
     def forward(self, inputs):
         return torch.linalg.eigvals(inputs[:, 0]).real
@@ -131,7 +131,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         export(*classifier_of("mlp", 8, 1), tmp_path / "model.onnx")
 
 
-# In a program
+# Predictions from Python
 
 
 def test_a_loaded_model_classifies_files_and_pixels(model, photos):
@@ -146,7 +146,7 @@ def test_a_loaded_model_classifies_files_and_pixels(model, photos):
     np.testing.assert_allclose(probabilities[:2], expected, atol=1e-6)
     np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-6)
     assert classes == [CLASSES[i] for i in probabilities.argmax(1)]
-    # A file, several, and pixels.
+    # A single file, a list of files, and pixels
     one = classifier(str(photos / "1.png"))
     np.testing.assert_allclose(one.probabilities, expected[1:], atol=1e-6)
     two = classifier([photos / "1.png", photos / "0.png"])
@@ -160,9 +160,9 @@ def test_more_images_than_one_batch_are_classified(model):
     pixels = np.random.default_rng(0).integers(0, 256, (150, 8, 8, 1), dtype=np.uint8)
     with torch.no_grad():
         expected = by_hand(torch.from_numpy(pixels)).softmax(1).numpy()
-    found = load(path)(pixels)
-    np.testing.assert_allclose(found.probabilities, expected, atol=1e-6)
-    assert len(found.classes) == 150
+    predictions = load(path)(pixels)
+    np.testing.assert_allclose(predictions.probabilities, expected, atol=1e-6)
+    assert len(predictions.classes) == 150
     nothing = load(path)(pixels[:0])
     assert (nothing.classes, nothing.probabilities.shape) == ([], (0, 3))
 
@@ -183,7 +183,7 @@ def test_unsuitable_images_are_a_one_line_error(model, images, line):
     assert "\n" not in str(raised.value)
 
 
-# As a table
+# Predictions as CSV
 
 
 def test_a_folder_of_photos_gives_a_csv(model, photos, tmp_path, capsys):
@@ -196,11 +196,11 @@ def test_a_folder_of_photos_gives_a_csv(model, photos, tmp_path, capsys):
     assert head == ["input", "class", "probability"]
     names = ["0.png", "1.png", "2, large.png", "3.png"]
     assert [row[0] for row in rows] == [str(photos / name) for name in names]
-    found = load(model[0])(photos)
-    assert [row[1] for row in rows] == found.classes
-    best = found.probabilities.max(1)
+    predictions = load(model[0])(photos)
+    assert [row[1] for row in rows] == predictions.classes
+    best = predictions.probabilities.max(1)
     assert [float(row[2]) for row in rows] == pytest.approx(best, abs=5e-5)
-    # A file in place of the folder.
+    # The CSV path has a file where a folder is needed.
     assert main([*command, "--csv", str(photos / "0.png" / "classes.csv")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: csv ")
@@ -211,14 +211,14 @@ def test_the_example_in_the_deployment_guide(model, photos, monkeypatch):
     guide = Path(__file__).parents[3] / "deploy" / "README.md"
     lines = guide.read_text().partition("<!-- predict -->\n```python\n")[2]
     monkeypatch.chdir(photos.parent)
-    found: dict = {}
-    exec(lines.partition("```")[0], found)
-    assert len(found["classes"]) == 4
-    assert found["probabilities"].shape == (4, 3)
+    namespace: dict = {}
+    exec(lines.partition("```")[0], namespace)
+    assert len(namespace["classes"]) == 4
+    assert namespace["probabilities"].shape == (4, 3)
 
 
 @pytest.mark.e2e
-def test_an_exported_model_needs_nothing_else(devices, folders, tmp_path, capsys):
+def test_an_exported_model_predicts_without_the_run(devices, folders, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     run = ["--checkpoint", str(devices / "results" / "fedrep"), "--client-name", "bob"]
     run += ["--state-dir", str(devices / "bob")]
@@ -231,7 +231,7 @@ def test_an_exported_model_needs_nothing_else(devices, folders, tmp_path, capsys
     assert [line[0] for line in lines] == [f"{images}/{i}.png" for i in range(5)]
     assert {line[1] for line in lines} <= set(animals.CLASSES["bob"])
     assert all(1 / 3 <= float(line[2]) <= 1 for line in lines)
-    # Bit by bit, and in a process that never saw the run.
+    # Outputs are bitwise equal, and a process without the run prints the same lines.
     pixels = torch.randint(0, 256, (7, 8, 8, 3), dtype=torch.uint8)
     one, other = animals.of_device(devices, "bob"), load_model(path)
     assert one[1] == other[1]
