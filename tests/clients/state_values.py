@@ -1,4 +1,4 @@
-"""Personal states that hold one value, and which versions of it there are."""
+"""Personal states with a single value: write, read and list their versions."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ from flwr_frl.clients.device.state import PersonalState
 
 @contextlib.contextmanager
 def flower_log(caplog):
-    """Let caplog hear Flower's logger, which does not propagate."""
+    """Let caplog capture Flower's logger, which does not propagate."""
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
     try:
@@ -38,7 +38,7 @@ def rounds_on(directory) -> list[int]:
 
 
 def run_rounds(context, rounds, directory=None, checkpointed=0):
-    """Train in some rounds, each of which counts; the value is the round's number."""
+    """Train in the given rounds and acknowledge each; the value is the round number."""
     acknowledged = 0
     for r in rounds:
         state = PersonalState(context, directory, acknowledged, checkpointed)

@@ -1,7 +1,7 @@
-"""FedRep, FedPer, FedAvg, local and fine-tuning against a few lines of NumPy.
+"""FedRep, FedPer, FedAvg, local training and fine-tuning match a NumPy implementation.
 
-The task is linear with two bias-free layers and a batch as large as the data, so that
-shuffling does not matter and an epoch is one step.
+The task is linear with two bias-free layers. Each batch contains all examples, so
+shuffling has no effect and an epoch is one step.
 """
 
 import numpy as np
@@ -71,9 +71,10 @@ def initial() -> tuple[np.ndarray, np.ndarray]:
 def numpy_train(
     b: np.ndarray, w: np.ndarray, index: int, epochs: int, parts: str, mu: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Momentum SGD on mean (y - w b x)²; new velocities, as in every local training.
+    """Minimise mean (y - w b x)² by momentum SGD, starting with zero velocities.
 
-    With ``mu`` there is mu/2 ‖· − start‖² besides, which the loss leaves out.
+    If ``mu`` > 0, the proximal term mu/2 ‖· − start‖² is added to the objective, but
+    not to the returned loss.
     """
     start_b, start_w = b, w
     x, y = TASK.draw(index)
@@ -109,7 +110,7 @@ def test_fedrep_trains_its_own_head_and_then_the_representation():
         _, w, _ = numpy_train(sent, w, 1, HEAD_EPOCHS, "w")
         b, _, loss = numpy_train(sent, w, 1, REPRESENTATION_EPOCHS, "b")
         arrays, num_examples, metrics = reply
-        # The representation only; the head stays, and is there in the next round.
+        # Only the representation is sent; the head is saved for the next round.
         assert len(arrays) == 1
         assert_near(arrays[0], b)
         assert num_examples == 9
@@ -117,7 +118,7 @@ def test_fedrep_trains_its_own_head_and_then_the_representation():
         kept = PersonalState(context).load()
         assert list(kept) == ["head.weight"]
         assert_near(kept["head.weight"], w)
-        # The server's mean is something else.
+        # The server sends a different representation in the next round.
         sent = b + 0.1
 
 
@@ -125,7 +126,7 @@ def test_fedrep_trains_its_own_head_and_then_the_representation():
     ("kind", "shared", "personal"),
     [(FedPerClient, 1, ["head"]), (LocalClient, 0, ["representation", "head"])],
 )
-def test_fedper_and_local_train_both_parts_and_keep_the_personal(
+def test_fedper_and_local_train_both_parts_and_save_personal_ones(
     kind, shared, personal
 ):
     context = new_context()
@@ -173,7 +174,7 @@ def test_fedavg_clients_add_the_proximal_term_that_a_server_sends(mu):
     assert_near(arrays[0], near_b)
     assert_near(arrays[1], near_w)
     assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
-    # The term is not too small to be seen, and holds for this message only.
+    # The term has a visible effect, and only for this message.
     free_b, _, _ = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw")
     assert (np.abs(free_b - near_b).max() > 1e-3) == (mu > 0)
     (again, _), _, _ = client.fit(sent, {"server-round": 2})
@@ -181,7 +182,7 @@ def test_fedavg_clients_add_the_proximal_term_that_a_server_sends(mu):
 
 
 def test_the_proximal_term_does_not_affect_personal_groups():
-    # FedRep's head has nothing that the server has sent, its representation has.
+    # The server sends FedRep's representation but not its head.
     b, w = initial()
     context = new_context()
     config = {"server-round": 1, "proximal-mu": 0.8}
@@ -193,7 +194,7 @@ def test_the_proximal_term_does_not_affect_personal_groups():
 
 
 def test_proximal_equals_half_mu_times_the_squared_distance():
-    # μ/2 ‖w − w_received‖² with all 8 + 2 numbers moved by 0.3.
+    # μ/2 ‖w − w_received‖², where all 8 + 2 parameters differ by 0.3
     b, w = initial()
     client = client_of(FedAvgClient, new_context())
     sent = [b.astype(np.float32), w.astype(np.float32)]
@@ -230,27 +231,29 @@ def test_custom_training_steps_include_the_proximal_term(kind):
         replied, *_ = client.fit(sent, {"server-round": 1, "proximal-mu": mu})
         pairs = zip(array_names(client, client.sent), replied, strict=True)
         received = dict(zip(array_names(client, client.shared), sent, strict=True))
-        own = {n: a - received[n] for n, a in pairs if n.startswith("repr")}
-        moved[mu] = sum(np.square(change).sum() for change in own.values())
+        changes = {n: a - received[n] for n, a in pairs if n.startswith("repr")}
+        moved[mu] = sum(np.square(change).sum() for change in changes.values())
     assert 0 < moved[5.0] < 0.9 * moved[0.0]
 
 
 def test_the_proximal_term_adds_to_a_client_s_regularizer():
-    # As FLUTE's: here 0.3 Σ b, whose slope is 0.3 everywhere.
+    # A regularizer as in FLUTE: here 0.3 Σ b, whose gradient is 0.3 everywhere
     b, w = initial()
     client = client_of(FedAvgClient, new_context())
     config = {"server-round": 1, "proximal-mu": 0.8}
     client.receive([b.astype(np.float32), w.astype(np.float32)], config)
     term = 0.3 * torch.ones(2, 4)
     client.train("all", 2, lambda _, __, m: (term * m.representation.weight).sum())
-    found = client.model.representation.weight.detach().clone()
+    regularized = client.model.representation.weight.detach().clone()
     client.receive([b.astype(np.float32), w.astype(np.float32)], config)
     client.train("all", 2, correction={"representation.weight": term})
-    # A correction is the same as a term of that slope.
-    assert_near(client.model.representation.weight.detach().numpy(), found.numpy())
+    # A correction is equivalent to a regularizer with that gradient.
+    assert_near(
+        client.model.representation.weight.detach().numpy(), regularized.numpy()
+    )
     without, _, _ = numpy_train(b, w, 1, 2, "bw", 0.8)
-    # Two steps of 0.3: 0.05 (0.3 + (0.6 + 1) 0.3), nearly.
-    assert (found.numpy() - without).mean() == pytest.approx(-0.039, rel=0.05)
+    # Two steps shift b by about -0.05 (0.3 + (0.6 + 1) 0.3) = -0.039.
+    assert (regularized.numpy() - without).mean() == pytest.approx(-0.039, rel=0.05)
 
 
 def expected_loss(b: np.ndarray, w: np.ndarray, index: int) -> float:
@@ -269,9 +272,9 @@ def test_evaluation_uses_the_received_representation_and_the_personal_head():
     )
     assert num_examples == 200
     assert loss == pytest.approx(expected_loss(other, w, 1), rel=1e-4)
-    # Targets are no classes.
+    # The targets are not classes, so there is no accuracy.
     assert metrics == {}
-    # A client that has never trained tests the initial head, and saves nothing.
+    # A client that has never trained is tested with the initial head and saves nothing.
     context, (_, w) = new_context(), initial()
     loss, _, _ = client_of(FedRepClient, context, index=2).evaluate(
         [other.astype(np.float32)], {"server-round": 7}
@@ -280,7 +283,7 @@ def test_evaluation_uses_the_received_representation_and_the_personal_head():
     assert len(context.state) == 0
 
 
-def test_fine_tuning_trains_the_head_for_the_test_only():
+def test_fine_tuning_trains_the_head_only_for_the_test():
     context = new_context()
     b, w = initial()
     sent = [b.astype(np.float32), w.astype(np.float32)]
@@ -289,7 +292,7 @@ def test_fine_tuning_trains_the_head_for_the_test_only():
         loss, _, metrics = client_of(FedAvgFTClient, context).evaluate(
             sent, {"server-round": 3}
         )
-        # Twice the same: nothing is kept, and what was sent is not changed.
+        # Both evaluations agree: nothing is saved, and sent arrays are unchanged.
         assert loss == pytest.approx(expected_loss(b, tuned, 1), rel=1e-4)
         assert metrics == {}
     assert len(context.state) == 0
@@ -318,7 +321,7 @@ def test_zero_epochs_return_the_received_arrays():
     assert metrics == {"train-loss": 0.0}
 
 
-def test_head_epochs_without_augmentation(monkeypatch):
+def test_augment_head_controls_augmentation_in_head_epochs(monkeypatch):
     seen = []
     colour = ExampleSet(torch.zeros(3, 2, 2, 3), torch.zeros(3, 1), augment=True)
     monkeypatch.setattr(

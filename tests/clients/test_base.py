@@ -51,7 +51,7 @@ def task_of(features: int = 4, classes: tuple[str, ...] = ()) -> ExampleTask:
 
 
 class Remembering(Client):
-    """Has slots of all kinds: what it is sent, what it sends and what it remembers."""
+    """A client with shared, sent and personal groups in addition to the model's."""
 
     shared = (CONTROL, REPRESENTATION)
     sent = (CHANGE, REPRESENTATION)
@@ -108,14 +108,14 @@ def test_initial_values_come_from_the_model_and_from_initial_group():
     assert len(arrays) == 3
     assert arrays[2].tolist() == [7.0, 7.0]
 
-    # A group beside the model starts as a copy of the model by default.
+    # By default, an additional group is initialized with a copy of the model.
     class Double(Client):
         personal = ("model.",)
 
     double = client_of(Double)
     assert array_names(double, ("model.",)) == [f"model.{n}" for n in [*BODY, *TOP]]
-    found = under("model.", initial_arrays(double, ("model.",)))
-    assert all(torch.equal(found[name], value) for name, value in state.items())
+    copies = under("model.", initial_arrays(double, ("model.",)))
+    assert all(torch.equal(copies[name], value) for name, value in state.items())
 
 
 def test_under_inverts_within():
@@ -142,12 +142,12 @@ def test_the_structure_depends_only_on_shared_arrays():
     assert structure(Remembering) == structure(Elsewhere)
     assert structure(Remembering) != structure(Wider)
     assert structure(Remembering) != structure(Remembering, features=5)
-    # Classes must mean the same where a head is shared.
+    # Clients with a shared head must have the same classes.
     assert structure(FedRepClient) == structure(FedRepClient, classes=("a", "b"))
     assert structure(FedAvgClient) != structure(FedAvgClient, classes=("a", "b"))
 
 
-# Received, kept and sent
+# Receiving, saving and sending
 
 
 def test_receive_loads_shared_and_saved_arrays():
@@ -160,11 +160,11 @@ def test_receive_loads_shared_and_saved_arrays():
     assert client.received["control.weight"].tolist() == [1, 2]
     assert (client.model.representation.weight == 2).all()
     assert (client.model.representation.bias == 3).all()
-    # It has kept nothing yet.
+    # The client has not saved anything yet.
     initial = client.task.initial_state["head.weight"]
     assert torch.equal(client.model.head.weight, initial)
     assert client.saved["memory.sum"].tolist() == [[5.0] * 3] * 2
-    # Arrays of the server are no memory of the client.
+    # Received arrays are copies of the server's.
     control[:] = 9
     assert client.received["control.weight"].tolist() == [1, 2]
     with pytest.raises(ValueError, match="zip"):
@@ -191,7 +191,7 @@ def test_saved_arrays_are_loaded_in_the_next_round():
     # The deployed model has the saved head.
     head = client.deployed_model().head.weight
     np.testing.assert_array_equal(head.detach().numpy(), heads[2])
-    # The server has acknowledged round 2 only.
+    # The server has acknowledged only round 2.
     state = PersonalState(context, acknowledged=2)
     client = Remembering(task_of(), 0, state, TrainingSettings())
     client.receive(client.get_parameters({}), {})
@@ -199,7 +199,7 @@ def test_saved_arrays_are_loaded_in_the_next_round():
 
 
 def test_clients_do_not_modify_the_common_initial_values():
-    # `fit` above changes what it keeps in place; all share one task.
+    # `fit` modifies saved arrays in place, and all clients share one task.
     class Collecting(Remembering):
         personal = ("model.",)
 
@@ -233,13 +233,13 @@ def test_sent_arrays_are_copies():
     names = dict(zip(array_names(client, client.sent), arrays, strict=True))
     assert names["change.weight"].tolist() == [14.0, 14.0]
     before = [array.copy() for array in arrays]
-    # The next client trains in the same model, and this one may go on.
+    # The next client trains in the same model, and this client may continue to train.
     with torch.no_grad():
         for tensor in (*client.model.parameters(), *client.received.values()):
             tensor += 1
     for array, value in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, value)
-    # Nor does the server's arithmetic reach the client.
+    # Changes by the server do not affect the client, either.
     weight = client.model.representation.weight.clone()
     for array in arrays:
         array += 100
@@ -247,7 +247,7 @@ def test_sent_arrays_are_copies():
 
 
 def test_arrays_that_were_not_received_are_neither_sent_nor_saved():
-    # Without `receive`, the model is another client's of this process.
+    # Without `receive`, the model may still hold the parameters of another client.
     for action, argument in (
         (client_of(FedAvgClient).send, 0.0),
         (client_of(FedRepClient).save, {}),
@@ -284,19 +284,19 @@ def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
     state = PersonalState(new_context())
     own = build(kind.settings_type, settings)
     client = kind(build_task(settings, 10), 0, state, own)
-    going = set(array_names(client, client.sent)) | set(
+    uploaded = set(array_names(client, client.sent)) | set(
         array_names(client, client.shared)
     )
-    staying = set(array_names(client, client.personal))
-    assert not going & staying
-    # Of each array that there is, it is known where it belongs; FedBABU's head is the
-    # initial one, the same for all.
-    known = going | staying | ({"head"} if algorithm == "fedbabu" else set())
+    kept_local = set(array_names(client, client.personal))
+    assert not uploaded & kept_local
+    # All arrays of the model are covered. FedBABU's head is neither sent nor saved: it
+    # keeps the common initial values.
+    covered = uploaded | kept_local | ({"head"} if algorithm == "fedbabu" else set())
     names = set(client.task.initial_state)
-    assert known >= {n for n in names if n.partition(".")[0] not in known}
+    assert covered >= {n for n in names if n.partition(".")[0] not in covered}
 
 
-# Stored slots that do not fit
+# Saved groups that do not fit the model
 
 
 class Kept(FedRepClient):
@@ -307,7 +307,7 @@ class Kept(FedRepClient):
         return {"sum": torch.zeros(self.size)}
 
 
-def test_a_state_of_another_model_is_left_alone(tmp_path, caplog):
+def test_a_state_of_another_model_is_neither_used_nor_changed(tmp_path, caplog):
     def trained(features, run):
         task = task_of(features)
         state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
@@ -347,12 +347,12 @@ def test_the_next_run_continues_from_a_saved_group(tmp_path, caplog):
     assert "set aside" not in caplog.text
 
 
-# The model in use
+# The deployed model
 
 
 def test_evaluate_tests_the_deployed_model():
     class Certain(FedAvgClient):
-        """Its deployed model always says class 1, however the shared one is."""
+        """Deploys a model that always predicts class 1, whatever it has received."""
 
         def deployed_model(self):
             model = self.task.initial_model()
@@ -365,12 +365,12 @@ def test_evaluate_tests_the_deployed_model():
     parameters = plain.get_parameters({})
     loss, n, metrics = certain.evaluate(parameters, {})
     assert n == 10
-    # Five of ten examples are of class 1; cross-entropy log(1 + e^∓3).
+    # Five of ten examples are of class 1; the cross-entropies are log(1 + e^∓3).
     assert metrics["accuracy"] == 0.5
     assert loss == pytest.approx(np.mean(np.log1p(np.exp([-3.0, 3.0]))), rel=1e-5)
     plain.receive(parameters, {})
     assert plain.deployed_model() is plain.model
-    # Beside it, what the received model is worth.
+    # On request, the accuracy of the received model is reported, too.
     assert "accuracy-global" not in metrics
     certain.traits = replace(certain.traits, also_test_global=True)
     _, _, both = certain.evaluate(parameters, {})
@@ -378,7 +378,7 @@ def test_evaluate_tests_the_deployed_model():
     assert both["accuracy-global"] == plain.evaluate(parameters, {})[2]["accuracy"]
 
 
-# What an algorithm needs
+# Requirements of algorithms
 
 
 def test_flute_takes_any_task_with_classes():

@@ -1,4 +1,4 @@
-"""The ClientApp: messages in and out, and the same numbers for the same seed."""
+"""The ClientApp: messages, replies and reproducibility."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_replies_depend_neither_on_the_order_of_arrays_nor_on_earlier_clients():
     ],
     ids=["nothing", "too few", "tensors", "text"],
 )
-def test_an_invalid_reply_of_fit_is_one_line(monkeypatch, change, line):
+def test_an_invalid_reply_of_fit_raises_a_one_line_error(monkeypatch, change, line):
     fit = FedRepClient.fit
     monkeypatch.setattr(FedRepClient, "fit", lambda *given: change(*fit(*given)))
     app, context = app_of(algorithm="fedrep"), context_of()
@@ -129,17 +129,17 @@ def test_arrays_with_other_names_are_refused(change):
         app(message_of(MessageType.TRAIN, arrays, server_round=1), context_of())
 
 
-def test_sent_groups_other_than_the_shared_have_their_own_names():
+def test_sent_groups_that_are_not_shared_have_their_own_names():
     app, context = app_of(algorithm="flute", task="linear"), context_of(2)
     arrays = initial_arrays(app, context)
     message = message_of(MessageType.TRAIN, server_round=1)
-    # As FLUTE's server sends them: the client's own head beside what all share.
+    # FLUTE's server sends each client its head in a separate record.
     for key, name in (("arrays", "representation.weight"), ("head", "head.weight")):
         message.content[key] = ArrayRecord({name: arrays[name]})
     reply = app(message, context)
     assert set(reply.content) == {"arrays", "metrics"}
-    found = values_of(reply.content.array_records["arrays"])
-    assert {name: array.shape for name, array in found.items()} == {
+    replied = values_of(reply.content.array_records["arrays"])
+    assert {name: array.shape for name, array in replied.items()} == {
         "gradient.representation.weight": (2, 10),
         "gradient.head.weight": (1, 2),
     }
@@ -153,10 +153,10 @@ def test_replies_have_the_records_and_the_precision_of_the_message():
         ("arrays", "representation.", np.float16),
         ("head", "head.", np.float32),
     ):
-        own = {
+        part_arrays = {
             n: Array(a.astype(kind)) for n, a in arrays.items() if n.startswith(part)
         }
-        message.content[key] = ArrayRecord(own)
+        message.content[key] = ArrayRecord(part_arrays)
     reply = app(message, context)
     for key, kind in (("arrays", "float16"), ("head", "float32")):
         record = reply.content.array_records[key]
@@ -174,13 +174,13 @@ def test_attachments_are_in_a_record_of_bytes():
     assert name == "message"
     numbers = reply.content.metric_records["metrics"]
     assert set(numbers) == {"num-examples", "train-loss", "refused", "server-round"}
-    # The model as it is after the round: d float32 numbers.
+    # The message is the model after the round: d float32 numbers.
     model = build_task(resolve(FAST), 20).initial_model()
     d = sum(p.numel() for p in model.parameters())
     assert len(reply.content.config_records["bytes"]["message"]) == 4 * d
 
 
-def test_a_target_sends_no_arrays():
+def test_a_target_of_representation_transfer_sends_no_arrays():
     app = app_of(algorithm="representation-transfer", task="transfer")
     context = context_of(12)
     arrays = initial_arrays(app, context)
@@ -197,18 +197,18 @@ def statistics_of(app, context: Context) -> dict[str, np.ndarray]:
 
 def test_statistics_have_their_own_query():
     assert statistics_of(app_of(algorithm="fedrep"), context_of()) == {}
-    found = statistics_of(app_of(algorithm="fedrep", task="linear"), context_of(3))
+    statistics = statistics_of(app_of(algorithm="fedrep", task="linear"), context_of(3))
     x, y = build_task(resolve({"task": "linear"}), 20).draw(3)
     expected = sum(v**2 * np.outer(row, row) for row, v in zip(x, y, strict=True)) / 5
-    assert list(found) == ["moments"]
-    np.testing.assert_allclose(found["moments"], expected)
+    assert list(statistics) == ["moments"]
+    np.testing.assert_allclose(statistics["moments"], expected)
 
 
-# The same seed, the same numbers
+# Reproducibility
 
 
 def test_clients_rounds_and_seeds_shuffle_differently():
-    # On one client's data throughout, as a device's own folder would be.
+    # All replies use the same data, as if every client were a device with one folder.
     replies = []
     for seed, name, server_round in (
         (0, "a", 1),
@@ -251,6 +251,6 @@ def empty(num_clients):
     message = message_of(MessageType.TRAIN, arrays, server_round=1, coins=0)
     with pytest.raises(SettingsError, match=r"^there are no training examples$"):
         app(message, context_of(0))
-    # It may be tested even so.
+    # The client can be tested nevertheless.
     message = message_of(MessageType.EVALUATE, arrays, server_round=1)
     assert "accuracy" in app(message, context_of(0)).content["metrics"]

@@ -1,4 +1,4 @@
-"""Predictions from table rows and lines of text, against the model by hand."""
+"""Predictions from table rows and lines of text equal those computed by hand."""
 
 import json
 from pathlib import Path
@@ -33,13 +33,13 @@ def table(num_clients, data_dir: Annotated[str, Free()] = ""):
 
 @pytest.fixture
 def own(write_module):
-    """The name of an outsider's task."""
+    """The name of a task defined in a custom module."""
     return write_module("tables", TABLE) + ":table"
 
 
 @pytest.fixture
 def table(own, tmp_path):
-    """A run of FedRep on an outsider's table, and the rows of a file by hand."""
+    """A directory with a FedRep run on the custom task, and a file of rows."""
     (tmp_path / "rows.csv").write_text("1.0,2.0\n\n-3.0, 0.5\n")
     more = {"backend": "inline", "output": str(tmp_path / "results"), "fraction": 1.0}
     simulate("fedrep", task=own, clients=3, rounds=2, checkpoint_every=1, **more)
@@ -50,8 +50,8 @@ def by_hand(folder: Path, client: str) -> list[float]:
     """Return a client's outputs for the two rows, from the files of the run."""
     shared = load_file(folder / "results" / "fedrep" / "checkpoint.safetensors")
     b = shared["arrays/representation.weight"].numpy()
-    own = folder / "results" / "fedrep" / "clients" / client
-    head = load_file(max(own.iterdir()))
+    states = folder / "results" / "fedrep" / "clients" / client
+    head = load_file(max(states.iterdir()))
     rows = np.array([[1.0, 2.0], [-3.0, 0.5]])
     return (rows @ b.T @ head["head.weight"].numpy().T + head["head.bias"].numpy())[
         :, 0
@@ -62,14 +62,14 @@ def test_table_rows_are_predicted_with_each_client_s_head(table, own, capsys):
     capsys.readouterr()
     checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
     rows = str(table / "rows.csv")
-    found = {}
+    predictions = {}
     for client in ("000000", "000002"):
         assert main([rows, *checkpoint, "--client-name", client]) == 0
         lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
         assert [place for place, _ in lines] == [f"{rows}:1", f"{rows}:3"]
-        found[client] = [float(value) for _, value in lines]
-        assert found[client] == pytest.approx(by_hand(table, client), rel=1e-4)
-    assert found["000000"] != found["000002"]
+        predictions[client] = [float(value) for _, value in lines]
+        assert predictions[client] == pytest.approx(by_hand(table, client), rel=1e-4)
+    assert predictions["000000"] != predictions["000002"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg-ft", "fedbabu", "per-fedavg", "hf-maml"])
@@ -77,15 +77,15 @@ def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tm
     more = {"backend": "inline", "output": str(tmp_path), "fraction": 1.0}
     simulate(algorithm, task=own, clients=3, rounds=2, batch_size=4, **more)
     place = tmp_path / algorithm
-    known = json.loads((place / "clients.json").read_text())
-    for name, said in known.items():
+    clients = json.loads((place / "clients.json").read_text())
+    for name, metrics in clients.items():
         model, card = load_run(place, name, task=own)
         examples = card.task.test_examples(int(name))
         with torch.no_grad():
             outputs = model(examples.inputs)
         loss = torch.nn.functional.mse_loss(outputs, examples.targets).item()
-        assert loss == pytest.approx(said["loss"], rel=1e-4)
-    assert len({said["loss"] for said in known.values()}) == 3
+        assert loss == pytest.approx(metrics["loss"], rel=1e-4)
+    assert len({metrics["loss"] for metrics in clients.values()}) == 3
 
 
 DIGITS = """
@@ -111,14 +111,14 @@ def test_a_custom_partition_must_be_named_by_the_user(
     more |= {"partition": IID, "clients": 3, "rounds": 1, "task": own}
     simulate(algorithm, **more, fraction=1.0, head_epochs=1)
     place = tmp_path / algorithm
-    known = json.loads((place / "clients.json").read_text())
-    for name, said in known.items():
+    clients = json.loads((place / "clients.json").read_text())
+    for name, metrics in clients.items():
         model, card = load_run(place, name, task=own, partition=IID)
         _, accuracy = evaluate(
             model, card.task.test_examples(int(name)), card.task.loss
         )
-        assert accuracy == pytest.approx(said["accuracy"], abs=1e-6)
-    # Without it the clients' examples are not what those of another partition are.
+        assert accuracy == pytest.approx(metrics["accuracy"], abs=1e-6)
+    # Otherwise the clients' examples are refused: code that files name is not run.
     with pytest.raises(SettingsError, match=SPLIT):
         load_run(place, "000001", task=own)[1].task.test_examples(1)
     with pytest.raises(SettingsError, match="partition is 'os:path'; expected that"):
@@ -156,7 +156,7 @@ def test_a_device_predicts_with_its_data_dir(table, own):
         (b"\xff\xfe", "x.csv' cannot be read: 'utf-8' codec"),
     ],
 )
-def test_an_unreadable_line_is_a_one_line_error(table, own, capsys, text, line):
+def test_an_invalid_line_gives_a_one_line_error(table, own, capsys, text, line):
     path = table / "x.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
@@ -168,11 +168,16 @@ def test_an_unreadable_line_is_a_one_line_error(table, own, capsys, text, line):
 
 def test_personalize_needs_the_name_of_a_custom_task(table, own, tmp_path, capsys):
     (tmp_path / "mine").write_text("2")
-    given = ["--checkpoint", str(table / "results" / "fedrep"), "--client-name", "late"]
-    given += ["--data-dir", str(tmp_path)]
-    assert personalize(given) == 2
+    arguments = [
+        "--checkpoint",
+        str(table / "results" / "fedrep"),
+        "--client-name",
+        "late",
+    ]
+    arguments += ["--data-dir", str(tmp_path)]
+    assert personalize(arguments) == 2
     assert "run only where you name it" in capsys.readouterr().err
-    assert personalize([*given, "--task", own]) == 0
+    assert personalize([*arguments, "--task", own]) == 0
     assert f"--task {own}" in capsys.readouterr().out
 
 
@@ -200,13 +205,13 @@ def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
     checkpoint += ["--data-dir", str(tmp_path)]
     capsys.readouterr()
     assert main([str(tmp_path / "asked"), *checkpoint]) == 0
-    found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [name for _, name, _ in found] == expected[suffix]
-    assert all(0.5 < float(probability) <= 1 for *_, probability in found)
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [name for _, name, _ in rows] == expected[suffix]
+    assert all(0.5 < float(probability) <= 1 for *_, probability in rows)
 
 
 def test_rows_of_the_linear_task_are_predicted(tmp_path):
-    # FedRep's linear case: B and w from the files, y = wᵀ Bᵀ x.
+    # The prediction is y = wᵀ Bᵀ x, with B and w from the files of the run.
     more = {"backend": "inline", "output": str(tmp_path)}
     simulate(
         "fedrep",

@@ -27,7 +27,7 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import SettingsError
 
-# The same as the model's own evaluation
+# Predictions equal the evaluations of the run
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from flwr_frl.task.settings import SettingsError
         "lg-fedavg",
         "local",
         "srpfl-flute",
-        # With slots beside the model.
+        # Algorithms with parameter groups in addition to the model
         "scaffold",
         "ditto",
         "apfl",
@@ -56,13 +56,13 @@ def test_predictions_equal_the_last_evaluation(algorithm, folders, tmp_path):
     run(algorithm, settings, "inline")
     output = tmp_path / "results" / algorithm
     expected = reported(output)
-    # Clients go by their folders' names, in what is written and here.
+    # Clients are named after their folders, both in the results and in `load_run`.
     assert list(expected) == sorted(CLASSES)
     for client, folder in zip(expected, sorted(CLASSES), strict=True):
         loaded = load_run(output, client, data_dir=str(folders))
         assert loaded[1].classes == ("ant", "bee", "cat", "dog")
         assert accuracy(loaded, folders / folder) == pytest.approx(expected[client])
-    # Neither all right nor chance: then anything would pass.
+    # Accuracies are neither perfect nor at chance, so the comparison is meaningful.
     assert 0.2 < np.mean(list(expected.values())) < 1
 
 
@@ -86,10 +86,10 @@ def test_a_global_model_needs_no_client_name(algorithm, folders, tmp_path):
     settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
     run(algorithm, settings, "inline")
     output = tmp_path / "results" / algorithm
-    nobody, _ = load_run(output, data_dir=str(folders))
-    somebody, _ = load_run(output, "000001", data_dir=str(folders))
-    for name, value in nobody.state_dict().items():
-        assert torch.equal(value, somebody.state_dict()[name])
+    unnamed, _ = load_run(output, data_dir=str(folders))
+    named, _ = load_run(output, "000001", data_dir=str(folders))
+    for name, value in unnamed.state_dict().items():
+        assert torch.equal(value, named.state_dict()[name])
 
 
 def test_devices_have_their_own_classes(devices, folders):
@@ -99,8 +99,8 @@ def test_devices_have_their_own_classes(devices, folders):
         classifier, card = of_device(devices, name)
         assert card.classes == classes
         assert classifier.model.head.out_features == len(classes)
-        found = accuracy((classifier, card), folders / name)
-        assert found == pytest.approx(expected[name])
+        measured = accuracy((classifier, card), folders / name)
+        assert measured == pytest.approx(expected[name])
     assert 0.5 < np.mean(list(expected.values())) <= 1
     # Only the heads differ.
     one, other = (of_device(devices, name)[0].model for name in CLASSES)
@@ -161,7 +161,7 @@ def test_devices_of_the_arrays_task_predict_as_evaluated(tmp_path):
             right = classifier(pixels).argmax(1).numpy() == test["labels"]
         expected = reported(output)[f"pi-{node}"]
         assert right.mean() == pytest.approx(expected)
-        # A photo is made grey, as the model needs it.
+        # A colour photo is converted to greyscale, as this model requires.
         photo = Image.fromarray(pixels[0, ..., 0].numpy()).convert("RGB")
         photo.save(tmp_path / "photo.png")
         (name,), _ = Predictor(classifier, card)(tmp_path / "photo.png")
@@ -192,23 +192,23 @@ def test_devices_whose_data_do_not_fit_are_refused_in_one_line(
     rows = [json.loads(r) for r in (output / "metrics.jsonl").read_text().splitlines()]
     assert [row["clients"] for row in rows] == [2, 2, 2]
     lines = [r.getMessage() for r in caplog.records if "takes no part" in r.message]
-    said = {n: {line for line in lines if f"client {n} " in line} for n in places}
-    assert not said["anna"] | said["bob"]
+    refusals = {n: {line for line in lines if f"client {n} " in line} for n in places}
+    assert not refusals["anna"] | refusals["bob"]
     for name, words in (
         ("grey", "its inputs are 1 x 8 x 8"),
         ("large", "its inputs are 3 x 16 x 16"),
         ("nobody", "expected a directory with train/<class>/*"),
     ):
-        (line,) = said[name]
+        (line,) = refusals[name]
         assert words in line
         assert "\n" not in line
-        # The server says it once, the node whenever it is asked.
+        # The server warns once, the node logs an error at every query.
         levels = [r.levelname for r in caplog.records if r.getMessage() == line]
         assert levels.count("WARNING") == 1
         assert levels.count("ERROR") >= 1
 
 
-# Which version of the own part
+# Versions of the personal state
 
 
 def test_prediction_ignores_unacknowledged_versions_and_changes_no_file(
@@ -231,11 +231,11 @@ def test_prediction_ignores_unacknowledged_versions_and_changes_no_file(
 def test_prediction_uses_the_newest_head_of_earlier_runs(devices, tmp_path):
     shutil.copytree(devices, tmp_path / "copy")
     root = tmp_path / "copy"
-    own = root / "anna" / "animals" / "anna"
-    # Its rounds have nothing to do with those of the run.
-    for path in list(own.iterdir()):
+    states = root / "anna" / "animals" / "anna"
+    # The rounds of an earlier run are unrelated to those of this run.
+    for path in list(states.iterdir()):
         path.rename(path.with_name("earlier-9" + path.name[14:]))
-    newest, *others = sorted(own.iterdir(), reverse=True)
+    newest, *others = sorted(states.iterdir(), reverse=True)
     assert others
     # The device lost its clock before the last round.
     os.utime(newest, (0, 0))
@@ -273,21 +273,21 @@ def test_images_with_a_custom_model(tmp_path, folders):
     run("fedrep", settings, "inline")
     place = tmp_path / "results" / "fedrep"
     exported = tmp_path / "own.safetensors"
-    said = reported(place)
+    expected = reported(place)
     for name in CLASSES:
-        own = {"task": "flat_images:Flat", "data_dir": str(folders)}
-        loaded = load_run(place, name, **own)
+        options = {"task": "flat_images:Flat", "data_dir": str(folders)}
+        loaded = load_run(place, name, **options)
         export(*loaded, exported)
-        for model, card in (loaded, load_model(exported, **own)):
+        for model, card in (loaded, load_model(exported, **options)):
             images = sorted((folders / name / "test").glob("*/*.png"))
             rows = list(predict(model, card, images))
             right = [
                 row[1] == path.parent.name
                 for row, path in zip(rows, images, strict=True)
             ]
-            assert np.mean(right) == pytest.approx(said[name])
+            assert np.mean(right) == pytest.approx(expected[name])
 
-    # A head is for its classes alone.
+    # A saved head can only be used with the classes that it was trained for.
     for part in ("train", "test"):
         (folders / "anna" / part / "bee").rename(folders / "anna" / part / "cow")
     begin_run()

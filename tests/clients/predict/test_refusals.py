@@ -1,4 +1,4 @@
-"""Invalid input of the prediction command is a one-line error."""
+"""Invalid input of the prediction command gives a one-line error."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def broken(devices, folders, tmp_path):
     data = bytearray((root / "results/fedrep/checkpoint.safetensors").read_bytes())
     data[-1] ^= 1
     (root / "flipped" / "checkpoint.safetensors").write_bytes(bytes(data))
-    # A checkpoint that this run has not written.
+    # A safetensors file that is not a checkpoint of a run
     save_file({"a": np.zeros(3)}, root / "empty" / "checkpoint.safetensors")
     return root
 
@@ -92,7 +92,7 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
-def test_bad_input_is_one_line(arguments, message, broken, folders, capsys):
+def test_bad_input_gives_a_one_line_error(arguments, message, broken, folders, capsys):
     places = {"root": broken, "folders": folders}
     assert main([argument.format(**places) for argument in arguments]) == 2
     out, err = capsys.readouterr()
@@ -139,21 +139,21 @@ def test_a_fine_tuned_model_needs_the_client_s_data(folders, tmp_path):
     run("fedavg-ft", settings, "inline")
     place = tmp_path / "results" / "fedavg-ft"
     message = "algorithm 'fedavg-ft' trains on a client's examples before its model"
-    its = {"data_dir": str(folders)}
+    options = {"data_dir": str(folders)}
     with pytest.raises(SettingsError, match=message) as error:
-        load_run(place, **its)
+        load_run(place, **options)
     assert "\n" not in str(error.value)
     for name, state_dir in (("pi-3", ""), ("000000", str(tmp_path))):
         with pytest.raises(SettingsError, match=r"data-dir is .*by --data-dir"):
             load_run(place, name, state_dir)
     with pytest.raises(SettingsError, match="expected one of 000000 to 000001"):
-        load_run(place, "000002", **its)
+        load_run(place, "000002", **options)
 
 
 def test_a_run_without_a_model_of_the_task_is_refused(folders, tmp_path):
     algorithm = "representation-transfer"
-    own = {"algorithm": algorithm, "num-sources": 1, "source-epochs": 1}
-    settings = {**settings_of(tmp_path, data_dir=str(folders)), **own}
+    overrides = {"algorithm": algorithm, "num-sources": 1, "source-epochs": 1}
+    settings = {**settings_of(tmp_path, data_dir=str(folders)), **overrides}
     run(algorithm, settings, "inline")
     message = "algorithm 'representation-transfer' leaves no model of the task's own"
     with pytest.raises(SettingsError, match=message):
@@ -181,11 +181,11 @@ def test_file_names_that_are_not_unicode_or_too_long(folders, tmp_path, capsys):
     odd = tmp_path / os.fsdecode(b"photo-\xff.png")
     odd.write_bytes(image.read_bytes())
     capsys.readouterr()
-    given = ["--checkpoint", str(tmp_path / "results" / "fedrep")]
-    given += ["--client-name", "000000"]
-    assert main([str(odd), *given]) == 0
+    arguments = ["--checkpoint", str(tmp_path / "results" / "fedrep")]
+    arguments += ["--client-name", "000000"]
+    assert main([str(odd), *arguments]) == 0
     assert r"photo-\xff.png" in capsys.readouterr().out
-    for wrong in (["x" * 400, *given], [str(odd), "--checkpoint", "x" * 400]):
+    for wrong in (["x" * 400, *arguments], [str(odd), "--checkpoint", "x" * 400]):
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
 

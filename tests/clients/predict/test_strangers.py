@@ -1,4 +1,4 @@
-"""Files from strangers run, read, write and contact nothing."""
+"""Untrusted files cannot run code, use other files or contact hosts."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from flwr_frl.clients.predict import load, load_model, load_run
 from flwr_frl.clients.predict.__main__ import main as predict_main
 from flwr_frl.task.settings import SettingsError, defaults
 
-# Events of Python that a test looks at, while it does.
+# Audit events that are recorded while the fixture `events` is in use
 EVENTS: list[tuple[str, str]] = []
 WATCHED = ("open", "os.listdir", "os.scandir", "os.mkdir", "socket.")
 
@@ -36,7 +36,7 @@ sys.addaudithook(_note)
 
 @pytest.fixture
 def events():
-    """What is opened, listed, made and contacted during a test."""
+    """Audit events of a test: files opened, folders listed or created, sockets used."""
     EVENTS.clear()
     _note.on = True
     yield EVENTS
@@ -58,13 +58,13 @@ class Rep(FedRep):
 
 @pytest.fixture
 def payload(write_module, tmp_path):
-    """The name of a module, and the file that it writes when it is imported."""
+    """The name of a module, and the file that it creates when it is imported."""
     marker = tmp_path / "imported"
     return write_module("payload", PAYLOAD.format(marker=str(marker))), marker
 
 
 def checkpoint(path: Path, settings, arrays=None, run="x", state=()) -> Path:
-    """Write a checkpoint with settings of a stranger's choice."""
+    """Write a checkpoint with arbitrary settings."""
     values = {"acknowledged": {"a": 1}, "run": run}
     about = json.dumps({"settings": {"task": "digits", **settings}, "values": values})
     tensors = {f"arrays/{n}": a for n, a in (arrays or {}).items()}
@@ -75,7 +75,7 @@ def checkpoint(path: Path, settings, arrays=None, run="x", state=()) -> Path:
 
 
 def exported(path: Path, settings) -> Path:
-    """Write a model's file with settings of a stranger's choice."""
+    """Write an exported model with arbitrary settings."""
     about = json.dumps({"settings": settings, "clients": 0})
     metadata = {"format": "flwr-frl model 1", "task": about}
     save_file({"x": np.zeros(1)}, path, metadata=metadata)
@@ -83,7 +83,7 @@ def exported(path: Path, settings) -> Path:
 
 
 def refused(capsys, main, arguments) -> str:
-    """Return the one line with which a command refuses its arguments, in time."""
+    """Return the one-line error of a command, which must fail within 20 seconds."""
     capsys.readouterr()
     began = time.monotonic()
     assert main([str(argument) for argument in arguments]) == 2
@@ -116,7 +116,7 @@ def test_code_that_a_file_names_is_not_imported(
     for function in (load_run, load):
         with pytest.raises(SettingsError, match="only where you name it"):
             function(path, "a")
-    # Other code than the file's is no more run.
+    # Naming an algorithm or a task other than that of the file is an error, too.
     if option == "--algorithm":
         with pytest.raises(SettingsError, match=r"algorithm is .*that of the file"):
             load_run(path, "a", algorithm="fedavg")
@@ -138,20 +138,20 @@ def test_a_partition_and_metrics_that_only_a_file_names_are_not_imported(
     settings = {"task": "digits", "algorithm": "fedavg", **more}
     write_file = {"model": exported, "checkpoint": checkpoint}[make]
     path = write_file(tmp_path / "file", settings)
-    given = [f"--{make}", path, "--export", tmp_path / "out.safetensors"]
-    assert "there is no array" in refused(capsys, predict_main, given)
+    arguments = [f"--{make}", path, "--export", tmp_path / "out.safetensors"]
+    assert "there is no array" in refused(capsys, predict_main, arguments)
     assert not marker.exists()
 
 
 def write(root: Path) -> Path:
-    """Write a folder of images."""
+    """Write a folder of images and return it."""
     write_images(root, ("ant", "bee"), 1)
     return root
 
 
 @pytest.fixture
 def private(tmp_path):
-    """A folder of somebody's images, texts and arrays."""
+    """A folder of private images, texts and arrays."""
     root = write(tmp_path / "private")
     (root / "a.txt").write_text("secret " * 300)
     pixels, labels = np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2
@@ -170,9 +170,9 @@ def test_folders_that_a_file_names_are_neither_read_nor_written(
     settings["cache-dir"] = str(planted)
     make = {"model": exported, "checkpoint": checkpoint}[kind]
     path = make(tmp_path / "file", settings)
-    given = [f"--{kind}", path, "--export", tmp_path / "out.safetensors"]
+    arguments = [f"--{kind}", path, "--export", tmp_path / "out.safetensors"]
     del events[:]
-    line = refused(capsys, predict_main, given)
+    line = refused(capsys, predict_main, arguments)
     assert "data-dir is" in line
     assert "by --data-dir" in line
     assert not [event for event in events if str(private) in event[1]]
@@ -187,27 +187,29 @@ def test_no_host_is_contacted(name, kind, tmp_path, capsys, events):
     settings = {"algorithm": "fedavg", "task": name}
     make = {"model": exported, "checkpoint": checkpoint}[kind]
     path = make(tmp_path / "file", settings)
-    given = [f"--{kind}", path, "--export", tmp_path / "out.safetensors"]
-    assert "by --task" in refused(capsys, predict_main, given)
+    arguments = [f"--{kind}", path, "--export", tmp_path / "out.safetensors"]
+    assert "by --task" in refused(capsys, predict_main, arguments)
     if kind == "checkpoint" and ":" not in name:
-        # A folder of the user's would do in place of a data set of the hub.
+        # It fails even with a folder of data, which would make downloads unnecessary.
         path = checkpoint(tmp_path / "file", {"algorithm": "fedrep", "task": name})
-        given = ["--checkpoint", path, "--data-dir", write(tmp_path / "own")]
-        assert "by --task" in refused(capsys, personalize_main, given)
+        arguments = ["--checkpoint", path, "--data-dir", write(tmp_path / "own")]
+        assert "by --task" in refused(capsys, personalize_main, arguments)
     assert not [event for event in events if event[0].startswith("socket.")]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of FedRep, as a checkpoint's arrays and settings."""
+    """Settings and arrays of the checkpoint of a FedRep run."""
     root = tmp_path_factory.mktemp("trained")
     data = write(root / "data")
     settings = {"backend": "inline", "output": str(root / "results"), "rounds": 1}
     settings |= {"task": "image-folder", "data_dir": str(data), "model": "mlp-2"}
     simulate("fedrep", clients=2, fraction=1.0, partition="iid", **settings)
     arrays = load_file(root / "results" / "fedrep" / "checkpoint.safetensors")
-    own = settings_of(root, algorithm="fedrep", model="mlp-2", newcomer_epochs=1)
-    return own, {n.removeprefix("arrays/"): a for n, a in arrays.items()}
+    run_settings = settings_of(
+        root, algorithm="fedrep", model="mlp-2", newcomer_epochs=1
+    )
+    return run_settings, {n.removeprefix("arrays/"): a for n, a in arrays.items()}
 
 
 def test_personalize_uses_no_path_that_only_the_file_names(
@@ -216,11 +218,11 @@ def test_personalize_uses_no_path_that_only_the_file_names(
     settings, arrays = trained
     planted = tmp_path / "planted"
     places = {"cache-dir": str(planted), "data-dir": str(private)}
-    # A name of a run that would lead out of the device's own folder.
+    # A run name that would lead out of the device's state folder
     run = "/../../../out"
     path = checkpoint(tmp_path / "file", {**settings, **places}, arrays, run)
-    own, state = write(tmp_path / "own"), tmp_path / "states" / "state"
-    fitted = personalize(path, str(own), "late", str(state))
+    data, state = write(tmp_path / "own"), tmp_path / "states" / "state"
+    fitted = personalize(path, str(data), "late", str(state))
     assert fitted.path.resolve().is_relative_to(state.resolve())
     assert not (tmp_path / "out").exists()
     assert not planted.exists()
@@ -235,10 +237,10 @@ def test_weights_are_loaded_only_if_the_user_names_them(trained, tmp_path):
     weights = str(tmp_path / "private.safetensors")
     save_file(arrays, weights)
     path = checkpoint(tmp_path / "file", {**settings, "weights": weights}, arrays)
-    given = path, str(write(tmp_path / "own")), "late"
+    arguments = path, str(write(tmp_path / "own")), "late"
     with pytest.raises(SettingsError, match=r"weights is .*--run-config 'weights="):
-        personalize(*given)
-    assert personalize(*given, named={"weights": weights}).num_examples == 16
+        personalize(*arguments)
+    assert personalize(*arguments, named={"weights": weights}).num_examples == 16
 
 
 @pytest.mark.parametrize("size", [60000, 4000])
@@ -247,13 +249,13 @@ def test_an_image_size_that_does_not_fit_the_arrays_is_refused_at_once(
 ):
     settings, arrays = trained
     path = checkpoint(tmp_path / "file", {**settings, "image-size": size}, arrays)
-    own = write(tmp_path / "own")
-    given = ["--checkpoint", path, "--data-dir", own, "--client-name", "late"]
-    assert f"image-size is {size}" in refused(capsys, personalize_main, given)
+    data = write(tmp_path / "own")
+    arguments = ["--checkpoint", path, "--data-dir", data, "--client-name", "late"]
+    assert f"image-size is {size}" in refused(capsys, personalize_main, arguments)
     fedavg = {**settings, "image-size": size, "algorithm": "fedavg"}
-    given[1] = checkpoint(tmp_path / "file", fedavg, arrays)
-    given += ["--export", tmp_path / "out.safetensors"]
-    assert f"image-size is {size}" in refused(capsys, predict_main, given)
+    arguments[1] = checkpoint(tmp_path / "file", fedavg, arrays)
+    arguments += ["--export", tmp_path / "out.safetensors"]
+    assert f"image-size is {size}" in refused(capsys, predict_main, arguments)
 
 
 LINEAR = {"algorithm": "fedavg", "task": "linear"}
@@ -277,10 +279,10 @@ def test_sizes_are_bounded_before_anything_is_allocated(
 ):
     arrays = {"representation.weight": np.zeros((2, 10), np.float32)}
     path = checkpoint(tmp_path / "file", settings, arrays)
-    given = ["--checkpoint", path, "--export", tmp_path / "out.safetensors"]
+    arguments = ["--checkpoint", path, "--export", tmp_path / "out.safetensors"]
     if settings["task"] == "text-folder":
-        given += ["--data-dir", private]
-    assert line in refused(capsys, predict_main, given)
+        arguments += ["--data-dir", private]
+    assert line in refused(capsys, predict_main, arguments)
 
 
 @pytest.mark.parametrize(
@@ -296,8 +298,8 @@ def test_a_model_larger_than_its_file_is_refused(model, side, line, tmp_path, ca
     metadata = {"format": "flwr-frl model 1", "model": json.dumps(about)}
     metadata["classes"] = json.dumps(["a", "b"])
     save_file({"x": np.zeros(1)}, tmp_path / "m.safetensors", metadata=metadata)
-    given = ["--model", tmp_path / "m.safetensors", "--export", tmp_path / "m.pt2"]
-    assert line in refused(capsys, predict_main, given)
+    arguments = ["--model", tmp_path / "m.safetensors", "--export", tmp_path / "m.pt2"]
+    assert line in refused(capsys, predict_main, arguments)
 
 
 def test_code_that_the_user_also_names_is_used(payload, tmp_path):
@@ -314,9 +316,9 @@ def test_code_that_the_user_also_names_is_used(payload, tmp_path):
     classifier, _ = load_run(tmp_path / "srpfl", "000001", named=named)
     assert classifier(torch.zeros(1, 8, 8, 1)).shape == (1, 10)
     shutil.copytree(tmp_path / "srpfl", tmp_path / "copy")
-    given = ["--checkpoint", str(tmp_path / "copy"), "--client-name", "000001"]
-    given += ["--export", str(tmp_path / "out.safetensors")]
-    assert predict_main([*given, "--run-config", f'srpfl-base="{base}"']) == 0
+    arguments = ["--checkpoint", str(tmp_path / "copy"), "--client-name", "000001"]
+    arguments += ["--export", str(tmp_path / "out.safetensors")]
+    assert predict_main([*arguments, "--run-config", f'srpfl-base="{base}"']) == 0
     assert load(tmp_path / "out.safetensors").classes == tuple("0123456789")
     with pytest.raises(SettingsError, match="unknown setting 'srpfl-bass'"):
         load_run(tmp_path / "X", named={"srpfl-bass": base})
@@ -326,7 +328,7 @@ def test_only_harmless_strings_of_a_file_are_used():
     texts = {name for name, value in defaults().items() if isinstance(value, str)}
     assert texts > PLAIN
     written = dict.fromkeys(texts - PLAIN, "os:system")
-    # Settings of a custom class.
+    # Settings of a custom class
     written |= {"notes": "/private", "host": "example.org", "kind": "a, b"}
     kept, withheld = followed(written, {})
     assert withheld == {n: text for n, text in written.items() if n != "kind"}
