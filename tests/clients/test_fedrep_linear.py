@@ -1,4 +1,4 @@
-"""Linear FedRep (algorithm 2) by hand and against NumPy."""
+"""Linear FedRep (algorithm 2) matches hand-computed values and NumPy."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_one_gradient_step_on_the_head_by_hand(by_hand):
     arrays, _, _ = client.fit([B.T], {"server-round": 1})
     np.testing.assert_allclose(arrays[0], [[1.226875, 0.02475]], atol=1e-12)
     assert PersonalState(context).load()["head.weight"] == pytest.approx(0.55)
-    # The next round goes on from its own head: f = (1, 2) again,
+    # The next round continues from the saved head: features (1, 2) again,
     # gradient (0.55 - 1 + 2 (1.1 - 5)) / 2 = -4.125, w = 0.9625.
     client_of(by_hand, context, head_steps=1).fit([B.T], {"server-round": 2})
     assert PersonalState(context).load()["head.weight"] == pytest.approx(0.9625)
@@ -65,7 +65,7 @@ def test_moments_by_hand(by_hand):
 
 def test_evaluation_by_hand(by_hand, monkeypatch):
     # φ = (3, 4), B = (1, 0)ᵀ and w = 2.2: error ‖(2.2, 0) - (3, 4)‖ = √(0.64 + 16).
-    # The angle between (1, 0) and (3, 4) has the sine 4/5.
+    # The sine of the angle between (1, 0) and (3, 4) is 4/5.
     truth = np.array([[0.6], [0.8]]), np.array([[3.0, 0.0], [4.0, 0.0]])
     monkeypatch.setitem(by_hand.__dict__, "_truth", truth)
     context = new_context()
@@ -74,7 +74,7 @@ def test_evaluation_by_hand(by_hand, monkeypatch):
     assert loss == pytest.approx(16.64 / 2)
     assert metrics["error"] == pytest.approx(np.sqrt(16.64))
     assert metrics["distance"] == pytest.approx(0.8)
-    # One direction is enough for (3, 4) and (0, 0).
+    # A single direction can represent both models, (3, 4) and (0, 0).
     assert metrics["error-best"] == pytest.approx(0, abs=1e-9)
 
 
@@ -105,8 +105,8 @@ def test_rounds_against_numpy(steps):
         b = arrays[0].T
 
 
-def test_the_gradient_is_that_of_the_stated_loss():
-    # f(B) = 1/(2m) Σ (y - wᵀBᵀx)², differentiated numerically at the kept head.
+def test_the_step_is_a_gradient_step_on_the_paper_s_loss():
+    # f(B) = 1/(2m) Σ (y - wᵀBᵀx)², differentiated numerically at the saved head
     task = LinearTask(dimension=4, rank=2, samples=6)
     context = new_context()
     b = np.random.default_rng(1).standard_normal((4, 2))
@@ -134,7 +134,7 @@ def test_the_exact_head_without_noise_is_the_true_one():
     np.testing.assert_allclose(b @ solve_head(b, x, y), task.models[:, 3])
 
 
-def test_fewer_examples_than_the_rank_give_the_head_of_least_norm():
+def test_fewer_examples_than_the_rank_give_the_minimum_norm_head():
     rng = np.random.default_rng(2)
     b, x, y = rng.standard_normal((6, 4)), rng.standard_normal((2, 6)), rng.random(2)
     f = x @ b
@@ -142,8 +142,8 @@ def test_fewer_examples_than_the_rank_give_the_head_of_least_norm():
     np.testing.assert_allclose(solve_head(b, x, y), expected)
 
 
-def test_a_new_client_needs_k_examples_and_not_d():
-    # Figure 4: on the true B a head from m ≥ k examples is exact but for the noise.
+def test_a_new_client_needs_k_rather_than_d_examples():
+    # Figure 4: with the true B, a head from m ≥ k examples is exact up to the noise.
     task = LinearTask(dimension=20, rank=2, num_clients=100)
     x, y = task.draw(7, 1, samples=6)
     truth = task.models[:, 7]
@@ -153,7 +153,7 @@ def test_a_new_client_needs_k_examples_and_not_d():
     assert np.linalg.norm(alone - truth) > 0.5
 
 
-def test_the_random_start_is_orthonormal_and_the_same_for_all():
+def test_the_initial_representation_is_orthonormal_and_common():
     task = LinearTask(dimension=5, rank=2, num_clients=2)
     (start,) = client_of(task).get_parameters({})
     np.testing.assert_allclose(start @ start.T, np.eye(2), atol=1e-12)
@@ -163,7 +163,7 @@ def test_the_random_start_is_orthonormal_and_the_same_for_all():
     np.testing.assert_array_equal(start, other)
 
 
-def test_the_same_samples_in_every_round():
+def test_samples_repeat_in_every_round_unless_they_are_fresh():
     task = LinearTask(dimension=4, rank=2, samples=6)
     b = np.random.default_rng(1).standard_normal((4, 2))
     replies = {}
@@ -173,7 +173,7 @@ def test_the_same_samples_in_every_round():
         replies[fresh] = [c.fit([b.T], {"server-round": r})[0][0] for c, r in rounds]
     assert not np.array_equal(*replies[True])
     np.testing.assert_array_equal(*replies[False])
-    # Those of draw 0, which no fresh round uses.
+    # The fixed samples are those of draw 0, which fresh samples never use.
     x, y = task.draw(0)
     w = solve_head(b, x, y)
     step = 0.1 / 6 * np.outer(x.T @ (x @ b @ w - y), w)

@@ -1,4 +1,4 @@
-"""FLUTE's clients against the paper's loss written out."""
+"""FLUTE's clients follow the paper's equations."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ def client(kind=FLUTEClient, **more):
         }
     )
     state = PersonalState(new_context())
-    own = build(kind.settings_type, settings)
-    return kind(build_task(settings, 20), 0, state, own)
+    client_settings = build(kind.settings_type, settings)
+    return kind(build_task(settings, 20), 0, state, client_settings)
 
 
 def written_out_loss(model, inputs, targets, classes, feature_weight):
-    """Equation 10, written out."""
+    """Return the loss of equation 10."""
     features = model.representation(inputs)
     logits = features @ model.head.weight.T + model.head.bias
     entropy = -torch.log_softmax(logits, 1)[torch.arange(len(targets)), targets].mean()
@@ -48,13 +48,13 @@ def written_out_loss(model, inputs, targets, classes, feature_weight):
 
 
 def one_step(kind, part, feature_weight, **settings):
-    """Return a client's arrays after one step, and those of plain autograd."""
-    own = client(kind, **settings)
-    start = own.get_parameters({})
-    found, _, _ = own.fit(start, {"server-round": 1})
-    names = array_names(own, own.shared)
-    other = own.task.initial_model()
-    (batch,) = own.task.train_examples(0).batches(1000)
+    """Return a client's arrays after one step, and those expected by autograd."""
+    flute = client(kind, **settings)
+    start = flute.get_parameters({})
+    arrays, _, _ = flute.fit(start, {"server-round": 1})
+    names = array_names(flute, flute.shared)
+    other = flute.task.initial_model()
+    (batch,) = flute.task.train_examples(0).batches(1000)
     classes = torch.zeros(10)
     classes[batch[1]] = 1
     loss = written_out_loss(other, *batch, classes, feature_weight)
@@ -68,7 +68,7 @@ def one_step(kind, part, feature_weight, **settings):
         .numpy()
         for n in names
     ]
-    return found, expected
+    return arrays, expected
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def one_step(kind, part, feature_weight, **settings):
     ],
 )
 def test_a_step_follows_equation_10(kind, part, weight, settings) -> None:
-    found, expected = one_step(kind, part, weight, **settings)
-    for a, b in zip(found, expected, strict=True):
+    arrays, expected = one_step(kind, part, weight, **settings)
+    for a, b in zip(arrays, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -96,22 +96,22 @@ def test_a_step_follows_equation_10(kind, part, weight, settings) -> None:
 def test_head_epochs_come_before_or_after_the_joint_ones(
     order: str, parts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = client(FLUTEStarClient, head_epochs_order=order)
+    flute = client(FLUTEStarClient, head_epochs_order=order)
     trained: list[str] = []
 
     def record(part: str, *_: object) -> float:
         trained.append(part)
         return 0.0
 
-    monkeypatch.setattr(own, "train", record)
-    own.fit(own.get_parameters({}), {"server-round": 1})
+    monkeypatch.setattr(flute, "train", record)
+    flute.fit(flute.get_parameters({}), {"server-round": 1})
     assert trained == parts
 
 
-def test_classes_are_those_of_the_training_data() -> None:
-    own = client()
-    present = set(own.task.train_examples(0).targets.tolist())
-    mask = own.get_properties({})["classes"]
+def test_the_reported_classes_are_those_of_the_training_data() -> None:
+    flute = client()
+    present = set(flute.task.train_examples(0).targets.tolist())
+    mask = flute.get_properties({})["classes"]
     assert {i for i, has in enumerate(mask) if has == "1"} == present
     assert len(mask) == 10
 
@@ -122,35 +122,35 @@ def linear_client(index: int = 1) -> FLUTELinearClient:
     return FLUTELinearClient(task, index, state, FLUTELinearClient.settings_type())
 
 
-def test_linear_gradients_are_those_of_the_stated_loss() -> None:
-    # L(B, w) = 1/(2N) Σ (xᵀ B w − y)², differentiated by torch, in every round alike.
-    own = linear_client()
-    x, y = map(torch.from_numpy, own.task.draw(1))
+def test_linear_gradients_match_autograd_of_the_paper_s_loss() -> None:
+    # L(B, w) = 1/(2N) Σ (xᵀ B w − y)², differentiated by torch; all rounds are equal.
+    flute = linear_client()
+    x, y = map(torch.from_numpy, flute.task.draw(1))
     rng = np.random.default_rng(0)
     b, w = rng.standard_normal((2, 4)), rng.standard_normal((1, 2))
     parameters = [torch.from_numpy(a).requires_grad_() for a in (b, w)]
     loss = ((x @ parameters[0].T @ parameters[1][0] - y) ** 2).sum() / (2 * 6)
     loss.backward()
     for server_round in (1, 2):
-        arrays, n, metrics = own.fit([b, w], {"server-round": server_round})
+        arrays, n, metrics = flute.fit([b, w], {"server-round": server_round})
         for array, parameter in zip(arrays, parameters, strict=True):
             np.testing.assert_allclose(array, parameter.grad.numpy(), rtol=1e-10)
         assert n == 6
         assert metrics == {"train-loss": pytest.approx(loss.item())}
     names = ["gradient.representation.weight", "gradient.head.weight"]
-    assert array_names(own, own.sent) == names
-    # Nothing is kept here, and what comes begins as the task's model.
-    assert own.state.load() is None
-    initial = own.task.initial_state.values()
-    for array, tensor in zip(own.get_parameters({}), initial, strict=True):
+    assert array_names(flute, flute.sent) == names
+    # The client saves nothing, and its initial arrays are those of the task's model.
+    assert flute.state.load() is None
+    initial = flute.task.initial_state.values()
+    for array, tensor in zip(flute.get_parameters({}), initial, strict=True):
         np.testing.assert_array_equal(array, tensor.numpy())
 
 
 def test_linear_models_are_compared_with_the_truth() -> None:
-    own = linear_client()
-    b, w = own.task.representation.T, np.array([[1.0, -2.0]])
-    loss, n, metrics = own.evaluate([b, w], {})
-    error = np.linalg.norm(b.T @ w[0] - own.task.models[:, 1])
+    flute = linear_client()
+    b, w = flute.task.representation.T, np.array([[1.0, -2.0]])
+    loss, n, metrics = flute.evaluate([b, w], {})
+    error = np.linalg.norm(b.T @ w[0] - flute.task.models[:, 1])
     assert (loss, n) == (pytest.approx(error**2 / 2), 6)
     assert metrics["error"] == pytest.approx(error)
     assert metrics["distance"] == pytest.approx(0, abs=1e-9)

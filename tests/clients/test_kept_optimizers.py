@@ -1,4 +1,4 @@
-"""With ``optimizer-state="kept"`` the optimiser continues from round to round."""
+"""With ``optimizer-state="kept"`` the optimizer continues from round to round."""
 
 import pytest
 import torch
@@ -22,13 +22,13 @@ ROUNDS = 4
 def rounds(
     optimizer: str, directory: str, attempts: int = 1, **more
 ) -> dict[str, torch.Tensor]:
-    """Train for some rounds; each has a new process, of which the disk remains."""
+    """Return the model after `ROUNDS` rounds; the process restarts before each."""
     app = app_of(algorithm="fedavg", optimizer=optimizer, **SETTINGS, **more)
     context = context_of(state_dir=directory)
     arrays = initial_arrays(app, context)
     for server_round in range(1, ROUNDS + 1):
         for _ in range(attempts):
-            # The server has not counted the earlier attempts.
+            # The server has not acknowledged the earlier attempts.
             config = {"server_round": server_round, "run": "r"}
             config["acknowledged_round"] = server_round - 1
             restarted = context_of(state_dir=directory)
@@ -38,7 +38,7 @@ def rounds(
 
 
 def uninterrupted(kind: type[torch.optim.Optimizer], **arguments):
-    """Return the model after as many epochs of one torch optimiser."""
+    """Return the model's state after as many epochs with a single torch optimizer."""
     task = build_task(resolve({**FAST, "algorithm": "fedavg"}), 20)
     model, examples = new_model(task), task.train_examples(0)
     [(inputs, targets)] = examples.batches(len(examples))
@@ -66,7 +66,7 @@ def test_rounds_equal_an_uninterrupted_torch_optimizer_across_restarts(
     torch.testing.assert_close(kept, dict(uninterrupted(kind, **arguments)))
 
 
-def test_a_renewed_optimizer_differs(tmp_path):
+def test_a_new_optimizer_in_every_round_gives_another_model(tmp_path):
     renewed = rounds("adamw", str(tmp_path))
     expected = dict(uninterrupted(torch.optim.AdamW, weight_decay=0.0))
     with pytest.raises(AssertionError):
@@ -87,7 +87,7 @@ def one_round(algorithm: str, **more) -> tuple[Context, ArrayRecord]:
     return context, reply.content.array_records["arrays"]
 
 
-def test_the_state_is_saved_with_the_head_and_never_sent():
+def test_the_optimizer_state_is_saved_with_the_head_and_never_sent():
     context, sent = one_round("fedrep", momentum=0.5)
     names = saved(context).keys()
     states = {name for name in names if name.startswith("optimizer.")}
@@ -99,7 +99,7 @@ def test_the_state_is_saved_with_the_head_and_never_sent():
     assert all(name.startswith("representation.") for name in sent)
 
 
-def test_a_test_and_the_next_run_ignore_the_state(tmp_path):
+def test_evaluations_ignore_the_optimizer_state(tmp_path):
     app = app_of(algorithm="fedrep", optimizer_state="kept")
     renewed = app_of(algorithm="fedrep")
     context = context_of(state_dir=str(tmp_path))
@@ -116,14 +116,14 @@ def test_a_test_and_the_next_run_ignore_the_state(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["moon", "scaffold", "apfl", "fedproto"])
-def test_algorithms_with_steps_of_their_own_refuse_a_kept_state(algorithm):
+def test_algorithms_with_custom_steps_refuse_kept_optimizers(algorithm):
     app = make_app(resolve({**FAST, "algorithm": algorithm, "optimizer-state": "kept"}))
     with pytest.raises(SettingsError) as caught:
         initial_arrays(app, context_of())
     assert caught.value.code == "optimizer-state"
 
 
-def test_states_of_calls_after_the_last_save_are_saved():
+def test_optimizers_of_training_after_the_last_save_are_saved():
     class SavesFirst(Client, supports_example_dp=True):
         personal = ("head.",)
         shared = ("representation.",)

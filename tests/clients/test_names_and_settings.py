@@ -1,4 +1,4 @@
-"""Names of clients, settings of devices, and refusals."""
+"""Names of clients, settings of devices, and refusals of invalid settings."""
 
 import shutil
 
@@ -40,7 +40,7 @@ def test_client_names():
         client_name(new_context())
 
 
-# Whose clients are those of another algorithm.
+# Algorithms that use the clients of another algorithm
 WRAPPED = {
     "srpfl": "fedrep",
     "lg-srpfl": "lg-fedavg",
@@ -118,7 +118,7 @@ def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):
     assert np.abs(after - alone).max() > 1e-3
 
 
-def test_a_head_for_other_classes_starts_anew_and_the_server_learns_why(
+def test_a_head_for_other_classes_is_not_used_and_the_reason_is_sent(
     tmp_path,
 ):
     for part in ("train", "test"):
@@ -126,8 +126,8 @@ def test_a_head_for_other_classes_starts_anew_and_the_server_learns_why(
             folder = tmp_path / "images" / part / name
             folder.mkdir(parents=True)
             Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "0.png")
-    given = {"task": "image-folder", "image_size": 8, "model": "mlp"}
-    app = app_of(algorithm="fedrep", experiment="cats", **given)
+    task_settings = {"task": "image-folder", "image_size": 8, "model": "mlp"}
+    app = app_of(algorithm="fedrep", experiment="cats", **task_settings)
     node = {"client-name": "kitchen", "data-dir": str(tmp_path / "images")}
     node["state-dir"] = str(tmp_path / "state")
 
@@ -141,13 +141,13 @@ def test_a_head_for_other_classes_starts_anew_and_the_server_learns_why(
 
     assert told("a") == ""
     assert told("b") == ""
-    # Its process begins again, with what is in the folder now.
+    # The device restarts, with one more class in its folder.
     node["data-dir"] = str(shutil.copytree(tmp_path / "images", tmp_path / "more"))
     for part in ("train", "test"):
         shutil.copytree(*(tmp_path / "more" / part / name for name in "ac"))
-    # Not that a shape is another; and no name leaves the device.
+    # The reason does not mention the shape, and names of classes stay on the device.
     assert told("c") == "it is for other classes than the client has now"
-    # The new head has counted.
+    # The server has acknowledged the new head.
     assert told("c", 2) == ""
 
 
@@ -164,14 +164,14 @@ def test_a_device_can_round_its_example_counts():
     for more in ({}, {"count-multiple": 1000}):
         device = Context(1, 5, {"client-name": "kitchen", **more}, RecordDict(), {})
         reply = app(message_of(MessageType.QUERY), device)
-        said = reply.content.config_records["properties"]
+        properties = reply.content.config_records["properties"]
         arrays = initial_arrays(app, device)
-        told = [said["num-examples"], said["num-test-examples"]]
+        reported = [properties["num-examples"], properties["num-test-examples"]]
         for kind in (MessageType.TRAIN, MessageType.EVALUATE):
             reply = app(message_of(kind, arrays, server_round=1), device)
-            told.append(reply.content.metric_records["metrics"]["num-examples"])
-        counts.append(told)
-    # Of 1,797 digits.
+            reported.append(reply.content.metric_records["metrics"]["num-examples"])
+        counts.append(reported)
+    # The 1,797 digits are split into 1,438 training and 359 test examples.
     assert counts == [[1438, 359, 1438, 359], [1000, 1000, 1000, 1000]]
 
 
@@ -213,7 +213,7 @@ def test_a_node_overrides_only_the_settings_that_its_algorithm_names():
         ),
     ],
 )
-def test_invalid_settings_are_a_refusal_in_one_line(settings, node, line):
+def test_invalid_settings_are_refused_in_one_line(settings, node, line):
     context = Context(1, 5, {"client-name": "kitchen", **node}, RecordDict(), {})
     reply = app_of(**settings)(message_of(MessageType.QUERY), context)
     properties = reply.content.config_records["properties"]
@@ -266,17 +266,17 @@ class Lost(BaseStrategy, client=f"{__name__}:Nowhere"):
 
 @pytest.fixture
 def own(write_module):
-    """The module of an algorithm that is none of ours."""
+    """The name of a module that defines a custom algorithm."""
     return write_module("own_algorithm", OWN)
 
 
 @pytest.mark.parametrize(("shift", "expected"), [(None, 2.0), (0.25, 0.25)])
 def test_a_custom_algorithm_runs_with_its_settings(own, shift, expected):
-    given = {} if shift is None else {"shift": shift}
-    app = make_app({"algorithm": f"{own}:Own", **given})
+    overrides = {} if shift is None else {"shift": shift}
+    app = make_app({"algorithm": f"{own}:Own", **overrides})
     context = context_of(3)
     arrays = initial_arrays(app, context)
-    # Its head has two layers, as nobody said otherwise.
+    # The client class sets the default of head-layers to 2.
     assert {n.split(".")[1] for n in arrays if n.startswith("head.")} == {"fc1", "fc2"}
     for server_round in (1, 2):
         reply = app(
@@ -330,13 +330,13 @@ def test_settings_default_to_those_of_the_run():
 
 
 def test_unknown_node_settings_are_logged_once(caplog):
-    # A setting of ours that no device has for itself is no slip of the pen.
+    # `partition` is a setting of the run, so it is not refused as a misspelled name.
     node = {"client-name": "kitchen", "camera": 2, "device-id": 7, "partition": "x"}
     device = Context(1, 5, node, RecordDict(), {})
     app = app_of()
     reply = app(message_of(MessageType.QUERY), device)
     assert "refusal" not in reply.content.config_records["properties"]
-    # Nor in another message, which has a process of its own.
+    # Other messages do not log it again.
     initial_arrays(app, device)
     for name in ("camera", "device-id", "partition"):
         line = f"{name} in the node config is not read"

@@ -24,7 +24,7 @@ from flwr_frl.task.training import SGD, GradientCall, TrainCall, freeze, togethe
 
 
 class Tied(SplitModel):
-    """A model of words whose head has the embedding's weights."""
+    """A word model whose head shares the weights of the embedding."""
 
     def __init__(self):
         super().__init__(
@@ -34,7 +34,7 @@ class Tied(SplitModel):
 
 
 class Functional(nn.Module):
-    """Draws random numbers by no module that says so."""
+    """Applies dropout by a function, so no submodule indicates the randomness."""
 
     def forward(self, x):
         return nn.functional.dropout(x, 0.5, self.training)
@@ -55,7 +55,7 @@ def test_a_parameter_is_not_both_shared_and_personal():
 
 
 class HeadAlone(FedAvgClient):
-    """Shares the head, and leaves its representation as it began."""
+    """Shares the head, and does not train the representation."""
 
     shared = (HEAD,)
 
@@ -65,7 +65,7 @@ class HeadAlone(FedAvgClient):
 
 
 class Forgetful(HeadAlone):
-    """Trains its representation as well, and keeps it nowhere."""
+    """Also trains the representation, which is in no group."""
 
     def fit(self, parameters, config):
         self.receive(parameters, config)
@@ -116,14 +116,14 @@ def test_features_of_random_layers_are_not_cached(module, drawing):
     call = TrainCall(model, "head", numbers(), loss, 1, SGD(), None, None)
     assert call.has_features is not drawing
     assert (call.key is None) is drawing
-    # That was tried, and has left nothing behind.
+    # Checking this has changed neither the random state nor the model.
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(model.state_dict()[n], v) for n, v in before.items())
     assert all(m.training for m in model.modules())
 
 
 class Looked(nn.Module):
-    """Looks words up by a function, not by a module."""
+    """Embeds words with a function instead of a module."""
 
     def __init__(self, bag=False, **options):
         super().__init__()
@@ -132,8 +132,8 @@ class Looked(nn.Module):
         self.options = options
 
     def forward(self, x):
-        found = self.function(x, self.weight, **self.options)
-        return found if found.dim() == 2 else found.mean(1)
+        embedded = self.function(x, self.weight, **self.options)
+        return embedded if embedded.dim() == 2 else embedded.mean(1)
 
 
 class Pooled(nn.Embedding):
@@ -186,7 +186,7 @@ def test_training_a_head_with_tied_weights_equals_torch():
     x, y = torch.tensor([[1], [3]]), torch.tensor([2, 4])
     loss = nn.functional.cross_entropy
     train(model, "head", ExampleSet(x, y), loss, 2, sgd)
-    # The same two steps by torch's own optimizer.
+    # The same two steps with torch's optimizer
     optimizer = torch.optim.SGD(expected.head.parameters(), 0.1)
     for _ in range(2):
         optimizer.zero_grad()
@@ -206,9 +206,9 @@ def test_a_frozen_norm_keeps_its_statistics():
 def test_the_difference_of_boolean_arrays_marks_changed_entries():
     before = {"mask": torch.tensor([True, False]), "w": torch.tensor([1.0, 2.0])}
     after = {"mask": torch.tensor([True, True]), "w": torch.tensor([1.5, 2.0])}
-    found = difference(after, before)
-    assert found["mask"].tolist() == [False, True]
-    assert found["w"].tolist() == [0.5, 0]
+    change = difference(after, before)
+    assert change["mask"].tolist() == [False, True]
+    assert change["w"].tolist() == [0.5, 0]
 
 
 MASKED = """

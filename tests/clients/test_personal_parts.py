@@ -1,4 +1,4 @@
-"""Personal arrays are in no message."""
+"""No message contains personal arrays."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def head_bytes(context: Context) -> Iterator[tuple[str, bytes]]:
 
 
 class Recorder:
-    """A ClientApp that keeps all that goes in and out, and all that clients keep."""
+    """A ClientApp that records all messages, replies and personal arrays."""
 
     def __init__(self, app: ClientApp) -> None:
         self.app = app
@@ -69,7 +69,7 @@ def sent_names(recorder: Recorder) -> set[str]:
     }
 
 
-# What a simulated client tells as a list, and of what: as short as its classes.
+# Properties that are lists, with the type of their entries; at most one per class
 LISTS = {KEPT_ROUNDS: int, HELD_CLASSES: str, CLASS_COUNTS: int}
 
 
@@ -77,21 +77,21 @@ LISTS = {KEPT_ROUNDS: int, HELD_CLASSES: str, CLASS_COUNTS: int}
 @pytest.mark.parametrize("algorithm", ["fedrep", "fedper", "local"])
 def test_heads_are_in_no_message(tmp_path, algorithm, task):
     recorder, grid = run_recorded(tmp_path, algorithm=algorithm, task=task)
-    # 10 clients asked who they are, at least one for arrays; 5 train in each of three
-    # rounds and 10 test, each with a reply.
+    # All 10 clients are queried for properties and at least one for arrays; in each of
+    # three rounds, 5 train and 10 are tested. Every message has a reply.
     assert len(recorder.messages) >= 2 * (10 + 1 + 3 * (5 + 10))
     assert not any(message.has_error() for message in recorder.messages)
-    # Not by name ...
+    # No array has the name of a head.
     allowed = set() if algorithm == "local" else {"representation"}
     if (algorithm, task) == ("fedrep", "linear"):
-        # Of which B begins: mean y² x xᵀ, and no head.
+        # The initial B is computed from mean y² x xᵀ, which contains no head.
         allowed |= {"moments"}
     assert {name.split(".")[0] for name in sent_names(recorder)} == allowed
-    # ... nor by value: every personal array that ever was, in any record.
+    # No record contains the values of a personal array of any round.
     personal = {v for values in recorder.personal.values() for v in values}
     assert any(name.startswith("head.") for name in recorder.personal)
     assert len(personal) >= 5
-    # Every client has a head of its own.
+    # All clients have different heads.
     heads = [dict(head_bytes(context)) for context in grid.contexts.values()]
     last = [value for head in heads for n, value in head.items() if "weight" in n]
     assert len(set(last)) == len(last)
@@ -101,7 +101,7 @@ def test_heads_are_in_no_message(tmp_path, algorithm, task):
                 values = array.numpy().tobytes()
                 assert not any(head in array.data for head in personal)
                 assert values not in personal
-        # Nor hidden in what is not an array: single numbers and short texts only.
+        # Other records contain only single numbers, short strings and short lists.
         for record in message.content.metric_records.values():
             assert len(record) < 12
             assert all(isinstance(value, (int, float)) for value in record.values())
@@ -124,7 +124,7 @@ def test_personal_models_are_in_no_message(tmp_path, algorithm, groups):
     sent = {name.split(".")[0] for name in sent_names(recorder)}
     assert sent == {"representation", "head"}
     assert len({name.split(".")[0] for name in recorder.personal}) == groups
-    # Arrays of a few bytes would be found by chance.
+    # Arrays of a few bytes could match by chance.
     personal = {v for vs in recorder.personal.values() for v in vs if len(v) > 40}
     assert len(personal) >= (3 * 5 if groups else 0)
     for message in recorder.messages:
@@ -134,8 +134,8 @@ def test_personal_models_are_in_no_message(tmp_path, algorithm, groups):
 
 
 def test_a_personal_part_never_reaches_another_client():
-    # Client 1 trains in its first round on the same arrays, once after client 0 and
-    # once alone: the replies and what it keeps must be the same.
+    # Client 1 trains for one round from the same arrays, once after clients 0 and 2 and
+    # once alone: its reply and its saved arrays must be the same.
     for algorithm in ("fedrep", "fedper", "local"):
         app = app_of(algorithm=algorithm)
         arrays = initial_arrays(app, context_of())

@@ -1,4 +1,4 @@
-"""Devices that join after the training fit their personal parameters."""
+"""Devices that join after the training can fit personal parameters."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ BRIGHTNESS = np.array([30, 110, 200])
 
 
 def write(root: Path, classes: int, seed: int) -> Path:
-    """Write images as the task ``arrays`` reads them; the class is the brightness."""
+    """Write images for the task ``arrays``, whose brightness depends on the class."""
     rng = np.random.default_rng(seed)
     root.mkdir()
     for part, count in (("train", 30), ("test", 12)):
@@ -35,7 +35,7 @@ def write(root: Path, classes: int, seed: int) -> Path:
 
 
 def train(root: Path, algorithm: str, **more) -> Path:
-    """Train on two devices; return the checkpoint's folder."""
+    """Train on two devices; return the folder of the checkpoint."""
     settings = resolve(
         {
             "task": "arrays",
@@ -71,16 +71,16 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("devices")
 
 
-def test_private_training_stays_private(tmp_path):
+def test_personalization_applies_the_privacy_of_the_run(tmp_path):
     noise = {"dp-noise": 1.0, "dp-clip": 1.0, "dp-delta": 1e-3}
     few = {"model": "mlp-2", "head-epochs": 1, "representation-epochs": 1}
     settings = {**few, **noise, "newcomer-epochs": 4}
     folder = train(tmp_path, "fedrep", **settings)
     data, states = write(tmp_path / "new", 3, 9), tmp_path / "own"
-    found = personalize(folder, str(data), "pi-9", str(states))
-    told = json.loads((found.path.parent / "privacy.json").read_text())
-    # Four epochs with 10 of 30 examples in a batch.
-    assert told == {"noise": [1.0], "rate": [10 / 30], "steps": [4 * 3]}
+    fitted = personalize(folder, str(data), "pi-9", str(states))
+    account = json.loads((fitted.path.parent / "privacy.json").read_text())
+    # Four epochs of three steps, with 10 of 30 examples per batch
+    assert account == {"noise": [1.0], "rate": [10 / 30], "steps": [4 * 3]}
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,14 @@ def fedrep(root):
 
 
 def accuracy(loaded, data: Path) -> float:
-    """Return the share of test images that a loaded model gets right."""
+    """Return the accuracy of a loaded model on the test images."""
     classifier, card = loaded
-    with np.load(data / "test.npz") as found:
-        images = torch.from_numpy(found["images"])[..., None]
+    with np.load(data / "test.npz") as test:
+        images = torch.from_numpy(test["images"])[..., None]
         with torch.no_grad():
             best = classifier(images).argmax(1)
         assert card.classes == ("0", "1", "2")
-        return float(np.mean(best.numpy() == found["labels"]))
+        return float(np.mean(best.numpy() == test["labels"]))
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute", "ditto", "apfl", "lg-fedavg"])
@@ -109,13 +109,13 @@ def test_predict_uses_the_fitted_parameters(root, tmp_path, algorithm):
     assert (fitted.num_examples, fitted.num_test_examples) == (30, 12)
     loaded = load_run(checkpoint, "late", state_dir, str(data))
     assert accuracy(loaded, data) == fitted.metrics["accuracy"]
-    # Chance is a third.
+    # The chance level is 1/3.
     assert fitted.metrics["accuracy"] > 0.5
     assert (checkpoint / "checkpoint.safetensors").read_bytes() == before
 
 
-def test_the_shared_part_stays_and_the_head_is_new(fedrep, tmp_path):
-    # Two classes, and not all of the training's.
+def test_the_representation_is_unchanged_and_the_head_is_fitted(fedrep, tmp_path):
+    # The device has two of the three classes of the training.
     data = write(tmp_path / "late", 2, 7)
     fitted = personalize(fedrep, str(data), "late", str(tmp_path / "state"))
     model = load_run(fedrep, "late", str(tmp_path / "state"))[0].model
@@ -134,23 +134,23 @@ def test_the_shared_part_stays_and_the_head_is_new(fedrep, tmp_path):
     context = new_context()
     state = PersonalState(context, acknowledged=0, run="next", **where)
     np.testing.assert_array_equal(state.load()["head.bias"], kept["head.bias"])
-    # Fitted again it is the same: nothing kept has a say.
+    # Fitting again gives the same head; it does not depend on saved states.
     again = personalize(fedrep, str(data), "late", str(tmp_path / "state"))
     np.testing.assert_array_equal(load_file(again.path)["head.bias"], kept["head.bias"])
 
 
-def test_the_command(fedrep, tmp_path, capsys):
+def test_the_command_line(fedrep, tmp_path, capsys):
     data = write(tmp_path / "pi-9", 3, 7)
-    given = ["--checkpoint", str(fedrep), "--data-dir", str(data)]
-    assert main(given) == 0
+    arguments = ["--checkpoint", str(fedrep), "--data-dir", str(data)]
+    assert main(arguments) == 0
     line, command = capsys.readouterr().out.splitlines()
     assert line.startswith("fitted on 30 examples, accuracy ")
     assert command.endswith(f"--checkpoint {fedrep} --client-name pi-9")
-    # By default it is where simulated clients have theirs.
+    # By default, the state is saved next to those of simulated clients.
     assert load_run(fedrep, "pi-9")[1].classes == ("0", "1", "2")
 
 
-def test_bad_input(fedrep, root, tmp_path, capsys):
+def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, capsys):
     data = write(tmp_path / "late", 3, 7)
     others = write(tmp_path / "others", 2, 7)
     fedavg, flute = train(root, "fedavg"), train(root, "flute")
@@ -166,9 +166,9 @@ def test_bad_input(fedrep, root, tmp_path, capsys):
         (fedrep, "~nobody-here/images", "late", "data-dir is"),
         (tmp_path / "no", data, "late", "cannot be read"),
     ):
-        given = ["--checkpoint", str(checkpoint), "--data-dir", str(folder)]
-        given += ["--client-name", name, "--state-dir", str(tmp_path / "state")]
-        assert main(given) == 2
+        arguments = ["--checkpoint", str(checkpoint), "--data-dir", str(folder)]
+        arguments += ["--client-name", name, "--state-dir", str(tmp_path / "state")]
+        assert main(arguments) == 2
         out, err = capsys.readouterr()
         assert out == ""
         assert err.startswith("error: ")
@@ -198,20 +198,20 @@ def test_fine_tuning_before_prediction_uses_the_device_s_data(root, algorithm):
         loss = torch.nn.functional.cross_entropy(
             outputs, torch.from_numpy(tested["labels"])
         )
-    # The model that was tested last.
-    said = json.loads((run / "clients.json").read_text())["pi-2"]
-    assert loss.item() == pytest.approx(said["loss"], rel=1e-5)
-    # Another's is another one, in other memory.
+    # The loss equals that of the last evaluation of the run.
+    metrics = json.loads((run / "clients.json").read_text())["pi-2"]
+    assert loss.item() == pytest.approx(metrics["loss"], rel=1e-5)
+    # The model of another device differs and does not overwrite the first one.
     images = torch.from_numpy(tested["images"])[..., None]
     other, _ = load_run(run, "pi-9", data_dir=str(late))
     assert not torch.allclose(other(images), outputs)
     assert torch.equal(model(images), outputs)
-    for given, line in (
+    for arguments, line in (
         (("pi-2",), "data-dir is ''; expected a directory with train.npz"),
         (("", "", str(data)), "client-name is ''; expected the device's name"),
     ):
         with pytest.raises(SettingsError, match=line):
-            load_run(run, *given)
+            load_run(run, *arguments)
 
 
 def test_a_head_of_another_algorithm_is_refused(root, tmp_path):
@@ -226,8 +226,8 @@ def test_a_head_of_another_algorithm_is_refused(root, tmp_path):
 def test_a_device_of_private_training_is_not_trained_without_noise(root, tmp_path):
     run, data = train(root, "fedavg-ft", experiment="x"), str(root / "pi-2")
     (tmp_path / "x" / "pi-2").mkdir(parents=True)
-    told = {"noise": [1.0], "rate": [0.5], "steps": [9]}
-    (tmp_path / "x" / "pi-2" / "privacy.json").write_text(json.dumps(told))
+    account = {"noise": [1.0], "rate": [0.5], "steps": [9]}
+    (tmp_path / "x" / "pi-2" / "privacy.json").write_text(json.dumps(account))
     with pytest.raises(SettingsError, match="counts private training, and the run has"):
         load_run(run, "pi-2", str(tmp_path), data)
 
@@ -237,8 +237,8 @@ def test_divergence_is_a_one_line_error(root, tmp_path, capsys):
     run = train(root, "fedrep", **still)
     data = write(tmp_path / "late", 3, 7)
     capsys.readouterr()
-    given = ["--checkpoint", str(run), "--data-dir", str(data)]
-    assert main([*given, "--state-dir", str(tmp_path / "state")]) == 2
+    arguments = ["--checkpoint", str(run), "--data-dir", str(data)]
+    assert main([*arguments, "--state-dir", str(tmp_path / "state")]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Sources and targets against a few lines of NumPy and torch."""
+"""Source and target clients match NumPy and torch implementations."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def client_of(index: int, context: Context | None = None, **overrides):
 
 
 def minimum_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return X⁺ y from the normal equations."""
+    """Return X⁺ y by the normal equations."""
     if len(x) < x.shape[1]:
         return x.T @ np.linalg.solve(x @ x.T, y)
     return np.linalg.solve(x.T @ x, x.T @ y)
@@ -68,7 +68,7 @@ def test_a_source_sends_the_direction_of_its_least_squares_model(samples):
     assert n == samples
     loss = np.mean((y - x @ theta) ** 2)
     assert metrics == {"train-loss": pytest.approx(loss, abs=1e-15)}
-    # B w is the whole model; w stays here.
+    # B w is the full model; w is saved on the client.
     assert PersonalState(context).load()["head.weight"] == pytest.approx(norm)
 
 
@@ -81,7 +81,7 @@ def test_a_source_without_a_signal_sends_zeros(monkeypatch):
 
 
 @pytest.mark.parametrize("samples", [8, 9, 24])
-def test_a_target_s_two_phases(samples):
+def test_both_phases_of_a_target_match_numpy(samples):
     context = new_context()
     client = client_of(12, context, target_samples=samples)
     v = np.linalg.qr(np.random.default_rng(0).standard_normal((10, 2))).Q
@@ -96,10 +96,10 @@ def test_a_target_s_two_phases(samples):
     np.testing.assert_allclose(kept["phase-2"], second, atol=1e-8)
     loss = np.mean((y - x @ second) ** 2)
     assert (n, metrics["train-loss"]) == (samples, pytest.approx(loss))
-    # No array goes back.
+    # Targets send no arrays.
     assert arrays == []
     assert array_names(client, client.sent) == []
-    # What is told of the model: errors relative to that of the truth.
+    # Reported errors are relative to that of the true model.
     loss, tested, errors = client_of(12, context, target_samples=samples).evaluate(
         [v.T], {}
     )
@@ -118,7 +118,7 @@ def test_a_target_s_two_phases(samples):
     }
 
 
-def test_descent_instead_of_the_closed_form():
+def test_many_descent_steps_reach_the_closed_form():
     v = np.eye(10)[:, :2]
     models = {}
     for steps in (0, 1, 200_000):
@@ -126,12 +126,12 @@ def test_descent_instead_of_the_closed_form():
         client = client_of(12, context, descent_steps=steps)
         client.fit([v.T], {"server-round": 2})
         models[steps] = PersonalState(context).load()["phase-2"]
-    # 4 samples, eigenvalues from 0.37 to 1.5e-4: many steps reach the interpolator.
+    # 4 samples, eigenvalues from 0.37 to 1.5e-4: many steps reach the interpolation.
     np.testing.assert_allclose(models[200_000], models[0], atol=1e-6)
     assert np.abs(models[1] - models[0]).max() > 1e-3
 
 
-def test_a_target_without_a_model_does_not_count():
+def test_an_untrained_target_reports_no_test_examples():
     assert client_of(12).evaluate([np.eye(10)[:2]], {}) == (0.0, 0, {})
 
 
@@ -175,11 +175,11 @@ def stacked_sources() -> list[np.ndarray]:
     return [np.stack(arrays) for arrays in zip(*sources, strict=True)]
 
 
-def test_a_target_s_features_are_those_of_all_sources():
+def test_features_of_a_target_concatenate_those_of_all_sources():
     parameters = stacked_sources()
     client = client_of(5, **IMAGES)
     examples = client.task.test_examples(5)
-    found = client.features(parameters, examples)
+    features = client.features(parameters, examples)
     (inputs, _), *_ = examples.batches(len(examples))
     expected = []
     for i in (0, 1):
@@ -190,11 +190,11 @@ def test_a_target_s_features_are_those_of_all_sources():
         }
         model.load_state_dict({**model.state_dict(), **state})
         expected.append(model.representation(inputs).detach())
-    np.testing.assert_allclose(found, torch.cat(expected, 1), atol=1e-5)
-    assert found.shape == (len(examples), 64)
+    np.testing.assert_allclose(features, torch.cat(expected, 1), atol=1e-5)
+    assert features.shape == (len(examples), 64)
 
 
-def test_a_target_s_head_on_the_projected_features():
+def test_a_target_trains_its_head_on_projected_features():
     parameters = stacked_sources()
     context = new_context()
     client = client_of(5, context, **IMAGES)
@@ -204,13 +204,13 @@ def test_a_target_s_head_on_the_projected_features():
     kept = PersonalState(context).load()
     v = kept["basis"]
     np.testing.assert_allclose(v.T @ v, np.eye(v.shape[1]), atol=1e-5)
-    # What the basis leaves out of the training features is below the tolerance.
+    # The part of the training features outside the basis is below the tolerance.
     features = client.features(parameters, client.task.train_examples(5)).numpy()
     values = np.linalg.svd(features, compute_uv=False)
     assert v.shape[1] == np.sum(values > 0.01 * values[0]) < 64
     rest = np.linalg.norm(features - features @ v @ v.T, 2)
     assert rest <= 0.01 * values[0] * (1 + 1e-3)
-    # The test is one matrix product.
+    # Evaluations apply the head to the projected features.
     again = client_of(5, context, **IMAGES)
     loss, n, tested = again.evaluate(parameters, {})
     examples = client.task.test_examples(5)
@@ -226,7 +226,7 @@ def test_a_target_s_head_on_the_projected_features():
 
 def test_phase_two_trains_the_whole_model_on_the_other_half():
     parameters = stacked_sources()
-    # One batch an epoch, so that the order of the examples does not matter.
+    # One batch per epoch, so the order of the examples does not matter
     plain = {**IMAGES, "batch_size": 200, "momentum": 0.0, "weight_decay": 0.0}
     plain |= {"learning_rate": 0.05}
     context = new_context()
@@ -234,7 +234,7 @@ def test_phase_two_trains_the_whole_model_on_the_other_half():
     torch.manual_seed(7)
     _, _, metrics = client.fit(parameters, {"server-round": 2})
     kept = PersonalState(context).load()
-    # Phase 1 on the first half.
+    # Phase 1 on the first half
     examples = client.task.train_examples(5)
     torch.manual_seed(7)
     order = torch.randperm(len(examples))
@@ -245,7 +245,7 @@ def test_phase_two_trains_the_whole_model_on_the_other_half():
         np.testing.assert_allclose(
             kept[f"phase-1.{name}"], value.detach(), atol=1e-6, err_msg=name
         )
-    # Phase 2: gradient descent on all parameters, from there.
+    # Phase 2: gradient descent on all parameters, starting from phase 1
     names = [n[15:] for n in array_names(client, ("representation.",))]
     sources = []
     for i in (0, 1):
@@ -271,13 +271,13 @@ def test_phase_two_trains_the_whole_model_on_the_other_half():
     moved = 0.0
     for i, source in enumerate(sources):
         for name, value in source.state_dict().items():
-            found = kept[f"sources.{name}"][i]
-            np.testing.assert_allclose(found, value, atol=1e-5, err_msg=name)
-            moved += np.abs(found - parameters[names.index(name)][i]).sum()
+            saved = kept[f"sources.{name}"][i]
+            np.testing.assert_allclose(saved, value, atol=1e-5, err_msg=name)
+            moved += np.abs(saved - parameters[names.index(name)][i]).sum()
     assert moved > 1e-3
     np.testing.assert_allclose(kept["basis"], v.detach(), atol=1e-5)
     np.testing.assert_allclose(kept["head.weight"], head.weight.detach(), atol=1e-5)
-    # The test uses what was trained.
+    # Evaluations use the trained parameters.
     test = client.task.test_examples(5)
     (inputs, targets), *_ = test.batches(len(test))
     with torch.no_grad():
@@ -294,8 +294,13 @@ def test_phase_two_trains_the_whole_model_on_the_other_half():
 
 def test_a_source_with_several_outputs_sends_all_their_directions():
     context = new_context()
-    given = {"source_outputs": 2, "rank": 2, "noise_variance": 1e-12, "num_sources": 1}
-    client = client_of(0, context, **given)
+    overrides = {
+        "source_outputs": 2,
+        "rank": 2,
+        "noise_variance": 1e-12,
+        "num_sources": 1,
+    }
+    client = client_of(0, context, **overrides)
     start = client.get_parameters({})
     assert start[0].shape == (2, 10)
     (b,), n, metrics = client.fit(start, {"server-round": 1})
@@ -306,7 +311,7 @@ def test_a_source_with_several_outputs_sends_all_their_directions():
     head = PersonalState(context).load()["head.weight"]
     np.testing.assert_allclose(b.T @ head, theta, atol=1e-10)
     assert metrics["train-loss"] == pytest.approx(np.mean((y - x @ theta) ** 2))
-    # One source spans V*, which with one output takes two.
+    # One source with two outputs spans V*; with one output, two sources are needed.
     q = np.linalg.qr(client.task.span).Q
     np.testing.assert_allclose(q @ (q.T @ b.T), b.T, atol=1e-5)
     assert np.linalg.matrix_rank(b, tol=0.01) == 2
@@ -316,15 +321,15 @@ def test_a_source_with_several_outputs_sends_all_their_directions():
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_a_target_with_a_class_at_every_position(tmp_path, epochs):
+def test_a_target_predicts_a_class_at_every_text_position(tmp_path, epochs):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text("abcd" * 20)
     task = {"task": "text-folder", "data_dir": str(tmp_path), "lstm_width": 4}
     more = {"sequence_length": 4, "num_sources": 2, "clients": 3, "rounds": 2}
     more |= {"phase_two_epochs": epochs}
-    found = simulate(
+    result = simulate(
         *("representation-transfer", "inline"),
         **{**task, **more, "output": str(tmp_path / "out")},
     )
-    assert found.rows[-1]["rejected"] == 0
-    assert 0 <= found.rows[-1]["accuracy"] <= 1
+    assert result.rows[-1]["rejected"] == 0
+    assert 0 <= result.rows[-1]["accuracy"] <= 1

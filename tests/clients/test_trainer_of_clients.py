@@ -1,4 +1,4 @@
-"""Clients train with the learning rate of a round and the weights of classes."""
+"""Clients train with the learning rate of the round and with class weights."""
 
 import pytest
 from client_messages import (
@@ -21,7 +21,7 @@ def trained(algorithm: str, server_round: int, **settings) -> ArrayRecord:
     return app(message, context).content.array_records["arrays"]
 
 
-# SCAFFOLD divides by the learning rate, and APFL has training steps of its own.
+# SCAFFOLD divides by the learning rate, and APFL has custom training steps.
 @pytest.mark.parametrize("algorithm", ["fedrep", "apfl", "scaffold"])
 def test_round_2_trains_with_half_the_learning_rate(algorithm):
     scheduled = trained(algorithm, 2, learning_rate=0.04, **SCHEDULE)
@@ -29,7 +29,7 @@ def test_round_2_trains_with_half_the_learning_rate(algorithm):
     assert not equal(scheduled, trained(algorithm, 2, learning_rate=0.04))
 
 
-def test_a_test_after_fine_tuning_uses_the_learning_rate_itself():
+def test_fine_tuning_before_evaluation_ignores_the_schedule():
     losses = []
     for more in ({}, SCHEDULE):
         app = app_of(algorithm="fedavg-ft", finetune_epochs=1, **more)
@@ -41,7 +41,7 @@ def test_a_test_after_fine_tuning_uses_the_learning_rate_itself():
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "apfl", "per-fedavg", "fedrod"])
-def test_weights_of_2_equal_twice_the_learning_rate(algorithm):
+def test_class_weights_of_2_equal_twice_the_learning_rate(algorithm):
     plain = {"momentum": 0.0, "weight_decay": 0.0, "inner_learning_rate": 0.0}
     plain |= {"apfl_adaptive": False}
     doubled = trained(algorithm, 1, **plain, learning_rate=0.04)

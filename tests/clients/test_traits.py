@@ -117,7 +117,7 @@ def test_algorithms_that_support_example_level_privacy():
         ({}, {"need_classes": True}, "did you mean 'needs_classes'"),
     ],
 )
-def test_names_that_are_no_traits_are_refused_in_one_line(body, traits, words):
+def test_invalid_traits_raise_a_one_line_error(body, traits, words):
     with pytest.raises(SettingsError, match=words) as error:
         type("Own", (Client,), body, **traits)
     assert "\n" not in str(error.value)
