@@ -1,10 +1,10 @@
-"""Shared by all tests: one thread, a cache of their own, and Flower outside a run."""
+"""Fixtures and setup of all tests: one thread, a separate cache, no Flower run."""
 
-# ruff: noqa: E402 - what is imported below is what the collector need not see.
+# ruff: noqa: E402 - the garbage collector is disabled before the imports.
 import gc
 
-# Until all tests are collected: what is imported is no garbage, and there is more of it
-# to look through each time.
+# Disabled until all tests are collected: imported objects are not garbage, and every
+# collection would scan more of them.
 gc.disable()
 
 import os
@@ -24,20 +24,21 @@ from flwr_frl.strategies.report.plot import plot
 from flwr_frl.strategies.server import newcomers
 from flwr_frl.task.models import MODELS
 
-# Time limits of single examples only measure how busy the machine is.
+# Time limits for single examples only measure how busy the machine is.
 hypothesis_settings.register_profile("tests", deadline=None)
 hypothesis_settings.load_profile("tests")
 
-# Of the modules that tests have written.
+# Numbers that make the names of modules written by tests unique
 NUMBERS = count()
-# What draws: a figure takes longer than a few rounds.
+# Functions that draw figures. Tests replace them, since a figure takes longer than a
+# few rounds.
 FIGURES = {
     "flwr_frl.strategies.report.comparison.plot": plot,
     "flwr_frl.strategies.server.newcomers.plot": newcomers.plot,
 }
 
 
-# Files that start federations, and mostly wait: the longest first.
+# Test files that start federations and mostly wait, the longest first
 LONGEST = (
     "test_devices.py",
     "test_guide_to_tasks.py",
@@ -51,9 +52,10 @@ END_TO_END = Path(__file__).parent / "e2e"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what waits, so that the others compute meanwhile, and longest first.
+    """Run end-to-end tests first, and the longest of them before the others.
 
-    No worker is then left with a long file in the end.
+    They mostly wait, so other workers can compute meanwhile, and no worker has a long
+    file left in the end.
     """
 
     def rank(item: pytest.Item) -> int:
@@ -67,12 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """From now on there is garbage, which is looked for behind what was imported."""
+    """Enable garbage collection after test collection, without imported objects."""
     try:
         return (yield)
     finally:
         gc.freeze()
-        # What tests import is looked through each time: a twentieth as often as usual.
+        # Full collections also scan what tests import; they run 20 times less often.
         gc.set_threshold(700, 10, 200)
         gc.enable()
 
@@ -83,17 +85,18 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     # Flower refuses to build a Message outside of a run.
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
     with pytest.MonkeyPatch.context() as patch:
-        # Threads of one process that wait for each other, spinning, while those of
-        # another one have the core: 20 s of work took them 300 s of CPU.
+        # Otherwise, threads of one process spin while threads that they wait for have
+        # no core: 20 s of work took 300 s of CPU time.
         patch.setenv("OMP_NUM_THREADS", "1")
-        # Each process of a device would compile all of the code for each message.
+        # Without bytecode files, each process of a device compiles all of the code.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        # But matplotlib's list of fonts, which takes as long as many tests.
+        # Tests start with an empty cache, except for matplotlib's list of fonts, which
+        # is slow to build.
         cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
         fonts = Path(cache).expanduser() / "matplotlib"
         patch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        # Nobody pulls this process's plug: what is written need not be on the disk.
+        # Tests need not survive a power failure, so files are not flushed to the disk.
         patch.setattr(os, "fsync", lambda descriptor: None)
         for place in FIGURES:
             patch.setattr(place, lambda *given, **named: None)
@@ -104,13 +107,13 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def write_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, str], str]:
-    """Write an outsider's module; the name to import it by is returned."""
+    """Return a function that writes a custom module and returns its import name."""
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
 
     def write(name: str, text: str) -> str:
-        # Nothing that is remembered by name shall be another test's.
+        # A unique name, as objects that are cached by name outlive their test
         name = f"{name}_{next(NUMBERS)}"
         (folder / f"{name}.py").write_text(text)
         return name
@@ -120,20 +123,20 @@ def write_module(
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs draw their figures, as they do outside of the tests."""
+    """Let runs draw their figures, as they do outside of tests."""
     for place, function in FIGURES.items():
         monkeypatch.setattr(place, function)
 
 
 @pytest.fixture
 def nobody_reads() -> Callable[[], AbstractContextManager[object]]:
-    """Have standard output be a pipe whose reader has had enough, as `head` has."""
+    """Replace standard output by a pipe without a reader, as after `| head` exits."""
 
     @contextmanager
     def replaced() -> Iterator[None]:
         read, write = os.pipe()
         os.close(read)
-        # It is closed in the end, which writes what is left.
+        # Closing the file writes the rest of its buffer.
         with os.fdopen(write, "w") as output, redirect_stdout(output):
             yield
 
@@ -142,10 +145,10 @@ def nobody_reads() -> Callable[[], AbstractContextManager[object]]:
 
 @pytest.fixture
 def softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model ``softmax``: logistic regression that does not begin at 0.
+    """Register the model ``softmax``: logistic regression that does not start at zero.
 
-    Entries that nothing has moved yet would be equal, and which of them are the
-    largest k would be nobody's business.
+    Untrained entries would otherwise be equal, and the choice of the k largest
+    arbitrary.
     """
 
     def build(shape, num_classes):

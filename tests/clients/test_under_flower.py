@@ -1,4 +1,4 @@
-"""Our ClientApp works with Flower's own strategies."""
+"""Our ClientApp works with the strategies of Flower."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def grid_of(algorithm: str) -> InlineGrid:
 
 
 def trained_by(grid: InlineGrid, arrays) -> list[dict[str, np.ndarray]]:
-    """What each client answers in round 1."""
+    """Return the arrays that each client sends in round 1."""
     ours = FedAvg(fraction_train=1.0)
     messages = ours.configure_train(1, arrays, ConfigRecord(), grid)
     replies = sorted(
@@ -39,7 +39,7 @@ def trained_by(grid: InlineGrid, arrays) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def test_fedprox_of_flowers_holds_our_clients_near_the_global_model():
+def test_fedprox_of_flower_keeps_our_clients_near_the_global_model():
     grid = grid_of("fedavg")
     start = FedAvg().initialize(grid)
     theirs = flower.FedProx(**ALL, proximal_mu=2.0).start(grid, start, num_rounds=2)
@@ -60,7 +60,7 @@ def test_fedprox_of_flowers_holds_our_clients_near_the_global_model():
     assert distance["held"] < 0.8 * distance["free"]
 
 
-def test_fedadam_of_flowers_makes_adams_step_with_our_clients():
+def test_fedadam_of_flower_takes_an_adam_step_with_our_clients():
     grid = grid_of("fedavg")
     start = FedAvg().initialize(grid)
     answers = trained_by(grid_of("fedavg"), start)
@@ -74,7 +74,7 @@ def test_fedadam_of_flowers_makes_adams_step_with_our_clients():
         delta = mean / sizes.sum() - old
         m = 0.1 * delta
         v = 0.01 * delta**2
-        # Flower corrects the step for the bias of round 1.
+        # Flower corrects the step for the bias in round 1.
         step = 0.1 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
         np.testing.assert_allclose(
             array.numpy(), old + step * m / (np.sqrt(v) + 0.01), rtol=0, atol=1e-5
@@ -96,27 +96,27 @@ def _properties(grid: InlineGrid) -> list[dict]:
     ],
     ids=lambda strategy: type(strategy).__name__,
 )
-def test_robust_and_adaptive_strategies_of_flowers_train_our_clients(strategy):
+def test_robust_and_adaptive_strategies_of_flower_train_our_clients(strategy):
     grid = grid_of("fedavg")
     start = FedAvg().initialize(grid)
     answers = trained_by(grid_of("fedavg"), start)
     result = strategy.start(grid, start, num_rounds=1)
     name = "head.weight"
-    found = result.arrays[name].numpy()
+    aggregated = result.arrays[name].numpy()
     stacked = np.stack([answer[name] for answer in answers])
     if isinstance(strategy, flower.Krum):
-        assert any(np.array_equal(found, one) for one in stacked)
+        assert any(np.array_equal(aggregated, one) for one in stacked)
     elif isinstance(strategy, flower.FedMedian):
-        np.testing.assert_allclose(found, np.median(stacked, axis=0), atol=1e-7)
+        np.testing.assert_allclose(aggregated, np.median(stacked, axis=0), atol=1e-7)
     elif isinstance(strategy, flower.FedTrimmedAvg):
         middle = np.sort(stacked, axis=0)[1:-1].mean(axis=0)
-        np.testing.assert_allclose(found, middle, atol=1e-6)
+        np.testing.assert_allclose(aggregated, middle, atol=1e-6)
     else:
-        assert np.isfinite(found).all()
-        assert not np.array_equal(found, start[name].numpy())
+        assert np.isfinite(aggregated).all()
+        assert not np.array_equal(aggregated, start[name].numpy())
 
 
-def test_heads_stay_with_our_clients_under_flowers_fedavg():
+def test_heads_are_not_sent_under_fedavg_of_flower():
     grid = grid_of("fedrep")
     start = FedAvg().initialize(grid)
     seen = []
@@ -138,6 +138,6 @@ def test_heads_stay_with_our_clients_under_flowers_fedavg():
     }
     assert names
     assert not any(name.startswith("head.") for name in names)
-    # And each has kept a head of its own.
+    # Every client has saved its own head.
     kept = [list(context.state) for context in grid.contexts.values()]
     assert all(any(name.startswith("personal-") for name in one) for one in kept)

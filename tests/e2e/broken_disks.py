@@ -1,15 +1,15 @@
-"""Disks that are full or read-only, for one SuperNode each."""
+"""A full and a read-only disk, for one SuperNode each."""
 
 import shutil
 import subprocess
 from pathlib import Path
 
-# $0 is the disk. The mounts are private to the process and end with it.
+# $0 is the path of the disk. The mounts are private to the process and end with it.
 MOUNTS = {
     "full": 'mount -t tmpfs -o size=64k none "$0"; cat /dev/zero >"$0/rest" || true',
     "read-only": 'mount -t tmpfs -o ro,size=64k none "$0"',
 }
-# In a pipe, so that the log may grow; the largest state has 18 kB.
+# The pipe exempts the log from the limit. The largest state has 18 kB.
 SMALL_FILES = 'prlimit --fsize=8192 "$@" 2>&1 | cat'
 
 
@@ -32,13 +32,13 @@ def may_mount(disk: Path) -> bool:
 
 
 def prefixes(disks: dict[str, Path]) -> dict[str, tuple[str, ...]]:
-    """Return what goes before the command of each SuperNode, and break the disks."""
+    """Break the disks; return the prefix of each SuperNode's command."""
     if may_mount(disks["healthy"]):
         return {
             kind: in_namespace(f'{script}; exec "$@"', disks[kind])
             for kind, script in MOUNTS.items()
         }
-    # Root may write whatever the mode says, but not below a file.
+    # Root may write to a directory regardless of its mode, but not below a file.
     disks["read-only"].rmdir()
     disks["read-only"].touch()
     shell = shutil.which("sh") or "sh"

@@ -1,4 +1,4 @@
-"""A headless Chromium, as Debian packages it, by its DevTools protocol over pipes."""
+"""A headless Chromium, as packaged by Debian, driven over DevTools pipes."""
 
 import base64
 import contextlib
@@ -22,7 +22,7 @@ class Browser:
         self._read, to_write = os.pipe()
 
         def connect() -> None:
-            # Chromium reads commands from 3 and writes answers to 4.
+            # Chromium reads commands from descriptor 3 and writes replies to 4.
             os.dup2(to_read, 13)
             os.dup2(to_write, 14)
             os.dup2(13, 3)
@@ -112,15 +112,15 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
     def complaints(self) -> list[str]:
-        """Return what the page got wrong: errors, and what its policy has refused."""
+        """Return the errors of the page, including violations of its content policy."""
         self.value("0")
-        found = []
+        errors = []
         for event in self.events:
             if event.get("method") == "Runtime.exceptionThrown":
-                found.append(str(event["params"]["exceptionDetails"]))
+                errors.append(str(event["params"]["exceptionDetails"]))
             if event.get("method") == "Log.entryAdded":
-                found.append(str(event["params"]["entry"]["text"]))
-        return found
+                errors.append(str(event["params"]["entry"]["text"]))
+        return errors
 
     def requested(self) -> set[str]:
         return {

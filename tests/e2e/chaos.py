@@ -1,8 +1,8 @@
-"""Real devices that are killed again and again, and a SuperLink that dies once.
+"""Real devices that are killed repeatedly, and a SuperLink that is killed once.
 
-Devices are known by keys and started again as a service unit would. They die with
-``kill -9`` in four phases: in training, between a state file's writing and its rename,
-after the rename and before the reply, and between rounds.
+Devices authenticate with keys and are restarted as by a service unit. They are killed
+by ``kill -9`` in four phases: in training, between writing and renaming a state file,
+between the rename and the reply, and between rounds.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ IN_A_ROUND = ("training", "saving", "saved")
 PHASES = (*IN_A_ROUND, "between rounds")
 # Seconds between two starts of a SuperNode, as in deploy/supernode.service.
 RESTART = 15.0
-# Rounds that are enough for a wave: whoever is left goes on, a round in a few seconds,
-# until its devices are let in again.
+# Rounds that are enough for a wave: the remaining device continues, at a few seconds
+# per round, until the killed devices are accepted again.
 WAVE = 12
 CLASSES, TRAIN, TEST = 10, 10, 10
 with (APP / "pyproject.toml").open("rb") as file:
@@ -37,7 +37,7 @@ ROUND_TIMEOUT = float(SETTINGS["round-timeout"])
 
 
 def plan(kills: int, seed: int) -> list[list[tuple[str, str]]]:
-    """Return waves of (device, phase); each spares a device, phases take turns."""
+    """Return waves of (device, phase); each spares one device, and phases alternate."""
     rng = np.random.default_rng(seed)
     phases = rng.permutation([PHASES[i % len(PHASES)] for i in range(kills)])
     size = len(CLIENTS) - 1
@@ -54,7 +54,7 @@ def plan(kills: int, seed: int) -> list[list[tuple[str, str]]]:
 
 @dataclass
 class Kill:
-    """A kill, and how long it took until a reply of the victim counted again."""
+    """A kill, and the time until a reply of the victim was acknowledged again."""
 
     who: str
     phase: str
@@ -67,12 +67,12 @@ class Kill:
 class Outcome:
     kills: list[Kill]
     server: Kill
-    # Times at which rounds closed, in seconds like those of the kills.
+    # Times at which rounds closed, in seconds on the same clock as the kills
     closed: dict[int, float]
     rounds: list[dict[str, object]]
     states_checked: int
     losses: list[str]
-    # Files that killed writers have left.
+    # Partial files that killed processes have left
     cut_off: list[str]
     accuracy: float
     undisturbed: float
@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass
 class Chaos:
-    """The scenario; `run` goes through it."""
+    """The scenario, which `run` executes."""
 
     federation: Federation
     kills: int
@@ -96,7 +96,7 @@ class Chaos:
         home = self.federation.home
         self.data, self.state = home / "data", home / "state"
         self.notes, self.output = home / "notes", home / "deployed"
-        # FedRep as the app has it.
+        # The app runs FedRep under the name `Watched`.
         self.results = self.output / "Watched"
         self.waves = plan(self.kills, self.seed)
         self.num_rounds = WAVE * (1 + len(self.waves))
@@ -109,7 +109,7 @@ class Chaos:
         self.start_run()
         self.wait(self.round_closes(), "the first round to close")
         for i, wave in enumerate(self.waves):
-            # A round has just closed, here and below.
+            # Kills of devices and of the server start when a round has just closed.
             self.strike(wave)
             self.wait(self.all_are_back, f"all devices after wave {i + 1}")
             if i == len(self.waves) // 2:
@@ -138,7 +138,7 @@ class Chaos:
         return time.monotonic() - self.began
 
     def start_run(self, resume: str = "") -> None:
-        """Start a run with ``flwr run``, from settings alone."""
+        """Start a run with ``flwr run``, configured by settings only."""
         self.runs += 1
         config = f'num-server-rounds={self.num_rounds} output="{self.output}"'
         if resume:
@@ -155,7 +155,7 @@ class Chaos:
     def run_has_ended(self) -> bool:
         return self.federation.processes[self.run_name].poll() is not None
 
-    # What is watched while waiting
+    # Monitoring
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         def look_and_see() -> bool:
@@ -171,7 +171,7 @@ class Chaos:
         wait_until(look_and_see, 1200, what, every=0.3)
 
     def keep_alive(self) -> None:
-        """Start devices that do not run, as ``Restart=always`` does."""
+        """Start devices that are not running, as ``Restart=always`` does."""
         for name in CLIENTS:
             process = self.federation.processes.get(name)
             runs = process is not None and process.poll() is None
@@ -184,7 +184,7 @@ class Chaos:
                 )
 
     def look(self) -> None:
-        """Note which round has closed, and whose replies have counted."""
+        """Record which round has closed, and whose replies were acknowledged."""
         path = self.results / "checkpoint.safetensors"
         try:
             with safe_open(path, framework="np") as file:
@@ -208,10 +208,10 @@ class Chaos:
     def all_are_back(self) -> bool:
         return all(kill.recovery is not None for kill in self.done)
 
-    # Deaths
+    # Kills
 
     def strike(self, wave: Sequence[tuple[str, str]]) -> None:
-        """Kill the idle ones now, and each other where it stops in the next round."""
+        """Kill devices between rounds now, the others when they reach their phase."""
         for client, phase in wave:
             if phase in IN_A_ROUND:
                 (self.notes / f"{client}-{phase}").touch()
@@ -241,8 +241,8 @@ class Chaos:
     def kill_the_server(self, waves_left: int) -> Kill:
         """Kill the SuperLink with its ServerApp in the middle of a round, and resume.
 
-        It is started again on the same database, so the devices need no restart. From
-        here on it is known how many rounds will do.
+        The SuperLink restarts with the same database, so devices need no restart. The
+        number of rounds is reduced to what the remaining waves need.
         """
         latest = max(self.closed)
 
@@ -264,15 +264,16 @@ class Chaos:
         death.recovery = self.seconds() - death.time
         return death
 
-    # What came out
+    # Results
 
     def notes_of(self, client: str) -> list[dict[str, object]]:
         return read_lines(self.notes / f"{client}.jsonl")
 
     def compare_states(self) -> tuple[int, list[str]]:
-        """Compare each state that was loaded, and the last on disk, with what was kept.
+        """Compare the loaded states, and the last ones on disk, with the saved states.
 
-        Returns how many, and those that are not of the last acknowledged round.
+        Return the number of comparisons, and a description of each state that is not
+        the one of the last acknowledged round.
         """
         checked, losses = 0, []
         for client in CLIENTS:
@@ -282,7 +283,7 @@ class Chaos:
                 if note["kind"] == "kept":
                     kept[note["round"]] = note["digest"]
                     continue
-                # With a checkpoint each round, what is acknowledged remains so.
+                # With a checkpoint in each round, acknowledged rounds never decrease.
                 if int(str(note["round"])) < loaded:
                     losses.append(f"{client} goes back to round {note['round']}")
                 loaded = int(str(note["round"]))
@@ -307,8 +308,8 @@ class Chaos:
 
     def undisturbed(self) -> float:
         """Return the final accuracy of the same run in one process."""
-        own = ("algorithm", "output", "resume")
-        config = {n: v for n, v in SETTINGS.items() if n not in own}
+        excluded = ("algorithm", "output", "resume")
+        config = {n: v for n, v in SETTINGS.items() if n not in excluded}
         config["num-server-rounds"] = self.num_rounds
         output = self.federation.home / "undisturbed"
         command = [sys.executable, str(ROOT / "simulation.py"), "fedrep"]

@@ -1,4 +1,4 @@
-"""What a chaos run was, as Markdown, JSON and a picture."""
+"""Report of a chaos run as Markdown, JSON and a figure."""
 
 import json
 import sys
@@ -106,7 +106,7 @@ def body(chaos: Chaos, outcome: Outcome, noise: float) -> str:
 
 
 def quiet(outcome: Outcome) -> float:
-    """Return the median length of a round in which all replies counted."""
+    """Return the median duration of rounds in which no device was missing."""
     closed = outcome.closed
     resumed = outcome.server.server_round + 1
     lengths = [
@@ -118,7 +118,7 @@ def quiet(outcome: Outcome) -> float:
 
 
 def draw(path: Path, outcome: Outcome) -> None:
-    # Only here, as it takes long to import.
+    # Imported here, as it is slow to import.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")

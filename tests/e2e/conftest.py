@@ -22,7 +22,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 @pytest.fixture
 def five(tmp_path: Path) -> Iterator[Federation]:
-    """The devices of the chaos test, known by their keys, everything encrypted."""
+    """A federation with TLS and registered keys for the devices of the chaos test."""
     federation = Federation(tmp_path, CLIENTS)
     try:
         yield federation

@@ -1,4 +1,4 @@
-"""Commands of the folder ``deploy``, run for tests."""
+"""Run the commands of the folder ``deploy``."""
 
 import subprocess
 from pathlib import Path

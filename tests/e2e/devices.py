@@ -1,4 +1,4 @@
-"""Devices with images of their own: digits as one folder a client."""
+"""Image folders of devices: the digits, with one folder per client."""
 
 from pathlib import Path
 
@@ -16,21 +16,21 @@ def write_folders(
     classes: int = CLASSES,
     own_names: bool = False,
 ) -> None:
-    """Write ``root/<client>/{train,test}/<class>/*.png``, named as partitions are.
+    """Write ``root/<client>/{train,test}/<class>/*.png``, with the names of partitions.
 
-    With ``own_names`` every client calls the digits differently, so that no head but
-    its own is any good to it.
+    With ``own_names`` every client names the digits differently, so that the heads of
+    other clients are useless to it.
     """
-    # Only here, as scikit-learn takes longer to import than all else of these tests.
+    # Imported here: scikit-learn is slower to import than all else in these tests.
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     for label in range(classes):
         chosen = np.flatnonzero(digits.target == label)
         for i in range(clients):
-            own = chosen[i * (train + test) : (i + 1) * (train + test)]
+            selected = chosen[i * (train + test) : (i + 1) * (train + test)]
             name = str((label + i) % classes if own_names else label)
-            for place, index in enumerate(own):
+            for place, index in enumerate(selected):
                 part = "train" if place < train else "test"
                 path = root / f"{i:06d}" / part / name / f"{index:04d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Virtual environments with this one's dependencies, and of our packages a wheel."""
+"""Virtual environments with the current dependencies, and a wheel of our package."""
 
 import subprocess
 import sys
@@ -17,14 +17,14 @@ def build_wheel(root: Path, folder: Path) -> Path:
 
 
 def make_environment(folder: Path) -> Path:
-    """Make an environment without the checkout; return its site-packages."""
+    """Create an environment without the checkout; return its site-packages."""
     command = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(command, check=True, timeout=300)
     [site] = folder.glob("lib/python*/site-packages")
-    # A folder on the path whose own .pth files, such as that of the checkout, do not
-    # count: the dependencies alone.
+    # Python ignores .pth files, such as that of the checkout, in a folder that is added
+    # by a .pth file itself. So only the dependencies are available.
     (site / "dependencies.pth").write_text(str(Path(flwr.__file__).parents[1]))
-    # Flower starts its programs by name.
+    # Flower starts its programs by name, so they must use this environment's Python.
     for script in Path(sys.executable).parent.glob("fl*"):
         text = script.read_text(encoding="utf-8").splitlines(keepends=True)
         copy = folder / "bin" / script.name

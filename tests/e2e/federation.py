@@ -1,4 +1,4 @@
-"""Real SuperLink and SuperNode processes on loopback, always cleaned up."""
+"""Real SuperLink and SuperNode processes on loopback, which are always terminated."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
-# A SuperExec that has torch loaded.
+# Folder of a SuperExec that keeps torch loaded
 WARM = ROOT / "deploy" / "warm"
 MARK = "FRL_STARTED_BY"
 REGISTER = """
@@ -28,13 +28,13 @@ for key in sys.argv[1:]:
 """
 
 
-# Below those that the system hands out, and in each test process from another one on:
-# so nobody else takes one before what it is for has started.
+# Below the ephemeral ports of the system, and different in each test process, so that
+# no other program takes a port before it is used.
 PORTS = itertools.count(20_000 + os.getpid() % 120 * 100)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at; no two calls return the same."""
+    """Return a port that is not in use; no two calls return the same."""
     for port in PORTS:
         with contextlib.suppress(OSError), socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
@@ -53,16 +53,16 @@ def wait_until(
 
 
 def processes_with(setting: str, program: str = "") -> list[int]:
-    """Return the ids of the processes that have a setting in their environment."""
-    found = []
+    """Return the ids of the processes with a setting in their environment."""
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
-        # Those of others, and those that have just ended.
+        # Processes of other users are not readable, and some have just ended.
         with contextlib.suppress(OSError):
             settings = (process / "environ").read_bytes().split(b"\0")
             command = (process / "cmdline").read_bytes()
             if setting.encode() in settings and program.encode() in command:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def kill_9(pid: int) -> None:
@@ -71,9 +71,10 @@ def kill_9(pid: int) -> None:
 
 
 class Federation:
-    """A SuperLink and SuperNodes, each a process group of its own.
+    """A SuperLink and SuperNodes, each in its own process group.
 
-    With ``nodes`` it is encrypted, and the SuperLink knows these nodes by their keys.
+    With ``nodes`` connections use TLS, and the SuperLink authenticates these nodes by
+    their keys.
     """
 
     def __init__(self, home: Path, nodes: Sequence[str] = ()) -> None:
@@ -108,7 +109,7 @@ class Federation:
         subprocess.run([script, *arguments], check=True, capture_output=True)
 
     def flwr(self, *arguments: str) -> str:
-        """Run a command of Flower's and return what it prints."""
+        """Run a command of Flower and return its output."""
         result = subprocess.run(
             [str(BIN / "flwr"), *arguments],
             env=self.environment,
@@ -122,11 +123,11 @@ class Federation:
     def start(
         self, name: str, *command: str, **settings: str
     ) -> subprocess.Popen[bytes]:
-        """Start a program of Flower's; ``settings`` are added to its environment."""
+        """Start a program of Flower; ``settings`` are added to its environment."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
-                # All that it starts inherits the mark.
+                # Child processes inherit the mark.
                 env={**self.environment, **settings, MARK: f"{self.home / name}"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -149,11 +150,11 @@ class Federation:
             ]
         port = str(self.port)
         self.start("superlink", "flower-superlink", *trust, "--port", port, *options)
-        # The first start in a new virtual environment compiles everything.
+        # The first start in a new virtual environment compiles all modules.
         wait_until(self.listens, 240, "the SuperLink")
 
     def register(self) -> None:
-        """Run ``flwr supernode register`` for each node, in one process for all."""
+        """Run ``flwr supernode register`` for all nodes, in a single process."""
         keys = [str(self.keys / "nodes" / f"{name}.pub") for name in self.nodes]
         subprocess.run(
             [sys.executable, "-c", REGISTER, *keys],
@@ -181,11 +182,11 @@ class Federation:
         port: int = 0,
         program: Path = BIN / "flower-supernode",
     ) -> None:
-        """Start a node; what comes ``before`` its command may change what it sees.
+        """Start a node; ``before`` is a prefix of its command, such as a wrapper.
 
-        A ``warm`` one loads torch once; otherwise Flower starts its apps by itself, and
-        each loads it. The ``port`` is the SuperLink's, unless something is between.
-        The node finds Flower's other programs beside its ``program``.
+        A ``warm`` node loads torch once; otherwise Flower starts each app in a new
+        process, which loads it again. ``port`` is that of the SuperLink, or that of a
+        proxy. The node finds Flower's other programs next to its ``program``.
         """
         if not options:
             options = ("--insecure",) if not self.nodes else self.credentials(name)
@@ -228,17 +229,17 @@ class Federation:
         return result.stdout + result.stderr
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started, as kill -9 does."""
+        """Kill a process and all of its descendants with SIGKILL."""
         process = self.processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        # Flower starts apps in sessions of their own.
+        # Flower starts apps in separate sessions.
         for pid in self.started_by(name):
             kill_9(pid)
 
     def started_by(self, name: str, program: str = "") -> list[int]:
-        """Return the ids of a process and of all that it has started."""
+        """Return the ids of a process and of its descendants."""
         return processes_with(f"{MARK}={self.home / name}", program)
 
     def close(self) -> None:
@@ -258,8 +259,8 @@ def compile_flower() -> None:
 
 @contextlib.contextmanager
 def local_flower(home: Path) -> Iterator[dict[str, str]]:
-    """Yield an environment in which ``flwr run . local`` has a SuperLink of its own."""
-    # Which `flwr run` gives 15 seconds.
+    """Yield the environment for ``flwr run . local`` with a separate SuperLink."""
+    # `flwr run` allows only 15 seconds for the start of the local SuperLink.
     compile_flower()
     try:
         yield {
@@ -282,5 +283,5 @@ def read_lines(path: Path) -> list[dict[str, object]]:
     if not path.is_file():
         return []
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    # Devices may have other names than simulated clients.
+    # Devices may have different names from simulated clients.
     return [{n: v for n, v in row.items() if n != "client-metrics"} for row in rows]

@@ -1,4 +1,4 @@
-"""Guides, followed as they stand: files written, commands run."""
+"""Execute guides as they are written: create their files and run their commands."""
 
 import re
 import subprocess
@@ -11,12 +11,12 @@ BLOCK = re.compile(r"<!-- (.*?) -->\n```\w+\n(.*?)```\n<!-- end -->", flags=re.D
 
 
 def blocks(name: str) -> list[tuple[str, str]]:
-    """Return the marked blocks of a guide: what each is, and its text."""
+    """Return the marked blocks of a guide as pairs of kind and text."""
     return BLOCK.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
 
 
 def follow(name: str, home: Path, environment: dict[str, str]) -> None:
-    """Do in a folder what a guide says; what its blocks print is in ``KIND.out``."""
+    """Execute a guide in a folder; the output of each block goes to ``KIND.out``."""
     for kind, text in blocks(name):
         if kind.startswith("file: "):
             path = home / kind.removeprefix("file: ")

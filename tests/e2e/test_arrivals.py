@@ -1,4 +1,4 @@
-"""Rounds by real arrival order: a SuperLink, four SuperNodes, one slow, one killed."""
+"""Rounds by real arrival order with four SuperNodes, one slow and one killed."""
 
 import sqlite3
 import threading
@@ -10,7 +10,7 @@ from federation import Federation, read_lines, wait_until
 
 APP = Path(__file__).parent / "arrivals_app"
 NAMES = ("a", "b", "slow", "victim")
-# As in the app.
+# The same values as in the app
 MISSED, ROUNDS, VERSIONS = 3, 6, 10
 
 
@@ -31,19 +31,19 @@ def database_of(federation: Federation) -> Path:
 
 
 @pytest.mark.e2e
-def test_versions_are_made_while_a_slow_client_trains(
+def test_fedbuff_creates_versions_while_a_slow_client_trains(
     four: Federation, tmp_path: Path
 ) -> None:
     log = four.run(APP, f'log="{tmp_path}" asynchronous=true', 600)
     versions = read_lines(tmp_path / "server.jsonl")
     assert len(versions) == VERSIONS, log
-    # Every change is +1, divided by 1 + τ.
+    # Every update is 1, divided by 1 + τ.
     x = 0.0
     for line in versions:
         x += 1 / (1 + line["staleness-max"])
         assert line["x"] == pytest.approx([x] * 3, rel=1e-6)
         assert line["clients"] == 1
-    # Nobody waits for the slow client, and its change counts when it comes.
+    # Versions do not wait for the slow client, and its update is used when it arrives.
     assert not any("slow" in line["updates"] for line in versions[:MISSED])
     late = next(line for line in versions if line["updates"].get("slow"))
     assert late["staleness-max"] >= MISSED
@@ -66,35 +66,35 @@ def test_rounds_close_with_the_first_replies(four: Federation, tmp_path: Path) -
 
     rounds = read_lines(tmp_path / "server.jsonl")
     assert [line["round"] for line in rounds] == list(range(1, ROUNDS + 1)), output
-    # A reply of an earlier round in a mean would make it smaller.
+    # A reply of an earlier round would lower the mean.
     for line in rounds:
         assert line["value"] == [line["round"]] * 3
-    # n = 1, 1, 2, 2, then all that are there.
+    # n = 1 in the first two rounds
     assert [line["clients"] for line in rounds[:2]] == [1, 1]
-    # The first rounds closed while the slow client was still at its first message.
+    # The first rounds closed while the slow client still handled its first message.
     slow = read_lines(tmp_path / "slow-ends.jsonl")
     assert slow[0]["round"] == 1
     assert rounds[MISSED - 1]["closed"] < slow[0]["time"]
-    # In the last round everyone is waited for: all but the victim.
+    # The last round waits for all clients except the victim.
     assert rounds[-1]["clients"] == len(NAMES) - 1
-    # It is busy in the first evaluation and tested in the last one.
+    # The slow client is busy in the first evaluation and tested in the last one.
     assert "slow" not in rounds[0]["evaluated"]
     assert "slow" in rounds[-1]["evaluated"]
-    # What came late was pulled and dropped: no node is asked while it owes a reply.
+    # Late replies were dropped, and no node gets a message before it has replied.
     assert rounds[-1]["dropped"] > 0
     for name in NAMES:
         begun = read_lines(tmp_path / f"{name}-begins.jsonl")
         ended = read_lines(tmp_path / f"{name}-ends.jsonl")
         for earlier, later in zip(ended, begun[1:], strict=False):
             assert later["sent"] >= earlier["time"], f"{name} had two messages"
-    # Nobody else owes a reply; the victim until the SuperLink misses its heartbeats.
+    # Only the victim may still owe a reply, until the SuperLink misses its heartbeats.
     [end] = read_lines(tmp_path / "end.jsonl")
     assert set(end["owed"]) <= {"victim"}
     assert left_over(database_of(four)) == 0
 
 
 def left_over(database: Path) -> int:
-    """Return how many replies lie in the SuperLink's database."""
+    """Return the number of replies that are left in the SuperLink's database."""
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
         tables = [
             name

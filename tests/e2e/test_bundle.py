@@ -1,4 +1,4 @@
-"""SuperNodes run the bundle that they are sent, whatever is installed on them."""
+"""SuperNodes run the app bundle that they receive, whatever is installed on them."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ CONFIG = (
     "fraction-train=1.0 num-server-rounds=1 evaluate-every=0 evaluate-last=0 "
     "min-available-nodes=2 batch-size=6 augment=false head-epochs=1"
 )
-# A release of another time, of which nothing can be used.
+# Another release, which has no module that could be used
 OTHER = "__version__ = '0.0.1'\n__path__ = []\n"
 
 
 @pytest.mark.e2e
-def test_supernodes_need_no_installed_package_and_another_version_does_no_harm(
+def test_supernodes_need_no_package_and_ignore_another_version(
     tmp_path: Path,
 ) -> None:
     write_folders(tmp_path / "data", len(NAMES))

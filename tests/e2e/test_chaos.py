@@ -1,7 +1,7 @@
-"""Devices are killed, and the server, and no head is lost: 4 kills or ``--kills N``.
+"""No head is lost when devices and the server are killed: 4 kills or ``--kills N``.
 
-``python -m pytest tests/e2e/test_chaos.py --kills 20 --chaos-report DIR`` writes down
-what happened.
+``python -m pytest tests/e2e/test_chaos.py --kills 20 --chaos-report DIR`` writes a
+report.
 """
 
 from pathlib import Path
@@ -11,12 +11,12 @@ from chaos import Chaos, plan
 from chaos_report import write_report
 from federation import Federation
 
-# Two standard errors of the difference of two accuracies of 0.9 on 500 test images.
+# Two standard errors of the difference of two accuracies of 0.9 on 500 test images
 NOISE = 0.04
 
 
 @pytest.mark.e2e
-def test_no_head_is_lost_whenever_devices_and_server_die(
+def test_no_head_is_lost_when_devices_and_server_are_killed(
     five: Federation, pytestconfig: pytest.Config
 ) -> None:
     kills = int(pytestconfig.getoption("kills", 4))

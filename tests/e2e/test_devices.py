@@ -1,8 +1,8 @@
-"""One SuperLink with TLS and keys and three devices, which serve several runs.
+"""Several runs on a SuperLink with TLS, node authentication and three devices.
 
-The devices are started once, as people have them: each with its images, its table and
-its disk. None has a ``client-name``: each is known by its registered name. What a run
-needs beyond that is the run's own.
+The devices are started once, as in practice, each with its images, its table and its
+disk. None has a ``client-name``: they go by their registered names. All other settings
+come from the runs.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ GUEST = ROOT / "tests" / "guest"
 HOSTILE = Path(__file__).parent / "hostile_app"
 OVERSIZED = Path(__file__).parent / "oversized_app"
 NAMES = ("000000", "000001", "000002")
-# Only the apps of hostile and of oversized replies read these.
+# Node settings that only the apps with hostile and with oversized replies read
 OWN = {"000000": ("ids",), "000002": ("ids", "planted", "extra")}
 TIMES = ("seconds", "seconds-simulated")
-# Messages to registered SuperNodes have their names.
+# Messages to registered SuperNodes contain their names, which have this many bytes.
 NAMED = sum(len("registered-name") + len(name) for name in NAMES)
 
 
 @pytest.fixture(scope="module")
 def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A SuperLink that knows three devices, of which none has been started."""
+    """A SuperLink with three registered devices, none of which has been started."""
     home = tmp_path_factory.mktemp("fleet")
     sys.path.insert(0, str(GUEST))
     from guest.task import draw
@@ -59,20 +59,20 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture
 def fleet(registered: Federation) -> Federation:
-    """Three devices, each with a folder of images and of readings, and a disk."""
+    """Three devices, each with a folder of images, a table of readings and a disk."""
     for name in NAMES:
         start(registered, name)
     return registered
 
 
 def start(federation: Federation, name: str) -> None:
-    """Start a device, unless it runs."""
+    """Start a device, unless it is running."""
     if name in federation.processes:
         return
     home = federation.home
     config = f'data-dir="{home / "data" / name}" state-dir="{home / "state" / name}"'
-    for own in OWN.get(name, ()):
-        config += f' {own}="{home / own}"'
+    for setting in OWN.get(name, ()):
+        config += f' {setting}="{home / setting}"'
     federation.start_supernode(name, config)
 
 
@@ -90,7 +90,7 @@ def assert_same(found: list[dict], expected: list[dict], log: str) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-# A device joins during a run; another is restarted between a stop and a resume
+# A device joins during a run; another one is restarted between a stop and a resume
 
 GROWING = (
     'algorithm="fedrep" task="image-folder" model="mlp-2" num-clients=3 '
@@ -99,7 +99,7 @@ GROWING = (
 )
 
 
-# Before the other tests, which start all devices.
+# This test must run before the others, which start all devices.
 @pytest.mark.e2e
 def test_a_device_joins_and_another_is_restarted_before_a_resume(
     registered: Federation, tmp_path: Path
@@ -128,11 +128,11 @@ def test_a_device_joins_and_another_is_restarted_before_a_resume(
     thread.join()
     before = read_lines(rows)
     assert before[0]["clients"] == 2
-    # The directories of their states have the registered names.
+    # The state directories have the registered names.
     for name in NAMES:
         files = (registered.home / "state" / name).rglob("*.safetensors")
         assert name in {path.parent.name for path in files}
-    # Its new version begins as another process.
+    # The restarted device is a new process.
     process = registered.processes.pop(NAMES[0])
     process.terminate()
     process.wait()
@@ -147,11 +147,11 @@ def test_a_device_joins_and_another_is_restarted_before_a_resume(
     assert "has lost what it kept" not in log
 
 
-# Ours
+# Algorithms and tasks of flwr-frl
 
 SETTINGS = {
     "flute": "head-epochs=2",
-    # By real arrival order; n = N from the first round on.
+    # Uses the real arrival order, with n = N from the first round on
     "srpfl": "head-epochs=2 initial-nodes=3",
 }
 SHARED = (
@@ -162,10 +162,10 @@ SHARED = (
 
 
 @pytest.mark.e2e
-def test_devices_give_the_numbers_of_the_simulation_and_intruders_get_nothing(
+def test_devices_match_the_simulation_and_intruders_receive_nothing(
     fleet: Federation, tmp_path: Path
 ) -> None:
-    # Keys that nobody has registered, and one that looks like a registered one's.
+    # Nodes with an unregistered key, without a key and without TLS
     fleet.make_keys("stranger")
     ca = ("--root-certificates", str(fleet.keys / "ca.crt"))
     key = str(fleet.keys / "nodes" / "stranger")
@@ -182,7 +182,7 @@ def test_devices_give_the_numbers_of_the_simulation_and_intruders_get_nothing(
     def said_by(name: str) -> str:
         return (fleet.home / f"{name}.log").read_text(errors="replace")
 
-    # They are there before the runs, and tried.
+    # The intruders have tried to connect before the runs start.
     refused = "Connection attempt failed"
     wait_until(lambda: all(refused in said_by(n) for n in intruders), 600, "intruders")
     output = tmp_path / "deployed"
@@ -191,15 +191,15 @@ def test_devices_give_the_numbers_of_the_simulation_and_intruders_get_nothing(
         config = f'algorithm="{algorithm}" {SHARED} {SETTINGS[algorithm]}'
         return fleet.run(ROOT, f'{config} output="{output}"', 1200)
 
-    # At the same time: what one run sends keeps no device from the other's messages.
+    # Both runs at the same time: neither keeps devices from the messages of the other.
     with ThreadPoolExecutor() as pool:
         logs = dict(zip(SETTINGS, pool.map(deploy, SETTINGS), strict=True))
-    for algorithm, own in SETTINGS.items():
+    for algorithm, settings in SETTINGS.items():
         inline = tmp_path / "inline"
-        arguments = ("--data-dir", str(data), "--run-config", f"{SHARED} {own}")
+        arguments = ("--data-dir", str(data), "--run-config", f"{SHARED} {settings}")
         assert run(inline, algorithm, *arguments) == 0
-        found = read_lines(output / algorithm / "metrics.jsonl")
-        assert_same(found, rows_of(inline, algorithm), logs[algorithm])
+        rows = read_lines(output / algorithm / "metrics.jsonl")
+        assert_same(rows, rows_of(inline, algorithm), logs[algorithm])
         clients = json.loads((output / algorithm / "clients.json").read_text())
         assert sorted(clients) == list(NAMES)
     for name in intruders:
@@ -211,21 +211,25 @@ def test_devices_give_the_numbers_of_the_simulation_and_intruders_get_nothing(
 
 
 @pytest.mark.e2e
-def test_a_run_without_a_target_ends_with_one_line(fleet: Federation, tmp_path: Path):
-    # On a device, the index decides nothing: all are sources.
+def test_a_run_without_a_target_gives_a_one_line_error(
+    fleet: Federation, tmp_path: Path
+):
+    # The index of a device does not determine its role: all are sources.
     config = f'algorithm="representation-transfer" {SHARED}'
     log = fleet.run(ROOT, f'{config} output="{tmp_path / "out"}"', 600)
     assert "role is 'source'; expected 'target' in the node config" in log
     assert "Traceback" not in log
 
 
-# An outsider's algorithm and task, which no file of flwr-frl names
+# A third-party algorithm and task
 
 GUEST_OWN = "roll=0.3 warm-up=3 gradient-bound=2.0 learning-rate=0.05"
 
 
 @pytest.mark.e2e
-def test_a_guest_resumes_and_is_refused_in_a_line(fleet: Federation, tmp_path: Path):
+def test_a_third_party_app_resumes_and_gives_one_line_errors(
+    fleet: Federation, tmp_path: Path
+):
     output = tmp_path / "deployed"
     saved = f'min-available-nodes=3 output="{output}" checkpoint-every=1'
     log = fleet.run(GUEST, f"{saved} num-server-rounds=1", 1200)
@@ -238,7 +242,7 @@ def test_a_guest_resumes_and_is_refused_in_a_line(fleet: Federation, tmp_path: P
     assert run(tmp_path / "inline", *arguments, "--run-config", config) == 0
     assert_same(found, rows_of(tmp_path / "inline", "Guest"), log)
 
-    # Our algorithm with the guest's task, and its model used where it lives.
+    # FedRep with the third-party task; its models predict on the data of the devices.
     more = 'algorithm="fedrep" num-server-rounds=1'
     log = fleet.run(GUEST, f"{saved} {more}", 1200)
     found = read_lines(output / "fedrep" / "metrics.jsonl")
@@ -252,8 +256,8 @@ def test_a_guest_resumes_and_is_refused_in_a_line(fleet: Federation, tmp_path: P
         table = np.loadtxt(data / "readings.csv", delimiter=",")[3::4]
         tested = tmp_path / f"{name}.csv"
         np.savetxt(tested, table[:, :-1], delimiter=",", fmt="%.9g")
-        said = [float(value) for _, value in predict(model, card, [tested])]
-        squares = np.square(said - table[:, -1]).mean()
+        predictions = [float(value) for _, value in predict(model, card, [tested])]
+        squares = np.square(predictions - table[:, -1]).mean()
         assert squares == pytest.approx(clients[name]["loss"], rel=1e-4)
 
     log = fleet.run(GUEST, "roll=1.5", 600)
@@ -261,7 +265,7 @@ def test_a_guest_resumes_and_is_refused_in_a_line(fleet: Federation, tmp_path: P
     assert "Traceback" not in log
 
 
-# One of the devices is hostile: the honest ones go on as if they were alone
+# One device is hostile; the results are those of the honest ones alone
 
 ROUNDS = 8
 ALONE = (
@@ -282,7 +286,8 @@ def test_hostile_replies_change_nothing(fleet: Federation, tmp_path: Path) -> No
         assert row["rejected"] + row["unanswered"] == 1
         kind = "rejected" if row["rejected"] else "unanswered"
         assert row[f"{kind}-clients"] == ["000002"]
-    # All but what Flower drops (see the app), and the gigabyte, which may be late.
+    # Rounds 1 to 6 are rejected. Flower drops the reply of round 7 (see the app), and
+    # the gigabyte of round 8 may be late.
     assert [row["rejected"] for row in rows[:6]] == [1] * 6
     assert rows[6]["unanswered"] == 1
     assert (fleet.home / "ids" / "answered").exists()
@@ -293,13 +298,13 @@ def test_hostile_replies_change_nothing(fleet: Federation, tmp_path: Path) -> No
     data = str(fleet.home / "data")
     arguments = ("fedrep", "--data-dir", data, "--run-config", ALONE)
     assert run(tmp_path / "alone", *arguments) == 0
-    found, expected = (
+    arrays, expected = (
         load_file(tmp_path / where / "fedrep" / "checkpoint.safetensors")
         for where in ("deployed", "alone")
     )
-    assert found.keys() == expected.keys()
+    assert arrays.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(arrays[name], value, atol=1e-6, err_msg=name)
 
 
 # A reply that is too large
@@ -309,8 +314,8 @@ EXTRA = 100_000_000
 
 @contextlib.contextmanager
 def peak_of_server_app(home: Path) -> Iterator[list[int]]:
-    """Yield a list with the largest memory (MB) of the federation's ServerApp."""
-    found = [0]
+    """Yield a list with the peak memory of the federation's ServerApp, in MB."""
+    peak = [0]
     over = threading.Event()
 
     def watch() -> None:
@@ -318,20 +323,20 @@ def peak_of_server_app(home: Path) -> Iterator[list[int]]:
             for pid in processes_with(f"FLWR_HOME={home / 'flwr'}", "flwr-serverapp"):
                 with contextlib.suppress(OSError):
                     status = Path(f"/proc/{pid}/status").read_text()
-                    if said := re.search(r"VmHWM:\s*(\d+)", status):
-                        found[0] = max(found[0], int(said[1]) // 1024)
+                    if match := re.search(r"VmHWM:\s*(\d+)", status):
+                        peak[0] = max(peak[0], int(match[1]) // 1024)
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield found
+        yield peak
     finally:
         over.set()
         thread.join()
 
 
 @pytest.mark.e2e
-def test_a_record_of_100_mb_is_refused_before_the_server_app_has_it(
+def test_a_record_of_100_mb_is_refused_before_it_reaches_the_server_app(
     fleet: Federation, tmp_path: Path
 ) -> None:
     counted, memory = [], []
@@ -350,5 +355,5 @@ def test_a_record_of_100_mb_is_refused_before_the_server_app_has_it(
         (fleet.home / "extra").unlink(missing_ok=True)
     assert counted == [3, 2]
     assert "reply of client 000002 is an error: the reply cannot be read" in log
-    # Without the limit it grows by more than five times the record.
+    # Without the limit, it grows by more than five times the size of the record.
     assert memory[1] < memory[0] + 2 * EXTRA / 1e6, memory

@@ -1,4 +1,4 @@
-"""``flwr run .`` in Flower's simulation gives the numbers of ``simulation.py``."""
+"""``flwr run .`` in Flower's simulation gives the same results as ``simulation.py``."""
 
 import json
 import subprocess
@@ -12,20 +12,20 @@ from federation import BIN, ROOT, local_flower, read_lines
 COMMON = "evaluate-last=1 num-clients=4 classes-per-client=5 "
 SETTINGS = {
     "flute": COMMON + "num-server-rounds=2",
-    # The order of arrival is the speed model's, and versions 2 and 4 are evaluated.
+    # The speed model determines the arrival order; versions 2, 4 and 5 are evaluated.
     "fedbuff": COMMON
     + 'num-server-rounds=5 evaluate-every=2 async-base="fedrep" speed-model="dynamic" '
     "concurrency=3 buffer-size=2",
 }
 
 
-# Ray's processes for clients: two, which answer at the same time, and one.
+# Number of Ray workers: two, which reply concurrently, or one
 PROCESSES = {"flute": 2, "fedbuff": 1}
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """An environment in which both runs have the same local SuperLink."""
+    """Environment variables with which both runs use the same local SuperLink."""
     with local_flower(tmp_path_factory.mktemp("flwr")) as environment:
         yield environment
 
@@ -49,7 +49,7 @@ def test_flwr_run_equals_inline(
         "--run-config",
         f'algorithm="{algorithm}" {settings} output="{simulated}"',
     ]
-    # On a busy machine Flower's own 15 seconds for the SuperLink may be too few.
+    # On a busy machine, Flower's limit of 15 seconds for the SuperLink may be too low.
     for _ in range(3):
         result = subprocess.run(
             command,
@@ -62,14 +62,14 @@ def test_flwr_run_equals_inline(
         if "Failed to start local SuperLink" not in result.stdout + result.stderr:
             break
     rows = read_lines(simulated / algorithm / "metrics.jsonl")
-    said = result.stdout + result.stderr
-    assert rows, said
-    # Whoever looks on sees where the results are, and how each round went.
-    assert f"results are written to {simulated}/{algorithm}" in said
-    assert "connected clients: " in said
+    log = result.stdout + result.stderr
+    assert rows, log
+    # The log names the folder of the results and reports each round.
+    assert f"results are written to {simulated}/{algorithm}" in log
+    assert "connected clients: " in log
     clients = rows[-1]["clients"]
     total = len(rows)
-    assert f"round {total} of {total}: {clients} clients, train loss " in said
+    assert f"round {total} of {total}: {clients} clients, train loss " in log
     subprocess.run(
         [
             sys.executable,
@@ -89,7 +89,7 @@ def test_flwr_run_equals_inline(
         rows, read_lines(inline / algorithm / "metrics.jsonl"), strict=True
     ):
         del found["seconds"], expected["seconds"]
-        # approx compares no lists within dictionaries.
+        # pytest.approx does not compare lists within dictionaries.
         assert found.pop("staleness", []) == expected.pop("staleness", [])
         assert found == pytest.approx(expected, abs=1e-6)
     if algorithm == "fedbuff":

@@ -1,7 +1,7 @@
-"""A tiny app for rounds by real arrival order: SRPFL's, and FedBuff's versions.
+"""A minimal app for rounds by real arrival order: SRPFL rounds and FedBuff versions.
 
-In SRPFL's rounds, clients send back the number of the round; in FedBuff's, they add 1.
-Who is slow is decided by events and not by seconds: see `hold`.
+In SRPFL rounds, clients reply with the number of the round; under FedBuff, they add 1
+to the received array. Events, not durations, decide which client is slow: see `hold`.
 """
 
 import json
@@ -19,9 +19,9 @@ from flwr_frl.strategies.grids.arrivals import RealArrivals, with_retries
 from flwr_frl.strategies.server.rounds import run_rounds
 
 NODES, ROUNDS, VERSIONS = 4, 6, 10
-# Rounds that close while the slow client is at its first message.
+# Rounds that close while the slow client handles its first message
 MISSED = 3
-# Seconds after which a client that is held goes on.
+# Longest time that a client is held, in seconds
 LONGEST = 300.0
 
 client = ClientApp()
@@ -49,10 +49,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def hold(context, name, server_round):
-    """Hold the slow client until it has missed rounds, and the victim until its death.
+    """Hold the slow client while it misses rounds, and the victim until it is killed.
 
-    The others then go on only when the slow client has answered, so that the last
-    rounds have its reply.
+    The others then continue only when the slow client has replied, so that the last
+    rounds include its reply.
     """
     if name == "slow":
         wait_until(lambda: lines_of(context, "server") >= MISSED)
@@ -105,7 +105,7 @@ def main(grid, context):
 
 
 def rounds(grid, context):
-    """Run SRPFL with n = 1, 1, 2, 2, then all that are there."""
+    """Run SRPFL with n = 1, 1, 2, 2, and then with all available clients."""
     base = BaseStrategy(min_available_nodes=NODES, fraction_train=1.0)
     strategy = SRPFL(base, initial_nodes=1, rounds_per_stage=2)
     grid = RealArrivals(grid)
@@ -137,7 +137,7 @@ def rounds(grid, context):
 
 
 def versions(grid, context):
-    """Run FedBuff with a buffer of one change."""
+    """Run FedBuff with a buffer of one update."""
     base = BaseStrategy(min_available_nodes=NODES)
     wrapper = FedBuff(base, concurrency=NODES, buffer_size=1, staleness_exponent=1.0)
     strategy = wrapper.strategy

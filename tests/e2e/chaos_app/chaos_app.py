@@ -1,7 +1,7 @@
-"""FedRep as it is, on devices that stop where they are to be killed.
+"""Unmodified FedRep on devices that pause where they are to be killed.
 
-A device notes each head that it keeps or goes on from, and waits for its death where a
-file tells it to.
+A device logs each head that it saves or loads, and waits to be killed in the phases
+for which there is a file.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ PAUSE = 3600
 
 
 class Device:
-    """Who this process works for; known once it has a message."""
+    """The device that this process works for, known from its first message."""
 
     def __init__(self, context) -> None:
         self.name = str(context.node_config["client-name"])
         self.folder = Path(str(context.node_config["notes"]))
 
     def note(self, **values) -> None:
-        """Append a line that outlives a power cut."""
+        """Append a line that survives a power failure."""
         with (self.folder / f"{self.name}.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def stop(self, phase: str) -> None:
-        """Wait to be killed, if that is to happen in this phase."""
+        """Wait to be killed, if there is a file for this phase."""
         if (self.folder / f"{self.name}-{phase}").exists():
             partial = self.folder / f".{self.name}"
             partial.write_text(str(os.getpid()))
@@ -45,7 +45,7 @@ class Device:
 
 
 def digest(arrays) -> str:
-    """Return a digest that owes nothing to the package's own."""
+    """Return a digest that does not depend on the code of the package."""
     content = hashlib.sha256()
     for key in sorted(arrays):
         content.update(key.encode() + np.ascontiguousarray(arrays[key]).tobytes())
@@ -81,13 +81,13 @@ class WatchedState(PersonalState):
 class WatchedClient(FedRepClient):
     def train(self, part, *arguments):
         loss = super().train(part, *arguments)
-        # The head is trained, the representation is not.
+        # The first call trains the head; the representation is not trained yet.
         self.state.device.stop("training")
         return loss
 
 
 class Watched(FedRep, client="chaos_app:WatchedClient"):
-    """FedRep under a name of its own, as anybody's algorithm has one."""
+    """FedRep under another name, like a third-party algorithm."""
 
 
 setup.PersonalState = WatchedState

@@ -1,4 +1,4 @@
-"""FedRep as it is, with one registered node whose replies are hostile."""
+"""Unmodified FedRep, with one registered node that sends hostile replies."""
 
 import io
 import pickle
@@ -16,7 +16,7 @@ GIGABYTE = 10**9
 
 
 class Planted:
-    """Leaves a file behind when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -58,37 +58,38 @@ def pickled(arrays, planted):
 
 
 def a_gigabyte_of_zeros(arrays, planted):
-    # As few names as will do: the message itself has to hold them.
+    # As few names as possible, since they are part of the message itself
     name = next(iter(arrays))
     return {name: Array(np.zeros(GIGABYTE // 4, np.float32))}
 
 
 def replay(reply: Message, context: Context, server_round: int) -> None:
-    """Today's envelope with what it answered in round 1."""
+    """Reply to the current message with the content of the reply of round 1."""
     for name in ("arrays", "metrics"):
         reply.content[name] = context.state[f"kept-{name}"]
 
 
-# Flower sends a reply as the ClientApp has addressed it, but the SuperLink drops what
-# does not answer an open message to the node that the reply names as its sender. So the
-# ServerApp gets nothing of this one, nor would it of a second reply to an old message,
-# and waits until the round's time is over. (Flower 1.41 does not check that name: who
-# knew an honest node's id and its message's, which are random, could answer for it.)
+# Flower sends a reply as the ClientApp has addressed it, but the SuperLink drops a
+# reply unless it answers an open message to the node that it names as its sender. The
+# ServerApp therefore never receives this reply, nor would it receive a second reply to
+# an old message, and waits until the round times out. (Flower 1.41 does not verify the
+# sender: a node that knew the id of an honest node and that of its message, both of
+# which are random, could reply in its place.)
 
 
 def to_another(reply: Message, context: Context, server_round: int) -> None:
-    """A reply to an honest node's message, the id of which it could not guess."""
-    told = ids_of(context, server_round)
+    """Reply to the message of an honest node; its id, which is secret, is in a file."""
+    path = ids_of(context, server_round)
     deadline = time.monotonic() + 60
-    while not told.exists() and time.monotonic() < deadline:
+    while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    reply.metadata.__dict__["_reply_to_message_id"] = told.read_text()
-    told.with_name("answered").touch()
+    reply.metadata.__dict__["_reply_to_message_id"] = path.read_text()
+    path.with_name("answered").touch()
 
 
 WHOLE = (replay, to_another)
-# One a round. The gigabyte may come too late on a slow machine, and what came after it
-# would then be later still.
+# One attack per round. The gigabyte comes last: on a slow machine it may be late, and
+# would delay the replies after it.
 ATTACKS = (
     wrong_names,
     wrong_shapes,
@@ -106,13 +107,13 @@ def ids_of(context: Context, server_round: int) -> Path:
 
 
 def tell_and_wait(message: Message, context: Context, server_round: int) -> None:
-    told = ids_of(context, server_round)
-    partial = told.with_suffix(".partial")
+    path = ids_of(context, server_round)
+    partial = path.with_suffix(".partial")
     partial.write_text(message.metadata.message_id)
-    partial.rename(told)
-    # The hostile reply shall come first; it is on its way when it has left a note.
+    partial.rename(path)
+    # The hostile reply must come first. It is being sent once this file exists.
     deadline = time.monotonic() + 15
-    while not told.with_name("answered").exists() and time.monotonic() < deadline:
+    while not path.with_name("answered").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(3)
 

@@ -1,4 +1,4 @@
-"""FedRep as it is, with one node that adds a large record to each valid reply."""
+"""Unmodified FedRep, with one node that adds a large record to each valid reply."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from flwr_frl.strategies.server_app import run, server_settings
 
 
 def add_record(message: Message, context: Context, call_next) -> Message:
-    """Add as many bytes as a file says that the node config names."""
+    """Add a record, whose size in bytes is in a file named by the node config."""
     reply = call_next(message, context)
     size = Path(str(context.node_config.get("extra", "nowhere")))
     if size.exists():

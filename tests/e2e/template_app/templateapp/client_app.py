@@ -1,4 +1,4 @@
-"""The ClientApp: whole models in and out, and no query handler."""
+"""The ClientApp: complete models in messages and replies, and no query handler."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

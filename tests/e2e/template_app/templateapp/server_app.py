@@ -1,4 +1,4 @@
-"""The ServerApp: Flower's FedAvg, with a test of the model on central data."""
+"""The ServerApp: Flower's FedAvg with centralized evaluation."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -14,7 +14,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context):
-    """Run the strategy; the result is returned for tests."""
+    """Run the strategy; return the result for tests."""
     fraction_evaluate: float = context.run_config["fraction-evaluate"]
     torch.manual_seed(0)
     strategy = FedAvg(fraction_evaluate=fraction_evaluate)
@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context):
 
 
 def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test the model on central data."""
+    """Evaluate the model on central data."""
     net = Net()
     net.load_state_dict(arrays.to_torch_state_dict())
     loss, accuracy = test_fn(net, DataLoader(examples(1000, 200), 50))

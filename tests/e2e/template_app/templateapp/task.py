@@ -1,4 +1,4 @@
-"""The model, the data and the loops of the app. Nothing is downloaded."""
+"""The model, the data and the training loops of the app. Nothing is downloaded."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ CLASSES, INPUTS = 4, 8
 
 
 class Net(nn.Module):
-    """Two layers; the second one is the head."""
+    """Two layers; the second is the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Net(nn.Module):
 
 
 def examples(seed: int, count: int) -> TensorDataset:
-    """Draw noisy copies of one prototype for each class."""
+    """Draw noisy copies of one prototype per class."""
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(CLASSES, (count,), generator=generator)
     noise = torch.randn(count, INPUTS, generator=generator)
@@ -37,7 +37,7 @@ def load_data(partition_id: int, num_partitions: int, batch_size: int):
 
 
 def train(net, loader, epochs: int, lr: float) -> float:
-    """Train in place; return the mean loss of a batch."""
+    """Train in place; return the mean loss per batch."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
     total = 0.0
     for _ in range(epochs):
@@ -52,7 +52,7 @@ def train(net, loader, epochs: int, lr: float) -> float:
 
 @torch.no_grad()
 def test(net, loader) -> tuple[float, float]:
-    """Return the mean loss of a batch, and the accuracy."""
+    """Return the mean loss per batch, and the accuracy."""
     total, right = 0.0, 0
     for inputs, targets in loader:
         outputs = net(inputs)
