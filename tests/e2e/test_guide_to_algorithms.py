@@ -1,4 +1,4 @@
-"""The guide to algorithms of one's own, followed as it stands."""
+"""The guide to custom algorithms, executed as it is written."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from guides import blocks, follow
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in which somebody has done what the guide to algorithms says."""
+    """A folder in which the guide to algorithms has been executed."""
     home = tmp_path_factory.mktemp("cautious")
     with local_flower(home / ".flwr") as environment:
         follow("your-algorithm.md", home, environment)
@@ -36,8 +36,8 @@ def test_the_algorithm_of_the_guide_runs_and_beats_fedavg(followed):
 
 
 @pytest.mark.e2e
-def test_from_python_it_gives_summary_and_rows(followed):
-    # Above it is the progress bar.
+def test_simulate_from_python_gives_summary_and_rows(followed):
+    # The lines before it are the progress bar.
     printed = (followed / "python.out").read_text().splitlines()[-1]
     accuracy, losses = printed.split(" ", 1)
     assert 0 < float(accuracy) <= 1
@@ -46,24 +46,24 @@ def test_from_python_it_gives_summary_and_rows(followed):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", ["Decay", "Adam"])
-def test_other_rates_and_optimisers_learn(followed, name):
+def test_other_learning_rates_and_optimizers_learn(followed, name):
     rows = read_lines(followed / "rates" / name / "metrics.jsonl")
     losses = [row["train-loss"] for row in rows]
     assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.e2e
-def test_a_server_that_keeps_each_client_s_model_personalises(followed):
+def test_a_server_with_one_model_per_client_personalizes(followed):
     summary = json.loads((followed / "attentive" / "summary.json").read_text())
     accuracy = {n: a["accuracy"] for n, a in summary["algorithms"].items()}
-    # As the page has it, to what the machine's rounding moves.
+    # The values of the page, up to rounding differences between machines
     page = {"fedavg": 0.603, "local": 0.939, "FedAMP": 0.949}
     assert accuracy == pytest.approx(page, abs=0.01)
     assert accuracy["FedAMP"] > accuracy["local"]
 
 
 @pytest.mark.e2e
-def test_what_only_goes_up_is_in_the_rows(followed):
+def test_additional_uploads_are_in_the_rows(followed):
     rows = read_lines(followed / "centroids" / "Centroids" / "metrics.jsonl")
     assert all(row["centroids"] > 0 for row in rows)
     assert not any(row["rejected"] for row in rows)

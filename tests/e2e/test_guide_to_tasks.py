@@ -1,4 +1,4 @@
-"""The guide to tasks of one's own, followed as it stands."""
+"""The guide to custom tasks, executed as it is written."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from guides import blocks, follow
 
 @pytest.fixture(scope="module")
 def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which somebody has done what the guide to tasks says."""
+    """A folder in which the guide to tasks has been executed."""
     home = tmp_path_factory.mktemp("tasks")
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     follow(
@@ -32,7 +32,7 @@ def test_the_guide_to_tasks_has_its_blocks():
 
 
 @pytest.mark.e2e
-def test_own_heads_beat_one_model_for_all_greenhouses(own_tasks):
+def test_personal_heads_beat_one_model_for_all_greenhouses(own_tasks):
     algorithms = final(own_tasks / "results")
     assert algorithms["fedrep"]["near"] > 2 * algorithms["fedavg"]["near"]
     assert algorithms["fedrep"]["loss"] < algorithms["fedavg"]["loss"] / 3
@@ -48,7 +48,7 @@ def test_the_table_s_model_predicts_from_a_row(own_tasks):
 
 
 @pytest.mark.e2e
-def test_an_own_model_learns_our_data(own_tasks):
+def test_a_custom_model_learns_built_in_data(own_tasks):
     home = own_tasks / "digits-results"
     config = json.loads((home / "summary.json").read_text())["config"]
     assert config["task"] == "mine.digits:OnDigits"
@@ -56,18 +56,18 @@ def test_an_own_model_learns_our_data(own_tasks):
 
 
 @pytest.mark.e2e
-def test_own_heads_know_what_follows_a_word(own_tasks):
+def test_personal_heads_predict_texts_better_than_a_global_model(own_tasks):
     algorithms = final(own_tasks / "texts")
     assert algorithms["fedrep"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.03
-    # The most frequent of 27 letters is right at one in six.
+    # Always predicting the most frequent of 27 letters has an accuracy of 1/6.
     assert algorithms["fedavg"]["accuracy"] > 0.5
 
 
 @pytest.mark.e2e
-def test_a_data_set_of_hugging_face_is_learned_by_its_writers(own_tasks):
+def test_a_hugging_face_data_set_is_split_by_writers_and_learned(own_tasks):
     home = own_tasks / "letters-results"
     clients = json.loads((home / "fedrep" / "clients.json").read_text())
-    # 1,797 digits, by turns of six.
+    # The 1,797 digits are assigned to six writers in turn.
     counts = [c["num-examples"] + c["num-test-examples"] for c in clients.values()]
     assert sorted(counts) == [299, 299, 299, 300, 300, 300]
     for result in final(home).values():
@@ -77,6 +77,6 @@ def test_a_data_set_of_hugging_face_is_learned_by_its_writers(own_tasks):
 @pytest.mark.e2e
 def test_twenty_photos_are_enough_with_a_backbone(own_tasks):
     algorithms = final(own_tasks / "photos-results")
-    # Five places of each client: chance is 20 %.
+    # Each client has photos of five places: the chance level is 20 %.
     assert algorithms["fedrep"]["accuracy"] > 0.4
     assert algorithms["fedrep"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.2

@@ -1,4 +1,4 @@
-"""The page in a real browser: what its script does, and what a name cannot do."""
+"""The page in a real browser: its script works, and names are only text."""
 
 import json
 import shutil
@@ -36,14 +36,14 @@ def write(folder: Path, rounds: int) -> None:
     (directory / "status.json").write_text(text)
 
 
-def test_in_a_browser(tmp_path: Path) -> None:
+def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     write(folder, 3)
     with browser(tmp_path / "profile") as page:
         page.screen(390, 844, dark=True)
         with served(folder, 0) as url:
             page.open(url)
-            # The curves are drawn, and nothing is wider than a telephone.
+            # The curves are drawn, and nothing is wider than the screen of a telephone.
             length = "document.querySelector('svg[role] .curve').getTotalLength()"
             assert page.value(length) > 100
             assert page.value("document.documentElement.scrollWidth") == 390
@@ -52,13 +52,13 @@ def test_in_a_browser(tmp_path: Path) -> None:
             page.screen(1200, 900)
             assert page.value(colour) == "rgb(255, 255, 255)"
 
-            # A name is text.
+            # Names are displayed as text.
             cell = "document.querySelector('table.sorts tbody .name').textContent"
             shown = HOSTILE.replace("\u202e\x07", "\\u202e\\x07")
             assert page.value(cell) == shown
             assert page.value("document.images.length") == 0
 
-            # Sorted by accuracy, searched for.
+            # Sorting by accuracy, and searching
             names = """[...document.querySelectorAll('table.sorts tbody tr')]
                 .filter(row => !row.hidden).map(row => row.cells[0].textContent)"""
             page.value("document.querySelectorAll('.sorts th button')[3].click()")
@@ -74,7 +74,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
             assert len(expected) == 11
             assert page.value(names) == expected
 
-            # A new round appears without a reload, and all is as it was.
+            # A new round appears without a reload, and the state of the page is kept.
             page.value("window.same = true")
             dots = "document.querySelector('svg[role]').querySelectorAll('.dot').length"
             assert page.value(dots) == 3
@@ -87,13 +87,13 @@ def test_in_a_browser(tmp_path: Path) -> None:
             assert page.requested() == {url}
             assert page.complaints() == []
 
-            # The folder goes, and so does who served it.
+            # First the folder is deleted, then the server stops.
             shutil.rmtree(folder)
             page.wait("document.body.textContent.includes('No run has written')")
         page.wait("document.body.textContent.includes('connection lost')")
         assert page.value("document.title") == "results: federated runs"
 
-        # As a file it is the same, and asks nobody for anything.
+        # The page as a file shows the same, and requests no other resource.
         write(folder, 5)
         write_page(folder)
         page.events.clear()

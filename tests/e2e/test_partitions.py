@@ -1,9 +1,9 @@
-"""Three devices with partitions of a task's data: the simulation's numbers.
+"""Three devices with partitions of a task's data match the simulation.
 
-One SuperLink and three SuperNodes serve the dissertation's algorithms, the linear cases
-and Flower's template app, two at the same time: a SuperNode that finds no message
-pauses for three seconds, and with two runs it mostly finds one. The disk of
-one device is full and that of another is read-only, so these train from memory.
+One SuperLink and three SuperNodes run the dissertation's algorithms, the linear cases
+and Flower's template app, two runs at the same time: a SuperNode that finds no message
+pauses for three seconds, which rarely happens with two runs. The disk of one device is
+full and that of another is read-only, so these keep their states in memory.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from command_line import rows_of, run
 from federation import ROOT, Federation, read_lines
 
 NODES = 3
-# Runs at the same time; each has a process of its own for its ServerApp.
+# Number of concurrent runs; each has its own process for the ServerApp.
 TOGETHER = 2
 # The role of each device; in simulation ``num-sources`` assigns the same ones.
 ROLES = ("source", "source", "target")
@@ -92,17 +92,17 @@ def disk_of(federation: Federation, kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def logs(devices: Federation) -> Iterator[dict[str, Future[str]]]:
-    """The log of each run, once it has ended."""
+    """Futures of the runs, which return their logs."""
     with ThreadPoolExecutor(TOGETHER) as pool:
         started = {
             case: pool.submit(
                 devices.run,
                 ROOT,
-                f'algorithm="{algorithm}" {SHARED} {own} '
+                f'algorithm="{algorithm}" {SHARED} {settings} '
                 f'output="{devices.home / case}"',
                 1200,
             )
-            for case, (algorithm, own) in CASES.items()
+            for case, (algorithm, settings) in CASES.items()
         }
         app = template_app(devices.home)
         started["template"] = pool.submit(devices.run, app, "num-server-rounds=2", 1200)
@@ -124,17 +124,17 @@ def template_app(home: Path) -> Path:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("case", CASES)
-def test_devices_give_the_numbers_of_the_simulation(
+def test_devices_match_the_simulation(
     devices: Federation, logs: dict[str, Future[str]], tmp_path: Path, case: str
 ) -> None:
-    algorithm, own = CASES[case]
-    config = f"{SHARED} {own}"
+    algorithm, settings = CASES[case]
+    config = f"{SHARED} {settings}"
     assert run(tmp_path / "inline", algorithm, "--run-config", config) == 0
     log = logs[case].result()
-    found = read_lines(devices.home / case / algorithm / "metrics.jsonl")
+    rows = read_lines(devices.home / case / algorithm / "metrics.jsonl")
     expected = rows_of(tmp_path / "inline", algorithm)
-    assert len(found) == len(expected) == 2, log
-    for ours, theirs in zip(found, expected, strict=True):
+    assert len(rows) == len(expected) == 2, log
+    for ours, theirs in zip(rows, expected, strict=True):
         for name in TIMES:
             ours.pop(name, None), theirs.pop(name, None)
         assert ours.keys() == theirs.keys()
@@ -142,7 +142,7 @@ def test_devices_give_the_numbers_of_the_simulation(
 
 
 @pytest.mark.e2e
-def test_a_state_is_kept_in_memory_where_the_disk_is_broken(
+def test_the_state_stays_in_memory_if_the_disk_is_broken(
     devices: Federation, logs: dict[str, Future[str]]
 ) -> None:
     logs[ON_DISK].result()
@@ -164,6 +164,6 @@ def test_the_template_app_trains_on_supernodes(
     assert output.count("has no query handler") == 1
     assert "'rejected': 0" in output
     texts = [(devices.home / f"node-{i}.log").read_text() for i in range(NODES)]
-    # Only the node that was asked first has a traceback.
+    # Only the node that was queried first has a traceback.
     asked = [text.count("No query function registered") > 0 for text in texts]
     assert sum(asked) == 1

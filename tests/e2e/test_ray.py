@@ -1,4 +1,4 @@
-"""The same command on Ray and inline; workers that die, and Ray left behind."""
+"""Simulation on Ray: same results as inline, dying workers, leftover processes."""
 
 import os
 import socket
@@ -21,15 +21,15 @@ GUEST = ROOT / "tests" / "guest"
 
 @pytest.fixture(scope="module", autouse=True)
 def one_ray_for_all_runs() -> Iterator[None]:
-    """Let the runs in this process share Ray's workers, and end them."""
+    """Share Ray's workers between the runs in this process, and stop them."""
     with pytest.MonkeyPatch.context() as patched:
-        # What the workers find is settled when the first of them starts.
+        # The import path of all workers is fixed when the first of them starts.
         patched.syspath_prepend(str(GUEST))
         patched.setenv("PYTHONPATH", "")
         patched.setenv("RAY_DISABLE_DOCKER_CPU_WARNING", "1")
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         yield
-        # Only here, as those who leave these tests out collect them.
+        # Imported here, as these tests are also collected when they are deselected.
         import ray
 
         ray.shutdown()
@@ -46,15 +46,15 @@ def ray_grid(settings: dict) -> RayGrid:
     [
         *((name, {}) for name in (*ALGORITHMS, "guest.algorithm:Guest")),
         ("fedrep", {"task": "linear"}),
-        # Random messages, of which some are not sent.
+        # Random compression, and a trigger that suppresses some messages
         ("squarm-sgd", {"compressor": "rand-k", "trigger": "0.5"}),
     ],
 )
-def test_ray_and_inline_give_the_same_numbers(algorithm, more):
-    found = run_tiny(algorithm, grid=ray_grid, **more)
+def test_ray_and_inline_give_the_same_results(algorithm, more):
+    result = run_tiny(algorithm, grid=ray_grid, **more)
     expected = run_tiny(algorithm, **more)
-    assert found.rows == expected.rows
-    assert_same(found, expected)
+    assert result.rows == expected.rows
+    assert_same(result, expected)
 
 
 INTRUDER = """
@@ -100,11 +100,11 @@ def test_a_process_without_the_token_cannot_run_code_in_the_workers(tmp_path):
 
 
 @pytest.mark.e2e
-def test_ray_listens_on_loopback_alone():
+def test_ray_listens_on_loopback_only():
     host, _, port = address_of_ray().rpartition(":")
     assert host == "127.0.0.1"
     socket.create_connection((host, int(port))).close()
-    # Reaches whatever listens on all interfaces.
+    # This address reaches servers that listen on all interfaces.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", int(port)))
 
@@ -147,7 +147,7 @@ for always in (False, True):
 
 
 @pytest.mark.e2e
-def test_a_worker_that_dies_costs_its_chunk_a_retry(tmp_path):
+def test_the_chunk_of_a_dead_worker_is_retried_once(tmp_path):
     (tmp_path / "dying.py").write_text(DYING)
     result = subprocess.run(
         [sys.executable, "dying.py", str(tmp_path / "marker")],
@@ -158,9 +158,9 @@ def test_a_worker_that_dies_costs_its_chunk_a_retry(tmp_path):
         timeout=300,
         check=False,
     )
-    # Ray says something, too.
-    said = [line for line in result.stdout.splitlines() if line.startswith("40 ")]
-    assert said == ["40 []", "40 []", "40 [7]", "40 [7]"], result.stderr
+    # Ray prints lines, too.
+    lines = [line for line in result.stdout.splitlines() if line.startswith("40 ")]
+    assert lines == ["40 []", "40 []", "40 [7]", "40 [7]"], result.stderr
 
 
 SLOW = """
@@ -198,7 +198,7 @@ exchange(None)
 
 
 @pytest.mark.e2e
-def test_what_comes_after_a_timeout_is_neither_waited_for_nor_used(tmp_path):
+def test_replies_after_a_timeout_are_neither_awaited_nor_used(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     result = subprocess.run(
         [sys.executable, "slow.py", str(tmp_path / "go"), str(tmp_path / "begun")],
@@ -209,9 +209,9 @@ def test_what_comes_after_a_timeout_is_neither_waited_for_nor_used(tmp_path):
         timeout=300,
         check=False,
     )
-    said = [line for line in result.stdout.splitlines() if " replies " in line]
-    assert said == ["40 replies {1}", "0 replies {1}", "40 replies {2}"], result.stderr
-    # Of the second exchange only what had begun: a chunk of each worker.
+    lines = [line for line in result.stdout.splitlines() if " replies " in line]
+    assert lines == ["40 replies {1}", "0 replies {1}", "40 replies {2}"], result.stderr
+    # In the second exchange, each worker finishes only the chunk that it had begun.
     assert len((tmp_path / "begun").read_text()) < 3 * 40
 
 
@@ -229,7 +229,7 @@ def simulate(folder: Path, rounds: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.e2e
-def test_after_kill_9_no_worker_stays_and_the_next_run_says_what_does(tmp_path):
+def test_after_kill_9_workers_end_and_leftover_processes_are_named(tmp_path):
     mark = f"FRL_RAY_TEST={tmp_path}"
     metrics = tmp_path / "results" / "fedavg" / "metrics.jsonl"
     process = simulate(tmp_path, 1000)
@@ -241,10 +241,10 @@ def test_after_kill_9_no_worker_stays_and_the_next_run_says_what_does(tmp_path):
         wait_until(lambda: not processes_with(mark, "ray::_Worker"), 60, "the workers")
         wait_until(lambda: not processes_with(mark, "raylet"), 60, "the raylet")
         left = processes_with(mark)
-        _, said = simulate(tmp_path, 1).communicate(timeout=300)
-        # Some end by themselves meanwhile; what is still there was there all the time.
+        _, errors = simulate(tmp_path, 1).communicate(timeout=300)
+        # Some end by themselves meanwhile; those that remain existed all the time.
         for pid in set(left) & set(processes_with(mark)):
-            assert f" {pid}" in said.partition("to end them: kill")[2].splitlines()[0]
+            assert f" {pid}" in errors.partition("to end them: kill")[2].splitlines()[0]
     finally:
         for pid in processes_with(mark):
             kill_9(pid)

@@ -1,4 +1,4 @@
-"""The same command on a Ray cluster: two nodes of one machine, in two folders."""
+"""Runs on a Ray cluster of two nodes on one machine, each with its own folder."""
 
 import os
 import shutil
@@ -19,17 +19,17 @@ START = (
 ENVIRONMENT = os.environ | {
     **{"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4},
-    # One that hangs is aborted, and says where it was.
+    # A process that hangs is aborted, and prints its tracebacks.
     "PYTHONFAULTHANDLER": "1",
 }
 COMMAND = ("fedrep", "--seed", "3", "--run-config", "evaluate-every=2 cohort='off'")
 
 
 def start(folder: Path, home: str, *arguments: str) -> str:
-    """Start a Ray node with one core, whose working directory is a folder.
+    """Start a Ray node with one core and a folder as its working directory.
 
-    What Ray writes is in ``home``. In its usual place others would find the cluster's
-    address, and wait for it when it is gone.
+    Ray writes its files to ``home``. In the default place, other runs would find the
+    address of the cluster, and wait for it after it has ended.
     """
     folder.mkdir()
     started = subprocess.run(
@@ -55,7 +55,7 @@ def nodes(tmp_path):
     folders = tmp_path / "one", tmp_path / "two"
     port = free_port()
     address = f"127.0.0.1:{port}"
-    # Names of sockets are short.
+    # Paths of sockets must be short.
     home = tempfile.mkdtemp(prefix="ray-")
     try:
         head = "--head", "--include-dashboard", "false"
@@ -85,17 +85,17 @@ def simulate(
 
 
 def said_by(process: subprocess.Popen[str], seconds: float) -> str:
-    """Return what a process has said when it ends; in that time it must."""
+    """Return the standard error of a process, which must end in time."""
     try:
         return process.communicate(timeout=seconds)[1]
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
-        said = process.communicate()[1]
-    return pytest.fail(f"still there after {seconds:g} s:\n{said}")
+        output = process.communicate()[1]
+    return pytest.fail(f"still there after {seconds:g} s:\n{output}")
 
 
 @pytest.mark.e2e
-def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nodes):
+def test_a_run_survives_a_node_that_dies_in_a_round(tmp_path, nodes):
     address, folders = nodes
     rounds = 60
     process = simulate(tmp_path / "cluster", "ray", rounds, RAY_ADDRESS=address)
@@ -104,8 +104,8 @@ def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nod
     def made() -> int:
         return metrics.read_text().count("\n") if metrics.is_file() else 0
 
-    # Both nodes have their share of the work. One may start so much later than the
-    # other that this one would have done everything: until then the run stands still.
+    # Both nodes must take part. One may start so late that the other would finish the
+    # run alone, so the run is paused until both have workers.
     settings = [f"FRL_NODE={folder}" for folder in folders]
     try:
         wait_until(lambda: made() >= 3, 600, "three rounds")
@@ -121,34 +121,34 @@ def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nod
         for pid in processes_with(settings[1]):
             kill_9(pid)
         assert made() < rounds
-        said = said_by(process, 400)
+        output = said_by(process, 400)
     finally:
         process.kill()
-    assert process.returncode == 0, said
-    assert "Ray worker failed" in said
+    assert process.returncode == 0, output
+    assert "Ray worker failed" in output
     inline = simulate(tmp_path / "inline", "inline", rounds)
     said_by(inline, 400)
-    found, expected = (
+    rows, expected = (
         numbers_of(tmp_path / where / "results") for where in ("cluster", "inline")
     )
-    for row, other in zip(found, expected, strict=True):
+    for row, other in zip(rows, expected, strict=True):
         assert row == pytest.approx(other, rel=1e-6, abs=1e-6)
-    assert all(row["rejected"] == 0 for row in found)
+    assert all(row["rejected"] == 0 for row in rows)
 
 
 @pytest.mark.e2e
-def test_an_address_that_does_not_answer_is_one_line(tmp_path):
+def test_an_address_that_does_not_respond_gives_a_one_line_error(tmp_path):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
-        # Somebody is there, but says nothing.
+        # The server accepts connections, but never responds.
         server.listen()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         process = simulate(tmp_path / "out", "ray", 1, RAY_ADDRESS=address)
-        said = said_by(process, 200)
+        output = said_by(process, 200)
     assert process.returncode == 2
     line = f"RAY_ADDRESS is {address!r}, where no Ray cluster answers within 10 s; "
-    # Before it there may be a word about what another test's Ray has left.
-    errors = [text for text in said.splitlines() if text.startswith("error: ")]
+    # A message about leftover Ray processes of another test may come before it.
+    errors = [text for text in output.splitlines() if text.startswith("error: ")]
     assert errors == [f"error: {line}expected HOST:PORT of one, or not be set"]
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert not (tmp_path / "out" / "results").exists()

@@ -1,7 +1,7 @@
-"""All trackers at once: real event files, a real MLflow server, W&B's own files.
+"""All trackers at once: TensorBoard event files, an MLflow server and W&B files.
 
-MLflow's server is in another package than its client: ``MLFLOW=…/bin/mlflow`` names it;
-without, MLflow writes files.
+MLflow's server is in another package than its client. Its program is set as
+``MLFLOW=…/bin/mlflow``; otherwise, MLflow writes files.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ SERVER = os.environ.get("MLFLOW", "")
 
 @contextlib.contextmanager
 def mlflow_server(home: Path) -> Iterator[str]:
-    """The address of MLflow."""
+    """Yield the tracking URI of MLflow."""
     if not SERVER:
         yield f"file:{home / 'mlruns'}"
         return
@@ -52,10 +52,10 @@ def mlflow_server(home: Path) -> Iterator[str]:
 
 
 def wandb_records(path: Path) -> list:
-    """The records of W&B's file: LevelDB's log of protocol buffers after 7 bytes."""
+    """Return the records of a W&B file: a LevelDB log after a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, records, whole = path.read_bytes(), [], b""
+    data, records, record = path.read_bytes(), [], b""
     position = 7
     while position + 7 <= len(data):
         _, length, kind = struct.unpack_from("<IHB", data, position)
@@ -63,11 +63,11 @@ def wandb_records(path: Path) -> list:
             # The rest of a block is empty.
             position += 32768 - position % 32768
             continue
-        whole += data[position + 7 : position + 7 + length]
+        record += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):
-            records.append(Record.FromString(whole))
-            whole = b""
+            records.append(Record.FromString(record))
+            record = b""
     return records
 
 
@@ -90,28 +90,28 @@ def test_all_trackers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         common |= {"tracker_uri": f",{address},offline"}
         running.simulate("fedrep", rounds=ROUNDS, **common)
         run = running.simulate("fedrep", rounds=LONGER, resume=str(output), **common)
-        # Nothing of it changes a number.
+        # Trackers do not change the results.
         for row, other in zip(run.rows, plain.rows, strict=True):
             assert {**row, "seconds": 0} == {**other, "seconds": 0}
         rows = read_lines(output / "fedrep" / "metrics.jsonl")
         accuracies = [(row["round"], row["accuracy"]) for row in rows]
         assert len(accuracies) == LONGER
 
-        # MLflow: one run, which went on.
+        # MLflow: one run, which was continued
         client = MlflowClient(address)
         experiment = client.get_experiment_by_name("flwr-frl")
-        (found,) = client.search_runs([experiment.experiment_id])
-        history = client.get_metric_history(found.info.run_id, "accuracy")
+        (tracked,) = client.search_runs([experiment.experiment_id])
+        history = client.get_metric_history(tracked.info.run_id, "accuracy")
         assert [(m.step, m.value) for m in history] == accuracies
-        assert found.data.params["task"] == "digits"
-        assert found.data.params["num-server-rounds"] == str(ROUNDS)
+        assert tracked.data.params["task"] == "digits"
+        assert tracked.data.params["num-server-rounds"] == str(ROUNDS)
         checkpoint = str(output / "fedrep" / "checkpoint.safetensors")
-        assert found.data.tags["checkpoint"] == checkpoint
-        assert found.info.status == "FINISHED"
-        files = {f.path for f in client.list_artifacts(found.info.run_id)}
+        assert tracked.data.tags["checkpoint"] == checkpoint
+        assert tracked.info.status == "FINISHED"
+        files = {f.path for f in client.list_artifacts(tracked.info.run_id)}
         assert files == {"accuracy.png", "report.html"}
 
-    # TensorBoard: one folder.
+    # TensorBoard: one folder
     (folder,) = (output / "tensorboard").iterdir()
     points = []
     for path in folder.iterdir():
@@ -125,7 +125,7 @@ def test_all_trackers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                     points.append((event.step, value.simple_value))
     assert sorted(points) == [(i, pytest.approx(a)) for i, a in accuracies]
 
-    # W&B: two files of one run.
+    # W&B: two files of one run
     folders = sorted((output / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
     logged, names = [], set()

@@ -1,4 +1,4 @@
-"""Runs that are killed again and again, and end as if nothing had been."""
+"""Runs that are killed repeatedly must end with the results of undisturbed runs."""
 
 import json
 import multiprocessing
@@ -16,7 +16,7 @@ from flwr_frl import cli
 from flwr_frl.task.checkpoint import FILE
 
 ROUNDS = 6
-# What changes nothing on the server, or much; what clients keep, or do not.
+# Algorithms with and without a server state, and with and without personal states
 ALGORITHMS = (
     "fedrep",
     "flute",
@@ -43,13 +43,13 @@ def arguments_of(algorithm: str, output: Path, every: int) -> list[str]:
 
 
 def child(arguments: list[str]) -> None:
-    """Run in a process of its own; what it prints is nobody's business."""
+    """Run the command in a separate process, without output."""
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     os._exit(cli.main(arguments))
 
 
 def start(arguments: list[str]) -> Any:
-    # Forked: what has been imported need not be again.
+    # Forked, so that modules need not be imported again
     process = multiprocessing.get_context("fork").Process(
         target=child, args=[arguments]
     )
@@ -66,7 +66,7 @@ def numbers(output: Path, algorithm: str) -> list[dict[str, Any]]:
 def run(
     kills: int, seed: int, root: Path, algorithms: Sequence[str] = ALGORITHMS
 ) -> Outcome:
-    """Kill so many times, each run a few times, and compare what comes out."""
+    """Kill runs ``kills`` times in total, resume them, and compare their results."""
     outcome, rng = Outcome(), np.random.default_rng([seed, 3])
     undisturbed: dict[str, tuple[list[dict[str, Any]], float]] = {}
     while outcome.tried < kills:
@@ -84,7 +84,7 @@ def run(
         for _ in range(min(kills - outcome.tried, int(rng.integers(1, 5)))):
             process = start(arguments_of(algorithm, output, every))
             process.join(rng.uniform(0, seconds))
-            # As kill -9; it may have ended by itself.
+            # As by kill -9; the run may have ended by itself.
             process.kill()
             process.join()
             outcome.tried += 1

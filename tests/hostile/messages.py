@@ -1,4 +1,4 @@
-"""Hostile messages to every client: one line, no file outside, no head lost."""
+"""Hostile messages to clients: one-line errors, no file elsewhere, no head lost."""
 
 import contextlib
 import os
@@ -21,14 +21,14 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import TrainingDivergedError
 
-# What a client may raise; each is one line, and an error reply under Flower.
+# Exceptions that a client may raise, with one-line messages; error replies under Flower
 EXPECTED = (SettingsError, TrainingDivergedError, LostStateError)
 NODE = 2
 SECONDS = 20
 
 
 class Target:
-    """A client that has taken part in two rounds, and the messages of the third."""
+    """A client that has taken part in two rounds, and the messages of the third one."""
 
     def __init__(self, algorithm: str, root: Path) -> None:
         self.algorithm, self.root = algorithm, root / algorithm
@@ -75,14 +75,14 @@ class Target:
         }
 
     def attack(self, rng: Rng, outcome: Outcome, allowed: set[Path]) -> None:
-        """Try one message, and note what it did."""
+        """Try one hostile message, and record its effects."""
         outcome.tried += 1
         kind = self.kinds[int(rng.integers(len(self.kinds)))]
         try:
             content = content_of(rng, self.contents[kind][0])
             message = Message(content, NODE, kind)
         except Exception:
-            # Flower's own records refuse it on the way.
+            # Flower's record types refuse the content.
             outcome.refused += 1
             return
         what = f"{self.algorithm}/{kind} no. {outcome.tried}"
@@ -104,14 +104,18 @@ class Target:
     def look(
         self, what: str, content: RecordDict, outcome: Outcome, allowed: set[Path]
     ) -> None:
-        """Note heads that are lost or no heads, and files that are elsewhere."""
+        """Record lost and non-finite heads, and files in other places."""
         config = content.config_records.get("config", {})
         for path, data in self.files.items():
-            own = self.state / path
+            file = self.state / path
             newest = path.name.endswith("00000002.safetensors")
-            # That of the very round that is trained again is a new one.
+            # If round 2 is trained again, its state is replaced.
             again = config.get("server-round") == 2
-            if newest and not again and (not own.exists() or own.read_bytes() != data):
+            if (
+                newest
+                and not again
+                and (not file.exists() or file.read_bytes() != data)
+            ):
                 outcome.fell.append(f"{what} lost a head")
         for path in self.state.rglob("*.safetensors"):
             if not all(np.isfinite(a).all() for a in load_file(path).values()):
@@ -123,7 +127,7 @@ class Target:
 
 @contextlib.contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Raise `TimeoutError` after so many seconds."""
+    """Raise `TimeoutError` after this many seconds."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"it took more than {seconds} s")
@@ -140,7 +144,7 @@ def at_most(seconds: int) -> Iterator[None]:
 def run(
     messages: int, seed: int, root: Path, algorithms: Sequence[str] = tuple(ALGORITHMS)
 ) -> Outcome:
-    """Try so many hostile messages, spread over clients."""
+    """Try this many hostile messages, distributed over the algorithms."""
     outcome, rng = Outcome(), np.random.default_rng([seed, 2])
     before, empty = Path.cwd(), root / "cwd"
     empty.mkdir()

@@ -1,4 +1,4 @@
-"""Seeded ways in which a record, an array or an envelope can be wrong."""
+"""Seeded random corruptions of records, arrays and message contents."""
 
 import math
 import pickle
@@ -38,7 +38,7 @@ def pick(rng: Rng, values: Any) -> Any:
 
 
 def scalar(rng: Rng) -> Any:
-    """Return whatever a ConfigRecord can hold."""
+    """Return a random value of any type that a ConfigRecord can hold."""
     kind = rng.integers(7)
     if kind == 0:
         return pick(rng, WORDS)
@@ -57,12 +57,12 @@ def scalar(rng: Rng) -> Any:
 
 def number(rng: Rng) -> float:
     value = pick(rng, NUMBERS)
-    # Flower's integers have 64 bits, its lists one type.
+    # Flower's integers have 64 bits, and its lists have a single type.
     return float(value)
 
 
 def bytes_of(rng: Rng, data: bytes) -> bytes:
-    """Return other bytes."""
+    """Return corrupted bytes."""
     changed = bytearray(data)
     kind = rng.integers(8)
     if kind == 0:
@@ -85,7 +85,7 @@ def bytes_of(rng: Rng, data: bytes) -> bytes:
 
 
 def values_of(rng: Rng, array: Array) -> np.ndarray:
-    """Return other values, of the right shape or not."""
+    """Return other values, of the same shape or of another."""
     value = np.array(array.numpy())
     kind = rng.integers(8)
     with np.errstate(all="ignore"):
@@ -108,7 +108,7 @@ def values_of(rng: Rng, array: Array) -> np.ndarray:
 
 
 def array_of(rng: Rng, array: Array) -> Array:
-    """Return another array: its bytes, its claims or its values are not the same."""
+    """Return an array with other bytes, other metadata or other values."""
     kind = rng.integers(3)
     if kind == 0:
         changed = Array(array.dtype, array.shape, array.stype, array.data)
@@ -128,7 +128,7 @@ def array_of(rng: Rng, array: Array) -> Array:
 
 
 def arrays_of(rng: Rng, record: ArrayRecord) -> ArrayRecord:
-    """Return an ArrayRecord with one array, or one name, changed."""
+    """Return an ArrayRecord with one array or one name changed."""
     names = list(record)
     changed = ArrayRecord(dict(record.items()))
     kind = rng.integers(6)
@@ -176,9 +176,9 @@ def config_of(rng: Rng, record: ConfigRecord) -> ConfigRecord:
     elif kind == 1:
         changed.pop(pick(rng, names), None)
     elif kind == 2:
-        whole = changed.get(pick(rng, names))
-        if isinstance(whole, bytes) and whole:
-            changed[pick(rng, names)] = bytes_of(rng, whole)
+        value = changed.get(pick(rng, names))
+        if isinstance(value, bytes) and value:
+            changed[pick(rng, names)] = bytes_of(rng, value)
     else:
         changed[pick(rng, names)] = scalar(rng)
     return changed
@@ -192,7 +192,7 @@ CHANGES: dict[type, Callable[[Rng, Any], Any]] = {
 
 
 def content_of(rng: Rng, content: RecordDict) -> RecordDict:
-    """Return a message's content with one to three things wrong."""
+    """Return a message's content with one to three corruptions."""
     changed = RecordDict(dict(content.items()))
     for _ in range(int(rng.integers(1, 4))):
         keys = list(changed)

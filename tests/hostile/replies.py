@@ -1,4 +1,4 @@
-"""Hostile replies to every strategy: whatever one client says, the others go on."""
+"""Hostile replies to strategies: one client must not disturb the others."""
 
 import copy
 import json
@@ -36,8 +36,8 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def settings_of(algorithm: str, **more: Any) -> Settings:
-    """Return settings with which a round takes no time."""
-    given = {
+    """Return settings with which a round is fast."""
+    settings = {
         "algorithm": algorithm,
         "model": MODEL,
         "num-clients": CLIENTS,
@@ -50,11 +50,11 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
         **OWN.get(algorithm, {}),
         **more,
     }
-    return resolve(given)
+    return resolve(settings)
 
 
 def adapted(strategy: BaseStrategy, grid: Grid) -> Grid:
-    """Return the grid of a run; asynchronous rounds need one of their own."""
+    """Return the grid of a run; asynchronous strategies adapt it."""
     if not isinstance(strategy.participation, Asynchronous):
         return grid
     speeds = SpeedModel("fixed", CLIENTS, seed=0)
@@ -64,9 +64,9 @@ def adapted(strategy: BaseStrategy, grid: Grid) -> Grid:
 
 @dataclass
 class Outcome:
-    """What came of hostile replies.
+    """Result of hostile replies.
 
-    ``fell`` are those that did what no reply may do, and what that was.
+    ``fell`` describes the replies that had an effect that no reply may have.
     """
 
     tried: int = 0
@@ -75,7 +75,7 @@ class Outcome:
 
 
 class Target:
-    """A strategy after an honest round of which one reply will be another."""
+    """A strategy after an honest round, in which one reply is to be replaced."""
 
     def __init__(self, algorithm: str, kind: str) -> None:
         settings = settings_of(algorithm)
@@ -87,7 +87,7 @@ class Target:
         self.grid = adapted(self.inner, self.grid)
         configure = getattr(self.strategy, f"configure_{kind}")
         if kind == "evaluate":
-            # Some have nothing to evaluate before a round.
+            # Some algorithms have nothing to evaluate before the first round.
             messages = self.strategy.configure_train(
                 1, arrays, ConfigRecord(), self.grid
             )
@@ -107,7 +107,7 @@ class Target:
         return reply.metadata.src_node_id == LIAR
 
     def result(self, replies: list[Message]) -> tuple[Any, Any]:
-        """Aggregate replies from the state before; return arrays and metrics."""
+        """Aggregate replies in the state before them; return arrays and metrics."""
         self.inner.restore(copy.deepcopy(self.before))
         asked = self.asked
         exchange = PendingRound(asked.server_round, self.inner.name_of, asked.sent)
@@ -116,19 +116,21 @@ class Target:
         exchange.expected = dict(asked.expected)
         self.inner.pending = exchange
         if isinstance(work := self.inner.participation, Asynchronous):
-            # As a grid does with every client whose reply it delivers.
+            # The grid does this for every client whose reply it delivers.
             delivered = {reply.metadata.src_node_id for reply in replies}
             for node in delivered.intersection(work.due()):
                 work.end(node)
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
-            own, _ = self.inner.snapshot()()
-            found = {} if arrays is None else {n: a.numpy() for n, a in arrays.items()}
-            return {**found, **own}, metrics
+            state, _ = self.inner.snapshot()()
+            aggregated = (
+                {} if arrays is None else {n: a.numpy() for n, a in arrays.items()}
+            )
+            return {**aggregated, **state}, metrics
         return {}, self.strategy.aggregate_evaluate(1, replies)
 
     def hostile(self, rng: Rng) -> list[Message]:
-        """Return all replies, that of one client changed."""
+        """Return all replies, of which that of one client is corrupted."""
         reply = self.replies[self.place]
         kind = rng.integers(12)
         others = [r for i, r in enumerate(self.replies) if i != self.place]
@@ -138,7 +140,7 @@ class Target:
         changed = Message(content_of(rng, reply.content), reply_to=to(reply))
         about = changed.metadata
         if kind == 1:
-            # Beside the honest one, which came first.
+            # In addition to the honest reply, which comes first
             return [*others, reply, changed]
         if kind == 2:
             about.__dict__["_src_node_id"] = int(pick(rng, (1, 3, 10**6, 0, 2**63)))
@@ -146,13 +148,13 @@ class Target:
         return [*others, changed]
 
     def attack(self, rng: Rng, outcome: Outcome) -> None:
-        """Try one, and note what it did."""
+        """Try one hostile reply, and record its effects."""
         outcome.tried += 1
         state = rng.bit_generator.state["state"]["state"]
         try:
             replies = self.hostile(rng)
         except Exception:
-            # Flower's own records refuse it on the way.
+            # Flower's record types refuse the content.
             outcome.refused += 1
             return
         what = f"{type(self.inner).__name__}/{self.kind} at {state}"
@@ -187,12 +189,12 @@ class Target:
 
 
 def is_finite_metric(value: float | list[float]) -> bool:
-    """Return whether a metric, a number or several, is finite."""
+    """Return whether a metric, one number or several, is finite."""
     return all(map(math.isfinite, value if isinstance(value, list) else [value]))
 
 
 def to(reply: Message) -> Message:
-    """Return a message to which a copy of a reply can be a reply."""
+    """Return a message that a copy of a reply can answer."""
     about = reply.metadata
     message = Message(RecordDict(), about.src_node_id, about.message_type)
     message.metadata.__dict__["_message_id"] = about.reply_to_message_id
@@ -204,7 +206,7 @@ def refuse(name: str) -> None:
 
 
 def attack_properties(algorithm: str, rng: Rng, outcome: Outcome) -> None:
-    """Let a client say nonsense of itself, and the others go on."""
+    """Corrupt the properties of one client; the others must remain available."""
     settings = settings_of(algorithm)
     app = make_app(settings)
 
@@ -233,12 +235,12 @@ def attack_properties(algorithm: str, rng: Rng, outcome: Outcome) -> None:
 def run(
     replies: int, seed: int, algorithms: Sequence[str] = tuple(ALGORITHMS)
 ) -> Outcome:
-    """Try so many hostile replies, spread over strategies."""
+    """Try this many hostile replies, distributed over the algorithms."""
     outcome, rng = Outcome(), np.random.default_rng([seed, 1])
     both = [Target(a, kind) for a in algorithms for kind in ("train", "evaluate")]
-    # Transfer evaluates nobody before the targets have a model.
+    # Representation transfer evaluates no client before the targets have a model.
     targets = [target for target in both if target.replies]
-    # Those to the question who is there take a new strategy each.
+    # Each query of properties needs a new strategy.
     queries = max(1, replies // 50)
     for i in range(queries):
         attack_properties(algorithms[i % len(algorithms)], rng, outcome)

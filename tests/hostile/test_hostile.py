@@ -1,4 +1,4 @@
-"""A small part of ``benchmarks/hostile.py``, and that it would see what falls."""
+"""A small part of ``benchmarks/hostile.py``, and a test that it detects failures."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of which a copy takes no time; what is said of it is the same."""
+    """Use a model that is copied fast; the results are the same."""
     monkeypatch.setattr(replies, "MODEL", "mlp-2")
 
 
@@ -31,18 +31,18 @@ def quiet():
     logger.setLevel(level)
 
 
-# The whole harness takes all; starting them takes most of the time.
+# The full harness tests all algorithms. Setting them up takes most of the time.
 FEW = ("fedrep", "flute", "scaffold", "dpsgd")
 
 
-def test_hostile_replies() -> None:
+def test_no_hostile_reply_has_a_forbidden_effect() -> None:
     outcome = replies.run(200, 0, (*FEW, "fedproto", "feddbe"))
     assert outcome.fell == []
     assert outcome.tried == 200
     assert outcome.refused > 100
 
 
-def test_hostile_messages(tmp_path: Path) -> None:
+def test_no_hostile_message_has_a_forbidden_effect(tmp_path: Path) -> None:
     outcome = messages.run(60, 0, tmp_path, FEW)
     assert outcome.fell == []
     assert outcome.tried == 60
@@ -63,8 +63,10 @@ print(outcome.tried, outcome.fell)
 @pytest.mark.parametrize(
     ("count", "algorithms"), [(8, kills.ALGORITHMS), (20, ("fedbuff",))]
 )
-def test_kills(tmp_path: Path, count: int, algorithms: tuple[str, ...]) -> None:
-    # It forks, which a process cannot in which torch has had another device.
+def test_killed_runs_end_with_the_results_of_undisturbed_runs(
+    tmp_path: Path, count: int, algorithms: tuple[str, ...]
+) -> None:
+    # The harness forks, which is impossible after torch has used an accelerator.
     paths = (Path(__file__).parent, ROOT)
     result = subprocess.run(
         [sys.executable, "-c", KILLS, str(tmp_path), str(count), *algorithms],
@@ -79,8 +81,10 @@ def test_kills(tmp_path: Path, count: int, algorithms: tuple[str, ...]) -> None:
     )
 
 
-def test_it_sees_what_falls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # The checks of what clients say, and of what servers send, are gone.
+def test_the_harness_detects_missing_checks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Remove the checks of clients' metrics and of servers' configs.
     monkeypatch.setattr(
         "flwr_frl.strategies.server.replies.check_values",
         lambda said: {n: v for n, v in said.items() if isinstance(v, float)},

@@ -1,4 +1,4 @@
-"""The command line in this process, and what it must and must not write."""
+"""Run the command line in this process, and check its errors and its files."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from flwr_frl.strategies.report.results import read_rows
 from flwr_frl.task.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
-# Algorithms with personal parts, and settings for quick rounds.
+# Algorithms with personal parameters, and settings for quick rounds
 PERSONAL = ("fedrep", "fedper", "local", "flute", "srpfl")
 STEADY = {
     "evaluate_every": 1,
@@ -40,7 +40,7 @@ def config_of(settings: Mapping[str, object]) -> tuple[str, ...]:
 
 
 class Killed(BaseException):
-    """As by kill -9: nobody writes anything more."""
+    """Simulates kill -9: nothing is written afterwards."""
 
 
 def die_in(
@@ -48,7 +48,7 @@ def die_in(
     server_round: int,
     death: Callable[[], BaseException] = Killed,
 ) -> None:
-    """Have runs die in a round, before its row is written."""
+    """Make runs die in a round, before its row is written."""
     add = Report.add
 
     def die(report: Report, row: dict, clients: dict) -> None:
@@ -80,7 +80,7 @@ def config(text: str) -> tuple[str, str]:
 
 
 def tree(root: Path) -> set[str]:
-    # Python may compile a user's module that it imports.
+    # Python may write bytecode of imported modules.
     return {
         str(path.relative_to(root))
         for path in root.rglob("*")
@@ -90,31 +90,31 @@ def tree(root: Path) -> set[str]:
 
 def cases(table: str) -> list:
     """Return the arguments and the expected errors in the lines of a table."""
-    found = []
+    parameters = []
     for line in filter(None, table.splitlines()):
-        given, expected = line.split(" => ")
-        flags, settings, text = given.partition("@ ")
+        case, expected = line.split(" => ")
+        flags, settings, text = case.partition("@ ")
         arguments = [*shlex.split(flags), *(config(text) if settings else ())]
-        found.append(pytest.param(arguments, expected, id=given))
-    return found
+        parameters.append(pytest.param(arguments, expected, id=case))
+    return parameters
 
 
 def assert_refused(arguments: Sequence[str], expected: str, root: Path) -> None:
-    """Check that a command raises an error of one line and writes nothing.
+    """Check that a command raises a one-line error and writes nothing.
 
-    ``expected`` is the code of the error, or a part of its message behind ``~``.
+    ``expected`` is the code of the error or, after ``~``, a part of its message.
     """
-    before, given = tree(root), list(arguments)
+    before, command = tree(root), list(arguments)
     defaults = {"--output": "out", "--backend": "inline", "--rounds": "1"}
     for flag, value in defaults.items():
-        given += [] if flag in given else [flag, value]
+        command += [] if flag in command else [flag, value]
     with pytest.raises(SettingsError) as raised:
-        execute(*parse(given))
+        execute(*parse(command))
     message, code = str(raised.value), raised.value.code
     assert "\n" not in message
     if expected.startswith("~"):
         assert expected[1:] in message
     else:
         assert code == expected, message
-    # Not even a directory.
+    # Not even a directory was created.
     assert tree(root) == before

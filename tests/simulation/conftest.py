@@ -5,7 +5,7 @@ from PIL import Image
 
 @pytest.fixture
 def surroundings(tmp_path, monkeypatch):
-    """A directory with data that something is wrong with."""
+    """A working directory with invalid data: missing folders and broken images."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("a file")
     for root in ("hollow", "broken"):

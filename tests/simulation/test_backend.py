@@ -1,4 +1,4 @@
-"""Where a run takes place unless the user chooses."""
+"""The default backend of a run."""
 
 import pytest
 
@@ -20,12 +20,12 @@ def seconds_a_step(monkeypatch, seconds):
     monkeypatch.setattr(backend, "step_seconds", lambda task, settings: seconds)
 
 
-def test_short_training_stays_in_this_process(monkeypatch, settings):
+def test_short_training_runs_inline(monkeypatch, settings):
     seconds_a_step(monkeypatch, 1e-4)
     assert backend.choose_backend(settings) == "inline"
 
 
-def test_long_training_is_shared_among_the_cores(monkeypatch, settings):
+def test_long_training_runs_on_ray_if_there_are_several_cores(monkeypatch, settings):
     seconds_a_step(monkeypatch, 0.1)
     assert backend.choose_backend(settings) == "ray"
     monkeypatch.setattr(backend.os, "sched_getaffinity", lambda pid: {0})
@@ -36,8 +36,8 @@ def test_the_estimate_counts_steps_rounds_and_clients_that_train_together(
     monkeypatch, settings
 ):
     seconds_a_step(monkeypatch, 0.5)
-    # 5 of 10 clients for 20 rounds, each with ceil(n / 10) steps of one epoch of the
-    # representation and of ten of the head, which count a third.
+    # 5 of 10 clients train in each of 20 rounds, with ceil(n / 10) steps per epoch: one
+    # epoch of the representation and ten of the head, whose steps count a third.
     n = len(backend.build_task(settings, 10).train_examples(0))
     expected = 5 * 20 * -(-n // 10) * (1 + 10 / 3) * 0.5
     alone = backend.training_seconds({**settings, "cohort": "off"})
@@ -53,15 +53,15 @@ def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
     assert backend.choose_backend(settings) == "ray"
 
 
-def test_without_ray_and_for_classes_of_a_script_it_is_inline(monkeypatch, settings):
+def test_runs_without_ray_or_with_classes_of_a_script_are_inline(monkeypatch, settings):
     seconds_a_step(monkeypatch, 0.1)
-    own = {**settings, "algorithm": "__main__:Mine"}
-    assert backend.choose_backend(own) == "inline"
+    custom = {**settings, "algorithm": "__main__:Mine"}
+    assert backend.choose_backend(custom) == "inline"
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
     assert backend.choose_backend(settings) == "inline"
 
 
-def test_a_step_is_measured_without_changing_what_is_drawn_later(settings):
+def test_measuring_a_step_does_not_change_later_random_numbers(settings):
     import torch
 
     task = backend.build_task(settings, 10)

@@ -1,4 +1,4 @@
-"""Bad input: exit code 2, one line, nothing written."""
+"""Bad input: exit code 2, a one-line error, nothing written."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from command_line import ROOT, assert_refused, cases, config, run
 from flwr_frl import cli
 from flwr_frl.task.checkpoint import FILE
 
-# Arguments, with settings behind @, and the code of the error or a part of its message.
+# Arguments, settings after @, and the code of the error or, after ~, a part of its text
 BAD = r"""
 fedrap => algorithm
 --task minst => task
@@ -110,11 +110,11 @@ fedcp @ fedcp-lambda=-1 => fedcp-lambda
 
 
 @pytest.mark.parametrize(("arguments", "expected"), cases(BAD))
-def test_bad_input(surroundings, arguments, expected):
+def test_bad_input_gives_a_one_line_error(surroundings, arguments, expected):
     assert_refused(arguments, expected, surroundings)
 
 
-def test_an_error_is_one_line_and_exit_code_2(surroundings, capfd):
+def test_an_error_prints_one_line_and_exits_with_code_2(surroundings, capfd):
     assert cli.main(["fedrap", "--backend", "inline"]) == 2
     out, error = capfd.readouterr()
     assert out == ""
@@ -122,7 +122,7 @@ def test_an_error_is_one_line_and_exit_code_2(surroundings, capfd):
     assert error.count("\n") == 1
 
 
-def test_resume_with_other_settings(surroundings):
+def test_resume_with_other_settings_is_refused(surroundings):
     assert run(surroundings / "out", "fedper", "--rounds", "1", checkpoint_every=1) == 0
     for overrides, line in (
         ("seed=3", "~seed was 0 and is 3"),
@@ -136,19 +136,19 @@ def test_resume_with_other_settings(surroundings):
         assert_refused(arguments, line, surroundings)
 
 
-def test_resume_from_a_damaged_checkpoint(surroundings):
+def test_resume_from_a_damaged_checkpoint_is_refused(surroundings):
     (surroundings / "out" / "fedper").mkdir(parents=True)
     (surroundings / "out" / "fedper" / FILE).write_bytes(b"\0" * 100)
     arguments = ("fedper", *config("resume='out'"))
     assert_refused(arguments, f"~'out/fedper/{FILE}' is damaged", surroundings)
 
 
-def test_a_run_that_is_over_cannot_be_resumed_elsewhere(surroundings):
+def test_a_finished_run_cannot_be_resumed_in_another_folder(surroundings):
     assert run(surroundings / "out", "fedper", "--rounds", "2", checkpoint_every=1) == 0
     arguments = ("fedper", "--rounds", "2", "--output", "new")
     arguments += config("checkpoint-every=1 resume='out'")
     assert_refused(arguments, "~the run has ended", surroundings)
-    # Another run that is there is not this one.
+    # A different run in the new folder makes no difference.
     other = {"checkpoint_every": 1, "seed": 1}
     assert run(surroundings / "new", "fedper", "--rounds", "2", **other) == 0
     assert_refused(arguments, "~the run has ended", surroundings)
@@ -172,7 +172,7 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
 
 
 @pytest.mark.e2e
-def test_bad_input_to_the_real_command(tmp_path):
+def test_bad_input_to_a_real_process_gives_a_one_line_error(tmp_path):
     command = [sys.executable, ROOT / "simulation.py", "--clients", "13"]
     result = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False

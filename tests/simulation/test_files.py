@@ -38,16 +38,16 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
     with monkeypatch.context() as patched:
         die_in(patched, 3, KeyboardInterrupt)
         go(parts, algorithm, rounds=4, code=130)
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
     hint = f"""interrupted; continue with --run-config 'resume="{parts}"'"""
-    assert said == hint
+    assert last_line == hint
     assert (parts / algorithm / FILE).is_file()
     assert len(rows_of(parts, algorithm)) == 2
     go(parts, algorithm, rounds=4, resume=str(parts))
     assert_same_rows(rows_of(parts, algorithm), rows_of(whole, algorithm), 1e-12)
 
 
-def test_an_interrupted_second_command_goes_on_with_its_own(tmp_path, monkeypatch):
+def test_an_interrupted_second_command_resumes_its_own_runs(tmp_path, monkeypatch):
     both = ("fedavg", "fedper")
     go(tmp_path, *both, rounds=2)
     with monkeypatch.context() as patched:
@@ -61,7 +61,7 @@ def test_an_interrupted_second_command_goes_on_with_its_own(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_are_handled_as_ctrl_c(tmp_path, monkeypatch, number) -> None:
-    # Under nohup the one is ignored, and stays so.
+    # Under nohup, SIGHUP is ignored and would not be handled.
     before = signal.signal(number, signal.SIG_DFL)
     try:
         with monkeypatch.context() as patched:
@@ -84,11 +84,11 @@ def test_a_run_survives_a_lost_standard_output(tmp_path, monkeypatch, error) -> 
     assert json.loads((tmp_path / "summary.json").read_text())["algorithms"]
 
 
-def test_output_is_discarded_after_an_error(monkeypatch) -> None:
+def test_output_is_discarded_after_a_write_error(monkeypatch) -> None:
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         console().print("1")
-        # As Python does at its end, with what is in the buffer.
+        # Python does this at exit with the rest of the buffer.
         full.flush()
 
 
@@ -102,13 +102,13 @@ def test_a_second_run_archives_the_first(tmp_path, caplog) -> None:
     assert line in caplog.text
     assert (aside / "fedrep" / FILE).read_bytes() == saved
     assert rows_of(aside, "fedrep") == first
-    # What is no longer here is no longer in the summary.
+    # Each summary describes only the runs in its own folder.
     summary = json.loads((tmp_path / "summary.json").read_text())["algorithms"]
     assert summary["fedrep"]["rounds"] == 1
     earlier = json.loads((aside / "summary.json").read_text())["algorithms"]
     assert earlier.keys() == {"fedrep"}
     assert earlier["fedrep"]["rounds"] == 2
-    # It can be gone on from, its clients' heads included.
+    # The earlier run can be resumed, including its clients' heads.
     go(aside, "fedrep", rounds=4, resume=str(aside))
     whole = tmp_path / "whole"
     go(whole, "fedrep", rounds=4)
@@ -136,27 +136,27 @@ def test_an_interrupted_archiving_is_completed(tmp_path, monkeypatch) -> None:
     (aside,) = tmp_path.glob("earlier-*")
     kept = {path.name for path in (aside / "fedrep").iterdir()}
     assert kept == {"clients", *parts}
-    # Another one is kept beside it.
+    # A second earlier run is kept next to it.
     (directory / FILE).touch()
     archive_run(tmp_path, "fedrep")
     assert len(list(tmp_path.glob(f"earlier-*/fedrep/{FILE}"))) == 2
 
 
-def test_two_runs_in_one_folder(tmp_path, capsys) -> None:
+def test_two_runs_of_an_algorithm_cannot_share_a_folder(tmp_path, capsys) -> None:
     with locked(tmp_path / "fedavg"):
         go(tmp_path, "fedavg", rounds=1, code=2)
         error = capsys.readouterr().err
         assert error.startswith("error: output is ")
         assert "another run is writing to" in error
         assert error.count("\n") == 1
-        # Another algorithm may.
+        # Another algorithm may write to the folder.
         go(tmp_path, "fedper", rounds=1)
     go(tmp_path, "fedavg", rounds=1)
     assert not list(tmp_path.rglob("*lock*"))
 
 
 class Disk:
-    """Full from one round on, until another."""
+    """A disk that is full in a range of rounds."""
 
     def __init__(self, monkeypatch, full: range) -> None:
         self.now, self.full = 0, full
@@ -190,14 +190,14 @@ def test_a_full_disk_delays_metrics(tmp_path, monkeypatch) -> None:
     assert_same_rows(rows, rows_of(tmp_path / "whole", "fedavg"), 0)
 
 
-def test_a_disk_that_stays_full_ends_no_run_with_a_traceback(
+def test_a_disk_that_stays_full_gives_an_error_without_traceback(
     tmp_path, monkeypatch, capsys, caplog
 ) -> None:
     Disk(monkeypatch, range(2, 100))
     go(tmp_path, "fedavg", rounds=4, code=1)
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
-    # The table is shown, and nobody is sent to files that are not there.
+    # The table is printed, but missing files are not mentioned.
     assert "accuracy" in out
     assert "metrics, clients, summary" not in out
     assert f"error: output is {str(tmp_path)!r}; results are missing" in err
@@ -205,13 +205,13 @@ def test_a_disk_that_stays_full_ends_no_run_with_a_traceback(
         "metrics of round 2 in metrics.jsonl not written: [Errno 28] No space left"
         in caplog.text
     )
-    # What could be written is whole.
+    # Rows that could be written are complete.
     assert [row["round"] for row in read_rows(tmp_path / "fedavg" / "metrics.jsonl")][
         :1
     ] == [1]
 
 
-def test_a_disk_that_is_full_when_all_seeds_have_run(
+def test_a_disk_that_is_full_after_all_seeds_gives_one_line(
     tmp_path, monkeypatch, capsys, caplog
 ) -> None:
     Disk(monkeypatch, range(2, 3))
@@ -256,7 +256,7 @@ def test_a_run_killed_after_its_last_round_is_reported_again(tmp_path) -> None:
     assert rows_of(tmp_path, "fedrep") == rows
 
 
-def test_a_checkpoint_with_one_bit_changed(tmp_path, capsys) -> None:
+def test_a_checkpoint_with_a_flipped_bit_is_refused(tmp_path, capsys) -> None:
     go(tmp_path, "fedavg", rounds=1)
     path = tmp_path / "fedavg" / FILE
     data = bytearray(path.read_bytes())
@@ -273,8 +273,10 @@ def test_lost_heads_are_named_at_a_resume(tmp_path, caplog) -> None:
     go(tmp_path, "fedrep", rounds=2, checkpoint_every=1)
     shutil.rmtree(tmp_path / "fedrep" / "clients" / "000003")
     go(tmp_path, "fedrep", rounds=3, checkpoint_every=1, resume=str(tmp_path))
-    said = [m for m in caplog.messages if "has lost what it kept" in m]
-    assert said == ["client 000003 has lost what it kept; that of round 2 was its last"]
+    warnings = [m for m in caplog.messages if "has lost what it kept" in m]
+    assert warnings == [
+        "client 000003 has lost what it kept; that of round 2 was its last"
+    ]
 
 
 def full(*given, **named):
@@ -291,7 +293,7 @@ def full(*given, **named):
         ("os.replace", lambda out: prepare_directory(out / "own", out / "fedrep")),
     ],
 )
-def test_folders_that_cannot_be_made_or_moved_are_one_line(
+def test_folders_that_cannot_be_created_or_moved_give_one_line(
     tmp_path, monkeypatch, place, call
 ):
     states = tmp_path / "fedrep" / "clients" / "000003"
@@ -309,7 +311,7 @@ def test_folders_that_cannot_be_made_or_moved_are_one_line(
 
 
 def states_in(folder: Path) -> Path:
-    """Return a folder of somebody's with numbered entries, as simulated clients'."""
+    """Fill a foreign folder with entries like those of simulated clients; return it."""
     for number in ("000001", "000002"):
         (folder / number).mkdir(parents=True)
         (folder / number / "00000001.safetensors").write_text("theirs")
@@ -322,7 +324,7 @@ def texts_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("link", ["fedrep", "fedrep/clients", "fedrep/clients/000001"])
-def test_a_link_in_the_output_is_one_line_and_what_it_leads_to_stays(
+def test_a_link_in_the_output_is_refused_and_its_target_unchanged(
     tmp_path, capsys, link
 ) -> None:
     theirs = states_in(tmp_path / "theirs" / "clients")
@@ -338,7 +340,7 @@ def test_a_link_in_the_output_is_one_line_and_what_it_leads_to_stays(
     assert len(list(theirs.rglob("*"))) == 6
 
 
-def test_an_earlier_run_is_kept_beside_a_link_of_its_name(tmp_path) -> None:
+def test_an_earlier_run_is_not_moved_into_a_link_of_its_name(tmp_path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "out" / "fedrep").mkdir(parents=True)
     (tmp_path / "out" / "fedrep" / FILE).touch()
@@ -348,7 +350,7 @@ def test_an_earlier_run_is_kept_beside_a_link_of_its_name(tmp_path) -> None:
     assert (tmp_path / "out" / "earlier-unknown-2" / "fedrep" / FILE).is_file()
 
 
-def test_only_files_called_as_simulated_clients_files_are_removed_or_copied(tmp_path):
+def test_only_files_named_like_client_states_are_removed_or_copied(tmp_path):
     states_in(tmp_path / "own" / "clients")
     own = tmp_path / "own" / "clients" / "000001"
     ours = ("r-00000002.safetensors.set-aside", "privacy.json")

@@ -1,4 +1,4 @@
-"""``simulate`` from Python, and somebody else's package."""
+"""``simulate`` from Python, and a third-party package."""
 
 import importlib
 import sys
@@ -23,27 +23,27 @@ from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 
-def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
+def test_a_simulation_from_python_equals_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quick = {"model": "mlp-2", "batch_size": 50}
-    found = running.simulate(
+    result = running.simulate(
         "fedrep", num_clients=20, rounds=2, backend="inline", **quick
     )
     assert run(tmp_path / "other", "fedrep", "--rounds", "2", **quick) == 0
-    assert_same_rows(found.rows, rows_of(tmp_path / "other"), 0)
-    assert found.rows == rows_of(tmp_path / "results")
+    assert_same_rows(result.rows, rows_of(tmp_path / "other"), 0)
+    assert result.rows == rows_of(tmp_path / "results")
     assert (
-        found.summary
+        result.summary
         == json_of(tmp_path / "results" / "summary.json")["algorithms"]["fedrep"]
     )
-    assert found.summary["rounds"] == 2
-    # As a pair, too.
-    summary, rows = found
-    assert (summary, rows) == (found.summary, found.rows)
+    assert result.summary["rounds"] == 2
+    # The result can be unpacked.
+    summary, rows = result
+    assert (summary, rows) == (result.summary, result.rows)
 
 
-def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
-    found = [
+def test_simulate_accepts_the_names_of_command_line_options(tmp_path):
+    results = [
         running.simulate(
             algorithm,
             backend="inline",
@@ -65,7 +65,7 @@ def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
             ]
         )
     ]
-    first, *others = found
+    first, *others = results
     assert [row["clients"] for row in first.rows] == [3, 3]
     for other in others:
         assert_same_rows(other.rows, first.rows, 0)
@@ -73,9 +73,9 @@ def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
     assert all((place / "metrics.jsonl").is_file() for place in places)
 
 
-def test_settings_as_a_notebook_has_them(tmp_path):
+def test_settings_may_be_numpy_scalars_paths_and_lists(tmp_path):
     quick = {"model": "mlp-2", "batch_size": np.int64(50), "rounds": np.int32(1)}
-    found = running.simulate(
+    result = running.simulate(
         "fedavg",
         "inline",
         output=tmp_path / "out",
@@ -86,10 +86,10 @@ def test_settings_as_a_notebook_has_them(tmp_path):
         clients=4,
         **quick,
     )
-    assert found.summary["macro-f1"] > 0
-    told = json_of(tmp_path / "out" / "summary.json")["config"]
-    assert told["metrics"] == "macro-f1,balanced-accuracy"
-    assert (told["batch-size"], told["learning-rate"]) == (50, 0.05)
+    assert result.summary["macro-f1"] > 0
+    written = json_of(tmp_path / "out" / "summary.json")["config"]
+    assert written["metrics"] == "macro-f1,balanced-accuracy"
+    assert (written["batch-size"], written["learning-rate"]) == (50, 0.05)
 
 
 def nested() -> list:
@@ -117,7 +117,9 @@ def nested() -> list:
         ("fedrep", {"backend": "dask"}, "backend"),
     ],
 )
-def test_bad_input_from_python(tmp_path, monkeypatch, algorithm, settings, code):
+def test_bad_input_from_python_gives_a_one_line_error(
+    tmp_path, monkeypatch, algorithm, settings, code
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError) as caught:
         running.simulate(algorithm, **{"backend": "inline", **settings})
@@ -134,24 +136,26 @@ def guest(monkeypatch):
 GUEST = ("guest.algorithm:Guest", "--task", "guest.task:sensors", "--clients", "6")
 
 
-def test_a_guest_s_algorithm_and_task_stop_and_resume(tmp_path, guest):
-    own = {"roll": 0.8, "warm_up": 3, "readings": 40, "evaluate_every": 1}
-    assert run(tmp_path / "a", *GUEST, "--rounds", "5", **own) == 0
-    saved = {**own, "checkpoint_every": 2}
+def test_a_third_party_algorithm_and_task_can_be_resumed(tmp_path, guest):
+    settings = {"roll": 0.8, "warm_up": 3, "readings": 40, "evaluate_every": 1}
+    assert run(tmp_path / "a", *GUEST, "--rounds", "5", **settings) == 0
+    saved = {**settings, "checkpoint_every": 2}
     assert run(tmp_path / "b", *GUEST, "--rounds", "3", **saved) == 0
     again = {**saved, "resume": str(tmp_path / "b")}
     assert run(tmp_path / "b", *GUEST, "--rounds", "5", **again) == 0
-    whole, resumed = (rows_of(tmp_path / name, "Guest") for name in "ab")
-    assert_same_rows(resumed, whole, 1e-12)
-    assert whole[-1]["loss"] < whole[0]["loss"]
+    uninterrupted, resumed = (rows_of(tmp_path / name, "Guest") for name in "ab")
+    assert_same_rows(resumed, uninterrupted, 1e-12)
+    assert uninterrupted[-1]["loss"] < uninterrupted[0]["loss"]
     summary = json_of(tmp_path / "a" / "summary.json")
     assert list(summary["algorithms"]) == ["Guest"]
     assert (summary["config"]["roll"], summary["config"]["readings"]) == (0.8, 40)
-    # Its settings do something.
-    assert run(tmp_path / "c", *GUEST, "--rounds", "5", **{**own, "roll": 0.0}) == 0
+    # The setting has an effect.
+    assert (
+        run(tmp_path / "c", *GUEST, "--rounds", "5", **{**settings, "roll": 0.0}) == 0
+    )
     other = rows_of(tmp_path / "c", "Guest")
-    assert other[0]["train-loss"] == whole[0]["train-loss"]
-    assert other[-1]["train-loss"] != whole[-1]["train-loss"]
+    assert other[0]["train-loss"] == uninterrupted[0]["train-loss"]
+    assert other[-1]["train-loss"] != uninterrupted[-1]["train-loss"]
 
 
 @pytest.mark.parametrize(
@@ -163,20 +167,20 @@ def test_a_guest_s_algorithm_and_task_stop_and_resume(tmp_path, guest):
         ("warm-upp=1", "setting"),
     ],
 )
-def test_a_guest_s_settings_are_checked(surroundings, guest, text, code):
+def test_settings_of_a_third_party_package_are_checked(surroundings, guest, text, code):
     assert_refused((*GUEST, *config(text)), code, surroundings)
 
 
-def test_a_strategy_of_the_script_itself_is_for_one_process(tmp_path, monkeypatch):
-    own = type("Own", (FedRep,), {"__module__": "__main__"})
+def test_a_strategy_defined_in_the_script_runs_only_inline(tmp_path, monkeypatch):
+    strategy = type("Own", (FedRep,), {"__module__": "__main__"})
     with pytest.raises(SettingsError) as caught:
-        running.simulate(own, "ray", rounds=1)
+        running.simulate(strategy, "ray", rounds=1)
     assert caught.value.code == "algorithm"
-    monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)
-    found = running.simulate(
-        own, "inline", rounds=1, model="mlp-2", batch_size=50, output=str(tmp_path)
+    monkeypatch.setattr(sys.modules["__main__"], "Own", strategy, raising=False)
+    result = running.simulate(
+        strategy, "inline", rounds=1, model="mlp-2", batch_size=50, output=str(tmp_path)
     )
-    assert found.summary["rounds"] == 1
+    assert result.summary["rounds"] == 1
 
 
 CELL = """
@@ -203,13 +207,11 @@ class Mine(FedAvg, client=__name__ + ":MineClient"):
 """
 
 
-def test_what_is_edited_in_a_process_counts_from_the_next_run_on(
-    tmp_path, write_module
-):
+def test_edited_code_is_used_from_the_next_run_on(tmp_path, write_module):
     module = importlib.import_module(write_module("cell", CELL))
 
     def run_it() -> tuple[int, float]:
-        found = running.simulate(
+        result = running.simulate(
             module.Mine,
             "inline",
             task=module.table,
@@ -217,40 +219,42 @@ def test_what_is_edited_in_a_process_counts_from_the_next_run_on(
             rounds=1,
             output=str(tmp_path / "out"),
         )
-        told = json_of(tmp_path / "out" / "Mine" / "clients.json")
-        return told["000000"]["num-examples"], found.rows[-1]["train-loss"]
+        reported = json_of(tmp_path / "out" / "Mine" / "clients.json")
+        return reported["000000"]["num-examples"], result.rows[-1]["train-loss"]
 
     count, loss = run_it()
     assert count == 3
     assert loss > 0
     module.N = 5
     assert run_it()[0] == 5
-    # Cells that are run again, edited.
+    # Cells that are edited and executed again
     exec(CELL.replace("N = 3", "N = 7"), vars(module))
     assert run_it()[0] == 7
     exec(CELL.replace("N = 3", "N = 7").replace('"all", 1', '"all", 0'), vars(module))
     assert run_it() == (7, 0)
-    # The file, where the module is reloaded.
+    # An edited file, whose module is reloaded
     with open(module.__file__, "a") as file:
         file.write("N = 11")
     importlib.reload(module)
     assert run_it()[0] == 11
 
 
-def test_a_worker_forgets_what_another_command_was_about(write_module, monkeypatch):
+def test_a_worker_drops_what_it_cached_for_an_earlier_command(
+    write_module, monkeypatch
+):
     settings = resolve({"task": write_module("cell", CELL) + ":table"})
-    # Flower's message is of no matter: what it would be given is not one.
+    # Without a message the apps fail, but only after they have checked the command.
     run_cache.begin_run()
     first, second = make_app(settings), make_app(settings)
     task = build_task(settings, 2)
     for app in (first, second):
         with pytest.raises(AttributeError):
             app(None, None)
-    # Several algorithms of one command share it.
+    # Several algorithms of one command share the task.
     assert build_task(settings, 2) is task
     run_cache.begin_run()
     other = make_app(settings)
-    # A worker, which has not begun the command itself.
+    # As in a worker, which has not started the command itself
     monkeypatch.setattr(run_cache._current, "run_id", first.command)
     task = build_task(settings, 2)
     with pytest.raises(AttributeError):
@@ -258,9 +262,7 @@ def test_a_worker_forgets_what_another_command_was_about(write_module, monkeypat
     assert build_task(settings, 2) is not task
 
 
-def test_tasks_of_one_s_own_are_found_where_the_command_is_started(
-    tmp_path, monkeypatch
-):
+def test_custom_tasks_are_imported_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "of_mine.py").write_text("x = 1\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Settings that do nothing in a run are named."""
+"""Warnings about settings that have no effect in a run."""
 
 import logging
 from pathlib import Path
@@ -24,14 +24,14 @@ def folder_of_clients(root: Path, num_clients: int = 2) -> None:
 
 
 def warnings_of(arguments: list[str], caplog) -> list[str]:
-    """Check what a command line gives, and return what is warned of."""
+    """Check a command line, and return the warnings."""
     caplog.clear()
-    namespace, given = parse(arguments)
-    running.check(namespace.algorithms, given, "inline")
+    namespace, settings = parse(arguments)
+    running.check(namespace.algorithms, settings, "inline")
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-# Arguments, with settings behind @, and the settings that do nothing.
+# Arguments, settings after @, and the settings that have no effect
 IDLE = """
 fedrep --classes-per-client 3 @ partition='dirichlet' => classes-per-client
 fedrep @ dirichlet-alpha=0.5 size-sigma=2 => dirichlet-alpha size-sigma
@@ -42,7 +42,7 @@ fedavg @ emnist-split='letters' => emnist-split
 fedavg fedrep @ nc-weight=0.5 head-epochs=3 => nc-weight
 fedrep --task linear @ partition='iid' batch-size=5 => partition batch-size
 """
-# All of these are read, by one of the algorithms at least.
+# All of these settings are read by at least one of the algorithms.
 USED = """
 fedavg @ aggregation='multi-krum' byzantine-fraction=0.1 => -
 dpsgd fedavg --fraction 0.5 => -
@@ -57,9 +57,9 @@ fedrep @ torch-threads=2 round-timeout=0.5 => -
 
 
 @pytest.mark.parametrize(("arguments", "idle"), cases(IDLE + USED))
-def test_settings_that_do_nothing_are_warned_of(arguments, idle, caplog):
-    found = [line.partition("=")[0] for line in warnings_of(arguments, caplog)]
-    assert found == ([] if idle == "-" else idle.split())
+def test_settings_without_effect_give_a_warning(arguments, idle, caplog):
+    names = [line.partition("=")[0] for line in warnings_of(arguments, caplog)]
+    assert names == ([] if idle == "-" else idle.split())
 
 
 def test_a_warning_has_the_value_and_the_reason(caplog):
@@ -69,7 +69,7 @@ def test_a_warning_has_the_value_and_the_reason(caplog):
     ]
 
 
-def test_clients_with_folders_of_their_own_are_not_partitioned(tmp_path, caplog):
+def test_partition_settings_have_no_effect_on_folders_of_clients(tmp_path, caplog):
     folder_of_clients(tmp_path / "images")
     task = ["--task", "image-folder", "--data-dir", str(tmp_path / "images")]
     task += ["--clients", "2", "--fraction", "1"]
@@ -86,10 +86,10 @@ def test_clients_with_folders_of_their_own_are_not_partitioned(tmp_path, caplog)
 
 
 def test_a_command_warns_once_of_its_settings(tmp_path, caplog):
-    given = {"nc_weight": 0.5, "min_train_nodes": 30}
-    assert run(tmp_path, "fedavg", "fedper", "--rounds", "1", **given) == 0
+    settings = {"nc_weight": 0.5, "min_train_nodes": 30}
+    assert run(tmp_path, "fedavg", "fedper", "--rounds", "1", **settings) == 0
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    # The latter is of each run.
+    # The second warning is given for each run.
     few = "min-train-nodes is 30, but there are only 20 clients: all train"
     assert [line.partition("=")[0] for line in warned] == ["nc-weight", few, few]
 
@@ -109,21 +109,26 @@ class OnDigits(ImageTask):
 """
 
 
-def test_settings_of_built_in_models_do_nothing_for_a_model_of_ones_own(
+def test_settings_of_built_in_models_have_no_effect_on_custom_models(
     write_module, caplog
 ):
     task = ["--task", write_module("own_digits", ON_DIGITS) + ":OnDigits"]
     assert warnings_of(["fedavg", *task], caplog) == []
-    # resnet18 would get the digits as RGB.
-    given = {"head-layers": 7, "model": "resnet18", "model-head": "fc", "weights": "no"}
-    text = " ".join(f"{name}={value!r}" for name, value in given.items())
+    # resnet18 would convert the digits to RGB.
+    settings = {
+        "head-layers": 7,
+        "model": "resnet18",
+        "model-head": "fc",
+        "weights": "no",
+    }
+    text = " ".join(f"{name}={value!r}" for name, value in settings.items())
     assert warnings_of(["fedavg", *task, *config(text)], caplog) == [
         f"{name}={value} does nothing: the task has a model of its own"
-        for name, value in given.items()
+        for name, value in settings.items()
     ]
 
 
-def test_a_model_that_is_made_of_a_built_in_one_has_its_settings(write_module, caplog):
+def test_a_custom_model_based_on_a_built_in_one_uses_its_settings(write_module, caplog):
     source = ON_DIGITS.replace(
         "SplitModel(nn.Flatten(), nn.Linear(64, self.num_classes))",
         "super().initial_model()",

@@ -1,4 +1,4 @@
-"""Tasks of one's own that are unlike ours: of doubles, of places, of few examples."""
+"""Unusual custom tasks: doubles, a target per position, no training examples."""
 
 import pytest
 
@@ -58,9 +58,9 @@ def soft():
 
 
 def rows_of(algorithm, task, tmp_path, **settings):
-    given = {"num_clients": 3, "rounds": 2, "fraction": 1.0, "head_epochs": 1}
-    given |= {"output": str(tmp_path / "out"), **settings}
-    return simulate(algorithm, "inline", task=task, **given).rows
+    options = {"num_clients": 3, "rounds": 2, "fraction": 1.0, "head_epochs": 1}
+    options |= {"output": str(tmp_path / "out"), **settings}
+    return simulate(algorithm, "inline", task=task, **options).rows
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ def module(write_module):
 @pytest.mark.parametrize(
     "algorithm", ["fedrep", "fedavg-ft", "fedbabu", "fedala", "feddbe"]
 )
-def test_models_of_doubles(algorithm, module, tmp_path):
+def test_models_in_double_precision_can_be_trained(algorithm, module, tmp_path):
     rows = rows_of(algorithm, f"{module}:doubles", tmp_path, augment_head=False)
     assert rows[-1]["evaluated"] == rows[-1]["clients"] == 3
     assert 0 <= rows[-1]["accuracy"] <= 1
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-ft", "fedbabu", "per-fedavg"])
-def test_who_has_no_training_examples_is_tested_as_well(algorithm, module, tmp_path):
+def test_clients_without_training_examples_are_tested(algorithm, module, tmp_path):
     rows = rows_of(algorithm, f"{module}:one_without", tmp_path)
     assert (rows[-1]["clients"], rows[-1]["evaluated"]) == (2, 3)
 
@@ -95,11 +95,13 @@ def test_who_has_no_training_examples_is_tested_as_well(algorithm, module, tmp_p
         ),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(algorithm, task, line, module, tmp_path):
+def test_targets_that_cannot_be_evaluated_are_refused(
+    algorithm, task, line, module, tmp_path
+):
     with pytest.raises(SettingsError, match=line):
         rows_of(algorithm, f"{module}:{task}", tmp_path, num_clients=2)
 
 
-def test_the_rounding_of_bfloat16_is_no_hessian(tmp_path):
+def test_hf_maml_refuses_bfloat16(tmp_path):
     with pytest.raises(SettingsError, match="bfloat16 is True; expected false with"):
         rows_of("hf-maml", "digits", tmp_path, num_clients=10, bfloat16=True)

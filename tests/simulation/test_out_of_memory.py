@@ -1,4 +1,4 @@
-"""A run whose device has no more memory ends with one line and its checkpoint."""
+"""A run that is out of memory ends with a one-line error and a checkpoint."""
 
 import pytest
 from command_line import assert_same_rows, config, rows_of, run
@@ -31,25 +31,33 @@ def dense(num_clients=5):
 
 
 @pytest.mark.parametrize(("cohort", "rounds"), [("off", 2), ("5", 3)])
-def test_a_run_ends_and_goes_on(tmp_path, write_module, capsys, cohort, rounds):
+def test_a_run_that_is_out_of_memory_can_be_resumed(
+    tmp_path, write_module, capsys, cohort, rounds
+):
     name = write_module("hungry", TASK)
     arguments = ("fedrep", "--clients", "5", "--fraction", "1", "--rounds", "4")
-    own = f"head-epochs=0 evaluate-every=1 batch-size=13 cohort='{cohort}'"
+    settings = f"head-epochs=0 evaluate-every=1 batch-size=13 cohort='{cohort}'"
     task = ("--task", f"{name}:dense")
-    assert run(tmp_path / "out", *arguments, *task, *config(own)) == 2
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1] == (
+    assert run(tmp_path / "out", *arguments, *task, *config(settings)) == 2
+    stderr = capsys.readouterr().err
+    assert stderr.splitlines()[-1] == (
         "error: device 'cpu' is out of memory: 1152921504606846976 bytes more were "
         f"wanted; lower batch-size (13) or cohort ({cohort}), or train on another "
         "device"
     )
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     assert [row["round"] for row in rows_of(tmp_path / "out")] == [1, 2, 3][:rounds]
-    # What it ended with is enough to go on from, with fewer clients at a time.
+    # The checkpoint is enough to resume the run with fewer clients at a time.
     (tmp_path / "modules" / f"{name}.allowed").touch()
-    fewer = own.replace(f"'{cohort}'", "'2'")
+    fewer = settings.replace(f"'{cohort}'", "'2'")
     again = f"{fewer} resume='{tmp_path / 'out'}'"
     assert run(tmp_path / "out", *arguments, *task, *config(again)) == 0
-    whole = ("fedrep", *arguments[1:], "--task", "cohort_tasks:dense", *config(own))
+    whole = (
+        "fedrep",
+        *arguments[1:],
+        "--task",
+        "cohort_tasks:dense",
+        *config(settings),
+    )
     assert run(tmp_path / "whole", *whole) == 0
     assert_same_rows(rows_of(tmp_path / "out"), rows_of(tmp_path / "whole"), 1e-5)

@@ -1,4 +1,4 @@
-"""A task of one's own on the command line: its metrics, and what is wrong with it."""
+"""Custom tasks on the command line: their metrics, and errors in them."""
 
 import pytest
 from command_line import ROOT, assert_refused, cases, json_of, rows_of, run
@@ -67,7 +67,7 @@ def nothing(num_clients):
 """
 
 
-def test_own_metrics_are_in_the_files_and_the_table(tmp_path, write_module, capsys):
+def test_custom_metrics_are_in_the_files_and_the_table(tmp_path, write_module, capsys):
     path = f"{write_module('tables', TASK)}:table"
     flags = ("--task", path, "--clients", "3", "--rounds", "2")
     assert run(tmp_path, "fedrep", "fedavg", *flags, evaluate_every=1) == 0
@@ -79,7 +79,7 @@ def test_own_metrics_are_in_the_files_and_the_table(tmp_path, write_module, caps
         of_clients = json_of(tmp_path / name / "clients.json").values()
         mean = sum(client["worst"] for client in of_clients) / 3
         assert values[-1] == pytest.approx(mean)
-        # The largest distance is not below the mean one.
+        # The largest distance is at least the mean one.
         assert values[-1] >= rows_of(tmp_path, name)[-1]["loss"]
         assert f"{summary['worst']:.4g}" in table
     assert "worst" in table
@@ -107,7 +107,7 @@ listed_elsewhere @ metrics='macro-f1' => ~metrics is a list
 
 
 @pytest.mark.parametrize(("arguments", "expected"), cases(BAD))
-def test_own_tasks_that_are_refused(
+def test_invalid_custom_tasks_are_refused(
     arguments, expected, write_module, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -117,10 +117,10 @@ def test_own_tasks_that_are_refused(
     assert_refused(command, expected, tmp_path)
 
 
-def test_the_guest_s_sensors_with_our_algorithm(tmp_path, monkeypatch):
+def test_fedrep_beats_fedavg_on_a_third_party_task(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tests" / "guest")
     flags = ("--task", "guest.task:sensors", "--clients", "4", "--fraction", "1")
     assert run(tmp_path, "fedrep", "fedavg", *flags, "--rounds", "15") == 0
     summary = json_of(tmp_path / "summary.json")["algorithms"]
-    # Each device has a law of its own: one model for all explains less.
+    # Devices differ, so a single model for all of them explains less variance.
     assert summary["fedrep"]["r2"] > summary["fedavg"]["r2"] + 0.1

@@ -1,4 +1,4 @@
-"""An ε for each algorithm of one command, which interruptions do not make smaller."""
+"""Privacy accounts of each algorithm of a command, which interruptions never reduce."""
 
 import json
 import re
@@ -34,7 +34,7 @@ PRIVATE = {
 }
 
 
-def test_an_epsilon_for_fedrep_flute_and_fedavg_from_one_command(tmp_path, capsys):
+def test_one_command_reports_epsilon_for_each_algorithm(tmp_path, capsys):
     names = ("fedrep", "flute", "fedavg")
     assert run(tmp_path, *names, "--rounds", "3", **PRIVATE) == 0
     accountant = RdpAccountant()
@@ -49,18 +49,18 @@ def test_an_epsilon_for_fedrep_flute_and_fedavg_from_one_command(tmp_path, capsy
     assert f"{expected:.4g}" in capsys.readouterr().out
 
 
-def test_what_a_killed_run_has_told_counts(tmp_path, monkeypatch):
+def test_rounds_released_by_a_killed_run_are_counted(tmp_path, monkeypatch):
     settings = {**PRIVATE, "checkpoint_every": 2}
     with monkeypatch.context() as patched:
-        # Rounds 1 to 4 are told; that of round 3 is in no checkpoint.
+        # Rounds 1 to 4 are released; round 3 is in no checkpoint.
         die_in(patched, 4)
         with pytest.raises(Killed):
             run(tmp_path, "fedrep", "--rounds", "5", **settings)
-    told = json.loads((tmp_path / "fedrep" / FILE).read_text())["asked"]
-    assert set(told.values()) == {4}
+    rounds = json.loads((tmp_path / "fedrep" / FILE).read_text())["asked"]
+    assert set(rounds.values()) == {4}
     output = str(tmp_path)
     assert run(tmp_path, "fedrep", "--rounds", "5", **settings, resume=output) == 0
-    # And rounds 3 to 5, with other noise.
+    # Rounds 3 to 5 have been released again, with other noise.
     rows = rows_of(tmp_path)
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
     expected = [epsilon(2.0, k, 1e-3) for k in (1, 2, 5, 6, 7)]
@@ -69,14 +69,14 @@ def test_what_a_killed_run_has_told_counts(tmp_path, monkeypatch):
     assert summary["epsilon"] == expected[-1]
 
 
-def test_a_run_without_a_checkpoint_is_not_forgotten(tmp_path, monkeypatch):
+def test_a_killed_run_without_a_checkpoint_is_counted(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         die_in(patched, 2)
         with pytest.raises(Killed):
             run(tmp_path, "fedavg", "--rounds", "3", **PRIVATE)
     assert run(tmp_path, "fedavg", "--rounds", "2", **PRIVATE) == 0
     assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 4, 1e-3)
-    # Another one that begins where that has ended counts for itself.
+    # A new run after the end of this one has its own account.
     assert run(tmp_path, "fedavg", "--rounds", "1", **PRIVATE) == 0
     assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 1, 1e-3)
     (aside,) = tmp_path.glob(f"earlier-*/fedavg/{FILE}")
@@ -96,11 +96,11 @@ def test_resuming_without_the_account_is_refused(tmp_path, monkeypatch):
 )
 def test_too_little_noise_is_refused(tmp_path, monkeypatch, noise, code):
     monkeypatch.chdir(tmp_path)
-    given = config_of({**PRIVATE, "server_dp_noise": noise})
-    assert_refused(("fedavg", *given), code, tmp_path)
+    arguments = config_of({**PRIVATE, "server_dp_noise": noise})
+    assert_refused(("fedavg", *arguments), code, tmp_path)
 
 
-# Of examples, on the device
+# Example-level privacy on the clients
 
 BATCH = 200
 OF_EXAMPLES = {
@@ -116,26 +116,26 @@ def steps_of(examples: int, epochs: int) -> tuple[float, float, int]:
     return 2.0, min(1.0, BATCH / examples), epochs * -(-examples // BATCH)
 
 
-def test_each_client_has_an_epsilon_of_its_own(tmp_path):
+def test_each_client_has_its_own_epsilon(tmp_path):
     names = ("fedrep", "fedavg", "local")
     settings = {**OF_EXAMPLES, "fraction_train": 0.4, "evaluate_every": 0}
     assert run(tmp_path, *names, "--rounds", "3", evaluate_last=1, **settings) == 0
     summary = json_of(tmp_path / "summary.json")["algorithms"]
-    # The head and the representation, one epoch each, or both in one.
+    # FedRep trains the head and the representation for one epoch each, the others both.
     for name, epochs in (("fedrep", 2), ("fedavg", 1), ("local", 1)):
         clients = json_of(tmp_path / name / "clients.json")
         sampler = Participation(0.4, 1, 0)
         rounds = [c for r in (1, 2, 3) for c in sampler.sample(r, sorted(clients))]
         spent = {}
         for client, entry in clients.items():
-            told = steps_of(entry["num-examples"], epochs * rounds.count(client))
-            spent[client] = example_epsilon((told,), 1e-3)
+            steps = steps_of(entry["num-examples"], epochs * rounds.count(client))
+            spent[client] = example_epsilon((steps,), 1e-3)
             assert entry["example-epsilon"] == pytest.approx(spent[client], rel=1e-12)
         assert summary[name]["example-epsilon"] == pytest.approx(max(spent.values()))
         assert "example-epsilon" not in rows_of(tmp_path, name)[-1]
 
 
-def test_steps_before_a_kill_and_of_a_round_made_again_count(tmp_path, monkeypatch):
+def test_steps_before_a_kill_and_of_repeated_rounds_are_counted(tmp_path, monkeypatch):
     settings = {**OF_EXAMPLES, "fraction_train": 1.0, "checkpoint_every": 2}
     with monkeypatch.context() as patched:
         die_in(patched, 4)
@@ -143,13 +143,13 @@ def test_steps_before_a_kill_and_of_a_round_made_again_count(tmp_path, monkeypat
             run(tmp_path, "fedavg", "--rounds", "5", **settings)
     output = str(tmp_path)
     assert run(tmp_path, "fedavg", "--rounds", "5", **settings, resume=output) == 0
-    # Rounds 1 to 4, and 3 to 5.
+    # Rounds 1 to 4, and then 3 to 5
     for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
         expected = example_epsilon((steps_of(entry["num-examples"], 7),), 1e-3)
         assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_run_without_checkpoints_goes_on_with_its_count(tmp_path):
+def test_a_run_without_checkpoints_continues_its_account(tmp_path):
     settings = {**OF_EXAMPLES, "fraction_train": 1.0}
     assert run(tmp_path, "fedavg", "--rounds", "1", **settings) == 0
     output = str(tmp_path)
@@ -169,12 +169,12 @@ def test_a_run_without_checkpoints_goes_on_with_its_count(tmp_path):
         ("fedavg", {"model": "resnet20"}, "with this model: BatchNorm cannot support"),
     ],
 )
-def test_what_cannot_be_private_is_refused(
+def test_private_training_is_refused_if_unsupported(
     tmp_path, monkeypatch, algorithm, more, part
 ):
     monkeypatch.chdir(tmp_path)
-    given = (algorithm, *config_of({**OF_EXAMPLES, **more}))
-    assert_refused(given, f"~dp-noise is 2.0; expected 0 {part}", tmp_path)
+    arguments = (algorithm, *config_of({**OF_EXAMPLES, **more}))
+    assert_refused(arguments, f"~dp-noise is 2.0; expected 0 {part}", tmp_path)
 
 
 ROOT = Path(__file__).parents[2]
@@ -196,15 +196,15 @@ def counted(name: str) -> str:
     return " ".join(letter for letter, is_counted in kinds.items() if is_counted)
 
 
-def test_the_page_says_what_is_counted():
+def test_the_guide_lists_the_algorithms_with_privacy_accounting():
     page = (ROOT / "docs" / "privacy.md").read_text()
     lines = page.partition("\n## Gossip")[0].splitlines()
     rows = [line.strip("| ").split("|") for line in lines if line.startswith("| `")]
-    # Those with one letter for all tasks and bases.
+    # Rows with the same letters for all tasks and base methods
     plain = [r for r in rows if len(r) >= 4 and "the base method" not in r[-1]]
     plain = [r for r in plain if "linear" not in r[0] and "multi-task" not in r[0]]
-    said = {n: r[4:] for r in plain for n in re.findall(r"`([a-z0-9-]+)`", r[0])}
-    said.pop("-ft", None)
-    assert len(said) > 25
-    for name, letters in said.items():
+    documented = {n: r[4:] for r in plain for n in re.findall(r"`([a-z0-9-]+)`", r[0])}
+    documented.pop("-ft", None)
+    assert len(documented) > 25
+    for name, letters in documented.items():
         assert " ".join(letters).strip() == counted(name), name

@@ -1,1 +1,1 @@
-"""Somebody else's package: an algorithm and a task that flwr-frl has never heard of."""
+"""A third-party package with an algorithm and a task that flwr-frl does not know."""

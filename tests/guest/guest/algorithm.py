@@ -1,4 +1,4 @@
-"""FedRep with momentum on the server: the representation keeps rolling."""
+"""FedRep with server momentum for the representation."""
 
 from typing import Annotated
 
@@ -29,12 +29,12 @@ class Guest(BaseStrategy, client="guest.client:GuestClient"):
         self.sent = None
 
     def configure_train(self, server_round, arrays, config, grid):
-        """Remember φ."""
+        """Store φ for `aggregate`."""
         self.sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate(self, server_round, replies):
-        """Roll on."""
+        """Return the updated φ."""
         mean = self.mean(replies)
         old = {name: array.numpy() for name, array in self.sent.items()}
         for name, array in mean.items():

@@ -1,4 +1,4 @@
-"""The device's side: head first, then both parts, with a step of its own."""
+"""The client: trains the head, then both parts with a custom training step."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -25,14 +25,14 @@ class GuestSettings(TrainingSettings):
 
 
 class GuestClient(Client):
-    """The head stays here."""
+    """Shares the representation and keeps the head."""
 
     shared = (REPRESENTATION,)
     personal = (HEAD,)
     settings_type = GuestSettings
 
     def fit(self, parameters, config):
-        """Warm the head up, then train all with bounded gradients."""
+        """Train the head, then the whole model with bounded gradients."""
         self.receive(parameters, config)
         self.train("head", self.settings.warm_up)
         parameters = list(freeze(self.model, "all").parameters())

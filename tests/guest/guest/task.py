@@ -1,4 +1,4 @@
-"""A table of sensor values: what a device measures follows from a law of its own."""
+"""Tables of sensor values, in which the target depends on the device."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,15 +26,15 @@ def sensors(
     Parameters
     ----------
     num_clients : int
-        How many devices share the task; 0 on a device with a file of its own.
+        Number of devices that share the task; 0 on a device with its own file.
     seed : int, default 0
         Fixes the readings and the initial model.
     readings : int, default 60
-        Of each device.
+        Number of readings of each device.
     noise : float, default 0.05
-        Standard deviation of what the sensors do not explain.
+        Standard deviation of the noise in the value to predict.
     data_dir : str, default ""
-        Where a device's own ``readings.csv`` is: six sensors and the value a line.
+        Directory of a device's ``readings.csv``; each line has six sensors and a value.
     """
     if num_clients == 0:
         tables = [np.loadtxt(Path(data_dir) / "readings.csv", delimiter=",", ndmin=2)]
@@ -54,22 +54,22 @@ def sensors(
 
 
 def r2(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the share of the targets' variance that the outputs explain."""
+    """Return the fraction of the targets' variance that the outputs explain."""
     return 1 - (outputs - targets).square().mean() / targets.var(unbiased=False)
 
 
 def draw(client: int, seed: int, readings: int, noise: float) -> np.ndarray:
-    """Return a device's table: the same two mixtures, each device's own weights."""
+    """Return a device's table: two common features, weighted by each device."""
     shared = np.random.default_rng([seed, 1]).standard_normal((SENSORS, 2))
     rng = np.random.default_rng([seed, 2, client])
-    own = rng.standard_normal(2)
+    weights = rng.standard_normal(2)
     x = rng.standard_normal((readings, SENSORS))
-    y = np.tanh(x @ shared) @ own + noise * rng.standard_normal(readings)
+    y = np.tanh(x @ shared) @ weights + noise * rng.standard_normal(readings)
     return np.column_stack([x, y])
 
 
 def as_examples(table: np.ndarray) -> tuple[ExampleSet, ExampleSet]:
-    """Split a table: every fourth reading tests."""
+    """Split a table: every fourth reading is a test example."""
     x = torch.from_numpy(table[:, :-1]).float()
     y = torch.from_numpy(table[:, -1:]).float()
     test = torch.arange(len(x)) % 4 == 3
