@@ -1,4 +1,4 @@
-"""The bundle of ``flwr build``, and what Flower Hub checks before an upload."""
+"""The bundle of ``flwr build``, and the checks of Flower Hub before an upload."""
 
 import io
 import re
@@ -26,7 +26,7 @@ def bundle() -> tuple[int, set[str]]:
 def test_the_bundle_has_all_modules_the_readme_and_the_licence(
     bundle: tuple[int, set[str]],
 ) -> None:
-    # flwr_frl/clients and the other two are links to the folders beside it.
+    # flwr_frl/{clients,strategies,task} are links to the folders next to flwr_frl.
     modules = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
@@ -45,7 +45,7 @@ def test_flower_hub_accepts_the_project() -> None:
     config, warnings = load_and_validate(ROOT / "pyproject.toml", check_module=False)
     assert warnings == []
     import_module("flwr.cli.app_cmd.publish")
-    # The package has a function of the module's name.
+    # The package exports a function with the name of the module.
     publish = sys.modules["flwr.cli.app_cmd.publish"]
     project = config["project"]
     publish._validate_app_name(project["name"], "name")

@@ -1,6 +1,6 @@
-"""The containers' files agree with the units, the guide, Flower and the package.
+"""Container files agree with the units, the guide, Flower and the package.
 
-That they work is seen by hand: ``python -m benchmarks.containers``.
+Whether the containers work is checked by hand: ``python -m benchmarks.containers``.
 """
 
 import re
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_no_service_is_root_or_can_become_it_or_writes_to_its_image(name):
+def test_services_are_unprivileged_and_have_read_only_images(name):
     service = SERVICES[name]
     assert service["user"] == instructions("USER")[-1] == "10001:10001"
     assert service["read_only"] is True
@@ -60,19 +60,19 @@ def test_no_service_is_root_or_can_become_it_or_writes_to_its_image(name):
     assert "privileged" not in service
 
 
-def test_what_holds_keys_is_never_written():
+def test_volumes_with_keys_are_read_only():
     mounted = [v for s in SERVICES.values() for v in s["volumes"] if "/etc/" in v]
     assert len(mounted) == 4
     assert all(volume.endswith(":ro") for volume in mounted)
 
 
-def test_what_a_run_brings_along_has_no_network_and_no_key():
+def test_the_code_of_runs_has_no_external_network_and_no_keys():
     device = services("device")
     assert device["superexec"]["networks"] == ["inside"]
-    whole = yaml.safe_load((DEPLOY / "compose.device.yml").read_text())
-    assert whole["networks"]["inside"] == {"internal": True}
+    compose = yaml.safe_load((DEPLOY / "compose.device.yml").read_text())
+    assert compose["networks"]["inside"] == {"internal": True}
     assert not any("/etc/flwr-frl" in v for v in device["superexec"]["volumes"])
-    # Nobody from outside reaches the SuperNode, and only this machine the SuperLink.
+    # The SuperNode is not reachable from outside, the SuperLink only from this machine.
     assert not any("ports" in service for service in device.values())
     published = {n: s["ports"] for n, s in services("server").items()}
     assert published == {
@@ -96,34 +96,38 @@ def of_service(name: str, parser) -> dict[str, object]:
     return vars(parser().parse_args(command[1:]))
 
 
-def test_the_superlink_is_started_as_its_unit_does():
+def test_the_superlink_has_the_arguments_of_its_unit():
     assert of_service("server.superlink", superlink) == {
         **of_unit("superlink", superlink),
-        # Published on 127.0.0.1 alone.
+        # The port is published on 127.0.0.1 only.
         "host": "0.0.0.0",
     }
 
 
-def test_the_supernode_is_started_as_its_unit_does():
+def test_the_supernode_has_the_arguments_of_its_unit():
     assert of_service("device.supernode", supernode) == {
         **of_unit("supernode", supernode),
         "isolation": "process",
         "host": "0.0.0.0",
     }
-    beside = of_service("device.superexec", superexec)
-    assert beside["runtime_api_address"] == "supernode:9094"
+    arguments = of_service("device.superexec", superexec)
+    assert arguments["runtime_api_address"] == "supernode:9094"
     program = SERVICES["device.superexec"]["command"][0]
     assert (DEPLOY / Path(program).relative_to("/opt/flwr-frl/deploy")).is_file()
 
 
-def test_what_is_where_is_the_same_with_units():
+def test_environment_and_folders_are_those_of_the_units():
     for name, count in (("superlink", 2), ("supernode", 3)):
         unit = (DEPLOY / f"{name}.service").read_text()
-        given = re.findall(r"^Environment=((?!PATH|SUPERLINK).*)$", unit, re.MULTILINE)
-        assert len(given) == count
-        assert dict(line.split("=") for line in given).items() <= ENVIRONMENT.items()
+        variables = re.findall(
+            r"^Environment=((?!PATH|SUPERLINK).*)$", unit, re.MULTILINE
+        )
+        assert len(variables) == count
+        assert (
+            dict(line.split("=") for line in variables).items() <= ENVIRONMENT.items()
+        )
     assert instructions("WORKDIR") == ["/opt/flwr-frl", "/var/lib/flwr-frl"]
-    # `state` and, within it, `results` are where the image made them for its user.
+    # Volumes are mounted on the folders that the image has created for its user.
     owned = {v.split(":")[1] for s in SERVICES.values() for v in s["volumes"]}
     assert {p for p in owned if p.startswith("/var")} == {
         "/var/lib/flwr-frl",
@@ -131,7 +135,7 @@ def test_what_is_where_is_the_same_with_units():
     }
 
 
-def test_the_image_has_all_of_the_package_and_versions_that_it_allows():
+def test_the_image_has_the_whole_package_and_allowed_versions():
     copied = {name for line in instructions("COPY") for name in line.split()[:-1]}
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     packages = {name.split("/")[0] for name in wheel["only-include"]}
@@ -148,7 +152,7 @@ def test_the_image_has_all_of_the_package_and_versions_that_it_allows():
     assert ARGUMENTS["PYTHON"] == PROJECT["project"]["requires-python"].lstrip(">=")
 
 
-def test_the_proxy_lets_in_what_the_guide_s_lets_in():
+def test_the_proxy_is_configured_as_in_the_guide():
     of_guide = re.search(r"```nginx\n(.*?)```", GUIDE, re.DOTALL)[1].splitlines()
     of_file = (DEPLOY / "proxy.conf").read_text().splitlines()
     ours = [line for line in of_file if not line.lstrip().startswith("#")]
@@ -160,7 +164,7 @@ def test_the_proxy_lets_in_what_the_guide_s_lets_in():
     assert set(of_guide) - set(ours) == {"        proxy_pass https://127.0.0.1:8000;"}
 
 
-def test_the_guide_s_run_is_the_same_in_containers():
+def test_the_guide_uses_the_same_run_with_containers():
     runs = re.findall(
         r"--run-config '(algorithm.*?|\s+algorithm.*?)'\n", GUIDE, re.DOTALL
     )
@@ -170,7 +174,7 @@ def test_the_guide_s_run_is_the_same_in_containers():
 
 @pytest.fixture
 def api():
-    """An API that is well at /health and ill elsewhere."""
+    """The URL of an API that is healthy at /health and fails elsewhere."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -186,7 +190,7 @@ def api():
         server.shutdown()
 
 
-def test_the_health_check_asks_the_api(api):
+def test_the_health_check_reports_the_status_of_the_api(api):
     def healthy(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [DEPLOY / "healthy", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -200,7 +204,7 @@ def test_the_health_check_asks_the_api(api):
     assert nothing.stderr == "error: give the URL of Flower's API\n"
 
 
-def test_health_checks_ask_where_something_listens():
+def test_health_checks_use_addresses_of_the_services():
     asked = {
         n: s["healthcheck"]["test"] for n, s in SERVICES.items() if "healthcheck" in s
     }

@@ -1,4 +1,4 @@
-"""What is in deploy/: the certificates, the units, and the guide's examples."""
+"""The folder deploy/: certificates, systemd units and the watchdog."""
 
 import hashlib
 import re
@@ -43,7 +43,7 @@ def made(tmp_path):
 
 
 @needs_tools
-def test_certificates_are_good_and_private_keys_are_private(made):
+def test_certificates_are_valid_and_private_keys_are_private(made):
     ca, server = made / "ca.crt", made / "server.crt"
     check = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver"]
     for name in ("-verify_hostname=link.example", "-verify_hostname=localhost"):
@@ -53,7 +53,7 @@ def test_certificates_are_good_and_private_keys_are_private(made):
     for address in ("192.0.2.7", "127.0.0.1"):
         result = command(*check, "-verify_ip", address, "-CAfile", ca, server)
         assert result.returncode == 0, result.stderr
-    # The checks can fail.
+    # Negative control: the certificate is not valid for another host name.
     wrong = command(*check, "-verify_hostname", "other.example", "-CAfile", ca, server)
     assert wrong.returncode != 0
     modes = {
@@ -69,7 +69,7 @@ def test_certificates_are_good_and_private_keys_are_private(made):
 
 
 @needs_tools
-def test_node_keys_are_what_flower_takes(made):
+def test_node_keys_have_the_format_of_flower(made):
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
         load_ssh_private_key,
@@ -98,7 +98,7 @@ def test_a_second_run_changes_nothing(made):
 
 
 @needs_tools
-def test_new_names_and_nodes_leave_the_ca_and_other_keys(made):
+def test_new_names_and_nodes_do_not_change_the_ca_and_other_keys(made):
     before = contents(made)
     command(SCRIPT, made, "--server", "new.example", "--node", "pi-3", check=True)
     after = contents(made)
@@ -118,7 +118,7 @@ def test_new_names_and_nodes_leave_the_ca_and_other_keys(made):
 
 
 @needs_tools
-def test_the_ca_s_key_can_be_kept_elsewhere(made, tmp_path):
+def test_the_ca_key_can_be_stored_elsewhere(made, tmp_path):
     (made / "ca.key").rename(tmp_path / "safe")
     command(SCRIPT, made, "--node", "pi-9", check=True)
     before = contents(made)
@@ -126,7 +126,7 @@ def test_the_ca_s_key_can_be_kept_elsewhere(made, tmp_path):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "no ca.key in" in result.stderr
-    # A new CA would shut out all devices.
+    # A new CA would lock out all devices.
     assert contents(made) == before
 
 
@@ -147,9 +147,9 @@ def test_the_ca_s_key_can_be_kept_elsewhere(made, tmp_path):
         (["{dir}", "--node", "x.pub"], "node 'x.pub' must be of letters"),
     ],
 )
-def test_bad_input_is_one_line_and_makes_nothing(arguments, message, tmp_path):
-    given = [argument.format(dir=tmp_path / "keys") for argument in arguments]
-    result = command(SCRIPT, *given)
+def test_bad_input_gives_a_one_line_error_and_no_files(arguments, message, tmp_path):
+    formatted = [argument.format(dir=tmp_path / "keys") for argument in arguments]
+    result = command(SCRIPT, *formatted)
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
@@ -157,12 +157,12 @@ def test_bad_input_is_one_line_and_makes_nothing(arguments, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_script_s_syntax():
+def test_the_script_is_valid_and_executable():
     assert command("bash", "-n", SCRIPT).returncode == 0
     assert SCRIPT.stat().st_mode & 0o111
 
 
-# Units
+# systemd units
 
 
 def options_in(text: str, program: str) -> set[str]:
@@ -178,16 +178,16 @@ def test_units_use_options_that_exist(name):
     used = options_in(unit, f"flower-{name}")
     assert len(used) > 3
     program = Path(sys.executable).parent / f"flower-{name}"
-    known = set(re.findall(r"--[a-z-]+", command(program, "--help").stdout))
-    assert used <= known
+    existing = set(re.findall(r"--[a-z-]+", command(program, "--help").stdout))
+    assert used <= existing
     assert "Restart=always" in unit
-    # A refused SuperNode must not hammer; Flower ends its session after a minute.
+    # A refused SuperNode must not retry too often; Flower ends its session in a minute.
     assert int(re.search(r"RestartSec=(\d+)", unit)[1]) >= 15
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
 @pytest.mark.parametrize("name", ["superlink", "supernode"])
-def test_systemd_takes_the_units(name, tmp_path):
+def test_systemd_accepts_the_units(name, tmp_path):
     unit = (DEPLOY / f"{name}.service").read_text()
     here = str(Path(sys.executable).parent)
     path = tmp_path / f"{name}.service"
@@ -200,7 +200,7 @@ def test_systemd_takes_the_units(name, tmp_path):
 # The watchdog
 
 
-# What a SuperNode said when its SuperLink's database had been locked for 35 s.
+# Log of a SuperNode after its SuperLink's database had been locked for 35 s
 LOST = """\x1b[91mERROR \x1b[0m:     Server error '500 Internal Server Error' for url \
 'https://127.0.0.1:8000/v1/fleet/pull-messages'
 For more information check: https://developer.mozilla.org/en-US/docs/Web/HTTP/Status/500
@@ -263,7 +263,7 @@ def fakes(tmp_path_factory):
             "it has lost the SuperLink for good; restarted",
         ),
         ("supernode", "", PASSED, "its SuperExec has died; restarted"),
-        # Another one's.
+        # The SuperExec of another SuperNode
         ("supernode", NODE_EXEC + "2", "", "its SuperExec has died; restarted"),
         ("superlink", LINK_EXEC, LOST, ""),
         ("superlink", f"{LINK_EXEC}\n{RUNS}", "", ""),
@@ -276,7 +276,9 @@ def fakes(tmp_path_factory):
         ),
     ],
 )
-def test_the_watchdog(unit, processes, log, said, fakes, tmp_path):
+def test_the_watchdog_restarts_units_that_cannot_recover(
+    unit, processes, log, said, fakes, tmp_path
+):
     files = {"state": "active", "age": "61", "processes": processes, "log": log}
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
@@ -285,12 +287,12 @@ def test_the_watchdog(unit, processes, log, said, fakes, tmp_path):
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (f"{unit}: {said}\n" if said else "")
     restarted = tmp_path / "restarted"
-    found = restarted.read_text() if restarted.exists() else ""
-    assert found == (f"{unit}\n" if said.endswith("; restarted") else "")
+    units = restarted.read_text() if restarted.exists() else ""
+    assert units == (f"{unit}\n" if said.endswith("; restarted") else "")
 
 
 @pytest.mark.parametrize(("state", "age"), [("activating", "99"), ("active", " 59")])
-def test_the_watchdog_leaves_what_is_about_to_begin(state, age, fakes, tmp_path):
+def test_the_watchdog_ignores_units_that_have_just_started(state, age, fakes, tmp_path):
     for name, text in (("state", state), ("age", age), ("processes", "")):
         (tmp_path / name).write_text(f"{text}\n")
     environment = {"PATH": f"{fakes}:/usr/bin:/bin", "HERE": str(tmp_path)}
@@ -298,14 +300,14 @@ def test_the_watchdog_leaves_what_is_about_to_begin(state, age, fakes, tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_the_watchdog_s_bad_input():
+def test_the_watchdog_without_a_unit_gives_a_one_line_error():
     result = command(DEPLOY / "watchdog")
     assert result.returncode == 2
     assert result.stderr == "error: give one unit, supernode or superlink\n"
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
-def test_systemd_takes_the_watchdog_s_units(tmp_path):
+def test_systemd_accepts_the_units_of_the_watchdog(tmp_path):
     for kind in ("service", "timer"):
         unit = (DEPLOY / f"watchdog@.{kind}").read_text()
         path = tmp_path / f"watchdog@supernode.{kind}"

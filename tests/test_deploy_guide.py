@@ -1,4 +1,4 @@
-"""The guide to deployment: its commands, its example, and Flower's own file."""
+"""The deployment guide: links, settings, examples, and Flower's configuration."""
 
 import re
 import sys
@@ -26,9 +26,9 @@ def guide() -> str:
     return (DEPLOY / "README.md").read_text()
 
 
-def test_what_the_guide_links_to_is_there():
+def test_links_of_the_guide_exist():
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", guide()):
-        # Measured with the whole of a deployment, on its own.
+        # This page is measured separately, with a complete deployment.
         if not link.endswith("memory.md"):
             assert (DEPLOY / link).exists(), link
 
@@ -37,9 +37,9 @@ def test_the_guide_s_settings_exist():
     text = re.search(r"--run-config '(.*?)'", guide(), re.DOTALL)[1]
     from flwr.common.config import parse_config_args
 
-    given = parse_config_args([text])
-    assert given["task"] == "image-folder"
-    resolve(given)
+    settings = parse_config_args([text])
+    assert settings["task"] == "image-folder"
+    resolve(settings)
 
 
 class Net(nn.Module):
@@ -61,7 +61,7 @@ def train_locally(net: Net) -> tuple[float, int]:
 
 @pytest.fixture
 def example(monkeypatch):
-    """Run a Python block of the guide and return its app."""
+    """A function that runs a Python block of the guide and returns its app."""
     yours = ModuleType("your_app")
     yours.Net, yours.train_locally = Net, train_locally
     monkeypatch.setitem(sys.modules, "your_app", yours)
@@ -82,7 +82,7 @@ def named(grid: InlineGrid) -> InlineGrid:
 
 
 class Spy(InlineGrid):
-    """Keeps all messages and replies."""
+    """Records all messages and replies."""
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
@@ -95,12 +95,12 @@ class Spy(InlineGrid):
         return replies
 
 
-def test_the_guide_s_own_app_with_differential_privacy(example):
+def test_the_guide_s_custom_app_with_differential_privacy(example):
     grid = named(Spy(example("client"), 10))
     context = Context(1, 0, {}, RecordDict(), {})
     example("server")(grid, context)
     trained = [(m, r) for m, r in grid.seen if str(m.metadata.message_type) == "train"]
-    # Ten rounds of five of ten clients each.
+    # Ten rounds, with five of ten clients each
     assert len(trained) == 50
     assert not any(reply.has_error() for _, reply in trained)
     assert len({m.metadata.dst_node_id for m, _ in trained}) > 5
@@ -109,8 +109,8 @@ def test_the_guide_s_own_app_with_differential_privacy(example):
             (record,) = part.content.array_records.values()
             assert set(record) == {"weight", "bias"}
             assert record["weight"].numpy().shape == (3, 4)
-    # By hand: every weight of 15 moves by 0.5, a norm of 0.5 √15 = 1.94, is clipped to
-    # 1, and gets noise of 0.2 · 1 / 5 = 0.04 in each of the ten rounds.
+    # In each of ten rounds, all 15 weights move by 0.5. The norm 0.5 √15 = 1.94 is
+    # clipped to 1, and noise of 0.2 · 1 / 5 = 0.04 is added.
     first = trained[0][0].content["arrays"]
     last = trained[-1][0].content["arrays"]
     moved = np.concatenate(
@@ -119,7 +119,7 @@ def test_the_guide_s_own_app_with_differential_privacy(example):
     step = 1 / np.sqrt(15)
     assert moved.mean() == pytest.approx(9 * step, abs=4 * 0.04 * 3 / np.sqrt(15))
     assert 0.03 < moved.std() < 0.25
-    # Each client's own head went on from its last.
+    # Each client has continued to train its own head.
     counts = {}
     for message, _ in trained:
         node = message.metadata.dst_node_id
@@ -150,7 +150,7 @@ def test_the_guide_s_mod_adds_noise_on_the_device(example):
     initial, noisy = trained(example("mod"))
     _, plain = trained(make_app())
     assert len(noisy) == 5
-    # As Flower's mod has it: sensitivity √(2 ln(1.25 / δ)) / ε.
+    # The formula of Flower's mod: sensitivity √(2 ln(1.25 / δ)) / ε
     sigma = np.sqrt(2 * np.log(1.25 / 1e-5)) / 100
     for node, arrays in noisy.items():
         differences = [
@@ -161,12 +161,12 @@ def test_the_guide_s_mod_adds_noise_on_the_device(example):
         assert list(arrays) == list(initial)
 
 
-# Flower's own file
+# Flower's configuration file
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("times", [1, 2])
-def test_the_federation_is_added_to_the_file_that_flower_makes(
+def test_the_federation_is_added_to_the_configuration_of_flower(
     tmp_path, monkeypatch, times
 ):
     from flwr.cli.flower_config import init_flwr_config
@@ -174,18 +174,18 @@ def test_the_federation_is_added_to_the_file_that_flower_makes(
     home = tmp_path / ".flwr"
     monkeypatch.setenv("FLWR_HOME", str(home))
     init_flwr_config()
-    made = tomllib.loads((home / "config.toml").read_text())["superlink"]
+    original = tomllib.loads((home / "config.toml").read_text())["superlink"]
     guide = (DEPLOY / "README.md").read_text()
     marked = re.search(r"<!-- superlink -->\n```sh\n(.*?)```", guide, re.DOTALL)
-    # `init_flwr_config` has already made the file.
+    # `init_flwr_config` has already created the file.
     lines = marked[1].replace("flwr config list >/dev/null\n", "")
     assert lines != marked[1]
     for _ in range(times):
         environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
         assert command("bash", "-euc", lines, env=environment).returncode == 0
-    found = tomllib.loads((home / "config.toml").read_text())["superlink"]
-    assert found == {
-        **made,
+    updated = tomllib.loads((home / "config.toml").read_text())["superlink"]
+    assert updated == {
+        **original,
         "default": "federation",
         "federation": {
             "address": "127.0.0.1:8000",
@@ -195,7 +195,7 @@ def test_the_federation_is_added_to_the_file_that_flower_makes(
 
 
 @pytest.mark.parametrize("name", ["README.md", "proxy.conf"])
-def test_the_proxy_takes_a_piece_of_an_array_and_little_more(name):
+def test_the_proxy_accepts_one_chunk_of_an_array_but_not_two(name):
     text = (DEPLOY / name).read_text()
     (megabytes,) = re.findall(r"^ *client_max_body_size (\d+)m;", text, re.MULTILINE)
     piece = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE

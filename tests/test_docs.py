@@ -52,7 +52,7 @@ def anchors(path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(path):
+def test_every_link_of_a_page_has_a_target(path):
     for link in re.findall(r"\]\(([^()\s]+)\)", prose(path)):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -100,13 +100,13 @@ def test_every_algorithm_has_a_page_with_its_settings():
         ("local", "\N{EN DASH}", "No communication"),
     ],
 )
-def test_an_algorithms_page_says_what_is_shared(name, shared, title):
-    known = algorithm(name)
-    assert travels(known) == shared
-    assert family(known).startswith(title)
+def test_the_page_of_an_algorithm_names_what_is_shared(name, shared, title):
+    described = algorithm(name)
+    assert travels(described) == shared
+    assert family(described).startswith(title)
 
 
-def test_an_algorithms_page_has_the_papers_figure_beside_ours():
+def test_the_page_of_an_algorithm_compares_with_the_paper():
     data = json.loads((RESULTS / "papers_tables.json").read_text(encoding="utf-8"))
     runs = data["results"]["100x5"]["fedper"].values()
     ours = 100 * sum(run["accuracy"] for run in runs) / len(runs)
@@ -114,7 +114,7 @@ def test_an_algorithms_page_has_the_papers_figure_beside_ours():
     assert row in page(algorithm("fedper"))
 
 
-def test_every_page_of_results_begins_with_what_it_shows():
+def test_every_page_of_results_begins_with_its_finding():
     written = copies()
     for path in RESULTS.glob("*.md"):
         title, _, sentence, *_ = written[f"results/{path.stem}.md"].splitlines()
@@ -122,7 +122,7 @@ def test_every_page_of_results_begins_with_what_it_shows():
         assert re.fullmatch(r"\*\*.+\.\*\*", sentence), path.name
 
 
-def test_the_index_of_results_says_what_a_page_shows():
+def test_the_index_of_results_has_the_findings_of_pages():
     sentences = what_results_show()
     assert sentences["aarch64"] == "Every dependency has a wheel for 64-bit ARM."
     assert sentences["srpfl_time-dynamic-0.2-plain"].startswith("LG-SRPFL gains")
@@ -133,7 +133,7 @@ def test_links_of_a_page_lead_to_pages_of_the_site():
     text = "[a](../deploy/README.md#8-containers), [b](settings.md), [c](https://d.e)"
     there = "[a](/project/deploy.md#8-containers), [b](/settings.md), [c](https://d.e)"
     assert for_site(text, file) == there
-    # Code stays as it is, and folders without a page lose their link.
+    # Code is unchanged, and folders without a page lose their link.
     assert for_site("```\n[b](settings.md)\n```", file) == "```\n[b](settings.md)\n```"
     assert for_site("[f](../tests)", file) == "f"
     assert (
@@ -165,9 +165,7 @@ def test_the_example_of_a_second_model_sends_no_statistics(monkeypatch, tmp_path
     sys.modules.pop("second_example")
 
 
-def test_the_examples_of_a_built_in_task_are_those_of_the_run(
-    monkeypatch, tmp_path, capsys
-):
+def test_the_guide_s_code_gives_the_examples_of_a_run(monkeypatch, tmp_path, capsys):
     more = {**SMALL, "rounds": 1, "fraction": 1.0, "output": str(tmp_path / "results")}
     simulate("fedrep", **more)
     _, about = load_run(tmp_path / "results/fedrep", "000003")
@@ -178,12 +176,12 @@ def test_the_examples_of_a_built_in_task_are_those_of_the_run(
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     exec(code.partition("```")[0], {})
-    known = json.loads((tmp_path / "results/fedrep/clients.json").read_text())
-    assert int(capsys.readouterr().out) == known["000003"]["num-test-examples"]
+    clients = json.loads((tmp_path / "results/fedrep/clients.json").read_text())
+    assert int(capsys.readouterr().out) == clients["000003"]["num-test-examples"]
 
 
 def code_of(name: str) -> str:
-    """Return a file that the guide to algorithms has one write."""
+    """Return a file that the guide to algorithms lets its readers write."""
     text = (DOCS / "your-algorithm.md").read_text(encoding="utf-8")
     start = f"<!-- file: cautious/{name}.py -->\n```python\n"
     return text.partition(start)[2].partition("```\n<!-- end -->")[0]
@@ -191,7 +189,7 @@ def code_of(name: str) -> str:
 
 @pytest.fixture
 def fedamp(monkeypatch, tmp_path) -> Iterator[str]:
-    """The example of what a server keeps of each client, as it stands."""
+    """The import path of the guide's example of server state per client."""
     code = code_of("attentive")
     (tmp_path / "attentive_example.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -210,12 +208,12 @@ def test_the_example_of_state_per_client_personalises(fedamp, tmp_path):
         name: simulate(name, **more).summary["accuracy"]
         for name in ("fedavg", "local", fedamp)
     }
-    # Cosines of the models themselves gain 0.11.
+    # With cosines of the models themselves, the gain is only 0.11.
     assert accuracy[fedamp] > accuracy["fedavg"] + 0.2
     assert accuracy[fedamp] >= accuracy["local"]
 
 
-def test_the_example_of_state_per_client_goes_on_with_the_same_numbers(
+def test_the_example_of_state_per_client_resumes_with_the_same_results(
     fedamp, tmp_path
 ):
     whole = simulate(fedamp, rounds=4, output=str(tmp_path / "whole"), **SMALL)
@@ -229,10 +227,10 @@ def test_the_example_of_state_per_client_goes_on_with_the_same_numbers(
 
 def test_the_example_of_state_per_client_predicts_as_it_was_evaluated(fedamp, tmp_path):
     simulate(fedamp, rounds=3, fraction=1.0, output=str(tmp_path), **SMALL)
-    known = json.loads((tmp_path / "FedAMP" / "clients.json").read_text())
+    clients = json.loads((tmp_path / "FedAMP" / "clients.json").read_text())
     task = build_task(resolve({"task": "digits", "model": "mlp-2", "seed": 1}), 5)
-    for name, said in known.items():
+    for name, metrics in clients.items():
         classifier, _ = load_run(tmp_path / "FedAMP", name, algorithm=fedamp)
         loss, *_ = evaluate_model(task, int(name), classifier.model)
-        assert loss == pytest.approx(said["loss"], rel=1e-5)
-    assert len({said["loss"] for said in known.values()}) == 5
+        assert loss == pytest.approx(metrics["loss"], rel=1e-5)
+    assert len({metrics["loss"] for metrics in clients.values()}) == 5

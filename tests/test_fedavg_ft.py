@@ -1,4 +1,4 @@
-"""The ablation of FedAvg-FT: its heads are those of a plain loop."""
+"""The ablation of FedAvg-FT: its heads equal those of a plain PyTorch loop."""
 
 import copy
 
@@ -25,7 +25,7 @@ from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 
-# All examples are one batch, so that its order has no effect.
+# All examples are in one batch, so their order has no effect.
 OPTIMIZER = {"batch_size": 32, "learning_rate": 0.3, "momentum": 0.5, "weight_decay": 0}
 
 
@@ -49,7 +49,7 @@ def task() -> ExampleTask:
 def plain_loop(
     model: SplitModel, part: nn.Module, task: ExampleTask, epochs: int
 ) -> None:
-    """Train a part of a model with PyTorch's SGD, one batch an epoch."""
+    """Train a part of a model with PyTorch's SGD, with one batch per epoch."""
     examples = task.train_examples(0)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.3, momentum=0.5)
     for _ in range(epochs):
@@ -85,7 +85,7 @@ def test_old_heads_are_fine_tuned_on_the_model_of_the_sampled_round(task):
     reply, _, _ = client().fit(arrays(sampled), {"server-round": 4})
     local = copy.deepcopy(sampled)
     plain_loop(local, local, task, 1)
-    # The reply is FedAvg's.
+    # The reply equals that of FedAvg.
     for sent, value in zip(reply, arrays(local), strict=True):
         torch.testing.assert_close(torch.from_numpy(sent), torch.from_numpy(value))
     plain_loop(sampled, sampled.head, task, EPOCHS)
@@ -102,7 +102,7 @@ def test_old_heads_are_fine_tuned_on_the_model_of_the_sampled_round(task):
     assert metrics["accuracy"] == pytest.approx(accuracy(current, current.head, task))
 
 
-def test_a_client_that_was_never_sampled_has_the_received_head_as_its_old_one(task):
+def test_the_old_head_of_a_client_never_sampled_is_the_received_one(task):
     settings, state = TrainingSettings(**OPTIMIZER), PersonalState(new_context())
     client = FedAvgHeadsClient(task, 0, state, settings)
     _, _, metrics = client.evaluate(arrays(random_model(2)), {"server-round": 6})
@@ -130,18 +130,18 @@ def test_fresh_heads_are_trained_on_the_received_representation(task):
         plain_loop(fresh, fresh.head, task, EPOCHS)
         expected = accuracy(fresh, fresh.head, task)
         assert metrics[f"accuracy-{name}"] == pytest.approx(expected)
-    # The last head trained is the one from the initial head.
+    # The last head that was trained started from the initial head.
     assert_same_head(fresh.head, tested.model.head.state_dict())
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_train_as_without_further_heads(method, tmp_path):
+def test_additional_heads_do_not_change_the_training(method, tmp_path):
     def curve(algorithm: str, name: str) -> list:
         more = {"num_server_rounds": 3, "evaluate_last": 2, "output": tmp_path / name}
         return simulate(algorithm, "inline", num_clients=10, **more).rows
 
-    found, plain = curve(path_of(method), "a"), curve(method, "b")
-    for row, other in zip(found, plain, strict=True):
+    with_heads, plain = curve(path_of(method), "a"), curve(method, "b")
+    for row, other in zip(with_heads, plain, strict=True):
         assert row.get("accuracy") == other.get("accuracy")
         assert row["train-loss"] == other["train-loss"]
-    assert "accuracy-fresh" in found[-1]
+    assert "accuracy-fresh" in with_heads[-1]

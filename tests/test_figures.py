@@ -1,4 +1,4 @@
-"""The README and the guides have the numbers of their pages; wrong ones are found."""
+"""Figures in the README and in guides agree with their pages; errors are detected."""
 
 import json
 import re
@@ -26,7 +26,7 @@ CONVEX = PAGES / "gossip_convex.json"
 
 @pytest.fixture
 def copy(tmp_path):
-    """The texts as copies, and the pages as links that a test can replace."""
+    """A folder with copies of the texts, and links to pages that tests can replace."""
     for name in TEXTS:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -43,11 +43,11 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_every_figure_is_its_pages():
+def test_every_figure_agrees_with_its_page():
     assert list(wrong_figures(ROOT)) == []
 
 
-def test_the_pages_of_results_are_of_clean_commits():
+def test_pages_of_results_have_clean_commits():
     named = ("README.md", RESULTS_PAGE)
     pages = sorted({figure.page for figure in ALL_FIGURES if figure.file in named})
     assert [line for page in pages for line in dirty(ROOT, page)] == []
@@ -97,15 +97,15 @@ def test_a_wrong_figure_is_found(copy, file, old, new, says):
     assert all(line.startswith(file) for line in found)
 
 
-def test_a_page_that_is_made_again_with_other_numbers_is_found(copy):
+def test_a_regenerated_page_with_other_numbers_is_found(copy):
     data = json.loads((copy / CONVEX).read_text())
     data["measured"]["D-PSGD"]["error"][0] += 0.03
     (copy / CONVEX).unlink()
     (copy / CONVEX).write_text(json.dumps(data))
     (line,) = wrong_figures(copy)
-    # One of three seeds, in %.
-    said = re.search(r"says (\S+) and gossip_convex has (\S+)", line)
-    before, after = map(float, said.groups())
+    # One of three seeds increases by 3 %, so the mean increases by 1 %.
+    match = re.search(r"says (\S+) and gossip_convex has (\S+)", line)
+    before, after = map(float, match.groups())
     assert after == pytest.approx(before + 1, abs=0.01)
 
 
@@ -140,7 +140,7 @@ def test_a_run_of_a_commit_that_is_not_clean_is_found(copy):
     assert "-dirty is no clean commit" in line
 
 
-def test_a_number_agrees_when_it_is_the_value_rounded():
+def test_a_number_agrees_if_it_is_the_rounded_value():
     assert agrees("1,088", 1087.6)
     assert not agrees("1,088", 1088.6)
     assert agrees("-0.62", -0.6249)
@@ -153,8 +153,8 @@ def test_a_number_agrees_when_it_is_the_value_rounded():
     ]  # fmt: skip
 
 
-def test_times_are_those_of_the_pages():
-    # 1359 + 1104 + 1973 + 1946 + 3281 + 2395: FLANP-FT's run has FLANP's row as well.
+def test_times_are_summed_over_the_runs_of_a_page():
+    # 1359 + 1104 + 1973 + 1946 + 3281 + 2395: the run of FLANP-FT includes FLANP.
     pages = {"srpfl_time-fixed-1-plain": 12058, "multi_task": 375}
     for page, expected in pages.items():
         data = json.loads((ROOT / PAGES / f"{page}.json").read_text())
@@ -163,7 +163,7 @@ def test_times_are_those_of_the_pages():
     assert duration(seconds(ROOT, "", runs)) == "3 min"
 
 
-def test_the_list_has_the_reason_where_there_is_no_page():
+def test_the_list_gives_the_reason_if_there_is_no_page():
     entry = Entry(shows="Figure 1", why="a drawing")
     assert show(ROOT, "nothing", entry) == "nothing: Figure 1\n    not here: a drawing"
 
@@ -175,7 +175,7 @@ def test_figure_1_of_fedrep_has_the_settings_of_section_5_1():
     assert entries()["fedrep_samples"].command
 
 
-def test_no_reason_denies_a_task_that_there_is():
+def test_no_reason_claims_that_a_task_is_missing():
     assert [n for n, entry in entries().items() if "no task" in entry.why] == []
 
 

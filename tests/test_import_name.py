@@ -1,4 +1,4 @@
-"""The package is imported as `flwr_frl`, and nothing else is taken from its users."""
+"""The package is imported as `flwr_frl`, and hides no modules of its users."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from environments import build_wheel, install, make_environment
 import flwr_frl
 
 ROOT = Path(__file__).parents[1]
-# What a user has beside a script: names that the checkout's folders have, too.
+# Modules next to a user's script, with names that folders of the checkout have, too
 FOREIGN = {
     "task.py": "NAME = 'mine'\n",
     "clients/__init__.py": "",
@@ -88,7 +88,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 def printed_by(
     python: Path | str, arguments: Sequence[str], folder: Path, path: str = ""
 ) -> str:
-    """Return the output of a program in a folder, without the checkout on its path."""
+    """Run a program in a folder without the checkout on its path; return its output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     result = subprocess.run(
         [str(python), *arguments],
@@ -105,7 +105,7 @@ def printed_by(
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment in which only the wheel is ours."""
+    """The Python of an environment with our wheel and without the checkout."""
     home = tmp_path_factory.mktemp("wheel")
     environment = home / "environment"
     install(build_wheel(ROOT, home), make_environment(environment))
@@ -113,7 +113,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.e2e
-def test_the_wheel_installs_one_name_and_what_a_script_has_stays_its_own(
+def test_the_wheel_installs_one_name_and_hides_no_modules_of_scripts(
     installed: Path, tmp_path: Path
 ) -> None:
     [site] = installed.parents[1].glob("lib/python*/site-packages")
@@ -142,13 +142,13 @@ from client import app as client
 run_simulation(server, client, num_supernodes=2)
 """
     write(tmp_path, {"simulated.py": code})
-    # Ray's workers import the app from there.
+    # Ray's workers import the app from this folder.
     printed = printed_by(installed, ["simulated.py"], tmp_path, str(tmp_path))
     assert "mine [1.0, 1.0, 1.0]" in printed
 
 
 @pytest.mark.e2e
-def test_a_script_beside_a_foreign_task_runs_from_the_checkout(tmp_path: Path) -> None:
+def test_a_script_next_to_a_foreign_task_runs_from_the_checkout(tmp_path: Path) -> None:
     write(tmp_path, FOREIGN)
     write(tmp_path, {"script.py": SCRIPT.format(output=str(tmp_path / "results"))})
     printed = printed_by(sys.executable, ["script.py"], tmp_path, str(ROOT))
@@ -157,7 +157,7 @@ def test_a_script_beside_a_foreign_task_runs_from_the_checkout(tmp_path: Path) -
 
 @pytest.mark.e2e
 def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
-    # As Git writes it on systems without links: files with the target's name.
+    # Without symbolic links, Git writes files that contain the path of the target.
     for name in ("strategies", "clients", "task", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "flwr_frl").mkdir()
@@ -210,7 +210,7 @@ load("clients.fedper:FedPerClient", "client")
 """
     write(tmp_path, {"old.py": code})
     printed_by(installed, ["old.py"], tmp_path)
-    # A module of the user's with such a name comes first.
+    # A user's module with such a name takes precedence.
     write(tmp_path, {"clients/__init__.py": "", "clients/fedrep.py": "Mine = int"})
     code = """
 from flwr_frl.task.settings import load

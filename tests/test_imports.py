@@ -1,4 +1,4 @@
-"""Who may know whom, so that a reader finds things and a server needs no torch."""
+"""Import rules: clear dependencies between packages, and no torch on a server."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
-# What a server may know of a task: no data, no models and no training.
+# Modules of `task` that a server may import: no data, no models and no training
 SERVER_MAY_USE = {
     "flwr_frl.task.checkpoint",
     "flwr_frl.task.command_line",
@@ -25,13 +25,13 @@ SERVER_MAY_USE = {
     "flwr_frl.task.settings",
 }
 SERVER_COMPUTES = {
-    # FLUTE's server makes a step on the clients' heads.
+    # FLUTE's server takes a step on the clients' heads.
     "strategies/flute.py": {"flwr_frl.task.models.neural_collapse"},
-    # NumPy only.
+    # Needs only NumPy.
     "strategies/representation_transfer.py": {"flwr_frl.task.transfer"},
 }
-# A client asks its strategy's class which client belongs to it.
 FRONT = ("backend", "cli", "commands", "running")
+# Clients look up their class in the class of their strategy.
 CLIENT_ASKS = {"clients/algorithms.py": {"flwr_frl.strategies.algorithms"}}
 
 
@@ -40,7 +40,7 @@ def place(path: Path) -> str:
 
 
 def files_of(package: str) -> list[Path]:
-    # The links in `flwr_frl` are the packages themselves.
+    # The links in `flwr_frl` lead to the other packages.
     pattern = "*.py" if package == "flwr_frl" else "**/*.py"
     return sorted((ROOT / package).glob(pattern))
 
@@ -56,14 +56,14 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def imports_of(path: Path) -> set[str]:
-    """Return the full names of all that a file imports, inside functions as well."""
+    """Return the full names that a file imports, also inside functions."""
     package = path.relative_to(ROOT).parent.parts
     names = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            # One dot is this package, two its parent.
+            # One dot is this package, two dots are its parent.
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             names |= {f"{module}.{alias.name}" for alias in node.names}
@@ -82,8 +82,7 @@ def names_in(path: Path, package: str) -> set[str]:
     for name in imports_of(path):
         if f"{name}.".startswith(f"{prefix}."):
             parts = name.split(".")
-            # `from flwr_frl.task.models import Part` names a module and something in
-            # it.
+            # `from flwr_frl.task.models import Part` names a module and its member.
             while not is_module(".".join(parts)):
                 parts.pop()
             found.add(".".join(parts))
@@ -93,13 +92,13 @@ def names_in(path: Path, package: str) -> set[str]:
 # Imports
 
 
-def test_the_rules_are_about_something():
+def test_the_import_rules_apply_to_files_and_find_imports():
     for package in ("task", "clients", "strategies"):
         files = files_of(package)
         assert len(files) > 3
-        # At all depths.
+        # Files of all depths are found.
         assert {len(path.relative_to(ROOT).parts) for path in files} >= {2, 3}
-    # Imports of all forms are seen, also those within functions.
+    # Imports of all forms are found, including those inside functions.
     assert "flwr" in {n.split(".")[0] for n in imports_of(ROOT / "clients" / "base.py")}
     assert names_in(ROOT / "clients" / "base.py", "task") >= {"flwr_frl.task.training"}
     assert names_in(ROOT / "flwr_frl" / "running.py", "clients") >= {
@@ -111,20 +110,20 @@ def test_the_rules_are_about_something():
 
 
 @pytest.mark.parametrize("path", files_of("task"), ids=place)
-def test_task_knows_neither_flower_nor_its_siblings(path):
+def test_task_imports_neither_flower_nor_its_siblings(path):
     for package in ("flwr", "clients", "strategies", *FRONT):
         assert names_in(path, package) == set()
 
 
 @pytest.mark.parametrize("path", files_of("clients"), ids=place)
-def test_clients_know_no_strategies(path):
+def test_clients_import_no_strategies(path):
     for module in FRONT:
         assert names_in(path, module) == set()
     assert names_in(path, "strategies") <= CLIENT_ASKS.get(place(path), set())
 
 
 @pytest.mark.parametrize("path", files_of("strategies"), ids=place)
-def test_strategies_know_no_clients_and_little_of_the_task(path):
+def test_strategies_import_no_clients_and_little_of_the_task(path):
     for package in ("clients", *FRONT):
         assert names_in(path, package) == set()
     computes = SERVER_COMPUTES.get(place(path), set())
@@ -166,8 +165,8 @@ def test_a_server_loads_no_torch(module):
 
 
 @pytest.mark.e2e
-def test_whether_there_is_a_client_app_is_known_without_torch():
-    # As `flwr run` asks.
+def test_the_client_app_is_found_without_torch():
+    # As `flwr run` does
     code = f"""if True:
         import sys
         from importlib.util import find_spec
@@ -181,7 +180,7 @@ def test_whether_there_is_a_client_app_is_known_without_torch():
 
 
 @pytest.mark.e2e
-def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
+def test_preparing_a_run_loads_no_torch_with_any_algorithm():
     code = f"""if True:
         import sys
         from flwr_frl.strategies import ALGORITHMS, build_strategy
@@ -198,8 +197,9 @@ def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
 
 
 @pytest.mark.e2e
-def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
-    # torch's takes seconds, and a device handles each message in a new process.
+def test_training_loads_heavy_modules_but_no_compiler():
+    # torch's compiler takes seconds to load, and a device handles each message in a new
+    # process.
     code = f"""if True:
     import sys, flwr_frl.clients.base, torch
     from flwr_frl import task
@@ -225,7 +225,7 @@ def test_the_task_s_settings_load_no_flower():
     assert printed_by(code) == ["False"]
 
 
-def test_what_the_packages_promise_is_there():
+def test_all_public_names_exist():
     import clients
     import strategies
     import task
@@ -239,10 +239,10 @@ def test_what_the_packages_promise_is_there():
         _ = clients.nothing
 
 
-# What is special about an algorithm is said by its class
+# Only classes of an algorithm have code that is specific to it
 
 
-# Import paths of all strategies and clients, with those for tasks of their own.
+# Import paths of all strategies and clients, including those for single tasks
 PATHS = {
     path
     for algorithm in ALGORITHMS
@@ -253,7 +253,7 @@ PATHS = {
 }
 MODULES = {path.split(":")[0] for path in PATHS}
 CLASSES = {path.split(":")[1] for path in PATHS}
-# Everything but the table and the algorithms' own files.
+# All files except the table and those of the algorithms
 CENTRAL = [
     *files_of("flwr_frl"),
     *(
@@ -264,10 +264,10 @@ CENTRAL = [
         and place(path) not in ("strategies/table.py", f"{package}/__init__.py")
     ),
 ]
-# Nothing but defaults, and the commands that the help shows.
+# Allowed names of algorithms: defaults, and commands that the help shows
 DEFAULTS = {
     "flwr_frl/commands.py": {"fedavg", "fedrep", "flute"},
-    # Ray's word.
+    # An argument of Ray
     "strategies/grids/ray_workers.py": {"local"},
     "strategies/report/command_line.py": {"fedrep", "local"},
     "strategies/server/rounds.py": {"fedrep"},
@@ -276,7 +276,7 @@ KINDS = CLASSES | {"BaseStrategy", "Gossip", "GossipClient", "Strategy"}
 
 
 def texts_in(tree: ast.Module) -> list[str]:
-    """Return all texts but the docstrings."""
+    """Return all strings except docstrings."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
     documentation = {
         id(node.body[0].value)
@@ -293,7 +293,7 @@ def texts_in(tree: ast.Module) -> list[str]:
 
 
 def algorithms_named_in(path: Path) -> set[str]:
-    """Return the algorithms whose names, classes or modules a file has."""
+    """Return the algorithms whose names, classes or modules occur in a file."""
     tree = tree_of(path)
     words = {w for text in texts_in(tree) for w in re.findall(r"[\w.-]+", text)}
     identifiers = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -302,7 +302,7 @@ def algorithms_named_in(path: Path) -> set[str]:
 
 
 def kinds_asked_for_in(path: Path) -> set[str]:
-    """Return the classes of algorithms that a file asks an object or class for."""
+    """Return the algorithm classes in a file's calls of isinstance and issubclass."""
     return {
         name.id
         for node in ast.walk(tree_of(path))
@@ -314,7 +314,7 @@ def kinds_asked_for_in(path: Path) -> set[str]:
     }
 
 
-def test_these_rules_are_about_something_too():
+def test_the_rules_on_algorithm_names_apply_to_files_and_find_names():
     assert {
         "flwr_frl.strategies.srpfl",
         "flwr_frl.clients.fedrep",
@@ -336,7 +336,7 @@ def test_these_rules_are_about_something_too():
         "clients/predict/loading.py",
     }
     assert not places & {"strategies/srpfl.py", "clients/fedrep.py"}
-    # Where there is something to find, it is found.
+    # Names are found in files that contain them.
     srpfl = ROOT / "strategies" / "srpfl.py"
     assert {"fedrep", "lg-fedavg", "SRPFL"} <= algorithms_named_in(srpfl)
     assert kinds_asked_for_in(srpfl) == {"BaseStrategy"}
@@ -346,7 +346,7 @@ def test_these_rules_are_about_something_too():
 
 
 @pytest.mark.parametrize("path", CENTRAL, ids=place)
-def test_what_all_algorithms_share_names_none_of_them(path):
+def test_shared_code_names_no_algorithm(path):
     assert algorithms_named_in(path) == DEFAULTS.get(place(path), set())
-    # The base class of all is no algorithm.
+    # The common base class is not an algorithm.
     assert kinds_asked_for_in(path) <= {"BaseStrategy"}

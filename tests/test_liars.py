@@ -1,4 +1,4 @@
-"""Attacks of Byzantine clients, against numbers worked by hand."""
+"""Attacks of Byzantine clients match hand-computed values."""
 
 from argparse import Namespace
 
@@ -26,15 +26,15 @@ KNOWN = Known(np.array([10.0, 10.0]), np.array([12.0, 9.0]), HONEST, 2)
         ("ALIE z", [12, 12]),
         ("IPM 0.5", [9, 9]),
         ("IPM 3", [4, 4]),
-        # Two of ten replace the model: five times the change.
+        # Two of ten clients replace the model: five times the change.
         ("backdoor", [20, 5]),
     ],
 )
-def test_attacks_by_hand(attack: str, expected: list[float]) -> None:
+def test_attacks_match_hand_computed_values(attack: str, expected: list[float]) -> None:
     np.testing.assert_allclose(ATTACKS[attack](KNOWN), expected)
 
 
-def test_z_is_what_the_paper_has() -> None:
+def test_z_matches_the_paper() -> None:
     # 50 workers, 12 of them corrupted: s = 14 and Φ(z) = 24/38.
     assert least_suspicious(50, 12) == pytest.approx(0.3360, abs=1e-4)
     assert least_suspicious(10, 1) == pytest.approx(-0.1397, abs=1e-4)
@@ -42,18 +42,18 @@ def test_z_is_what_the_paper_has() -> None:
     assert least_suspicious(10, 3) == pytest.approx(0.1800, abs=1e-4)
 
 
-def test_a_trigger_is_a_patch_and_the_targets_label() -> None:
+def test_a_trigger_adds_a_patch_and_changes_the_label() -> None:
     plain = ExampleSet(torch.ones(2, 4, 4, 1, dtype=torch.uint8), torch.tensor([3, 5]))
-    found = triggered(plain, torch.tensor([False, True]))
-    assert found.targets.tolist() == [3, 0]
+    poisoned = triggered(plain, torch.tensor([False, True]))
+    assert poisoned.targets.tolist() == [3, 0]
     white = torch.ones(4, 4, dtype=torch.uint8)
-    assert torch.equal(found.inputs[0, ..., 0], white)
+    assert torch.equal(poisoned.inputs[0, ..., 0], white)
     white[2:, 2:] = 255
-    assert torch.equal(found.inputs[1, ..., 0], white)
+    assert torch.equal(poisoned.inputs[1, ..., 0], white)
     assert plain.inputs.max() == 1
 
 
-def test_a_backdoor_gets_into_the_mean_and_not_into_the_median() -> None:
+def test_a_backdoor_succeeds_with_the_mean_but_not_with_the_median() -> None:
     arguments = Namespace(rounds=3, last=1, seed=0)
     backdoor = ("backdoor", 1)
     fooled = outcome(arguments, Cell("fedavg", "mean", 0, *backdoor))

@@ -1,4 +1,4 @@
-"""``--list`` and ``--help``: complete, and printed without PyTorch and Flower."""
+"""``--list`` and ``--help`` are complete, and printed without PyTorch and Flower."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Arrays that are serialised when their bytes are read."""
+"""Arrays that are serialized when their bytes are read."""
 
 import pickle
 
@@ -22,13 +22,13 @@ def test_records_equal_those_of_flower_s_constructor():
     assert list(record) == list(VALUES)
     for name, value in VALUES.items():
         array, expected = record[name], Array(np.array(value, order="C"))
-        # Before the bytes have been read.
+        # The bytes have not been read yet.
         assert num_bytes(array) == num_bytes(expected) == len(expected.data)
         np.testing.assert_array_equal(values_of(array), value)
         assert array == expected
         assert expected == array
         assert array.object_id == expected.object_id
-        # As it goes over a network, with its parts.
+        # With its children, as it is sent over a network
         assert Array.inflate(array.deflate(), dict(array.children or {})) == expected
         np.testing.assert_array_equal(values_of(array), value)
         np.testing.assert_array_equal(array.numpy(), value)
@@ -53,13 +53,13 @@ def test_values_are_shared_and_cannot_be_written():
     assert values_of(array)[0] == 1.0
 
 
-def test_bytes_are_written_once_and_hold_the_values_from_then_on():
+def test_bytes_are_created_once_and_then_hold_the_values():
     array = MemoryArray(np.ones(3))
     assert array.data is array.data
     assert np.shares_memory(values_of(array), np.frombuffer(array.data, np.uint8))
 
 
-def test_an_array_whose_bytes_are_replaced_is_flower_s():
+def test_an_array_whose_bytes_are_replaced_becomes_a_flower_array():
     array = MemoryArray(np.ones(3))
     array.data = Array(np.zeros(3)).data
     assert type(array) is Array
@@ -68,7 +68,7 @@ def test_an_array_whose_bytes_are_replaced_is_flower_s():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_values_that_are_not_finite_are_found(value, dtype):
+def test_non_finite_values_are_detected(value, dtype):
     values = np.full((3, 4), np.finfo(dtype).max, dtype)
     # The sum of their squares overflows.
     assert MemoryArray(values).all_finite

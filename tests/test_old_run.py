@@ -1,4 +1,4 @@
-"""A run of an earlier version is resumed, and its devices' states are used."""
+"""A run of an earlier version can be resumed, and its clients' states can be used."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from flwr_frl.task.checkpoint import read_about
 from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 
-# tests/data/README.md says which version wrote it, and how.
+# tests/data/README.md says how this run was written, and by which version.
 OLD_RUN = Path(__file__).parent / "data" / "old-run"
 CLIENTS = json.loads((OLD_RUN / "fedrep" / "clients.json").read_text())
 TRAINED = [name for name, about in CLIENTS.items() if about["last-round"] > 0]
@@ -31,12 +31,12 @@ def rounds_of(output: Path, rounds: int, *, resume: bool) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def test_an_old_run_resumes_with_the_heads_that_its_clients_kept(tmp_path):
+def test_an_old_run_resumes_with_the_saved_heads_of_its_clients(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(OLD_RUN, old)
     rows = rounds_of(old, 3, resume=True)
     assert [row["round"] for row in rows] == [1, 2, 3]
-    # Without the clients' files the accuracy is 0.53 and not 0.74.
+    # Without the clients' files, the accuracy would be 0.53 instead of 0.74.
     expected = rounds_of(new, 3, resume=False)[-1]
     assert rows[-1]["accuracy"] == pytest.approx(expected["accuracy"], abs=0.05)
     assert rows[-1]["train-loss"] == pytest.approx(expected["train-loss"], abs=0.05)
@@ -44,11 +44,11 @@ def test_an_old_run_resumes_with_the_heads_that_its_clients_kept(tmp_path):
 
 @pytest.mark.parametrize("client", TRAINED)
 @pytest.mark.parametrize("on_device", [False, True])
-def test_an_old_head_predicts_as_it_did(tmp_path, client, on_device):
+def test_an_old_head_has_its_former_accuracy(tmp_path, client, on_device):
     run = OLD_RUN / "fedrep"
     state_dir = ""
     if on_device:
-        # A device keeps the same files in a folder named for the run.
+        # A device keeps the same files in a folder named after the run.
         about = read_about(run / "checkpoint.safetensors")
         directory = tmp_path / f"run-{about['values']['run']}" / client
         shutil.copytree(run / "clients" / client, directory)

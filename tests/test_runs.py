@@ -1,4 +1,4 @@
-"""A page's run counts as finished only if it is what would be run, and sound."""
+"""A run on a page is reused only if it is valid and its settings are unchanged."""
 
 import re
 import shutil
@@ -28,13 +28,13 @@ def runs(monkeypatch):
         ({"seed": 1}, False),
     ],
 )
-def test_a_run_is_another_if_a_setting_is(runs, other, same):
-    own = {"seed": 0, "num-clients": 100}
+def test_runs_are_alike_if_the_settings_that_matter_are_equal(runs, other, same):
+    settings = {"seed": 0, "num-clients": 100}
     assert runs.DEFAULTS["nc-weight"] == 0.25
-    assert runs.alike(own, {**own, **other}) is same
+    assert runs.alike(settings, {**settings, **other}) is same
 
 
-def test_a_run_that_failed_or_is_of_changed_code_is_made_again(runs):
+def test_a_run_that_failed_or_used_uncommitted_code_is_repeated(runs):
     sound = {"accuracy": 0.5, "commit": "0123456789"}
     assert runs.kept(sound) == sound
     assert runs.kept(None) is None
@@ -51,7 +51,9 @@ def test_a_run_that_failed_or_is_of_changed_code_is_made_again(runs):
         ("benchmarks/table.py", True),
     ],
 )
-def test_a_benchmarks_own_pages_are_none_of_its_code(tmp_path, changed, dirty):
+def test_changed_pages_of_a_benchmark_do_not_make_its_commit_dirty(
+    tmp_path, changed, dirty
+):
     def git(*arguments):
         about = ["-c", "user.name=n", "-c", "user.email=e"]
         subprocess.run(["git", *about, *arguments], cwd=tmp_path, check=True)
@@ -70,12 +72,12 @@ def test_a_benchmarks_own_pages_are_none_of_its_code(tmp_path, changed, dirty):
     assert re.fullmatch("[0-9a-f]{10}\n", clean)
     with (tmp_path / changed).open("a") as file:
         file.write("# after")
-    found = subprocess.check_output([sys.executable, script], text=True)
-    assert found == (clean.replace("\n", "-dirty\n") if dirty else clean)
+    commit = subprocess.check_output([sys.executable, script], text=True)
+    assert commit == (clean.replace("\n", "-dirty\n") if dirty else clean)
 
 
 @pytest.mark.e2e
-def test_a_page_has_the_command_that_made_it(tmp_path):
+def test_the_provenance_names_the_command(tmp_path):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").touch()
     shutil.copy(BENCHMARKS / "common.py", tmp_path / "benchmarks")
@@ -86,5 +88,5 @@ def test_a_page_has_the_command_that_made_it(tmp_path):
     for how in (["-m", "benchmarks.module"], ["benchmarks/script.py"]):
         words = [*how, "--seed", "3"]
         command = [sys.executable, *words]
-        found = subprocess.check_output(command, cwd=tmp_path, text=True)
-        assert found == " ".join(["python", *words]) + "\n"
+        output = subprocess.check_output(command, cwd=tmp_path, text=True)
+        assert output == " ".join(["python", *words]) + "\n"

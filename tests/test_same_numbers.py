@@ -1,4 +1,4 @@
-"""The oracle of a rearrangement names what has changed, and a small part of it runs."""
+"""The check that a refactoring changes no results, and a small part of it."""
 
 import json
 from pathlib import Path
@@ -33,15 +33,15 @@ def run_of(folder: Path, name: str, numbers: dict, arrays: dict | None = None) -
 
 
 @pytest.mark.parametrize("algorithm", ROUNDED)
-def test_two_rounds_end_with_the_known_numbers(algorithm, tmp_path):
+def test_two_rounds_give_the_recorded_results(algorithm, tmp_path):
     arguments = [algorithm, "--backend", "inline", "--rounds", "2"]
     arguments += ["--output", str(tmp_path), "--run-config", SETTINGS]
     assert cli.main(arguments) == 0
     last = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()[-1]
     row = json.loads(last)
-    found = (round(row["train-loss"], 4), round(row["accuracy"], 4))
+    rounded = (round(row["train-loss"], 4), round(row["accuracy"], 4))
     # Other builds of torch round differently; one image is 0.003 of the mean accuracy.
-    assert found == pytest.approx(ROUNDED[algorithm], abs=0.01)
+    assert rounded == pytest.approx(ROUNDED[algorithm], abs=0.01)
 
 
 def test_equal_runs_do_not_differ(tmp_path, capsys):
@@ -52,7 +52,7 @@ def test_equal_runs_do_not_differ(tmp_path, capsys):
     assert capsys.readouterr().out == "1 runs, 0 differ\n"
 
 
-def test_each_difference_is_a_line(tmp_path, capsys):
+def test_each_difference_is_reported_in_one_line(tmp_path, capsys):
     old, new = tmp_path / "old", tmp_path / "new"
     run_of(old, "digits/fedrep", {"loss": 1.0}, {"a": "1", "b": "2", "gone": "3"})
     run_of(new, "digits/fedrep", {"loss": 1.5}, {"a": "1", "b": "4"})
@@ -79,31 +79,31 @@ def test_a_renamed_array_is_no_difference_but_a_swap_is(tmp_path):
     assert same_numbers.compare(old, swapped, "", False) == 1
 
 
-def test_a_hash_is_of_type_shape_and_values():
+def test_a_hash_depends_on_type_shape_and_values():
     array = np.arange(6, dtype="f4")
     others = [array.reshape(2, 3), array.astype("f8"), array + 1]
     hashes = {same_numbers.digest(a) for a in (array, array.copy(), *others)}
     assert len(hashes) == 4
 
 
-def test_a_repeated_run_has_the_same_numbers(tmp_path, monkeypatch):
+def test_a_repeated_run_has_the_same_results(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
     settings = {**same_numbers.SETTINGS, "resumed": True}
-    found = [
+    runs = [
         same_numbers.numbers_of_run("resumed/fedrep", settings, tmp_path / name)
         for name in ("first", "second")
     ]
-    assert found[0] == found[1]
-    assert found[0]["exit"] == 0
-    assert "round 3, accuracy" in found[0]["numbers"]
-    kept = [name for name in found[0]["arrays"] if name.startswith("clients/")]
-    assert "checkpoint.safetensors" in found[0]["arrays"]
-    # The names of files do not have the run's random token.
+    assert runs[0] == runs[1]
+    assert runs[0]["exit"] == 0
+    assert "round 3, accuracy" in runs[0]["numbers"]
+    kept = [name for name in runs[0]["arrays"] if name.startswith("clients/")]
+    assert "checkpoint.safetensors" in runs[0]["arrays"]
+    # The names of files do not contain the random token of the run.
     assert all(Path(name).stem.isdigit() for name in kept)
     assert len(kept) > 5
 
 
-def test_speed_pairs_alternate_and_a_slower_checkout_is_told(monkeypatch, capsys):
+def test_speed_pairs_alternate_and_a_slower_checkout_is_reported(monkeypatch, capsys):
     asked = []
 
     def cpu_time(checkout, arguments):

@@ -1,4 +1,4 @@
-"""One run of a base algorithm does for all speed models, which change its clock."""
+"""One run of a base algorithm serves all speed models, which change only its clock."""
 
 from argparse import Namespace
 from importlib import import_module
@@ -36,7 +36,7 @@ def accuracies(made: dict) -> list[float]:
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_a_base_with_other_speeds_has_another_clock_only(
+def test_other_speeds_change_only_the_clock_of_a_base_algorithm(
     fraction, srpfl_time, tmp_path
 ):
     def rows_with(speed_model):
@@ -57,7 +57,7 @@ def test_a_base_with_other_speeds_has_another_clock_only(
 
 
 def test_fine_tuned_runs_have_a_curve(srpfl_time, monkeypatch, tmp_path):
-    # Elsewhere only the last round of them is evaluated.
+    # By default, only the last round of fine-tuned algorithms is evaluated.
     kind = settings_owners(resolve({"algorithm": "flanp-ft"}))[-1]
     monkeypatch.setattr(kind, "traits", kind.traits)
     made = srpfl_time.run(arguments(tmp_path), "flanp-ft", 2)
@@ -65,30 +65,31 @@ def test_fine_tuned_runs_have_a_curve(srpfl_time, monkeypatch, tmp_path):
     assert len(times) == len(curve) == 2
 
 
-def test_a_run_on_a_page_is_not_made_again(srpfl_time, monkeypatch, tmp_path):
+def test_a_run_on_a_page_is_reused(srpfl_time, monkeypatch, tmp_path):
     monkeypatch.setattr(srpfl_time, "RESULTS", tmp_path)
     monkeypatch.setattr(srpfl_time, "COMMIT", "0123456789")
-    given = arguments(tmp_path / "runs")
-    made = srpfl_time.run(given, "fedrep", 2)
+    options = arguments(tmp_path / "runs")
+    made = srpfl_time.run(options, "fedrep", 2)
     page = {"made": {"fedrep": made}}
     srpfl_time.write_json(tmp_path / "srpfl_time-fixed-0.1.json", page)
     monkeypatch.setattr(srpfl_time, "simulate", None)
-    given.output = str(tmp_path / "another")
-    assert srpfl_time.run(given, "fedrep", 2) == made
-    # Nor with other speeds, which change the clock of a base alone.
-    given.speed_model, given.initial_nodes = "dynamic", 3
-    other = srpfl_time.run(given, "fedrep", 2)
+    options.output = str(tmp_path / "another")
+    assert srpfl_time.run(options, "fedrep", 2) == made
+    # It is reused with other speeds, which change only the clock of a base algorithm.
+    options.speed_model, options.initial_nodes = "dynamic", 3
+    other = srpfl_time.run(options, "fedrep", 2)
     assert accuracies(made) == accuracies(other)
     times = [run["rows"][-1]["seconds-simulated"] for run in (made, other)]
     assert times[0] != pytest.approx(times[1])
-    # But with another learning rate, or for what waits for the first alone.
-    given.run_config += " learning-rate=0.2"
+    # It is not reused with another learning rate, nor for SRPFL, which waits only for
+    # the first clients.
+    options.run_config += " learning-rate=0.2"
     for algorithm in ("fedrep", "srpfl"):
         with pytest.raises(TypeError):
-            srpfl_time.run(given, algorithm, 2)
+            srpfl_time.run(options, algorithm, 2)
 
 
-def test_an_interrupted_run_goes_on_and_names_both_commits(
+def test_an_interrupted_run_resumes_and_names_both_commits(
     srpfl_time, monkeypatch, tmp_path
 ):
     whole = srpfl_time.run(arguments(tmp_path / "whole"), "fedrep", 3)
@@ -109,7 +110,7 @@ def test_an_interrupted_run_goes_on_and_names_both_commits(
     assert len(whole["rows"]) == 3
 
 
-def test_no_earlier_runs_rows_are_taken_for_one_that_never_began(
+def test_a_run_that_never_began_takes_no_rows_of_an_earlier_run(
     srpfl_time, monkeypatch, tmp_path
 ):
     srpfl_time.run(arguments(tmp_path), "fedrep", 2)

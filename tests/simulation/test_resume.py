@@ -1,4 +1,4 @@
-"""Runs that stop, crash and go on."""
+"""Runs that are stopped or crash can be resumed."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.task.checkpoint import FILE
 
-# Settings of runs with a checkpoint on the way.
+# Settings of runs with a checkpoint before the end
 SAVED = {"checkpoint_every": 5}
 
 
 def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[dict]:
-    # By default the stages follow from the number of rounds, which differs here.
+    # By default, stages depend on the number of rounds, which differs here.
     stages = {"rounds_per_stage": "3"} if algorithm == "srpfl" else {}
     settings = {**STEADY, **stages, **overrides}
     code = run(output, algorithm, "--rounds", str(rounds), **settings)
@@ -52,7 +52,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", PERSONAL)
-def test_stop_at_round_5_and_resume(tmp_path, undisturbed, algorithm):
+def test_a_run_stopped_at_round_5_can_be_resumed(tmp_path, undisturbed, algorithm):
     finished_at(5, tmp_path, algorithm, **SAVED)
     rows = resumed(tmp_path, algorithm, **SAVED)
     assert_same_rows(rows, undisturbed[algorithm], 1e-12)
@@ -61,24 +61,26 @@ def test_stop_at_round_5_and_resume(tmp_path, undisturbed, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", PERSONAL)
-def test_a_crash_between_checkpoints(tmp_path, undisturbed, algorithm):
-    # Rounds 6 to 8 are trained, and their replies have counted; the server goes back to
-    # round 5, and the clients with it.
+def test_a_run_that_crashed_between_checkpoints_can_be_resumed(
+    tmp_path, undisturbed, algorithm
+):
+    # Rounds 6 to 8 were trained and aggregated. The server is rolled back to round 5,
+    # and the clients with it.
     killed_in(8, tmp_path, algorithm, **SAVED)
     rows = resumed(tmp_path, algorithm, **SAVED)
     assert_same_rows(rows, undisturbed[algorithm], 1e-12)
 
 
-def test_checkpoints_do_not_change_the_numbers(tmp_path, undisturbed):
+def test_checkpoints_do_not_change_results(tmp_path, undisturbed):
     rows = finished_at(9, tmp_path, "fedrep", **SAVED)
     assert_same_rows(rows, undisturbed["fedrep"], 0)
-    # A run that is over is only reported again, and a new one does not take its heads.
+    # A finished run is only reported again, and a new run does not use its heads.
     again = resumed(tmp_path, "fedrep", **SAVED)
     assert_same_rows(again, rows, 0)
     assert_same_rows(finished_at(9, tmp_path, "fedrep", **SAVED), rows, 0)
 
 
-def test_a_run_goes_on_in_another_folder(tmp_path, undisturbed):
+def test_a_run_can_be_resumed_in_another_folder(tmp_path, undisturbed):
     first, second = tmp_path / "first", tmp_path / "second"
     finished_at(5, first, "fedrep", **SAVED)
     rows = finished_at(9, second, "fedrep", **SAVED, resume=str(first))
@@ -90,15 +92,19 @@ def test_a_run_goes_on_in_another_folder(tmp_path, undisturbed):
     assert len(rows_of(first, "fedrep")) == 5
 
 
-def test_a_crash_after_an_end_between_checkpoints(tmp_path, undisturbed):
-    # The last round, 6, has a checkpoint as well, though it is no multiple of 5.
+def test_a_finished_run_that_crashed_when_extended_can_be_resumed(
+    tmp_path, undisturbed
+):
+    # The last round, 6, has a checkpoint as well, although it is not a multiple of 5.
     finished_at(6, tmp_path, "fedper", **SAVED)
     killed_in(8, tmp_path, "fedper", **SAVED, resume=str(tmp_path))
     rows = resumed(tmp_path, "fedper", **SAVED)
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
 
 
-def test_a_crash_after_a_checkpoint_that_failed(tmp_path, monkeypatch, undisturbed):
+def test_a_run_that_crashed_after_a_failed_checkpoint_can_be_resumed(
+    tmp_path, monkeypatch, undisturbed
+):
     write = Checkpoint.write
 
     def fail_later(checkpoint: Checkpoint, directory: Path) -> None:
@@ -106,7 +112,7 @@ def test_a_crash_after_a_checkpoint_that_failed(tmp_path, monkeypatch, undisturb
             raise OSError(28, "No space left on device")
         write(checkpoint, directory)
 
-    # There is one of round 3 and none of round 6.
+    # There is a checkpoint of round 3 and none of round 6.
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "write", fail_later)
         killed_in(8, tmp_path, "fedper", checkpoint_every=3)
@@ -114,7 +120,7 @@ def test_a_crash_after_a_checkpoint_that_failed(tmp_path, monkeypatch, undisturb
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
 
 
-def test_a_run_goes_on_where_it_was_and_without_checkpoints(
+def test_a_run_is_resumed_in_its_folder_and_without_checkpoints(
     tmp_path, undisturbed, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -132,18 +138,20 @@ def test_a_run_goes_on_where_it_was_and_without_checkpoints(
     ("algorithm", "more"),
     [
         ("fedrep", {"task": "linear", "samples": 10, "head_steps": 10}),
-        # A rule with a memory, and buckets that are drawn.
+        # A stateful rule, and random buckets
         ("fedavg", {"aggregation": "centered-clip", "bucket_size": 2}),
     ],
 )
 def test_other_tasks_and_rules_resume(tmp_path, algorithm, more):
-    whole = finished_at(9, tmp_path / "a", algorithm, **SAVED, **more)
+    uninterrupted = finished_at(9, tmp_path / "a", algorithm, **SAVED, **more)
     finished_at(5, tmp_path / "b", algorithm, **SAVED, **more)
     rows = resumed(tmp_path / "b", algorithm, **SAVED, **more)
-    assert_same_rows(rows, whole, 1e-12)
+    assert_same_rows(rows, uninterrupted, 1e-12)
 
 
-def test_a_setting_that_is_new_blocks_no_resume(tmp_path, monkeypatch):
+def test_a_setting_that_the_checkpoint_lacks_does_not_block_a_resume(
+    tmp_path, monkeypatch
+):
     write = Checkpoint.write
 
     def older(checkpoint: Checkpoint, directory: Path) -> None:
@@ -156,16 +164,16 @@ def test_a_setting_that_is_new_blocks_no_resume(tmp_path, monkeypatch):
     assert len(resumed(tmp_path, "fedavg", aggregation="median")) == 9
 
 
-def test_resuming_several_starts_those_that_had_not_begun(tmp_path):
+def test_resuming_several_algorithms_starts_those_not_begun(tmp_path):
     finished_at(2, tmp_path, "fedavg")
     words, resume = ("fedavg", "fedper", "--rounds", "3"), {"resume": str(tmp_path)}
     assert run(tmp_path, *words, **STEADY, **resume) == 0
     assert [len(rows_of(tmp_path, name)) for name in ("fedavg", "fedper")] == [3, 3]
-    # Where none had begun there is nothing to resume.
+    # An algorithm that has never started cannot be resumed.
     assert run(tmp_path, "fedrep", **STEADY, **resume) == 2
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+def test_a_full_disk_prevents_a_checkpoint_but_not_the_run(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -177,7 +185,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
 def test_a_kill_after_the_last_checkpoint_loses_nothing(
     tmp_path, monkeypatch, algorithm
 ):
-    # Without checkpoints on the way clients keep their states in memory.
+    # Without checkpoints during the run, clients keep their states in memory.
     expected = finished_at(9, tmp_path / "whole", algorithm)
 
     def die(*_: object) -> None:
@@ -191,21 +199,19 @@ def test_a_kill_after_the_last_checkpoint_loses_nothing(
     assert_same_rows(resumed(output, algorithm), expected, 1e-12)
 
 
-def test_no_checkpoint_is_written_before_what_it_relies_on(tmp_path, monkeypatch):
-    write, found = Checkpoint.write, []
+def test_states_of_clients_are_written_before_the_checkpoint(tmp_path, monkeypatch):
+    write, counts = Checkpoint.write, []
 
     def look(checkpoint: Checkpoint, directory: Path) -> None:
-        found.append(len(list(directory.glob("clients/*/*.safetensors"))))
+        counts.append(len(list(directory.glob("clients/*/*.safetensors"))))
         write(checkpoint, directory)
 
     monkeypatch.setattr(Checkpoint, "write", look)
     finished_at(3, tmp_path, "fedrep", fraction_train=1.0)
-    assert found == [5]
+    assert counts == [5]
 
 
-def test_a_disk_that_was_full_for_a_while_loses_nothing(
-    tmp_path, monkeypatch, undisturbed
-):
+def test_a_temporarily_full_disk_loses_no_state(tmp_path, monkeypatch, undisturbed):
     write, refused = state.write_atomically, []
 
     def refuse(path: Path, data: bytes, **options: int) -> None:
@@ -222,7 +228,9 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(
     assert_same_rows(rows, undisturbed["fedrep"], 1e-12)
 
 
-def test_one_client_that_cannot_be_kept_costs_no_other(tmp_path, monkeypatch, caplog):
+def test_a_client_whose_state_cannot_be_written_affects_no_other(
+    tmp_path, monkeypatch, caplog
+):
     write = account.write_atomically
 
     def refuse(path: Path, data: bytes, **options: int) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs of the command line in one process."""
+"""Complete runs of the command line in this process."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def compared(tmp_path_factory) -> Path:
 
 def test_the_files_of_a_run(compared):
     files = {str(p.relative_to(compared)) for p in compared.rglob("*") if p.is_file()}
-    # The last head of each client that has trained, for a run to go on.
+    # The last head of each client that has trained, which a resumed run needs
     heads = {name for name in files if name.startswith("fedrep/clients/")}
     assert len(heads) == 20
     assert files - heads == {
@@ -60,14 +60,14 @@ def test_rows_have_the_documented_names(compared, algorithm):
     rows = rows_of(compared, algorithm)
     assert [row["round"] for row in rows] == list(range(1, 16))
     for row in rows:
-        # Every fifth round is evaluated, and the last ten.
+        # Every fifth round is evaluated, and so are the last ten.
         evaluated = row["round"] >= 5
         assert ("accuracy" in row) is evaluated
         if evaluated:
             assert 0 <= row["accuracy"] <= 1
             assert row["evaluated"] == 20
         assert row["train-loss"] > 0
-        # Half of 20 clients.
+        # Half of the 20 clients
         assert row["clients"] == 10
         assert row["rejected"] == 0
         assert row["bytes-down"] > 0
@@ -77,13 +77,13 @@ def test_rows_have_the_documented_names(compared, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep"])
-def test_clients_and_summary_say_the_same_as_the_rows(compared, algorithm):
+def test_clients_and_summary_agree_with_the_rows(compared, algorithm):
     rows = rows_of(compared, algorithm)
     clients = json_of(compared / algorithm / "clients.json")
     assert list(clients) == [f"{i:06d}" for i in range(20)]
     accuracies = [client["accuracy"] for client in clients.values()]
     assert np.mean(accuracies) == pytest.approx(rows[-1]["accuracy"])
-    # The whole data set: 1,438 and 359 digits.
+    # The complete data set: 1,438 training and 359 test examples
     assert sum(client["num-examples"] for client in clients.values()) == 1438
     assert sum(client["num-test-examples"] for client in clients.values()) == 359
     summary = json_of(compared / "summary.json")["algorithms"][algorithm]
@@ -111,8 +111,8 @@ def test_fedrep_is_clearly_above_fedavg(compared):
 
 def test_fedrep_sends_less_than_fedavg(compared):
     fedrep, fedavg = rows_of(compared)[0], rows_of(compared, "fedavg")[0]
-    # The head: a weight of 10 x 32 and a bias of 10, with a header of 128 and a name of
-    # at least 9 each, to and from 10 clients.
+    # The head, to and from 10 clients: a weight of 10 x 32 and a bias of 10 floats,
+    # each with a header of 128 bytes and a name of at least 9.
     head = 10 * (4 * (320 + 10) + 2 * (128 + 9))
     assert fedavg["bytes-up"] - fedrep["bytes-up"] >= head
     assert fedavg["bytes-down"] - fedrep["bytes-down"] >= head
@@ -121,7 +121,7 @@ def test_fedrep_sends_less_than_fedavg(compared):
 def test_fine_tuning_beats_the_global_model(tmp_path):
     assert run(tmp_path, "fedavg-ft", "--rounds", "3") == 0
     rows = rows_of(tmp_path, "fedavg-ft")
-    # Evaluation, with ten epochs on each client, in the last round only.
+    # Evaluations fine-tune for ten epochs, and take place in the last round only.
     assert ["accuracy" in row for row in rows] == [False, False, True]
     assert rows[-1]["accuracy"] > rows[-1]["accuracy-global"] + 0.1
     summary = json_of(tmp_path / "summary.json")["algorithms"]["fedavg-ft"]
@@ -129,7 +129,7 @@ def test_fine_tuning_beats_the_global_model(tmp_path):
     assert summary["accuracy-global"] == rows[-1]["accuracy-global"]
 
 
-def test_the_global_model_before_fine_tuning_is_fedavg_s(tmp_path):
+def test_the_global_model_before_fine_tuning_equals_that_of_fedavg(tmp_path):
     for algorithm in ("fedavg-ft", "fedavg"):
         run(tmp_path, algorithm, "--rounds", "3", **STEADY, fraction_train=0.6)
     tuned, plain = rows_of(tmp_path, "fedavg-ft"), rows_of(tmp_path, "fedavg")
@@ -137,7 +137,7 @@ def test_the_global_model_before_fine_tuning_is_fedavg_s(tmp_path):
     assert [r["train-loss"] for r in tuned] == [r["train-loss"] for r in plain]
 
 
-def test_the_seed_decides_everything(tmp_path):
+def test_the_seed_determines_the_results(tmp_path):
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
         options = ("fedrep", "--rounds", "2", "--seed", seed)
         assert run(tmp_path / name, *options, **STEADY) == 0
@@ -146,23 +146,23 @@ def test_the_seed_decides_everything(tmp_path):
     assert all(r["train-loss"] != s["train-loss"] for r, s in zip(a, c, strict=True))
 
 
-def test_settings_on_the_command_line_and_in_a_file_are_the_same(tmp_path):
+def test_settings_on_the_command_line_and_in_a_file_are_equivalent(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text("num-server-rounds = 2\nbatch-size = 32\nmodel = 'mlp-2'\n")
     common = ["fedper", "--backend", "inline", "--run-config", str(file)]
     cli.main([*common, "--output", str(tmp_path / "a")])
     run(tmp_path / "b", "fedper", "--rounds", "2", batch_size=32, model="mlp-2")
-    found = rows_of(tmp_path / "a", "fedper")
-    assert_same_rows(found, rows_of(tmp_path / "b", "fedper"), 0)
-    # A flag is nearer than the file.
+    from_file = rows_of(tmp_path / "a", "fedper")
+    assert_same_rows(from_file, rows_of(tmp_path / "b", "fedper"), 0)
+    # A flag takes precedence over the file.
     cli.main([*common, "--output", str(tmp_path / "c"), "--rounds", "1"])
     assert len(rows_of(tmp_path / "c", "fedper")) == 1
 
 
 def test_all_algorithms_have_the_same_data(tmp_path):
-    own = {"partition": "iid", "model": "mlp-2", "batch_size": 50}
+    settings = {"partition": "iid", "model": "mlp-2", "batch_size": 50}
     for algorithm in ("fedrep", "local"):
-        run(tmp_path, algorithm, "--rounds", "1", "--clients", "10", **own)
+        run(tmp_path, algorithm, "--rounds", "1", "--clients", "10", **settings)
     first, second = (
         json_of(tmp_path / a / "clients.json") for a in ("fedrep", "local")
     )
@@ -180,9 +180,9 @@ def test_a_thousand_clients(tmp_path):
     assert len(json_of(tmp_path / "fedrep" / "clients.json")) == 1000
 
 
-def test_squarm_with_nothing_set_brings_nodes_together(tmp_path, capsys):
+def test_squarm_with_default_settings_brings_nodes_together(tmp_path, capsys):
     last = []
-    # No distance is above that: each node trains by itself.
+    # The trigger 1e30 is never exceeded: each node trains alone.
     for name, more in (("together", {}), ("alone", {"trigger": "1e30"})):
         words = ("squarm-sgd", "--clients", "10", "--rounds", "60")
         quick = {"model": "logistic", "evaluate_every": 0, "evaluate_last": 1}
@@ -207,21 +207,21 @@ def test_linear_fedrep_finds_the_representation(tmp_path):
     assert summary["distance"] == pytest.approx(np.mean(last))
 
 
-def test_whoever_reads_the_list_may_stop(nobody_reads):
+def test_a_closed_pipe_ends_the_list_without_error(nobody_reads):
     with nobody_reads():
         assert cli.main(["--list"]) == 0
 
 
 def test_flags_and_settings():
-    namespace, given = parse([])
-    assert given == {}
+    namespace, parsed = parse([])
+    assert parsed == {}
     assert namespace.backend == "auto"
     line = (
         "--clients 30 --fraction 1 --seed 4 --rounds 9 --classes-per-client 3 "
         "--task mnist --data-dir d --output o --run-config momentum=0.9 model='mlp'"
     )
-    _, given = parse(line.split())
-    assert given == {
+    _, parsed = parse(line.split())
+    assert parsed == {
         "num-clients": 30,
         "fraction-train": 1.0,
         "seed": 4,
@@ -235,18 +235,18 @@ def test_flags_and_settings():
     }
 
 
-def test_a_flag_counts_where_the_run_config_says_otherwise(tmp_path):
+def test_a_flag_takes_precedence_over_the_run_config(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("num-clients = 5\n")
     for text in ("num-clients=5", str(file)):
-        _, given = parse(["--clients", "10", "--run-config", text])
-        assert given == {"num-clients": 10}
+        _, parsed = parse(["--clients", "10", "--run-config", text])
+        assert parsed == {"num-clients": 10}
 
 
-def test_what_is_not_given_has_its_default(tmp_path):
-    given = {"seed": 4, "learning-rate": 1}
-    settings = running.check(["fedavg"], given, "inline")
-    # Simulated clients that do not answer never will; those that do take their time.
+def test_omitted_settings_have_their_defaults(tmp_path):
+    overrides = {"seed": 4, "learning-rate": 1}
+    settings = running.check(["fedavg"], overrides, "inline")
+    # Simulated clients without a reply will never reply, and slow ones are awaited.
     others = {"max-empty-rounds": 3, "round-timeout": 365 * 86400.0}
     assert settings == {**defaults(), "seed": 4, "learning-rate": 1.0, **others}
     settings = running.check(["fedavg"], {"max-empty-rounds": 7}, "inline")

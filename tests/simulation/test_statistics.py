@@ -1,4 +1,4 @@
-"""Several seeds, tuning, validation sets and newcomers from the command line."""
+"""Several seeds, tuning, validation sets and newcomers on the command line."""
 
 import csv
 import json
@@ -42,13 +42,13 @@ def lines_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_seeds_in_turn_and_resumed(tmp_path, monkeypatch, capsys):
+def test_sequential_seeds_can_be_resumed(tmp_path, monkeypatch, capsys):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     go(whole, "fedavg", "fedper", "--seeds", "2", "--seed", "3")
     summary = json_of(whole / "summary.json")
     assert summary["seeds"] == [3, 4]
     for name in ("fedavg", "fedper"):
-        # Each seed's run is that of the seed by itself.
+        # Means and standard deviations are those over the runs of the seeds.
         alone = [json_of(whole / f"seed-{s}" / "summary.json") for s in (3, 4)]
         found = [own["algorithms"][name]["accuracy"] for own in alone]
         own = summary["algorithms"][name]
@@ -58,12 +58,12 @@ def test_seeds_in_turn_and_resumed(tmp_path, monkeypatch, capsys):
     go(single, "fedavg", "--seed", "4")
     of_seed = [row["accuracy"] for row in rows_of(whole / "seed-4", "fedavg")[-2:]]
     assert of_seed == [row["accuracy"] for row in rows_of(single, "fedavg")[-2:]]
-    # All clients of all runs, in one file.
+    # The clients of all runs are in one file.
     lines = lines_of(whole / "metrics.csv")
     assert {(r["algorithm"], r["seed"]) for r in lines} == {
         (name, seed) for name in ("fedavg", "fedper") for seed in ("3", "4")
     }
-    # Interrupted in the second seed, it goes on with the same numbers.
+    # A command interrupted in the second seed resumes with the same results.
     original, runs = running.run, []
 
     def interrupted(algorithm, settings, backend):
@@ -85,7 +85,7 @@ def test_seeds_in_turn_and_resumed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.e2e
-def test_seeds_at_the_same_time_stopped_and_resumed(tmp_path):
+def test_parallel_seeds_can_be_stopped_and_resumed(tmp_path):
     turn, beside = tmp_path / "turn", tmp_path / "beside"
     words = ("fedavg", "fedper", "--seeds", "2")
     go(turn, *words, rounds=40)
@@ -96,29 +96,29 @@ def test_seeds_at_the_same_time_stopped_and_resumed(tmp_path):
     command += ["--run-config", text]
     begun = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     files = [beside / f"seed-0/{name}/metrics.jsonl" for name in ("fedavg", "fedper")]
-    # Both are under way.
+    # Wait until both runs have written rows.
     for _ in range(120_000):
         if all(path.is_file() and path.stat().st_size for path in files):
             break
         assert begun.poll() is None, begun.communicate()
         time.sleep(0.005)
     begun.terminate()
-    _, said = begun.communicate(timeout=120)
-    assert begun.returncode == 130, said
-    assert "interrupted; continue with" in said
+    _, errors = begun.communicate(timeout=120)
+    assert begun.returncode == 130, errors
+    assert "interrupted; continue with" in errors
     again = [*command[:-1], f"{text} resume='{beside}'"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    expected, found = (json_of(p / "summary.json") for p in (turn, beside))
-    assert found["seeds"] == [0, 1]
+    expected, resumed = (json_of(p / "summary.json") for p in (turn, beside))
+    assert resumed["seeds"] == [0, 1]
     for name in ("fedavg", "fedper"):
-        of_turn, of_beside = (s["algorithms"][name] for s in (expected, found))
+        of_turn, of_beside = (s["algorithms"][name] for s in (expected, resumed))
         for metric in ("accuracy", "accuracy-std-seeds", "loss"):
             assert of_beside[metric] == pytest.approx(of_turn[metric], abs=1e-12)
 
 
 @pytest.mark.e2e
-def test_points_of_a_grid_side_by_side_are_as_in_turn(tmp_path):
+def test_parallel_points_of_a_grid_equal_sequential_ones(tmp_path):
     turn, beside = tmp_path / "turn", tmp_path / "beside"
     words = ("tune", "fedper", "--grid", "learning-rate=1e-9,0.5,1e38")
     for place, more in ((turn, ()), (beside, ("--jobs", "2"))):
@@ -130,25 +130,25 @@ def test_points_of_a_grid_side_by_side_are_as_in_turn(tmp_path):
 
 
 def test_tune_picks_by_validation_and_tests_once(tmp_path):
-    # A step size with which nothing moves, one that learns, and one that diverges.
+    # Learning rates that have no effect, that work, and that diverge
     grid = ("--grid", "learning-rate=1e-9,0.5,1e38")
     go(tmp_path, "tune", "fedper", *grid, rounds=5, validation_fraction=0.3)
-    found = json_of(tmp_path / "tune.json")["fedper"]
-    assert found["validation-fraction"] == 0.3
-    assert found["picked"] == {"learning-rate": 0.5}
-    assert [p["settings"]["learning-rate"] for p in found["points"]] == [
+    tuned = json_of(tmp_path / "tune.json")["fedper"]
+    assert tuned["validation-fraction"] == 0.3
+    assert tuned["picked"] == {"learning-rate": 0.5}
+    assert [p["settings"]["learning-rate"] for p in tuned["points"]] == [
         *(1e-9, 0.5, 1e38)
     ]
-    nothing, learned, diverged = found["points"]
+    nothing, learned, diverged = tuned["points"]
     assert learned["accuracy"] > nothing["accuracy"]
     assert "valid reply" in diverged["failed"]
     lines = lines_of(tmp_path / "fedper" / "point-1" / "metrics.csv")
     assert {line["evaluated-on"] for line in lines} == {"validation"}
-    # The test is that of the picked settings on all training examples.
+    # The test result is that of the picked settings on all training examples.
     alone = tmp_path / "alone"
     go(alone, "fedper", rounds=5, learning_rate=0.5)
     expected = json_of(alone / "summary.json")["algorithms"]["fedper"]
-    assert found["test"]["accuracy"] == expected["accuracy"]
+    assert tuned["test"]["accuracy"] == expected["accuracy"]
     sizes = [
         json_of(place / "fedper" / "clients.json")["000000"]["num-examples"]
         for place in (tmp_path / "fedper" / "point-1", alone)
@@ -156,20 +156,20 @@ def test_tune_picks_by_validation_and_tests_once(tmp_path):
     assert sizes[0] == sizes[1] - int(0.3 * sizes[1] + 0.5)
 
 
-def test_class_counts_of_clients(tmp_path):
+def test_class_counts_cover_all_training_examples(tmp_path):
     go(tmp_path, "fedavg", rounds=1)
     clients = json_of(tmp_path / "fedavg" / "clients.json")
     for entry in clients.values():
         assert sum(entry["class-counts"].values()) == entry["num-examples"]
         assert len(entry["class-counts"]) <= 2
-    # All training digits, and every class.
+    # All training digits, and all classes
     assert sum(entry["num-examples"] for entry in clients.values()) == 1438
     assert {c for entry in clients.values() for c in entry["class-counts"]} == set(
         "0123456789"
     )
 
 
-def test_clients_go_by_their_folders(tmp_path):
+def test_clients_are_named_after_their_files(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     for name in ("zoe", "anna"):
@@ -183,7 +183,7 @@ def test_clients_go_by_their_folders(tmp_path):
     assert {line["client"] for line in lines} == {"", "anna", "zoe"}
 
 
-def test_weighted_means(tmp_path):
+def test_weighted_accuracy_uses_the_numbers_of_test_examples(tmp_path):
     go(
         tmp_path,
         "fedper",
@@ -194,17 +194,17 @@ def test_weighted_means(tmp_path):
     )
     clients = json_of(tmp_path / "fedper" / "clients.json").values()
     counts = [c["num-test-examples"] for c in clients]
-    found = [c.get("accuracy", 0.0) for c in clients]
+    accuracies = [c.get("accuracy", 0.0) for c in clients]
     assert len(set(counts)) > 1
     summary = json_of(tmp_path / "summary.json")["algorithms"]["fedper"]
-    expected = np.average(found, weights=counts)
+    expected = np.average(accuracies, weights=counts)
     assert summary["accuracy-weighted"] == pytest.approx(expected)
     assert summary["accuracy-worst-decile"] == pytest.approx(
         min(c["accuracy"] for c in clients if "accuracy" in c)
     )
 
 
-def test_newcomers_in_the_files(tmp_path):
+def test_results_of_newcomers_are_in_the_files(tmp_path):
     go(tmp_path, "fedrep", rounds=2, new_clients=2)
     clients = json_of(tmp_path / "fedrep" / "clients.json")
     entries = json_of(tmp_path / "fedrep" / "newcomers.json")
@@ -244,11 +244,11 @@ dpsgd @ new-clients=1 => ~new-clients is 1; expected 0 with dpsgd
 
 
 @pytest.mark.parametrize(("arguments", "expected"), cases(BAD))
-def test_bad_input(surroundings, arguments, expected):
+def test_bad_input_gives_a_one_line_error(surroundings, arguments, expected):
     assert_refused(arguments, expected, surroundings)
 
 
-def test_seeds_are_not_resumed_as_others(tmp_path, monkeypatch):
+def test_seeds_cannot_be_resumed_as_other_seeds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     go(Path("out"), "fedavg", "--seeds", "2", rounds=1)
     more = " ".join(f"{n.replace('_', '-')}={json.dumps(v)}" for n, v in QUICK.items())
@@ -261,20 +261,20 @@ def test_seeds_are_not_resumed_as_others(tmp_path, monkeypatch):
         assert_refused(arguments, part, tmp_path)
 
 
-def test_tune_algorithms_of_which_one_has_a_setting_of_its_own(tmp_path):
+def test_tune_accepts_a_setting_that_one_algorithm_defines(tmp_path):
     grid = ("--grid", "fewest=2,3 learning-rate=0.1", "--fraction", "1")
     go(tmp_path, "tune", "outsiders:Hooked", "fedper", *grid, rounds=1)
-    found = json_of(tmp_path / "tune.json")
-    assert found.keys() == {"Hooked", "fedper"}
-    # FedPer does not read it: one run says what both points would.
+    tuned = json_of(tmp_path / "tune.json")
+    assert tuned.keys() == {"Hooked", "fedper"}
+    # FedPer does not read the setting, so one run stands for both points.
     for name, values in {"Hooked": [2, 3], "fedper": [2]}.items():
-        own = found[name]
-        assert [point["settings"]["fewest"] for point in own["points"]] == values
-        assert all("accuracy" in point for point in own["points"])
+        result = tuned[name]
+        assert [point["settings"]["fewest"] for point in result["points"]] == values
+        assert all("accuracy" in point for point in result["points"])
 
 
-def test_tune_runs_no_point_twice_that_an_algorithm_cannot_tell_apart(tmp_path, caplog):
-    # FedAvg has no epochs of the head; the name is one of this package.
+def test_tune_runs_points_that_are_equal_for_an_algorithm_once(tmp_path, caplog):
+    # FedAvg does not read head-epochs, but the setting is known.
     go(tmp_path, "tune", "fedavg", "fedrep", "--grid", "head-epochs=1,2", rounds=1)
     found = json_of(tmp_path / "tune.json")
     points = {name: len(own["points"]) for name, own in found.items()}
@@ -282,7 +282,7 @@ def test_tune_runs_no_point_twice_that_an_algorithm_cannot_tell_apart(tmp_path, 
     assert "does nothing" not in caplog.text
 
 
-def test_algorithms_on_both_sides_of_the_options(tmp_path):
+def test_algorithms_may_stand_before_and_after_options(tmp_path):
     go(tmp_path, "fedper", "--fraction", "1", "fedavg", rounds=1)
     assert json_of(tmp_path / "summary.json")["algorithms"].keys() == {
         "fedper",
