@@ -54,8 +54,8 @@ END_TO_END = Path(__file__).parent / "e2e"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run end-to-end tests first, and the longest of them before the others.
 
-    They mostly wait, so other workers can compute meanwhile, and no worker has a long
-    file left in the end.
+    They mostly wait, so other workers can compute meanwhile, and no worker is left with
+    a long file at the end.
     """
 
     def rank(item: pytest.Item) -> int:

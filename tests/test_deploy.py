@@ -181,7 +181,8 @@ def test_units_use_options_that_exist(name):
     existing = set(re.findall(r"--[a-z-]+", command(program, "--help").stdout))
     assert used <= existing
     assert "Restart=always" in unit
-    # A refused SuperNode must not retry too often; Flower ends its session in a minute.
+    # A refused SuperNode must not retry too often. Flower ends its former session after
+    # a minute.
     assert int(re.search(r"RestartSec=(\d+)", unit)[1]) >= 15
 
 

@@ -181,7 +181,7 @@ def test_the_guide_s_code_gives_the_examples_of_a_run(monkeypatch, tmp_path, cap
 
 
 def code_of(name: str) -> str:
-    """Return a file that the guide to algorithms lets its readers write."""
+    """Return the content of a file in the guide to algorithms."""
     text = (DOCS / "your-algorithm.md").read_text(encoding="utf-8")
     start = f"<!-- file: cautious/{name}.py -->\n```python\n"
     return text.partition(start)[2].partition("```\n<!-- end -->")[0]
@@ -216,12 +216,12 @@ def test_the_example_of_state_per_client_personalises(fedamp, tmp_path):
 def test_the_example_of_state_per_client_resumes_with_the_same_results(
     fedamp, tmp_path
 ):
-    whole = simulate(fedamp, rounds=4, output=str(tmp_path / "whole"), **SMALL)
+    uninterrupted = simulate(fedamp, rounds=4, output=str(tmp_path / "whole"), **SMALL)
     cut = str(tmp_path / "cut")
     simulate(fedamp, rounds=2, output=cut, **SMALL)
     resumed = simulate(fedamp, rounds=4, output=cut, resume=cut, **SMALL)
     assert [(r["train-loss"], r["loss"]) for r in resumed.rows] == [
-        (r["train-loss"], r["loss"]) for r in whole.rows
+        (r["train-loss"], r["loss"]) for r in uninterrupted.rows
     ]
 
 

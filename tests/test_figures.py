@@ -92,9 +92,9 @@ def test_pages_of_results_have_clean_commits():
 )
 def test_a_wrong_figure_is_found(copy, file, old, new, says):
     edit(copy / file, old, new)
-    found = [line for line in wrong_figures(copy) if says in line]
-    assert found
-    assert all(line.startswith(file) for line in found)
+    errors = [line for line in wrong_figures(copy) if says in line]
+    assert errors
+    assert all(line.startswith(file) for line in errors)
 
 
 def test_a_regenerated_page_with_other_numbers_is_found(copy):
@@ -103,7 +103,7 @@ def test_a_regenerated_page_with_other_numbers_is_found(copy):
     (copy / CONVEX).unlink()
     (copy / CONVEX).write_text(json.dumps(data))
     (line,) = wrong_figures(copy)
-    # One of three seeds increases by 3 %, so the mean increases by 1 %.
+    # One of three seeds increases by 0.03, so the mean in % increases by 1.
     match = re.search(r"says (\S+) and gossip_convex has (\S+)", line)
     before, after = map(float, match.groups())
     assert after == pytest.approx(before + 1, abs=0.01)

@@ -31,7 +31,7 @@ SERVER_COMPUTES = {
     "strategies/representation_transfer.py": {"flwr_frl.task.transfer"},
 }
 FRONT = ("backend", "cli", "commands", "running")
-# Clients look up their class in the class of their strategy.
+# `client_class` asks the class of a strategy for its client.
 CLIENT_ASKS = {"clients/algorithms.py": {"flwr_frl.strategies.algorithms"}}
 
 
@@ -78,15 +78,15 @@ def is_module(name: str) -> bool:
 
 def names_in(path: Path, package: str) -> set[str]:
     """Return the modules of a package that a file imports."""
-    found, prefix = set(), package if package == "flwr" else f"flwr_frl.{package}"
+    modules, prefix = set(), package if package == "flwr" else f"flwr_frl.{package}"
     for name in imports_of(path):
         if f"{name}.".startswith(f"{prefix}."):
             parts = name.split(".")
             # `from flwr_frl.task.models import Part` names a module and its member.
             while not is_module(".".join(parts)):
                 parts.pop()
-            found.add(".".join(parts))
-    return found
+            modules.add(".".join(parts))
+    return modules
 
 
 # Imports
@@ -239,10 +239,10 @@ def test_all_public_names_exist():
         _ = clients.nothing
 
 
-# Only classes of an algorithm have code that is specific to it
+# Algorithm-specific code belongs in the classes of the algorithm
 
 
-# Import paths of all strategies and clients, including those for single tasks
+# Import paths of all strategies and clients, including those for specific tasks
 PATHS = {
     path
     for algorithm in ALGORITHMS

@@ -1,4 +1,4 @@
-"""The check that a refactoring changes no results, and a small part of it."""
+"""The comparison of results before and after a refactoring, and a small part of it."""
 
 import json
 from pathlib import Path

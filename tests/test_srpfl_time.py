@@ -60,8 +60,8 @@ def test_fine_tuned_runs_have_a_curve(srpfl_time, monkeypatch, tmp_path):
     # By default, only the last round of fine-tuned algorithms is evaluated.
     kind = settings_owners(resolve({"algorithm": "flanp-ft"}))[-1]
     monkeypatch.setattr(kind, "traits", kind.traits)
-    made = srpfl_time.run(arguments(tmp_path), "flanp-ft", 2)
-    times, curve = srpfl_time.curve(made["rows"], 0)
+    result = srpfl_time.run(arguments(tmp_path), "flanp-ft", 2)
+    times, curve = srpfl_time.curve(result["rows"], 0)
     assert len(times) == len(curve) == 2
 
 
@@ -69,17 +69,17 @@ def test_a_run_on_a_page_is_reused(srpfl_time, monkeypatch, tmp_path):
     monkeypatch.setattr(srpfl_time, "RESULTS", tmp_path)
     monkeypatch.setattr(srpfl_time, "COMMIT", "0123456789")
     options = arguments(tmp_path / "runs")
-    made = srpfl_time.run(options, "fedrep", 2)
-    page = {"made": {"fedrep": made}}
+    result = srpfl_time.run(options, "fedrep", 2)
+    page = {"made": {"fedrep": result}}
     srpfl_time.write_json(tmp_path / "srpfl_time-fixed-0.1.json", page)
     monkeypatch.setattr(srpfl_time, "simulate", None)
     options.output = str(tmp_path / "another")
-    assert srpfl_time.run(options, "fedrep", 2) == made
+    assert srpfl_time.run(options, "fedrep", 2) == result
     # It is reused with other speeds, which change only the clock of a base algorithm.
     options.speed_model, options.initial_nodes = "dynamic", 3
     other = srpfl_time.run(options, "fedrep", 2)
-    assert accuracies(made) == accuracies(other)
-    times = [run["rows"][-1]["seconds-simulated"] for run in (made, other)]
+    assert accuracies(result) == accuracies(other)
+    times = [run["rows"][-1]["seconds-simulated"] for run in (result, other)]
     assert times[0] != pytest.approx(times[1])
     # It is not reused with another learning rate, nor for SRPFL, which waits only for
     # the first clients.
@@ -92,7 +92,7 @@ def test_a_run_on_a_page_is_reused(srpfl_time, monkeypatch, tmp_path):
 def test_an_interrupted_run_resumes_and_names_both_commits(
     srpfl_time, monkeypatch, tmp_path
 ):
-    whole = srpfl_time.run(arguments(tmp_path / "whole"), "fedrep", 3)
+    uninterrupted = srpfl_time.run(arguments(tmp_path / "whole"), "fedrep", 3)
 
     def interrupted(algorithm, backend, **settings):
         simulate(algorithm, backend, **{**settings, "num-server-rounds": 2})
@@ -106,8 +106,8 @@ def test_an_interrupted_run_resumes_and_names_both_commits(
     monkeypatch.setattr(srpfl_time, "COMMIT", "b")
     parts = srpfl_time.run(arguments(tmp_path / "parts"), "fedrep", 3)
     assert parts["commit"] == "a, b"
-    assert accuracies(whole) == accuracies(parts)
-    assert len(whole["rows"]) == 3
+    assert accuracies(uninterrupted) == accuracies(parts)
+    assert len(uninterrupted["rows"]) == 3
 
 
 def test_a_run_that_never_began_takes_no_rows_of_an_earlier_run(

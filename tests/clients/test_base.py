@@ -278,12 +278,12 @@ def test_sent_tensors_are_copies_in_c_order():
 def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
     model = "resnet20" if algorithm == "fedbn" else "digits-cnn"
     adapters = "lora" if algorithm in ("fedsa-lora", "ffa-lora", "feddpa") else "none"
-    own = {"algorithm": algorithm, "model": model, "head-layers": 1}
-    settings = resolve({"num-clients": 10, "adapters": adapters, **own})
+    options = {"algorithm": algorithm, "model": model, "head-layers": 1}
+    settings = resolve({"num-clients": 10, "adapters": adapters, **options})
     kind = client_class(settings)
     state = PersonalState(new_context())
-    own = build(kind.settings_type, settings)
-    client = kind(build_task(settings, 10), 0, state, own)
+    options = build(kind.settings_type, settings)
+    client = kind(build_task(settings, 10), 0, state, options)
     uploaded = set(array_names(client, client.sent)) | set(
         array_names(client, client.shared)
     )

@@ -208,7 +208,7 @@ def test_statistics_have_their_own_query():
 
 
 def test_clients_rounds_and_seeds_shuffle_differently():
-    # All replies use the same data, as if every client were a device with one folder.
+    # Without a partition, all clients train on the same data.
     replies = []
     for seed, name, server_round in (
         (0, "a", 1),

@@ -38,7 +38,7 @@ def rounds(
 
 
 def uninterrupted(kind: type[torch.optim.Optimizer], **arguments):
-    """Return the model's state after as many epochs with a single torch optimizer."""
+    """Return the model's state after `ROUNDS` epochs with a single torch optimizer."""
     task = build_task(resolve({**FAST, "algorithm": "fedavg"}), 20)
     model, examples = new_model(task), task.train_examples(0)
     [(inputs, targets)] = examples.batches(len(examples))

@@ -336,7 +336,7 @@ def test_unknown_node_settings_are_logged_once(caplog):
     app = app_of()
     reply = app(message_of(MessageType.QUERY), device)
     assert "refusal" not in reply.content.config_records["properties"]
-    # Other messages do not log it again.
+    # Other messages, which have processes of their own, do not log it again.
     initial_arrays(app, device)
     for name in ("camera", "device-id", "partition"):
         line = f"{name} in the node config is not read"

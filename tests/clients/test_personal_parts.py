@@ -69,7 +69,8 @@ def sent_names(recorder: Recorder) -> set[str]:
     }
 
 
-# Properties that are lists, with the type of their entries; at most one per class
+# Properties that are lists, with the type of their entries. They have at most as many
+# entries as there are classes.
 LISTS = {KEPT_ROUNDS: int, HELD_CLASSES: str, CLASS_COUNTS: int}
 
 

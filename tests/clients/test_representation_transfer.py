@@ -20,8 +20,8 @@ from flwr_frl.task.tasks import build_task
 
 def client_of(index: int, context: Context | None = None, **overrides):
     names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    given = {"algorithm": "representation-transfer", "task": "transfer", **names}
-    settings = resolve(given)
+    selected = {"algorithm": "representation-transfer", "task": "transfer", **names}
+    settings = resolve(selected)
     task = build_task(settings, int(settings["num-clients"]))
     state = PersonalState(context or new_context())
     kind = client_class(settings)
@@ -126,7 +126,7 @@ def test_many_descent_steps_reach_the_closed_form():
         client = client_of(12, context, descent_steps=steps)
         client.fit([v.T], {"server-round": 2})
         models[steps] = PersonalState(context).load()["phase-2"]
-    # 4 samples, eigenvalues from 0.37 to 1.5e-4: many steps reach the interpolation.
+    # 4 samples, eigenvalues from 1.5e-4 to 0.37: many steps interpolate the samples.
     np.testing.assert_allclose(models[200_000], models[0], atol=1e-6)
     assert np.abs(models[1] - models[0]).max() > 1e-3
 

@@ -37,7 +37,7 @@ ROUND_TIMEOUT = float(SETTINGS["round-timeout"])
 
 
 def plan(kills: int, seed: int) -> list[list[tuple[str, str]]]:
-    """Return waves of (device, phase); each spares one device, and phases alternate."""
+    """Return waves of (device, phase); each spares one device; phases take turns."""
     rng = np.random.default_rng(seed)
     phases = rng.permutation([PHASES[i % len(PHASES)] for i in range(kills)])
     size = len(CLIENTS) - 1

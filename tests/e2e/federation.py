@@ -73,7 +73,7 @@ def kill_9(pid: int) -> None:
 class Federation:
     """A SuperLink and SuperNodes, each in its own process group.
 
-    With ``nodes`` connections use TLS, and the SuperLink authenticates these nodes by
+    With ``nodes``, connections use TLS, and the SuperLink authenticates these nodes by
     their keys.
     """
 

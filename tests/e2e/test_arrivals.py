@@ -87,7 +87,7 @@ def test_rounds_close_with_the_first_replies(four: Federation, tmp_path: Path) -
         ended = read_lines(tmp_path / f"{name}-ends.jsonl")
         for earlier, later in zip(ended, begun[1:], strict=False):
             assert later["sent"] >= earlier["time"], f"{name} had two messages"
-    # Only the victim may still owe a reply, until the SuperLink misses its heartbeats.
+    # Only the victim may still owe a reply, until the SuperLink notices its death.
     [end] = read_lines(tmp_path / "end.jsonl")
     assert set(end["owed"]) <= {"victim"}
     assert left_over(database_of(four)) == 0

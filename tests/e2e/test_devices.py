@@ -1,8 +1,8 @@
 """Several runs on a SuperLink with TLS, node authentication and three devices.
 
 The devices are started once, as in practice, each with its images, its table and its
-disk. None has a ``client-name``: they go by their registered names. All other settings
-come from the runs.
+disk. None has a ``client-name``, so registered names are used. All other settings come
+from the runs.
 """
 
 import contextlib
@@ -191,7 +191,7 @@ def test_devices_match_the_simulation_and_intruders_receive_nothing(
         config = f'algorithm="{algorithm}" {SHARED} {SETTINGS[algorithm]}'
         return fleet.run(ROOT, f'{config} output="{output}"', 1200)
 
-    # Both runs at the same time: neither keeps devices from the messages of the other.
+    # Both runs at the same time: messages of one must not block those of the other.
     with ThreadPoolExecutor() as pool:
         logs = dict(zip(SETTINGS, pool.map(deploy, SETTINGS), strict=True))
     for algorithm, settings in SETTINGS.items():
@@ -235,18 +235,18 @@ def test_a_third_party_app_resumes_and_gives_one_line_errors(
     log = fleet.run(GUEST, f"{saved} num-server-rounds=1", 1200)
     assert len(read_lines(output / "Guest" / "metrics.jsonl")) == 1, log
     log = fleet.run(GUEST, f'{saved} num-server-rounds=2 resume="{output}"', 1200)
-    found = read_lines(output / "Guest" / "metrics.jsonl")
+    rows = read_lines(output / "Guest" / "metrics.jsonl")
     arguments = ["fedrep", "guest.algorithm:Guest", "--task", "guest.task:sensors"]
     arguments += ["--clients", "3", "--fraction", "1", "--rounds", "2"]
     config = f"{GUEST_OWN} evaluate-every=1 checkpoint-every=1"
     assert run(tmp_path / "inline", *arguments, "--run-config", config) == 0
-    assert_same(found, rows_of(tmp_path / "inline", "Guest"), log)
+    assert_same(rows, rows_of(tmp_path / "inline", "Guest"), log)
 
     # FedRep with the third-party task; its models predict on the data of the devices.
     more = 'algorithm="fedrep" num-server-rounds=1'
     log = fleet.run(GUEST, f"{saved} {more}", 1200)
-    found = read_lines(output / "fedrep" / "metrics.jsonl")
-    assert_same(found, rows_of(tmp_path / "inline", "fedrep")[:1], log)
+    rows = read_lines(output / "fedrep" / "metrics.jsonl")
+    assert_same(rows, rows_of(tmp_path / "inline", "fedrep")[:1], log)
     clients = json.loads((output / "fedrep" / "clients.json").read_text())
     for name in NAMES:
         data = fleet.home / "data" / name

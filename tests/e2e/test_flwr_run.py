@@ -85,13 +85,13 @@ def test_flwr_run_equals_inline(
         check=True,
         cwd=tmp_path,
     )
-    for found, expected in zip(
+    for actual, expected in zip(
         rows, read_lines(inline / algorithm / "metrics.jsonl"), strict=True
     ):
-        del found["seconds"], expected["seconds"]
+        del actual["seconds"], expected["seconds"]
         # pytest.approx does not compare lists within dictionaries.
-        assert found.pop("staleness", []) == expected.pop("staleness", [])
-        assert found == pytest.approx(expected, abs=1e-6)
+        assert actual.pop("staleness", []) == expected.pop("staleness", [])
+        assert actual == pytest.approx(expected, abs=1e-6)
     if algorithm == "fedbuff":
         assert [row["round"] for row in rows if "accuracy" in row] == [2, 4, 5]
         assert max(row["staleness-max"] for row in rows) > 0

@@ -70,6 +70,6 @@ def test_additional_uploads_are_in_the_rows(followed):
 
 
 @pytest.mark.e2e
-def test_with_flwr_run_all_five_clients_train(followed):
+def test_all_five_clients_train_with_flwr_run(followed):
     rows = read_lines(followed / "flwr-results" / "Cautious" / "metrics.jsonl")
     assert [row["clients"] for row in rows] == [5, 5, 5]

@@ -158,7 +158,7 @@ def test_the_chunk_of_a_dead_worker_is_retried_once(tmp_path):
         timeout=300,
         check=False,
     )
-    # Ray prints lines, too.
+    # Ray also writes to standard output.
     lines = [line for line in result.stdout.splitlines() if line.startswith("40 ")]
     assert lines == ["40 []", "40 []", "40 [7]", "40 [7]"], result.stderr
 

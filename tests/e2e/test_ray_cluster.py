@@ -85,7 +85,7 @@ def simulate(
 
 
 def said_by(process: subprocess.Popen[str], seconds: float) -> str:
-    """Return the standard error of a process, which must end in time."""
+    """Return the standard error of a process, which must end within ``seconds``."""
     try:
         return process.communicate(timeout=seconds)[1]
     except subprocess.TimeoutExpired:

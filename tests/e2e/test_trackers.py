@@ -1,6 +1,6 @@
 """All trackers at once: TensorBoard event files, an MLflow server and W&B files.
 
-MLflow's server is in another package than its client. Its program is set as
+MLflow's server is not part of the package of its client. Set its program as
 ``MLFLOW=…/bin/mlflow``; otherwise, MLflow writes files.
 """
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a model that is copied fast; the results are the same."""
+    """Use a small model, which is fast to copy and tests the same code."""
     monkeypatch.setattr(replies, "MODEL", "mlp-2")
 
 

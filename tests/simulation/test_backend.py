@@ -12,8 +12,8 @@ SETTINGS = {"num-clients": 10, "num-server-rounds": 20, "fraction-train": 0.5}
 def settings(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(backend.os, "sched_getaffinity", lambda pid: {0, 1})
-    given = {**SETTINGS, "model": "mlp-2", "output": str(tmp_path)}
-    return {**check(["fedrep"], given, "auto"), "algorithm": "fedrep"}
+    overrides = {**SETTINGS, "model": "mlp-2", "output": str(tmp_path)}
+    return {**check(["fedrep"], overrides, "auto"), "algorithm": "fedrep"}
 
 
 def seconds_a_step(monkeypatch, seconds):

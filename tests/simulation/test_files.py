@@ -33,8 +33,8 @@ def go(output: Path, *algorithms: str, rounds: int, code: int = 0, **more) -> No
 def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
     tmp_path, monkeypatch, capsys, algorithm
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    go(whole, algorithm, rounds=4)
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    go(uninterrupted, algorithm, rounds=4)
     with monkeypatch.context() as patched:
         die_in(patched, 3, KeyboardInterrupt)
         go(parts, algorithm, rounds=4, code=130)
@@ -44,7 +44,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
     assert (parts / algorithm / FILE).is_file()
     assert len(rows_of(parts, algorithm)) == 2
     go(parts, algorithm, rounds=4, resume=str(parts))
-    assert_same_rows(rows_of(parts, algorithm), rows_of(whole, algorithm), 1e-12)
+    assert_same_rows(
+        rows_of(parts, algorithm), rows_of(uninterrupted, algorithm), 1e-12
+    )
 
 
 def test_an_interrupted_second_command_resumes_its_own_runs(tmp_path, monkeypatch):
@@ -110,9 +112,9 @@ def test_a_second_run_archives_the_first(tmp_path, caplog) -> None:
     assert earlier["fedrep"]["rounds"] == 2
     # The earlier run can be resumed, including its clients' heads.
     go(aside, "fedrep", rounds=4, resume=str(aside))
-    whole = tmp_path / "whole"
-    go(whole, "fedrep", rounds=4)
-    assert_same_rows(rows_of(aside, "fedrep"), rows_of(whole, "fedrep"), 1e-12)
+    uninterrupted = tmp_path / "whole"
+    go(uninterrupted, "fedrep", rounds=4)
+    assert_same_rows(rows_of(aside, "fedrep"), rows_of(uninterrupted, "fedrep"), 1e-12)
 
 
 def test_an_interrupted_archiving_is_completed(tmp_path, monkeypatch) -> None:
@@ -211,7 +213,7 @@ def test_a_disk_that_stays_full_gives_an_error_without_traceback(
     ] == [1]
 
 
-def test_a_disk_that_is_full_after_all_seeds_gives_one_line(
+def test_a_disk_that_is_full_after_all_seeds_gives_a_one_line_error(
     tmp_path, monkeypatch, capsys, caplog
 ) -> None:
     Disk(monkeypatch, range(2, 3))
@@ -293,7 +295,7 @@ def full(*given, **named):
         ("os.replace", lambda out: prepare_directory(out / "own", out / "fedrep")),
     ],
 )
-def test_folders_that_cannot_be_created_or_moved_give_one_line(
+def test_folders_that_cannot_be_created_or_moved_give_a_one_line_error(
     tmp_path, monkeypatch, place, call
 ):
     states = tmp_path / "fedrep" / "clients" / "000003"
@@ -352,19 +354,19 @@ def test_an_earlier_run_is_not_moved_into_a_link_of_its_name(tmp_path) -> None:
 
 def test_only_files_named_like_client_states_are_removed_or_copied(tmp_path):
     states_in(tmp_path / "own" / "clients")
-    own = tmp_path / "own" / "clients" / "000001"
+    directory = tmp_path / "own" / "clients" / "000001"
     ours = ("r-00000002.safetensors.set-aside", "privacy.json")
     left = (".r-00000002.safetensors.0123456789abcdef.partial", ".privacy.json.17")
     for name in (*ours, *left):
-        (own / name).write_text("ours")
+        (directory / name).write_text("ours")
     (tmp_path / "own" / "clients" / "000003").mkdir()
     former = states_in(tmp_path / "former" / "clients") / "000002"
     prepare_directory(tmp_path / "own", None)
     assert texts_in(tmp_path / "own") == ["theirs"] * 2
-    assert [path.name for path in own.iterdir()] == ["photo.jpg"]
-    assert not (own.parent / "000003").exists()
+    assert [path.name for path in directory.iterdir()] == ["photo.jpg"]
+    assert not (directory.parent / "000003").exists()
     prepare_directory(tmp_path / "own", tmp_path / "former")
-    copy = own.parent / "000002" / "00000001.safetensors"
+    copy = directory.parent / "000002" / "00000001.safetensors"
     assert copy.read_bytes() == (former / "00000001.safetensors").read_bytes()
     assert copy.stat().st_mode & 0o777 == 0o600
     assert len(list((tmp_path / "own").rglob("*.*"))) == 4

@@ -1,4 +1,4 @@
-"""Privacy accounts of each algorithm of a command, which interruptions never reduce."""
+"""Privacy accounting for each algorithm; interruptions never reduce the reported ε."""
 
 import json
 import re
@@ -121,7 +121,8 @@ def test_each_client_has_its_own_epsilon(tmp_path):
     settings = {**OF_EXAMPLES, "fraction_train": 0.4, "evaluate_every": 0}
     assert run(tmp_path, *names, "--rounds", "3", evaluate_last=1, **settings) == 0
     summary = json_of(tmp_path / "summary.json")["algorithms"]
-    # FedRep trains the head and the representation for one epoch each, the others both.
+    # FedRep trains the head and the representation for one epoch each; the others train
+    # both parts in a single epoch.
     for name, epochs in (("fedrep", 2), ("fedavg", 1), ("local", 1)):
         clients = json_of(tmp_path / name / "clients.json")
         sampler = Participation(0.4, 1, 0)

@@ -43,23 +43,23 @@ def lines_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_sequential_seeds_can_be_resumed(tmp_path, monkeypatch, capsys):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    go(whole, "fedavg", "fedper", "--seeds", "2", "--seed", "3")
-    summary = json_of(whole / "summary.json")
+    complete, parts = tmp_path / "whole", tmp_path / "parts"
+    go(complete, "fedavg", "fedper", "--seeds", "2", "--seed", "3")
+    summary = json_of(complete / "summary.json")
     assert summary["seeds"] == [3, 4]
     for name in ("fedavg", "fedper"):
         # Means and standard deviations are those over the runs of the seeds.
-        alone = [json_of(whole / f"seed-{s}" / "summary.json") for s in (3, 4)]
-        found = [own["algorithms"][name]["accuracy"] for own in alone]
-        own = summary["algorithms"][name]
-        assert own["accuracy"] == pytest.approx(np.mean(found))
-        assert own["accuracy-std-seeds"] == pytest.approx(np.std(found, ddof=1))
+        alone = [json_of(complete / f"seed-{s}" / "summary.json") for s in (3, 4)]
+        accuracies = [result["algorithms"][name]["accuracy"] for result in alone]
+        result = summary["algorithms"][name]
+        assert result["accuracy"] == pytest.approx(np.mean(accuracies))
+        assert result["accuracy-std-seeds"] == pytest.approx(np.std(accuracies, ddof=1))
     single = tmp_path / "single"
     go(single, "fedavg", "--seed", "4")
-    of_seed = [row["accuracy"] for row in rows_of(whole / "seed-4", "fedavg")[-2:]]
+    of_seed = [row["accuracy"] for row in rows_of(complete / "seed-4", "fedavg")[-2:]]
     assert of_seed == [row["accuracy"] for row in rows_of(single, "fedavg")[-2:]]
     # The clients of all runs are in one file.
-    lines = lines_of(whole / "metrics.csv")
+    lines = lines_of(complete / "metrics.csv")
     assert {(r["algorithm"], r["seed"]) for r in lines} == {
         (name, seed) for name in ("fedavg", "fedper") for seed in ("3", "4")
     }
@@ -78,10 +78,12 @@ def test_sequential_seeds_can_be_resumed(tmp_path, monkeypatch, capsys):
     assert f'resume="{parts}"' in capsys.readouterr().err
     again = ("fedavg", "fedper", "--seeds", "2", "--seed", "3")
     go(parts, *again, resume=str(parts))
-    ours, theirs = (json_of(p / "summary.json")["algorithms"] for p in (parts, whole))
-    for name, own in theirs.items():
-        assert ours[name]["accuracy"] == own["accuracy"]
-        assert ours[name]["accuracy-std-seeds"] == own["accuracy-std-seeds"]
+    ours, theirs = (
+        json_of(p / "summary.json")["algorithms"] for p in (parts, complete)
+    )
+    for name, result in theirs.items():
+        assert ours[name]["accuracy"] == result["accuracy"]
+        assert ours[name]["accuracy-std-seeds"] == result["accuracy-std-seeds"]
 
 
 @pytest.mark.e2e
@@ -210,9 +212,9 @@ def test_results_of_newcomers_are_in_the_files(tmp_path):
     entries = json_of(tmp_path / "fedrep" / "newcomers.json")
     assert len(entries) == 2
     assert sorted([*clients, *entries]) == [f"{i:06d}" for i in range(5)]
-    final = [own["by-examples"][-1] for own in entries.values()]
+    final = [newcomer["by-examples"][-1] for newcomer in entries.values()]
     summary = json_of(tmp_path / "summary.json")["algorithms"]["fedrep"]
-    mean = np.mean([own["accuracy"] for own in final])
+    mean = np.mean([newcomer["accuracy"] for newcomer in final])
     assert summary["accuracy-newcomers"] == pytest.approx(mean)
     lines = lines_of(tmp_path / "fedrep" / "newcomers.csv")
     assert {line["client"] for line in lines} == set(entries)
@@ -276,8 +278,8 @@ def test_tune_accepts_a_setting_that_one_algorithm_defines(tmp_path):
 def test_tune_runs_points_that_are_equal_for_an_algorithm_once(tmp_path, caplog):
     # FedAvg does not read head-epochs, but the setting is known.
     go(tmp_path, "tune", "fedavg", "fedrep", "--grid", "head-epochs=1,2", rounds=1)
-    found = json_of(tmp_path / "tune.json")
-    points = {name: len(own["points"]) for name, own in found.items()}
+    tuned = json_of(tmp_path / "tune.json")
+    points = {name: len(result["points"]) for name, result in tuned.items()}
     assert points == {"fedavg": 1, "fedrep": 2}
     assert "does nothing" not in caplog.text
 

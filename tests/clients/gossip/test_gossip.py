@@ -93,9 +93,9 @@ def test_iterations_match_nesterov_momentum_of_torch(model, momentum):
     if momentum:
         start = 0
         for p, size in zip(other.parameters(), client.flat.sizes, strict=True):
-            found = momentum_vector[start : start + size]
+            part = momentum_vector[start : start + size]
             buffer = optimizer.state[p]["momentum_buffer"]
-            assert found.norm().item() == pytest.approx(
+            assert part.norm().item() == pytest.approx(
                 buffer.norm().item(), rel=1e-4, abs=1e-6
             )
             start += size

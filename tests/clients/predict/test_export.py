@@ -39,7 +39,7 @@ def classifier_of(name: str, size: int, channels: int):
 
 @pytest.fixture
 def model(tmp_path):
-    """A file with a model, and the model."""
+    """The path of an exported model, and the model itself."""
     classifier, card = classifier_of("mlp", 8, 1)
     export(classifier, card, tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors", classifier

@@ -106,23 +106,23 @@ SPLIT = "clients' examples were split by .flwr_datasets.partitioner:IidPartition
 def test_a_custom_partition_must_be_named_by_the_user(
     algorithm, write_module, tmp_path
 ):
-    own = write_module("own_digits", DIGITS) + ":Digits"
+    task = write_module("own_digits", DIGITS) + ":Digits"
     more = {"backend": "inline", "output": str(tmp_path), "model": "logistic"}
-    more |= {"partition": IID, "clients": 3, "rounds": 1, "task": own}
+    more |= {"partition": IID, "clients": 3, "rounds": 1, "task": task}
     simulate(algorithm, **more, fraction=1.0, head_epochs=1)
     place = tmp_path / algorithm
     clients = json.loads((place / "clients.json").read_text())
     for name, metrics in clients.items():
-        model, card = load_run(place, name, task=own, partition=IID)
+        model, card = load_run(place, name, task=task, partition=IID)
         _, accuracy = evaluate(
             model, card.task.test_examples(int(name)), card.task.loss
         )
         assert accuracy == pytest.approx(metrics["accuracy"], abs=1e-6)
     # Otherwise the clients' examples are refused: code that files name is not run.
     with pytest.raises(SettingsError, match=SPLIT):
-        load_run(place, "000001", task=own)[1].task.test_examples(1)
+        load_run(place, "000001", task=task)[1].task.test_examples(1)
     with pytest.raises(SettingsError, match="partition is 'os:path'; expected that"):
-        load_run(place, "000001", task=own, partition="os:path")
+        load_run(place, "000001", task=task, partition="os:path")
 
 
 def test_an_exported_model_predicts_the_same(table, own, capsys):

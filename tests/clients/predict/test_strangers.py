@@ -122,9 +122,9 @@ def test_code_that_a_file_names_is_not_imported(
             load_run(path, "a", algorithm="fedavg")
     if option == "--task":
         path = exported(tmp_path / "model", settings)
-        for own in ([], ["--task", "mine:task"]):
+        for extra in ([], ["--task", "mine:task"]):
             assert "task is" in refused(
-                capsys, predict_main, ["--model", path, *out, *own]
+                capsys, predict_main, ["--model", path, *out, *extra]
             )
     assert not marker.exists()
 

@@ -60,8 +60,8 @@ class WatchedState(PersonalState):
 
     def load(self, shapes=None):
         arrays = super().load(shapes)
-        found = digest(arrays) if arrays else ""
-        self.device.note(kind="loaded", round=self.acknowledged, digest=found)
+        checksum = digest(arrays) if arrays else ""
+        self.device.note(kind="loaded", round=self.acknowledged, digest=checksum)
         return arrays
 
     def save(self, arrays, round_):

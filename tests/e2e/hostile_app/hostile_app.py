@@ -78,7 +78,7 @@ def replay(reply: Message, context: Context, server_round: int) -> None:
 
 
 def to_another(reply: Message, context: Context, server_round: int) -> None:
-    """Reply to the message of an honest node; its id, which is secret, is in a file."""
+    """Reply to an honest node's message, whose id it could not guess without a file."""
     path = ids_of(context, server_round)
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:

@@ -10,7 +10,7 @@ from flwr_frl.task.settings import Range, validate
 
 
 class Guest(BaseStrategy, client="guest.client:GuestClient"):
-    """m ← β m + (mean φ_i − φ);  φ ← φ + m.
+    """Server momentum: m ← β m + (mean φ_i − φ);  φ ← φ + m.
 
     Parameters
     ----------
