@@ -309,9 +309,9 @@ def test_the_watchdog_without_a_unit_gives_a_one_line_error():
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
 def test_systemd_accepts_the_units_of_the_watchdog(tmp_path):
-    for kind in ("service", "timer"):
-        unit = (DEPLOY / f"watchdog@.{kind}").read_text()
-        path = tmp_path / f"watchdog@supernode.{kind}"
+    paths = [tmp_path / f"watchdog@supernode.{kind}" for kind in ("service", "timer")]
+    for path in paths:
+        unit = (DEPLOY / f"watchdog@{path.suffix}").read_text()
         path.write_text(unit.replace("/opt/flwr-frl/deploy", str(DEPLOY)))
-    result = command("systemd-analyze", "verify", "--man=no", path)
+    result = command("systemd-analyze", "verify", "--man=no", *paths)
     assert (result.returncode, result.stderr) == (0, "")

@@ -28,9 +28,7 @@ def guide() -> str:
 
 def test_links_of_the_guide_exist():
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", guide()):
-        # This page is measured separately, with a complete deployment.
-        if not link.endswith("memory.md"):
-            assert (DEPLOY / link).exists(), link
+        assert (DEPLOY / link).exists(), link
 
 
 def test_the_guide_s_settings_exist():

@@ -104,6 +104,8 @@ def test_parallel_seeds_can_be_stopped_and_resumed(tmp_path):
             break
         assert begun.poll() is None, begun.communicate()
         time.sleep(0.005)
+    else:
+        pytest.fail(f"no rows in {files}")
     begun.terminate()
     _, errors = begun.communicate(timeout=120)
     assert begun.returncode == 130, errors
