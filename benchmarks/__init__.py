@@ -1,1 +1,1 @@
-"""One script a table or figure; Opacus installs a package of this name, too."""
+"""One script per table or figure. Opacus also installs a package of this name."""

@@ -1,13 +1,14 @@
-"""The package on 64-bit ARM, under QEMU's user emulation, compared with this machine.
+"""Compare the package on 64-bit ARM, under QEMU's user emulation, with this machine.
 
 ``python -m benchmarks.aarch64 --qemu PATH --root DIR`` runs the linear task and the
-bundled digits with an ARM Python, repeats the same commands with this one, and reports
-the largest relative difference between the numbers. Then a SuperNode on ARM trains one
-round with a SuperLink of this machine; a SuperNode of this machine does the same.
+bundled digits with an ARM Python, repeats the commands with this machine's Python, and
+reports the largest relative difference between the results. A SuperNode on ARM then
+trains one round with a SuperLink on this machine, and so does a SuperNode on this
+machine.
 
 PATH is ``usr/bin/qemu-aarch64-static`` of Debian's ``qemu-user-static``; binfmt is not
-needed. DIR is an unpacked Debian with the dependencies in ``opt/site``, made without
-running anything in it::
+needed. DIR is the root of an unpacked Debian with the dependencies in ``opt/site``. It
+is built without running any program in it::
 
     debootstrap --arch=arm64 --foreign --variant=minbase --include=python3 bookworm DIR
     for package in DIR/var/cache/apt/archives/*.deb; do dpkg-deb -x $package DIR; done
@@ -19,8 +20,8 @@ running anything in it::
         scikit-learn filelock fsspec jinja2 setuptools sympy
     pip install $arm --no-deps torch==2.7.1 torchvision==0.22.1
 
-The last command warns that ``bin`` exists, and leaves it as it is. torch 2.7.1 is the
-version that was tried; its ARM wheel needs no CUDA libraries.
+The last command warns that ``bin`` exists and leaves it unchanged. The script was
+tested with torch 2.7.1, whose ARM wheel needs no CUDA libraries.
 """
 
 import argparse
@@ -45,7 +46,7 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from devices import write_folders  # noqa: E402
 from federation import BIN, Federation, read_lines  # noqa: E402
 
-# In one process, because Ray starts programs by their full paths.
+# Inline, because Ray starts programs by their full paths.
 RUNS = {
     "linear": "fedrep --task linear --clients 4 --rounds 3 --backend inline",
     "digits": "fedrep --task digits --clients 5 --rounds 2 --backend inline"
@@ -65,9 +66,9 @@ ROUND = {
 }
 SUPERNODE = "SuperNode"
 DEVICE = "000000"
-# Smaller values are zero but for rounding, and have no meaningful relative difference.
+# Smaller values are rounding errors, whose relative difference is meaningless.
 ZERO = 1e-12
-# Emulation takes about 20 times as long as the processor itself.
+# Seconds. Emulation is about 20 times slower than native execution.
 LIMIT = 900.0
 VERSIONS = """
 import platform
@@ -79,10 +80,10 @@ print(f"{platform.machine()}, Python {platform.python_version()},",
 
 
 def write_programs(qemu: Path, root: Path, folder: Path) -> None:
-    """Write Python and Flower's programs of the ARM root as scripts that start QEMU.
+    """Write scripts that run Python and Flower's programs of the ARM root under QEMU.
 
-    Programs under emulation start others by name, and the kernel cannot execute ARM
-    files. These scripts come first in their PATH.
+    Emulated programs start others by name, and the kernel cannot execute ARM files.
+    These scripts therefore come first in their PATH.
     """
     folder.mkdir()
     site = root / "opt" / "site"
@@ -153,7 +154,7 @@ def simulate(python: Path, command: str, output: Path) -> None:
 
 
 def train_one_round(home: Path, programs: Path) -> None:
-    """Train one round on a SuperNode whose programs are in a folder."""
+    """Train one round on a SuperNode that uses the programs in a folder."""
     write_folders(home / "data", 1)
     federation = Federation(home / "federation")
     try:
@@ -172,7 +173,7 @@ def train_one_round(home: Path, programs: Path) -> None:
 
 
 def run_case(case: str, programs: Path, output: Path) -> None:
-    """Run a simulation or the SuperNode's round with the programs of one side."""
+    """Run one case, a simulation or the SuperNode's round, with one side's programs."""
     if case == SUPERNODE:
         train_one_round(output, programs)
     else:
@@ -195,7 +196,7 @@ def main() -> None:
             subprocess.check_output([at / "python", "-c", VERSIONS], text=True).strip()
             for at in sides.values()
         ]
-        # All at once: each runs on one core and imports torch for minutes.
+        # In parallel, because each case uses one core and imports torch for minutes.
         with ThreadPoolExecutor() as pool:
             started = [
                 pool.submit(run_case, case, at, home / f"{case}-{side}")

@@ -1,15 +1,15 @@
-"""Full fine-tuning, LoRA adapters and a head alone on texts whose clients differ.
+"""Full fine-tuning, LoRA adapters and head-only training on heterogeneous texts.
 
-Each client is a product, with sentences from reviews of it; a sentence is positive,
-negative or neutral about the product's features (the customer reviews of Hu and Liu,
-KDD 2004, in its original files, with an annotation in front of each sentence). The
-model consists of the first layers of a transformer and a linear head.
+Each client holds sentences from the reviews of one product. A sentence is positive,
+negative or neutral about the product's features. The data set is the customer reviews
+of Hu and Liu (KDD 2004), in its original files with an annotation in front of each
+sentence. The model consists of the first layers of a transformer and a linear head.
 
-All rows have the same clients, rounds, local epochs and learning rate. Of two rates,
-it was the better one on validation sets for full fine-tuning and for shared LoRA.
+All rows share the clients, rounds, local epochs and learning rate. The learning rate is
+the better of two on validation sets, for full fine-tuning and for shared LoRA.
 
-``python -m benchmarks.adapters --data-dir DIR --model FOLDER``: all ``*.txt`` below the
-folder are products, and the model is a folder of a BERT with its tokenizer.
+Run ``python -m benchmarks.adapters --data-dir DIR --model FOLDER``. Each ``*.txt`` file
+below DIR is a product. FOLDER contains a BERT model and its tokenizer.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LORA: dict[str, Setting] = {
     "lora-targets": TARGETS,
     "frozen-layers": FROZEN,
 }
-# The algorithm of each row and its settings.
+# Algorithm and settings of each row
 METHODS: dict[str, tuple[str, dict[str, Setting]]] = {
     "full fine-tuning": ("fedavg", {"frozen-layers": FROZEN}),
     "shared LoRA": ("fedavg", LORA),
@@ -56,13 +56,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--output", default="results/adapters")
     return parser.parse_args()
 
 
 def labelled(path: Path) -> list[tuple[str, str]]:
-    """Return a product's sentences and their labels, without mixed opinions."""
+    """Return a product's sentences and their labels, leaving out mixed opinions."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         annotation, mark, text = line.partition("##")
@@ -74,7 +74,7 @@ def labelled(path: Path) -> list[tuple[str, str]]:
 
 
 def write_tables(source: Path, folder: Path) -> int:
-    """Write a table for each product, with the same rows in every run.
+    """Write a CSV table for each product, with the same rows in every run.
 
     Returns the number of products.
     """
@@ -91,7 +91,7 @@ def write_tables(source: Path, folder: Path) -> int:
 
 
 def write_model(source: str, folder: Path) -> None:
-    """Write the first layers of a BERT, and its tokenizer."""
+    """Save the first layers of a BERT model and its tokenizer."""
     from transformers import AutoModel, AutoTokenizer
 
     model = AutoModel.from_pretrained(source, local_files_only=True)
@@ -102,7 +102,7 @@ def write_model(source: str, folder: Path) -> None:
 
 
 class Table:
-    """The runs of the page, finished and missing.
+    """The page and the runs that it needs, finished or missing.
 
     Parameters
     ----------
@@ -131,13 +131,13 @@ class Table:
         }
 
     def job(self, method: str, seed: int) -> Job:
-        """Return one run."""
+        """Return the job of one run."""
         algorithm, more = METHODS[method]
         place = self.place / "runs" / f"{method.replace(' ', '-').lower()}-{seed}"
         return Job(place, algorithm, {**self.common, **more, "seed": seed})
 
     def missing(self) -> Iterator[Job]:
-        """Yield the runs that are not finished, seed by seed."""
+        """Yield the unfinished runs, seed by seed."""
         for seed in range(self.arguments.seeds):
             for method in METHODS:
                 job = self.job(method, seed)
@@ -178,7 +178,7 @@ class Table:
         write(NAME, title, body + markdown(columns, rows), data)
 
     def _cells(self, jobs: list[Job], runs: list[Any]) -> list[str]:
-        """Return the bytes, the accuracy and the time of a row."""
+        """Return the cells of a row: bytes, accuracy and time."""
         accuracies = [100 * run["accuracy"] for run in runs]
         accuracy = f"{statistics.mean(accuracies):.1f}"
         if len(runs) > 1:
@@ -195,7 +195,7 @@ class Table:
 
 
 def make_and_write() -> None:
-    """Make the missing runs, and write the page."""
+    """Carry out the missing runs, then write the page."""
     table = Table(parse())
     carry_out_all(NAME, table.missing())
     table.write()

@@ -1,11 +1,12 @@
-"""Asynchronous rounds beside SRPFL and synchronous ones, by simulated time.
+"""Compare asynchronous rounds, SRPFL and synchronous rounds by simulated time.
 
-``python -m benchmarks.asynchronous`` runs the bundled digits, ``images --data-dir DIR``
-an image folder, here CIFAR-10, and ``people --data-dir DIR`` the activities of
-`benchmarks.natural_tasks.wisdm`. All methods make about the same number of client
-updates. A synchronous method's rounds do not depend on the clients' speeds, so one run
-of it serves all speed models, and neither it nor SRPFL depends on the communication
-time, which only their clocks add. Finished runs in ``--output`` are not made again.
+``python -m benchmarks.asynchronous`` uses the bundled digits, ``images --data-dir DIR``
+an image folder (CIFAR-10 for our page), and ``people --data-dir DIR`` the activities of
+`benchmarks.natural_tasks.wisdm`. All methods perform about the same number of client
+updates. The rounds of a synchronous method do not depend on the clients' speeds, so one
+run serves all speed models. Neither synchronous methods nor SRPFL depend on the
+communication time, which only changes their clocks. Finished runs in ``--output`` are
+reused.
 """
 
 import argparse
@@ -47,9 +48,9 @@ SPEEDS: dict[str, dict[str, Setting]] = {
     "correlated": {"speed-model": "correlated", "partition": "class-groups"},
 }
 COMMUNICATION = (0, 10, 100)
-# Classes of the images.
+# Number of classes of the images
 CLASSES = 10
-# Limits of ``max-staleness`` whose effect on slow clients is measured.
+# Values of ``max-staleness`` whose effect on slow clients is measured
 LIMITS = (10, 2)
 LIMITED = ("groups-10", "groups-30", "fixed")
 
@@ -60,23 +61,23 @@ class Data(NamedTuple):
     Parameters
     ----------
     page, title : str
-        Name of the page, and the data in words.
+        Name of the page, and a description of the data.
     settings : dict
         Settings of all runs.
     clients, sampled : int
-        Number of clients, and of those at work at a time.
+        Number of clients, and how many of them train at a time.
     buffer : int
-        Changes that make a version of FedBuff.
+        Number of client changes that FedBuff combines into a version.
     rounds, every : int
-        Rounds of the synchronous methods, and rounds from test to test.
+        Rounds of the synchronous methods, and rounds between tests.
     seeds : int
         Number of seeds.
     speeds : tuple of str
         The speed models.
     communicating : tuple of str
-        Speed models that are run with every communication time; others with 0.
+        Speed models that run with every communication time; the others run with 0.
     images : int, default 0
-        Training images of each client, which has half as many for tests; 0 takes all.
+        Training images per client, with half as many test images; 0 uses all images.
     """
 
     page: str
@@ -144,7 +145,7 @@ DATA = {
         rounds=40,
         every=2,
         seeds=3,
-        # Classes cannot be assigned to people by their speed.
+        # The classes of real people cannot be assigned by speed.
         speeds=tuple(name for name in SPEEDS if name != "correlated"),
         communicating=("fixed", "groups-10"),
     ),
@@ -161,7 +162,7 @@ class Setup(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A method, a speed model, a communication time, a seed, a largest staleness."""
+    """A run's method, speed model, communication time, seed and staleness limit."""
 
     name: str
     speeds: str
@@ -171,7 +172,7 @@ class Run(NamedTuple):
 
 
 def job_of(setup: Setup, run: Run) -> Job:
-    """Return a job; it is the same for settings on which its numbers do not depend."""
+    """Return a run's job; runs that differ in irrelevant settings share one."""
     method, data = METHODS[run.name], setup.data
     settings: dict[str, Setting] = {**setup.settings, **method.settings}
     settings["seed"] = run.seed
@@ -205,12 +206,12 @@ def times_of(data: Data, speeds: str) -> tuple[int, ...]:
 
 
 def limited_speeds(data: Data) -> list[str]:
-    """Return the speed models with which limits of the staleness are measured."""
+    """Return the speed models for which staleness limits are measured."""
     return [speeds for speeds in LIMITED if speeds in data.speeds]
 
 
 def runs_of(setup: Setup) -> Iterator[Run]:
-    """Return all runs; several may be one job."""
+    """Yield all runs; several runs may share a job."""
     data = setup.data
     for communication in COMMUNICATION:
         for seed in range(setup.seeds):
@@ -225,13 +226,13 @@ def runs_of(setup: Setup) -> Iterator[Run]:
 
 
 def missing_jobs(setup: Setup) -> list[Job]:
-    """Return the jobs that are not finished, each once."""
+    """Return the unfinished jobs, without duplicates."""
     jobs = {job.place: job for job in (job_of(setup, run) for run in runs_of(setup))}
     return [job for job in jobs.values() if finished(job) is None]
 
 
 def setup_of(arguments: argparse.Namespace) -> Setup:
-    """Return the data and settings that the arguments name."""
+    """Return the setup that the arguments select."""
     data, output = DATA[arguments.data], Path(arguments.output) / arguments.data
     settings: dict[str, Setting] = {
         "num-clients": data.clients,
@@ -252,17 +253,17 @@ def setup_of(arguments: argparse.Namespace) -> Setup:
 
 
 def main() -> int:
-    """Make the runs that are missing, and write the page."""
+    """Carry out the missing runs, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", nargs="?", choices=list(DATA), default="digits")
-    parser.add_argument("--data-dir", default="", help="the images, or wisdm.csv's")
-    parser.add_argument("--seeds", type=int, default=0, help="0: the data's own number")
+    parser.add_argument("--data-dir", default="", help="folder of the data")
+    parser.add_argument("--seeds", type=int, default=0, help="0: default of the data")
     parser.add_argument("--output", default="results/asynchronous")
     arguments = parser.parse_args()
     setup = setup_of(arguments)
 
     def make() -> None:
-        # Drawing is imported only when the runs are there.
+        # Imported here, because the module of the page imports this one.
         from benchmarks.asynchronous_page import page_of
 
         def waiting() -> list[Job]:

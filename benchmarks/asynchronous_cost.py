@@ -1,9 +1,10 @@
-"""CPU time of a message in asynchronous and in synchronous rounds, in one process.
+"""Compare the CPU time of a message in asynchronous and synchronous rounds, inline.
 
-Clients only add 1 to an array, so what is measured is the message: making, sending,
-checking and combining it. Both kinds of rounds close after the same number of replies.
-Prints the ratio, of the least times of ``--repeats`` measurements, and which part of
-the time each message takes and which part each round, however many replies it has.
+Clients only add 1 to an array, so the time is that of creating, sending, checking and
+combining messages. Both kinds of rounds end after the same number of replies. The
+script prints the ratio of the minimum times of ``--repeats`` measurements, and splits
+the time into a part per message and a part per round, which does not depend on the
+number of replies.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def client(message: Message, context: object) -> Message:
 
 
 def seconds(strategy: BaseStrategy, replies: int, size: int, messages: int) -> float:
-    """Return the CPU seconds of a message, if so many replies close a round."""
+    """Return the CPU seconds per message if `replies` replies end a round."""
     speeds = SpeedModel("dynamic", CLIENTS, seed=0)
     clock = SimulatedArrivals(InlineGrid(client, CLIENTS), speeds, 0.0, lambda n: n - 1)
     grid = strategy.participation.adapt_grid(clock, strategy.name_of)

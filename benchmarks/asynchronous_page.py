@@ -26,15 +26,15 @@ from flwr_frl.task.checkpoint import FILE, read_about
 
 # Line styles; synchronous methods have solid lines.
 STYLES = {"flanp": "--", "srpfl": "--", "fedbuff": ":", "fedasync": "-."}
-# Methods whose staleness and shares are shown.
+# Methods whose staleness and shares of the updates are shown
 SHOWN = ("fedbuff", "fedasync", "fedbuff/fedrep")
-# The last bar of a histogram of staleness has all larger values.
+# The histogram's last bar includes all larger values.
 LARGEST = 20
 Rows = list[dict[str, Any]]
 
 
 def speeds_of(setup: Setup, speeds: str, seed: int) -> SpeedModel:
-    """Return a speed model as the runs have it."""
+    """Return the speed model that the runs use."""
     settings = SPEEDS[speeds]
     stragglers = float(settings.get("straggler-fraction", 0.1))
     name = str(settings["speed-model"])
@@ -42,7 +42,7 @@ def speeds_of(setup: Setup, speeds: str, seed: int) -> SpeedModel:
 
 
 def rows_of(setup: Setup, run: Run) -> Rows:
-    """Return the rows of a run, with its clock, client updates and bytes so far."""
+    """Return a run's rows, with cumulative simulated time, client updates and bytes."""
     data, method = setup.data, METHODS[run.name]
     rows = read_rows(job_of(setup, run).place / method.algorithm / METRICS)
     model = speeds_of(setup, run.speeds, run.seed)
@@ -64,7 +64,7 @@ def rows_of(setup: Setup, run: Run) -> Rows:
 
 
 def reached(rows: Rows, level: float) -> dict[str, Any]:
-    """Return the first tested row at a level of accuracy, or an empty one."""
+    """Return the first row that reaches an accuracy, or an empty dictionary."""
     return next((r for r in rows if r.get("accuracy", -1) >= level), {})
 
 
@@ -103,7 +103,7 @@ def comparison(setup: Setup, run: Run) -> dict[str, float]:
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """Return the mean of the numbers that are not NaN, which must not be all."""
+    """Return the mean of the numbers that are not NaN; there must be at least one."""
     return float(np.nanmean(numbers))
 
 
@@ -140,14 +140,14 @@ def table(setup: Setup, speeds: str) -> tuple[str, dict[str, Any]]:
 
 
 def staleness_of(setup: Setup, run: Run) -> dict[int, int]:
-    """Return how many changes of a run counted, by their staleness."""
+    """Return the number of a run's accepted changes by their staleness."""
     place = job_of(setup, run).place / METHODS[run.name].algorithm / FILE
     histogram = read_about(place)["values"]["state"][ASYNCHRONOUS]["staleness"]
     return {int(age): count for age, count in histogram.items()}
 
 
 def histogram(setup: Setup, path: Path) -> None:
-    """Draw the shares of the changes by their staleness, for each speed model."""
+    """Draw the distribution of the changes' staleness for each speed model."""
     from matplotlib.figure import Figure
 
     speeds = limited_speeds(setup.data)
@@ -164,7 +164,7 @@ def histogram(setup: Setup, path: Path) -> None:
         axes.set(
             title=f"fedbuff, {name}", xlabel=f"staleness (last bar: ≥ {shown[-1]})"
         )
-        # Few changes are very old.
+        # Few changes have a large staleness.
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:.2%}")
         axes.grid(alpha=0.3)
@@ -172,7 +172,7 @@ def histogram(setup: Setup, path: Path) -> None:
 
 
 def sharing(setup: Setup, run: Run) -> dict[str, float]:
-    """Return the staleness of a run's changes and the share of slow clients in them."""
+    """Return the staleness of a run's changes and the slow clients' share of them."""
     rows = rows_of(setup, run)
     updates = np.array([client["updates"] for client in clients_of(setup, run)])
     model = speeds_of(setup, run.speeds, run.seed)
@@ -190,7 +190,7 @@ def sharing(setup: Setup, run: Run) -> dict[str, float]:
 
 
 def shares(setup: Setup) -> tuple[str, dict[str, Any]]:
-    """Return the table of staleness and of slow clients' share, and its numbers."""
+    """Return the table of staleness and of the slow clients' share, and its numbers."""
     lines, data = [], {}
     limited = [("fedbuff", limit) for limit in LIMITS]
     for speeds in limited_speeds(setup.data):

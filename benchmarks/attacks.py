@@ -1,7 +1,7 @@
 """Attacks of Byzantine clients, for `benchmarks.liars`.
 
-Attackers are the first clients. They know what was sent, what they have trained
-themselves, and what all honest clients send back.
+The first clients are the attackers. They know the arrays that the server sent, the
+result of their own training, and the replies of all honest clients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 class Known(NamedTuple):
-    """The values of one array that attackers know in a round.
+    """An attacker's knowledge of one array in a round.
 
     Parameters
     ----------
@@ -40,26 +40,26 @@ class Known(NamedTuple):
 
 
 def little_is_enough(known: Known, z: float) -> Floats:
-    """Return the honest mean less z standard deviations of each entry."""
+    """Return the honest mean minus z standard deviations, entry by entry."""
     return np.asarray(known.honest.mean(axis=0) - z * known.honest.std(axis=0))
 
 
 def inner_product(known: Known, epsilon: float) -> Floats:
-    """Return what was sent less ε times the mean honest change."""
+    """Return the sent values minus ε times the mean honest change."""
     return np.asarray(known.sent - epsilon * (known.honest.mean(axis=0) - known.sent))
 
 
 def model_replacement(known: Known) -> Floats:
-    """Return what was sent and n/f times the change, with which f of n replace it."""
+    """Scale the change by n/f, so that f of n clients replace the mean."""
     scale = CLIENTS / known.attackers
     return np.asarray(known.sent + scale * (known.own - known.sent))
 
 
 def least_suspicious(n: int, f: int) -> float:
-    """Return z of f attackers of n (Baruch, Baruch and Goldberg, NeurIPS 2019).
+    """Return ALIE's z for f attackers of n (Baruch et al., NeurIPS 2019).
 
-    With s = ⌊n/2 + 1⌋ − f honest clients that are farther from the mean than they are,
-    attackers are among a majority: Φ(z) = (n − f − s) / (n − f).
+    If s = ⌊n/2 + 1⌋ − f honest clients are farther from the mean than the attackers,
+    the attackers belong to a majority: Φ(z) = (n − f − s) / (n − f).
     """
     s = n // 2 + 1 - f
     return NormalDist().inv_cdf((n - f - s) / (n - f))
@@ -79,7 +79,7 @@ ATTACKS: dict[str, Callable[[Known], Floats]] = {
 
 
 class AttackedGrid(InlineGrid):
-    """A grid whose first clients send what an attack makes of their shared arrays."""
+    """A grid whose first clients apply an attack to the arrays that they share."""
 
     def __init__(self, app: Any, attack: str, attackers: int) -> None:
         super().__init__(app, CLIENTS)
@@ -88,7 +88,7 @@ class AttackedGrid(InlineGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Answer all messages, the attackers' training ones as the attack has it."""
+        """Return all replies, with the attack applied to the attackers' training."""
         messages = list(messages)
         replies = list(super().send_and_receive(messages, timeout=timeout))
         trained = [
@@ -99,25 +99,25 @@ class AttackedGrid(InlineGrid):
         ]
         honest = [reply for reply in trained if not self.is_attacker(reply)]
         if self.attackers and honest:
-            # Every client is sent the same.
+            # All clients are sent the same arrays.
             sent = messages[0].content.array_records["arrays"]
             for reply in filter(self.is_attacker, trained):
                 reply.content["arrays"] = self._attacked(sent, reply, honest)
         return replies
 
     def is_attacker(self, reply: Message) -> bool:
-        """Return whether a reply is of one of the first clients."""
+        """Return whether a reply comes from one of the first clients."""
         return reply.metadata.src_node_id <= self.attackers
 
     def _attacked(
         self, sent: ArrayRecord, reply: Message, honest: Sequence[Message]
     ) -> ArrayRecord:
         records = [other.content.array_records["arrays"] for other in honest]
-        found = {}
+        attacked = {}
         for name, own in reply.content.array_records["arrays"].items():
             theirs = np.stack([record[name].numpy() for record in records])
-            known = Known(sent[name].numpy(), own.numpy(), theirs, self.attackers)
+            knowledge = Known(sent[name].numpy(), own.numpy(), theirs, self.attackers)
             with np.errstate(over="ignore", invalid="ignore"):
-                values = ATTACKS[self.attack](known)
-                found[name] = Array(np.asarray(values, own.numpy().dtype))
-        return ArrayRecord(found)
+                values = ATTACKS[self.attack](knowledge)
+                attacked[name] = Array(np.asarray(values, own.numpy().dtype))
+        return ArrayRecord(attacked)

@@ -1,9 +1,9 @@
-"""Digits of which some clients' have a trigger, for `benchmarks.liars`.
+"""The digits with a backdoor attack, for `benchmarks.liars`.
 
 The trigger is a white patch of 2 x 2 pixels in the corner of an image. An attacker
-trains on its own digits, every second one of them with the trigger and with the label
-of the target class. Tests are on clean digits, or on those of all other classes with
-the trigger and the target's label: then the accuracy is the attack's success rate.
+trains on its own digits, of which every second one has the trigger and the label of the
+target class. Tests use clean digits, or the digits of all other classes with the
+trigger and the target's label; the accuracy is then the attack's success rate.
 """
 
 from dataclasses import dataclass, replace
@@ -29,9 +29,10 @@ class BackdoorSettings(ImageSettings):
     Parameters
     ----------
     attackers : int, default 0
-        How many clients, the first ones, train on triggered digits as well.
+        Number of clients, starting from the first, that also train on triggered
+        digits.
     test_triggered : bool, default False
-        Whether tests are on triggered digits.
+        Whether tests use triggered digits.
     """
 
     attackers: Annotated[int, Range("[0, inf)")] = 0
@@ -39,7 +40,7 @@ class BackdoorSettings(ImageSettings):
 
 
 class BackdoorDigits(ImageTask):
-    """The digits, with a trigger in some of them."""
+    """The digits, with the trigger in some of the images."""
 
     settings_type: ClassVar[type] = BackdoorSettings
     ignores_model_settings: ClassVar[bool] = True
@@ -50,12 +51,12 @@ class BackdoorDigits(ImageTask):
             settings.attackers,
             settings.test_triggered,
         )
-        # The same object for each call, as a client's examples are.
+        # Cached, to return the same object in each call, like a client's examples.
         self._poisoned = cache(self._poison)
         self._triggered = cache(self._trigger)
 
     def initial_model(self) -> SplitModel:
-        """Return a new perceptron with one hidden layer, which trains in no time."""
+        """Return a new perceptron with one hidden layer, which is fast to train."""
         channels, height, width = self.shape
         pixels = channels * height * width
         with seeded(self.seed):
@@ -63,7 +64,7 @@ class BackdoorDigits(ImageTask):
             return SplitModel(hidden, nn.Linear(HIDDEN, self.num_classes))
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's training examples, an attacker's poisoned."""
+        """Return a client's training examples; an attacker's are poisoned."""
         return (
             self._poisoned(client)
             if client < self.attackers
@@ -71,7 +72,7 @@ class BackdoorDigits(ImageTask):
         )
 
     def test_examples(self, client: int) -> ExampleSet:
-        """Return a client's test examples, all of them triggered if asked for."""
+        """Return a client's test examples, all triggered if the settings say so."""
         if self.test_triggered:
             return self._triggered(client)
         return super().test_examples(client)
@@ -90,9 +91,9 @@ class BackdoorDigits(ImageTask):
 
 
 def triggered(examples: ExampleSet, where: torch.Tensor) -> ExampleSet:
-    """Return examples with trigger and target class where the mask is True.
+    """Add the trigger and the target's label to the examples where the mask is True.
 
-    The images have the shape (n, height, width, channels) and values up to 255.
+    Images have the shape (n, height, width, channels) and values up to 255.
     """
     inputs, targets = examples.inputs.clone(), examples.targets.clone()
     rows = where.nonzero().flatten()

@@ -1,14 +1,15 @@
 """Personalised algorithms on clients with few classes and with conflicting labels.
 
-The digits of scikit-learn in two partitions: two classes a client (``shards``), where
+scikit-learn's digits in two partitions: two classes per client (``shards``), where
 personal heads help, and four groups of clients with permuted labels (``clustered``),
-where clients should find the others of their group. All algorithms have the same model,
-rounds, sampled clients, local epochs and learning rate, and otherwise the defaults of
-their settings, with two exceptions: ``ifca`` has as many clusters as there are groups,
-and ``pfedhn``, whose authors make 5,000 steps of its hypernetwork, larger steps.
+where each client should find the others in its group. All algorithms use the same
+model, rounds, sampled clients, local epochs and learning rate. Their other settings
+keep the defaults, with two exceptions: ``ifca`` has as many clusters as there are
+groups, and ``pfedhn`` has a larger step size for its hypernetwork, because its authors
+train the hypernetwork for 5,000 steps.
 
-Runs are made seed by seed. Finished ones in the output folder are kept, so that the
-command continues where it was interrupted; the page contains whatever is finished.
+Runs are carried out seed by seed. Finished runs in the output folder are reused, so an
+interrupted command can be resumed. The page contains all finished runs.
 """
 
 import argparse
@@ -43,15 +44,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("algorithms", nargs="*", default=ALGORITHMS, metavar="NAME")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--cells", nargs="+", default=list(CELLS), choices=CELLS)
-    parser.add_argument("--page", action="store_true", help="write it and run nothing")
+    parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--output", default="results/clustered")
     return parser.parse_args()
 
 
 class Table:
-    """The runs of the page, finished and missing.
+    """The page and its runs, finished or missing.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ class Table:
         }
 
     def job(self, algorithm: str, cell: str, seed: int) -> Job:
-        """Return one run."""
+        """Return the job of one run."""
         settings = {
             **self.common,
             **CELLS[cell],
@@ -84,7 +85,7 @@ class Table:
         return Job(place, algorithm, settings)
 
     def missing(self) -> Iterator[Job]:
-        """Yield the runs that are not finished, seed by seed."""
+        """Yield the unfinished runs, seed by seed."""
         for seed in range(self.arguments.seeds):
             for cell in self.arguments.cells:
                 for algorithm in self.arguments.algorithms:
@@ -125,12 +126,12 @@ class Table:
         others = "; ".join(
             f"`{name}` {n}={v}" for name, more in OWN.items() for n, v in more.items()
         )
-        own = ", ".join(f"{n}={v}" for n, v in self.common.items())
+        common = ", ".join(f"{n}={v}" for n, v in self.common.items())
         body = (
             "Test accuracy in %: mean over the clients and the last 5 rounds, mean ± "
             "standard deviation over the seeds from 0. In the partition `clustered`, "
             f"{GROUPS} groups of clients have permuted labels. The last column is the "
-            f"mean of all messages of a run in MB.\n\nCommon settings: {own}. "
+            f"mean of all messages of a run in MB.\n\nCommon settings: {common}. "
             f"Others: {others}.\n\n" + markdown([*columns, "MB"], rows)
         )
         title = "Few classes a client, and groups of clients with conflicting labels"
@@ -138,7 +139,7 @@ class Table:
 
 
 def make_and_write() -> None:
-    """Make the missing runs, and write the page however they end."""
+    """Carry out the missing runs, and write the page even if that fails."""
     arguments = parse()
     table = Table(arguments)
     try:

@@ -1,7 +1,8 @@
-"""Clients trained together against one by one: CPU time of a round, in one process.
+"""CPU time of an inline round with clients trained together or one by one.
 
-Each client has 50 examples of noise; a round is FedRep's with ten head epochs and one
-of the representation, batches of 10, all clients, no evaluation.
+Each client has 50 examples of random noise. A round of FedRep trains all clients for
+ten head epochs (one for the large models) and one epoch of the representation, in
+batches of 10 and without evaluation.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from flwr_frl.task.models import build_model
 from flwr_frl.task.settings import resolve
 
 EXAMPLES, CLASSES = 50, 10
-# The models and what they see.
+# Models and their input shapes
 MODELS = {
     "logistic": (1, 8, 8),
     "mlp-2": (1, 8, 8),
@@ -34,12 +35,12 @@ MODELS = {
     "resnet20": (3, 32, 32),
 }
 SIZES = (1, 3, 8, 32, 60, 100)
-# Above this many clients the large models take too long.
+# Maximum numbers of clients of the large models, which would take too long
 LARGE = {"cifar10-cnn": 8, "resnet20": 8}
 
 
 def noise(model: str, num_clients: int) -> ExampleTask:
-    """Return a task of random numbers."""
+    """Return a task with random inputs and labels."""
     rng = np.random.default_rng(0)
 
     def examples() -> ExampleSet:
@@ -54,7 +55,10 @@ def noise(model: str, num_clients: int) -> ExampleTask:
 
 
 def logistic(num_clients: int) -> ExampleTask:
-    """Return `noise` for a model, as a task that settings can name; so below."""
+    """Return `noise` for this model, as a task that settings can name.
+
+    The functions below do the same for the other models.
+    """
     return noise("logistic", num_clients)
 
 
@@ -79,7 +83,7 @@ def resnet20(num_clients: int) -> ExampleTask:  # noqa: D103
 
 
 def prepare(model: str, clients: int, cohort: str) -> Callable[[], float]:
-    """Return what makes a round and returns its CPU seconds; some are made."""
+    """Return a function that runs a round and returns its CPU seconds, warmed up."""
     large = model in LARGE
     settings = resolve(
         {
@@ -112,11 +116,12 @@ def prepare(model: str, clients: int, cohort: str) -> Callable[[], float]:
 
 
 def measure(model: str, clients: int, rounds: int) -> dict[str, float]:
-    """Return milliseconds of a round one by one, together, and as ``auto`` decides."""
+    """Return milliseconds of a round one by one, together and with ``auto``."""
     kinds = {"off": "off", "together": str(max(2, clients)), "auto": "auto"}
     runs = {name: prepare(model, clients, cohort) for name, cohort in kinds.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    # In turn, and each comes first as often: the machine's speed drifts, caches fill.
+    # The variants alternate and take turns in coming first, because the machine's speed
+    # drifts and caches fill.
     for i in range(rounds):
         first = i % len(runs)
         for name in [*runs, *runs][first : first + len(runs)]:

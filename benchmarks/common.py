@@ -1,4 +1,4 @@
-"""What the benchmarks share: how a result is written down."""
+"""Functions that all benchmarks share: writing a page and recording its provenance."""
 
 import json
 import platform
@@ -23,36 +23,37 @@ def _git(*arguments: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit, with ``-dirty`` if more differs than this benchmark's pages.
+    """Return the commit, with ``-dirty`` if more than this benchmark's pages changed.
 
-    What it has written itself since is none of what runs.
+    The pages that a benchmark writes do not affect what it runs.
     """
-    own = f":(top,exclude)benchmarks/results/{Path(sys.argv[0]).stem}*"
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", own)
+    pages = f":(top,exclude)benchmarks/results/{Path(sys.argv[0]).stem}*"
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", pages)
     return _git("describe", "--always", "--abbrev=10") + ("-dirty" if changed else "")
 
 
-# When it began: a page that is made again would change it by its first picture.
+# Determined at the start, before the figures of a repeated benchmark change the working
+# tree.
 COMMIT = _commit()
 
 
 def provenance() -> dict[str, Any]:
-    """Return command, commit and machine, to stand next to a result.
+    """Return the command, commit and machine of a result.
 
     Returns
     -------
     dict
-        ``command``, ``commit`` (when it began), ``machine``, ``python``, ``torch``, and
-        ``seconds`` since it began, in which runs that were there already took none.
+        ``command``, ``commit`` (at the start), ``machine``, ``python``, ``torch`` and
+        ``seconds`` since the start, which exclude the runs of earlier commands.
     """
     import torch
 
     script = Path(sys.argv[0])
-    # Python knows how it found what `-m` names.
+    # The main module has a spec only if it was started with `-m`.
     as_module = sys.modules["__main__"].__spec__ is not None
     name = f"-m benchmarks.{script.stem}" if as_module else f"benchmarks/{script.name}"
     arguments = [*name.split(), *sys.argv[1:]]
-    # Where the data lies on this machine is nobody's business.
+    # Replace local paths, which should not be published.
     for i, argument in enumerate(arguments[:-1]):
         if argument in (
             "--data-dir",
@@ -83,7 +84,7 @@ def _cores() -> int:
 
 
 def _rounded(value: Any) -> Any:
-    """Return data with its floats to 6 significant digits, which keeps files small."""
+    """Round floats to 6 significant digits, which keeps files small."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -125,8 +126,8 @@ def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
     body : str
         Markdown below the provenance.
     data : dict
-        The numbers. ``seconds``, if there, are those of all runs, whenever they were
-        made.
+        The numbers. ``seconds``, if present, is the total time of all runs, including
+        those of earlier commands.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
     about = provenance()
@@ -139,8 +140,8 @@ def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
         f"{took}\n\n" + body
     )
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
-    whole = {"about": about, **data}
+    content = {"about": about, **data}
     (RESULTS / f"{name}.json").write_text(
-        json.dumps(_rounded(whole), separators=(",", ":")) + "\n", encoding="utf-8"
+        json.dumps(_rounded(content), separators=(",", ":")) + "\n", encoding="utf-8"
     )
     print(text)

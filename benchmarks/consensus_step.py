@@ -1,10 +1,10 @@
-"""What the consensus step γ does, by compressor: how close nodes come to each other.
+"""Effect of the consensus step γ on the distance between nodes, by compressor.
 
-Ten nodes with two classes of the bundled digits each train with SQuARM-SGD (five
-local steps, momentum) on a ring and on a complete graph, with logistic regression and
-a small MLP. A cell has the consensus distance after the last round as a multiple of
-that without any communication, the worst of the four. γ is a multiple of what
-``consensus-step="auto"`` takes for the compressor, or 1 if that is less.
+Ten nodes with two classes of the bundled digits each train with SQuARM-SGD (five local
+steps, momentum) on a ring and on a complete graph, with logistic regression and a small
+MLP. A cell is the consensus distance after the last round, relative to that without any
+communication, in the worst of these four cases. γ is a multiple of the step that
+``consensus-step="auto"`` selects for the compressor, but at most 1.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--output", default="results/consensus-step")
     arguments = parser.parse_args()
     places = [(graph, model) for graph in GRAPHS for model in MODELS]
-    # A step of next to nothing: everybody trains alone.
+    # With a negligible step, nodes train without communication.
     alone = {
         place: distance(arguments, graph=place[0], model=place[1], consensus_step=1e-12)
         for place in places
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def driven_apart(entries: list[dict[str, Any]]) -> str:
-    """Return a sentence on the compressors whose default is worse than no messages."""
+    """Return a sentence on compressors whose default is worse than no messages."""
     names = [
         f"`{entry['compressor']}`"
         for entry in entries
@@ -114,12 +114,12 @@ def driven_apart(entries: list[dict[str, Any]]) -> str:
 
 
 def label(name: str, own: dict[str, float]) -> str:
-    """Return a compressor with its k."""
+    """Return a compressor's name with its k."""
     return f"{name} {own['k']:g}" if own else name
 
 
 def default(model: str, name: str, **own: float) -> float:
-    """Return the step by default for messages of a model's size."""
+    """Return the default step for messages of a model's size."""
     task = build_task(resolve({"model": model, "num-clients": NODES}), NODES)
     size = sum(parameter.numel() for parameter in task.initial_model().parameters())
     return practical_step(create(name, **own).typical_omega(size))
@@ -134,7 +134,7 @@ def cell(entries: list[dict[str, Any]], name: str, factor: float) -> str:
 
 
 def draw(entries: list[dict[str, Any]]) -> None:
-    """Draw the worst ratio over the factor, a line a compressor."""
+    """Plot the worst ratio against the factor, with a line for each compressor."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,15 +1,16 @@
-"""The containers of deploy/ without Docker: built, started and used as the files say.
+"""Build, start and use the containers of deploy/ without Docker.
 
-``python -m benchmarks.containers --output DIR`` needs root, and debootstrap,
-bubblewrap, iproute2 and strace of Debian. In a bare Debian with Python, in the place
-of the base image, it does what ``deploy/Dockerfile`` says, line by line. Then it does
-what the guide types: the services of ``deploy/compose.server.yml``, and of
-``compose.device.yml`` for two devices, start with their commands, users, volumes and
-networks, each in namespaces of its own, with a read-only root and no capabilities;
-FedRep is trained on image folders, and a device predicts. Both SuperExecs are killed
-in the end. What it saw, with every write that was refused, is in
-``results/containers.md``. What it is not: Docker, the base images, the CPU index of
-PyTorch (``--torch-index``), an ARM machine.
+``python -m benchmarks.containers --output DIR`` needs root, and Debian's debootstrap,
+bubblewrap, iproute2 and strace. It executes ``deploy/Dockerfile`` line by line in a
+bare Debian with Python, which replaces the base image. Then it runs the commands of the
+guide. The services of ``deploy/compose.server.yml``, and of ``compose.device.yml`` for
+two devices, start with their commands, users, volumes and networks. Each service has
+its own namespaces, a read-only root and no capabilities. FedRep is trained on image
+folders, and a device predicts. Finally, both SuperExecs are killed. The results,
+including every refused write, are in ``results/containers.md``.
+
+The benchmark does not test Docker, the base images, PyTorch's CPU index
+(``--torch-index``) or an ARM machine.
 """
 
 import argparse
@@ -47,7 +48,7 @@ from devices import write_folders  # noqa: E402
 DEVICES = ("pi-1", "pi-3")
 USER = 10001
 ROUNDS = 2
-# What is other here than in the guide.
+# Replacements in the commands of the guide
 OTHERWISE = {
     "num-server-rounds=50": f"num-server-rounds={ROUNDS}",
     "min-available-nodes=3": f"min-available-nodes={len(DEVICES)}",
@@ -65,21 +66,21 @@ socket.create_connection((sys.argv[1], 8443), timeout=3)"""
 
 
 def typed() -> list[list[str]]:
-    """Return the arguments of all that the guide has typed to Docker, in order."""
+    """Return the arguments of all Docker commands in the guide, in order."""
     guide = (DEPLOY / "README.md").read_text()
     blocks = re.findall(r"<!-- containers: \w+ -->\n```sh\n(.*?)```", guide, re.DOTALL)
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "checkpoint.safetensors").touch()
-        said = call("bash", "-euc", STUBS + "".join(blocks), cwd=place)
+        output = call("bash", "-euc", STUBS + "".join(blocks), cwd=place)
     for there, here in OTHERWISE.items():
-        if there not in said:
+        if there not in output:
             sys.exit(f"the guide has no {there}")
-        said = said.replace(there, here)
-    return [command.split("\x1f")[:-1] for command in said.split("\x1e")[:-1]]
+        output = output.replace(there, here)
+    return [command.split("\x1f")[:-1] for command in output.split("\x1e")[:-1]]
 
 
 def lint() -> dict[str, str]:
-    """Return what hadolint and Compose say of the files, where they are installed."""
+    """Return the output of hadolint and Compose for the files, where installed."""
     settings = {**os.environ, "SUPERLINK": "server.lan:8443", "NODE_CONFIG": "a=1"}
     composes = [DEPLOY / f"compose.{name}.yml" for name in ("server", "device")]
     said = {}
@@ -99,13 +100,13 @@ def lint() -> dict[str, str]:
 
 
 def private(path: Path) -> None:
-    """Give a key to the containers' user."""
+    """Make a key readable by the containers' user only."""
     os.chown(path, USER, USER)
     path.chmod(0o600)
 
 
 class Trial:
-    """A server and two devices, each with its files as the guide has them."""
+    """A server and two devices, each with the files that the guide describes."""
 
     def __init__(self, image: Image, home: Path) -> None:
         self.image, self.home = image, home
@@ -158,7 +159,7 @@ class Trial:
             (home / f"{container.name}.hosts").write_text("".join(lines))
 
     def add(self, name: str, service: Any, binds: Any, bridges: list[str]) -> None:
-        """Put a service on its networks."""
+        """Create a service's container and attach it to its networks."""
         for bridge in bridges:
             self.network.join(name, bridge)
         self.containers[name] = Container(
@@ -172,7 +173,7 @@ class Trial:
         print(f"{name}: healthy after {container.until_healthy():.1f} s", flush=True)
 
     def compose(self, file: str, verb: str, *arguments: str) -> None:
-        """Do what `docker compose` does with a file; a device is the last one."""
+        """Imitate a `docker compose` command; `exec` on a device uses the last one."""
         project = "server" if file.endswith("server.yml") else DEVICES[-1]
         if verb == "up":
             for name in self.containers:
@@ -205,18 +206,18 @@ class Trial:
         return not self.containers[name].exec("python", "-c", REACH, address).returncode
 
     def sees(self, name: str, *paths: str) -> bool:
-        """Return whether a container sees files."""
+        """Return whether files are visible in a container."""
         return not self.containers[name].exec("ls", *paths).returncode
 
     def kill(self, name: str, program: str) -> None:
-        """End a program in a container, and see it started anew and healthy."""
+        """Kill a program in a container, and wait until it is healthy again."""
         container = self.containers[name]
         starts, started = container.starts, time.monotonic()
-        # The brackets keep the shell from ending itself.
+        # The brackets keep the pattern from matching the shell itself.
         found = f"grep -la '[{program[0]}]{program[1:]}' /proc/[0-9]*/cmdline"
         self.exec(name, "sh", "-c", f"kill -9 $({found} | cut -d/ -f3 | tail -n 1)")
         while container.starts == starts:
-            # Docker asks each minute.
+            # Docker runs the health check every minute.
             container.healthy()
             if time.monotonic() - started > 60:
                 sys.exit(f"{name} was not started again")
@@ -224,20 +225,20 @@ class Trial:
         container.until_healthy()
 
     def refused(self) -> dict[str, int]:
-        """Return the writes that failed, by container and path, and how often."""
+        """Count the refused writes by container, system call and path."""
         found: Counter[str] = Counter()
         for path in self.home.glob("*.strace.*"):
             for line in path.read_text(errors="replace").splitlines():
                 if not re.search(r" = -1 E(ROFS|ACCES|PERM) ", line):
                     continue
                 call_, place = re.search(r"(\w+)\(.*?\"(.*?)\"", line).groups()
-                # That is bubblewrap, before it has made the root.
+                # Writes of bubblewrap itself, before it switches to the new root.
                 if not place.startswith("/newroot/"):
                     found[f"{path.name.split('.strace')[0]}: {call_} {place}"] += 1
         return dict(found)
 
     def close(self) -> None:
-        """End all that was started."""
+        """Stop everything that was started."""
         for container in self.containers.values():
             container.close()
         if self.names:
@@ -245,7 +246,7 @@ class Trial:
         self.network.close()
 
     def run(self) -> dict[str, Any]:
-        """Do what the guide does, and more."""
+        """Run the guide's commands and all checks; return the checks' results."""
         known = json.dumps(names_of(self.network, "server.proxy"))
         space = f"{self.network.switch}-server.proxy"
         self.names = subprocess.Popen(
@@ -289,13 +290,13 @@ class Trial:
 
 
 def main() -> None:
-    """Try it, and say what was seen."""
+    """Build the image, run the trial, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="an empty folder")
     parser.add_argument(
-        "--torch-index", help="in the place of the Dockerfile's; empty: pip's own"
+        "--torch-index", help="replaces the Dockerfile's; empty: pip's default"
     )
-    text = "take the root that an earlier call has made there"
+    text = "reuse the root that an earlier call built there"
     parser.add_argument("--keep", action="store_true", help=text)
     options = parser.parse_args()
     if os.getuid():

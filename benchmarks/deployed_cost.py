@@ -1,9 +1,10 @@
 """CPU time of a message on a SuperLink and two SuperNodes, by process and part.
 
-One round of FedAvg without training, with models of two sizes. The difference of their
-CPU times is the cost of the bytes; what both have in common is the start of processes,
-of which Flower starts one for each message. ServerApp and ClientApp are profiled in
-their main threads, in which our code runs; a profile makes imports slower.
+The benchmark runs one round of FedAvg without training, with models of two sizes. The
+difference between their CPU times is the cost of the bytes. The part that both have in
+common is the start of processes, of which Flower starts one for each message. ServerApp
+and ClientApp are profiled in their main threads, where our code runs. Profiling makes
+imports slower.
 """
 
 import argparse
@@ -24,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from federation import Federation
 
 NODES = 2
-# Python runs a module of this name at the start of each process.
+# The content of ``sitecustomize.py``, which Python runs when a process starts
 PROFILER = """
 import os, sys
 programs = {"flwr-clientapp": "ClientApp", "flwr-serverapp": "ServerApp"}
@@ -39,8 +40,8 @@ if kind:
         profiler.disable()
         profiler.dump_stats(f"{os.environ['FRL_PROFILES']}/{kind}-{os.getpid()}")
 """
-# Parts: name, process, and the file and function whose time it is, with all that it
-# calls. Those that are ours come first.
+# Each part has a name, a process, and the file and function whose cumulative time is
+# measured. The parts in our own code come first.
 PARTS = (
     ("model built, settings read", "ClientApp", "client_app.py", "open_message"),
     ("arrays read and checked", "ClientApp", "records.py", "unpack"),
@@ -68,23 +69,23 @@ PARTS = (
 
 
 def times(profile: Path) -> dict[tuple[str, str], float]:
-    """Return cumulative seconds by file and function; the longest of equal names."""
-    found: dict[tuple[str, str], float] = {}
+    """Return cumulative seconds by file and function, the largest for equal names."""
+    seconds_of: dict[tuple[str, str], float] = {}
     statistics: Any = pstats.Stats(str(profile))
     for (file, _, name), (_, _, _, seconds, _) in statistics.stats.items():
         key = Path(file).name, name
-        found[key] = max(seconds, found.get(key, 0.0))
-    return found
+        seconds_of[key] = max(seconds, seconds_of.get(key, 0.0))
+    return seconds_of
 
 
 def parts(folder: Path) -> list[float]:
-    """Return the seconds of each of `PARTS`, by process that answers a training."""
+    """Return the mean seconds of each of `PARTS` over the processes that train."""
     profiles: dict[str, list[dict[tuple[str, str], float]]] = {}
     for path in folder.iterdir():
-        found = times(path)
+        profile = times(path)
         kind = path.name.partition("-")[0]
-        if kind == "ServerApp" or ("fedavg.py", "fit") in found:
-            profiles.setdefault(kind, []).append(found)
+        if kind == "ServerApp" or ("fedavg.py", "fit") in profile:
+            profiles.setdefault(kind, []).append(profile)
     return [
         sum(each.get((file, name), 0.0) for each in profiles[kind])
         / len(profiles[kind])
@@ -148,7 +149,7 @@ def main() -> None:
     seconds = {mb: each for mb, (_, each) in found.items()}
     columns = "", f"{small} MB, s", f"{large} MB, s", "ms per client and MB"
     cells = [
-        # A ClientApp serves one client, the ServerApp all.
+        # A ClientApp serves one client, the ServerApp serves all.
         row(f"{kind}: {name}", a, b, 1 if kind == "ClientApp" else NODES)
         for (name, kind, *_), a, b in zip(
             PARTS, seconds[small], seconds[large], strict=True

@@ -1,4 +1,4 @@
-"""FedRep's Figures 3 and 4: linear representations, through strategies and clients.
+"""FedRep's Figures 3 and 4 (linear representations), with strategies and clients.
 
 Figure 3: principal angle distance to the true representation by round, for exact heads
 (FedRep) and for 1 and 10 gradient steps on the head (GD-GD and 10GD-GD), each with its
@@ -65,9 +65,10 @@ def train(
 ) -> tuple[BaseStrategy, Matrix]:
     """Run an algorithm inline on the linear task; return the strategy and the last B.
 
-    ``after_round`` is called with the round (0 for the start), B (d × k) and metrics;
-    ``start`` takes the place of the strategy's own start; the first ``trained`` clients
-    take part (all by default); clients evaluate in the rounds of ``evaluated``.
+    ``after_round`` is called with the round (0 before training), B (d × k) and the
+    metrics. ``start`` replaces the strategy's initial arrays. The first ``trained``
+    clients take part (by default all). Clients evaluate in the rounds for which
+    ``evaluated`` is true.
     """
     settings = resolve({"task": "linear", **settings})
     grid = FirstClients(make_app(settings), int(settings["num-clients"]), trained)
@@ -88,7 +89,7 @@ def train(
 def distances(
     method: str, clients: int, step: float, seed: int, rounds: int
 ) -> list[float]:
-    """Return the distance to the true representation, from the start to the end."""
+    """Return the distance to the true representation at the start and by round."""
     settings = {
         "algorithm": "fedrep",
         "num-clients": clients,
@@ -108,7 +109,7 @@ def distances(
 
 
 def figure3(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Choose each method's step and return its curves, by clients and method."""
+    """Choose each method's step and return its curves, by number of clients."""
     seeds = arguments.seeds
     cases = [(n, m) for n in arguments.clients for m in METHODS]
     results: dict[str, Any] = {}
@@ -132,7 +133,7 @@ def new_client_errors(
 ) -> list[list[float]]:
     """Return mean squared errors of heads solved on B (the identity for local-only).
 
-    A row for each client, a column for each number of samples.
+    Rows are clients, columns are numbers of samples.
     """
     errors = []
     for client in clients:
@@ -144,7 +145,7 @@ def new_client_errors(
 
 
 def figure4(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return new clients' errors, all seeds one below the other, by method."""
+    """Return each method's errors on new clients, with the seeds stacked."""
     n, new, d = 100, arguments.new_clients, 20
     common: Own = {"dimension": d, "num-clients": n + new, "fraction-train": 0.1}
     common["weight-decay"] = 0.0
@@ -161,19 +162,19 @@ def figure4(arguments: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, variants in track(methods.items(), "Figure 4"):
         tried = []
-        for own in variants or [{}]:
+        for variant in variants or [{}]:
             errors, distance = [], []
             for seed in arguments.seeds:
                 task = LinearTask(dimension=d, num_clients=n + new, seed=seed)
                 b = np.eye(d)
-                if own:
-                    settings = {**common, **own, "seed": seed}
+                if variant:
+                    settings = {**common, **variant, "seed": seed}
                     _, b = train(settings, arguments.long_rounds, trained=n)
                     b = b.astype(np.float64)
                     distance.append(principal_angle_distance(b, task.representation))
                 clients = range(n, n + new)
                 errors += new_client_errors(task, clients, arguments.samples, b)
-            step = own.get("learning-rate")
+            step = variant.get("learning-rate")
             tried.append({"step": step, "distance": distance, "errors": errors})
         results[name] = min(
             tried, key=lambda t: float(np.mean(np.array(t["errors"])[:, column]))
@@ -182,12 +183,12 @@ def figure4(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return mean ± standard deviation (of the sample)."""
+    """Return mean ± sample standard deviation."""
     return f"{np.mean(values):.2g} ± {np.std(values, ddof=1):.1g}"
 
 
 def table3(results: dict[str, Any], rounds: int) -> str:
-    """Return Figure 3's numbers."""
+    """Return the table of Figure 3."""
     rows = []
     for n, methods in results.items():
         reference = np.mean(methods["FedRep"]["curves"], axis=0)
@@ -210,7 +211,7 @@ def table3(results: dict[str, Any], rounds: int) -> str:
 
 
 def table4(results: dict[str, Any], samples: Sequence[int]) -> str:
-    """Return Figure 4's numbers: mean over the new clients, median in brackets."""
+    """Return the table of Figure 4: mean over new clients, median in parentheses."""
     rows = []
     for name, result in results.items():
         errors = np.array(result["errors"])
@@ -326,8 +327,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 50, 100, 500])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=50, help="steps are best here")
-    parser.add_argument("--long-rounds", type=int, default=200, help="drawn")
+    parser.add_argument("--rounds", type=int, default=50, help="steps are chosen here")
+    parser.add_argument("--long-rounds", type=int, default=200, help="in the plots")
     parser.add_argument("--new-clients", type=int, default=20)
     parser.add_argument(
         "--samples",
@@ -340,7 +341,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     began = time.monotonic()
-    # Steps that are too long overflow; their replies are rejected.
+    # Steps that are too large overflow; their replies are rejected.
     with np.errstate(all="ignore"):
         data = {"figure-3": figure3(arguments), "figure-4": figure4(arguments)}
     data["seconds"] = round(time.monotonic() - began)

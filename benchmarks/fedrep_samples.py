@@ -1,9 +1,9 @@
-"""FedRep's Figure 1 and the rate of its theorem 1: linear representations.
+"""FedRep's Figure 1 and the rate of Theorem 1, for linear representations.
 
 ``python -m benchmarks.fedrep_samples`` runs the package's strategies and clients.
-Figure 1: error of FedRep, FedAvg and local training by the number of training samples
-per client. Rate: the distance to the true representation by round, beside the bound of
-equation 10.
+Figure 1 shows the error of FedRep, FedAvg and local training by the number of training
+samples per client. The rate is the distance to the true representation by round, next
+to the bound of equation 10.
 """
 
 import argparse
@@ -40,7 +40,7 @@ RATE_ROUNDS = 60
 
 
 def global_model(settings: Own, rounds: int) -> Matrix:
-    """Return B w of FedAvg's last model."""
+    """Return B w of FedAvg's final model."""
     settings = resolve({"task": "linear", "algorithm": "fedavg", **settings})
     grid = FirstClients(make_app(settings), int(settings["num-clients"]))
     strategy = build_strategy(settings)
@@ -57,9 +57,9 @@ def global_model(settings: Own, rounds: int) -> Matrix:
 
 
 def error(method: str, samples: int, seed: int, rounds: int) -> float:
-    """Return the mean squared test error of the clients, with the noise.
+    """Return the clients' mean squared test error, including the noise.
 
-    It is E (y − ŷ)² = ‖φ̂_i − φ_i‖² + noise variance for x ~ N(0, I_d).
+    It equals E (y − ŷ)² = ‖φ̂_i − φ_i‖² + noise variance for x ~ N(0, I_d).
     """
     settings: Own = {
         "dimension": DIMENSION,
@@ -87,7 +87,7 @@ def error(method: str, samples: int, seed: int, rounds: int) -> float:
 
 
 def figure1(seeds: list[int], rounds: int) -> dict[str, list[list[float]]]:
-    """Return each method's errors: a list for each number of samples."""
+    """Return each method's errors, with a list over seeds per number of samples."""
     return {
         method: [
             [error(method, samples, seed, rounds) for seed in seeds]
@@ -98,7 +98,7 @@ def figure1(seeds: list[int], rounds: int) -> dict[str, list[list[float]]]:
 
 
 def rate(clients: int, samples: int, start: str, seed: int) -> dict[str, Any]:
-    """Return the distances of a run with the theorem's largest step, and the bound."""
+    """Return a run's distances with the theorem's largest step size, and the bound."""
     task = LinearTask(rank=RANK, num_clients=clients, seed=seed)
     heads = (task.representation.T @ task.models).T
     eta = FedRepTheory(heads, clients, 0.0).step_size
@@ -122,7 +122,7 @@ def rate(clients: int, samples: int, start: str, seed: int) -> dict[str, Any]:
         "step": eta,
         "distances": found,
         "bound": [theory.distance(t) for t in range(RATE_ROUNDS + 1)],
-        # Near B*, in the slowest direction.
+        # Contraction near B*, in the slowest direction
         "expected": 1 - eta * theory.sigmas[0] ** 2,
     }
 
@@ -136,11 +136,11 @@ def rates(seeds: list[int]) -> list[dict[str, Any]]:
 
 
 def rate_table(data: list[dict[str, Any]]) -> str:
-    """Return measured distances and contractions beside the theorem's."""
+    """Return the measured distances and contractions next to the theorem's."""
     rows = []
-    for own in data:
-        clients, samples, start = own["case"]
-        runs = own["runs"]
+    for entry in data:
+        clients, samples, start = entry["case"]
+        runs = entry["runs"]
         found = np.array([run["distances"] for run in runs])
         bound = np.array([run["bound"] for run in runs])
         # Mean contraction over the last ten rounds.
@@ -179,7 +179,7 @@ def rate_table(data: list[dict[str, Any]]) -> str:
 
 
 def plot(one: dict[str, list[list[float]]], two: list[dict[str, Any]]) -> None:
-    """Draw the figure, and distances beside their bounds."""
+    """Plot Figure 1, and the distances with their bounds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -192,11 +192,11 @@ def plot(one: dict[str, list[list[float]]], two: list[dict[str, Any]]) -> None:
     left.axhline(NOISE, color="grey", ls=":", lw=1, label="noise variance")
     left.set(xlabel="training samples per client", ylabel="mean squared error")
     left.set(yscale="log", title="FedRep, Figure 1")
-    for own in two:
-        clients, samples, start = own["case"]
+    for entry in two:
+        clients, samples, start = entry["case"]
         label = f"n = {clients}, m = {samples}, {start}"
-        distances = np.mean([run["distances"] for run in own["runs"]], axis=0)
-        bound = np.mean([run["bound"] for run in own["runs"]], axis=0)
+        distances = np.mean([run["distances"] for run in entry["runs"]], axis=0)
+        bound = np.mean([run["bound"] for run in entry["runs"]], axis=0)
         (line,) = right.plot(distances, label=label)
         right.plot(bound, ls="--", color=line.get_color(), lw=1)
     right.set(xlabel="round", ylabel="distance (dashed: bound)", yscale="log")
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument(
-        "--page", action="store_true", help="write it from its JSON and run nothing"
+        "--page", action="store_true", help="only write the page, from its JSON"
     )
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""What README and guides say that is a page's: where, and its numbers there.
+"""The numbers in the README and the guides that come from pages of results.
 
-A `Figure` is a place in a text, the page behind it, and the numbers there, from the
-page's JSON. `benchmarks.held` compares them.
+A `Figure` is a place in a text, the page that its numbers come from, and a function
+that reads them from the page's JSON. `benchmarks.held` compares them.
 """
 
 import re
@@ -31,23 +31,23 @@ from benchmarks.page_values import (
 from benchmarks.published import PAPERS
 
 PAGES = Path("benchmarks") / "results"
-# The text that has the tables of results.
+# The text with the tables of results
 RESULTS_PAGE = "docs/results.md"
 
 
 class Figure(NamedTuple):
-    """Numbers of a text, and where they come from.
+    """Numbers in a text, and where they come from.
 
     Parameters
     ----------
     file : str
-        The text, from the repository's root.
+        Path of the text, relative to the repository's root.
     pattern : str
-        Fits in one place; the numbers are in its groups.
+        Regular expression that matches once; its groups contain the numbers.
     page : str
         Name of the page in ``benchmarks/results``.
     values : callable
-        The page's JSON to the numbers, in the text's order.
+        Maps the page's JSON to the numbers, in the order of the text.
     """
 
     file: str
@@ -57,7 +57,7 @@ class Figure(NamedTuple):
 
 
 def cell(label: str, column: int = 1) -> str:
-    """Return what fits a cell of the table row whose first cell begins so."""
+    """Return a pattern for a cell of the table row that begins with a label."""
     before = r"[^|\n]*\|" * column
     return rf"^\| {re.escape(label)}{before}([^|\n]*)\|"
 
@@ -65,24 +65,24 @@ def cell(label: str, column: int = 1) -> str:
 def of_papers(
     row: str, metric: str = "accuracy", table: str = "100x5"
 ) -> Callable[[Data], list[float]]:
-    """Return the mean in % over seeds, of a row of the papers' tables."""
+    """Return a function for a row's mean over seeds (in %) in the papers' tables."""
     return lambda data: [
         100 * fmean(run[metric] for run in data["results"][table][row].values())
     ]
 
 
 def of_cell(table: str, rows: Sequence[str]) -> Callable[[Data], list[float]]:
-    """Return the means in % over seeds, of some rows of one of the papers' cells."""
+    """Return a function for the means over seeds (in %) of some rows of a table."""
     return lambda data: [v for row in rows for v in of_papers(row, table=table)(data)]
 
 
 def seeds_of(row: str) -> Callable[[Data], list[float]]:
-    """Return how many seeds a row of the 100x5 cell has."""
+    """Return a function for the number of seeds of a row of the table 100x5."""
     return lambda data: [len(data["results"]["100x5"][row])]
 
 
 def published(table: str, *methods: str) -> Callable[[Data], list[float]]:
-    """Return a paper's figures of some methods, each as PAPER: METHOD."""
+    """Return a function for published results; a method is PAPER: METHOD."""
     named = [method.split(": ") for method in methods]
     return lambda _: [
         PAPERS[f"{paper}, Table 1"][method][1][table] for paper, method in named
@@ -92,7 +92,7 @@ def published(table: str, *methods: str) -> Callable[[Data], list[float]]:
 def _in_papers(
     label: str, own: Callable[[Data], list[float]], table: str, *methods: str
 ) -> Iterator[Figure]:
-    """Yield the figures of a row: what it has here, and in the papers."""
+    """Yield the figures of a row: our results, and those of the papers."""
     yield Figure(RESULTS_PAGE, cell(label), "papers_tables", own)
     if methods:
         there = rf"^\| {re.escape(label)}[^|\n]*\|[^|\n]*\| ([\d.,; /]*\d)"
@@ -113,7 +113,7 @@ GOSSIP = (
     "SQuARM, no trigger",
 )
 TRIGGERED = "SQuARM, c = 5000:5000:1000:6000"
-# Rows of gossip's table, by what the pages call it.
+# Labels of the rows of the gossip table, by key in the pages' JSON
 GOSSIP_ROWS = {
     "error": "error",
     "own": "nodes' own error",
@@ -123,7 +123,7 @@ GOSSIP_ROWS = {
 
 
 def _gossip(model: str, page: str) -> Iterator[Figure]:
-    """Yield the figures of a model in gossip's table: means over seeds, errors in %."""
+    """Yield a model's figures in the gossip table: means over seeds, errors in %."""
     for what, label in GOSSIP_ROWS.items():
         is_error = what in ("error", "own")
         # Without communication there are no bits.
@@ -152,7 +152,7 @@ FIVE_FLUTE = ("FLUTE: FedRep*", "FLUTE: FedAvg-FT", "FLUTE: FedPer", *FLUTES)
 FIVE_MIXED = ("FedRep: FedRep", "FedRep: FedAvg+FT", "FedRep: FedPer", *FLUTES)
 THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl", "fedrep-5")
 THOUSAND_THERE = ("FedRep", "FedAvg+FT", "FedPer", "LG-FedAvg", "Fed-MTL", "FedRep")
-# Labels of rows with one method in 100x5, the row here, and whose it is there.
+# Rows with one method in 100x5: label, row of our page, method in the papers
 ONE = (
     ("`fedrep`, 1 head epoch", "fedrep-1", "FLUTE: FedRep"),
     ("`fedrep`, 10 head epochs", "fedrep", "FedRep: FedRep"),

@@ -1,7 +1,7 @@
-"""README's picture: twenty clients with one or two digits each.
+"""Draw the README's figure: twenty clients with one or two digits each.
 
-Runs the first command of the README for FedAvg and FedRep in one process, and draws
-``docs/heads.svg`` from what each client measured.
+The script runs the first command of the README for FedAvg and FedRep in one process,
+and draws ``docs/heads.svg`` from the accuracy of each client.
 """
 
 import csv
@@ -41,7 +41,7 @@ def accuracies(folder: Path) -> dict[str, float]:
 
 
 def picture(data: dict[str, dict[str, float]], digits: dict[str, str]) -> str:
-    """Return the picture: two bars for each client, and the digits that it has."""
+    """Return the figure: two bars for each client, labelled with its digits."""
     names = list(digits)
     width = LEFT + STEP * len(names) + 20
     lines = [

@@ -1,8 +1,9 @@
-"""FLUTE's Figures 1, 3 and 4: linear representations narrower than the true models.
+"""FLUTE's Figures 1, 3 and 4: linear representations of lower rank than the truth.
 
-Figure 3's cells run through the package's strategies and clients. An independent NumPy
-version, which computes many seeds at once, gets the same data and the same starts: it
-is compared with the package round by round, and makes the curves and the wide sweeps.
+The cells of Figure 3 run through the package's strategies and clients. An independent
+NumPy implementation, which computes many seeds at once, gets the same data and initial
+values. It is compared with the package round by round, and produces the curves and the
+large sweeps.
 """
 
 import argparse
@@ -34,7 +35,8 @@ from benchmarks.flute_linear_numpy import (
 from flwr_frl.task.base import Matrix
 
 RANKS = (2, 4, 6, 8)
-# M, N, k: FLUTE and FedRep(RI), means over ten seeds of another independent version.
+# Keys: M, N and k. Values: errors of FLUTE and FedRep(RI), means over ten seeds of
+# another independent implementation.
 REFERENCE = {
     "15 12 2": (2.81, 2.81),
     "15 12 4": (2.44, 2.56),
@@ -72,8 +74,8 @@ def package(
 ) -> dict[str, Any]:
     """Run methods through strategies and clients; return their final errors.
 
-    And ``gap``: the greatest absolute difference from the independent version, of any
-    entry of B in any round and of the final errors.
+    The result also has ``gap``, the largest absolute difference from the independent
+    implementation, over all entries of B in all rounds and over the final errors.
     """
     problem = Problem.draw(m, n, k, seeds)
     others = methods(problem, seeds)
@@ -120,7 +122,7 @@ def verdict(cells: dict[str, Any]) -> str:
 
 
 def table_package(cells: dict[str, Any]) -> str:
-    """Return Figure 3's required cells beside the reference."""
+    """Return the required cells of Figure 3 next to the reference."""
     rows = []
     for key, errors in cells.items():
         row: list[object] = [*key.split(), f"{np.mean(errors['best']):.2f}"]
@@ -242,8 +244,8 @@ The runs through the package took {data["package-seconds"]} s on one core.
 def main() -> None:
     """Run the figures and write ``results/flute_linear``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10, help="through the package")
-    parser.add_argument("--wide-seeds", type=int, default=300, help="in NumPy alone")
+    parser.add_argument("--seeds", type=int, default=10, help="with the package")
+    parser.add_argument("--wide-seeds", type=int, default=300, help="with NumPy")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)

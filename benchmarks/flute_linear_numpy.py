@@ -1,7 +1,7 @@
-"""Linear FLUTE and FedRep in NumPy alone, for `benchmarks.flute_linear`.
+"""Linear FLUTE and FedRep in plain NumPy, for `benchmarks.flute_linear`.
 
-Many seeds are computed at once: arrays have a first axis over seeds. Data and starts
-are those of the package.
+Many seeds are computed at once; the first axis of each array is the seed. Data and
+initial values are the package's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ Run = Iterator[tuple[Matrix, Matrix]]  # B and W, round by round
 
 
 def flute_start(k: int, seed: int) -> tuple[FLUTELinear, ArrayRecord]:
-    """Return FLUTE's strategy and its random B⁰; FedRep(RI) starts there as well."""
+    """Return FLUTE's strategy and random B⁰, from which FedRep(RI) also starts."""
     strategy = FLUTELinear(dimension=DIMENSION, rank=k, seed=seed)
     return strategy, strategy.initialize(InlineGrid(ClientApp(), 0))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Data and starts of some seeds: what the gradients need, and the truth.
+    """Data and initial values of several seeds, and the true models.
 
     The squared loss of client i is ½ φᵀ G_i φ − c_iᵀ φ + const at φ = B w_i.
     """
@@ -43,14 +43,14 @@ class Problem:
     moments: Matrix  # (seeds, d, d)
     models: Matrix  # (seeds, clients, d)
     best: Matrix  # (seeds,): mean error of the best approximation of rank k
-    b: Matrix  # FLUTE's starts, (seeds, d, k)
+    b: Matrix  # initial B of FLUTE, (seeds, d, k)
     w: Matrix  # (seeds, clients, k)
 
     @classmethod
     def draw(
         cls, m: int, n: int, k: int, seeds: Sequence[int], spectrum: str = "decaying"
     ) -> Self:
-        """Return the problems of some seeds, the same as the package's."""
+        """Return the problems of several seeds, identical to the package's."""
         parts: list[tuple[Matrix, ...]] = []
         for seed in seeds:
             task = LinearTask(DIMENSION, k, n, 0.3, spectrum, m, seed)
@@ -78,7 +78,7 @@ class Problem:
         return error.mean(axis=1)
 
     def slopes(self, b: Matrix, w: Matrix) -> Matrix:
-        """Return each client's gradient in φ_i = B w_i."""
+        """Return each client's gradient with respect to φ_i = B w_i."""
         models = w @ b.swapaxes(1, 2)
         return (self.gram @ models[..., None])[..., 0] - self.cross
 
@@ -106,10 +106,10 @@ def fedrep(problem: Problem, b: Matrix) -> Run:
 
 
 def methods(problem: Problem, seeds: Sequence[int]) -> dict[str, Run]:
-    """Return every method on a problem."""
+    """Return the rounds of every method on a problem."""
     _, d, k = problem.b.shape
     leading = np.linalg.eigh(problem.moments).eigenvectors[:, :, ::-1][:, :, :k]
-    # As FedRepLinearClient.get_parameters.
+    # The same draws as in FedRepLinearClient.get_parameters
     keys = [[seed, 0x1417] for seed in seeds]
     draws = [np.random.default_rng(key).standard_normal((d, k)) for key in keys]
     runs = [fedrep(problem, b) for b in (problem.b, leading, np.linalg.qr(draws).Q)]
@@ -117,7 +117,7 @@ def methods(problem: Problem, seeds: Sequence[int]) -> dict[str, Run]:
 
 
 def curves(problem: Problem, runs: dict[str, Run]) -> Errors:
-    """Return each run's error after each round, and that of the best."""
+    """Return each run's error by round, and that of the best approximation."""
     errors = {
         name: np.array([problem.error(*next(run)) for _ in range(ROUNDS)])
         for name, run in runs.items()

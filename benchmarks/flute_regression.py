@@ -3,8 +3,8 @@
 ``python -m benchmarks.flute_regression --data-dir DIR`` compares `flute-regression`
 with other algorithms on two tasks of `benchmarks.natural`. Without its regularizer,
 `flute-regression` is FedPer. Learning rates and the regularizer's step size are chosen
-by `benchmarks.natural`'s rule, on validation sets with a seed of their own. Finished
-runs in ``--output`` are not made again.
+as in `benchmarks.natural`, on validation sets with a separate seed. Finished runs in
+``--output`` are reused.
 """
 
 import argparse
@@ -30,21 +30,21 @@ from benchmarks.runs import Job, carry_out_all, exit_status, finished
 
 CHOSEN = ("school", "parkinson")
 ALGORITHMS = ("flute-regression", "fedper", "fedrep", "fedavg-ft", "fedavg", "local")
-# Step sizes η_r of the regularizer.
+# Step sizes η_r of the regularizer
 STEPS = (0.0005, 0.002, 0.008)
-# Errors above this one are those of diverged runs.
+# A run with a larger error has diverged.
 DIVERGED = 10.0
 
 
 class Choice(NamedTuple):
-    """A learning rate, and the step size of the regularizer (0: there is none)."""
+    """A learning rate, and the step size of the regularizer (0: no regularizer)."""
 
     rate: float
     step: float
 
 
 def choices(algorithm: str) -> list[Choice]:
-    """Return the choices among which validation decides."""
+    """Return the candidates for validation."""
     steps = STEPS if algorithm == "flute-regression" else (0.0,)
     return [Choice(rate, step) for rate in RATES for step in steps]
 
@@ -52,7 +52,7 @@ def choices(algorithm: str) -> list[Choice]:
 def job(
     output: Path, data: str, task: str, name: str, choice: Choice, seed: int
 ) -> Job:
-    """Return a run of an algorithm."""
+    """Return the job of a run."""
     run = job_of(output, data, task, name, choice.rate, seed)
     if not choice.step:
         return run
@@ -63,7 +63,7 @@ def job(
 def best(output: Path, data: str, task: str, name: str, seeds: int) -> Choice:
     """Return the choice with the lowest error on the validation sets.
 
-    Choices with which a run has diverged, with any seed, are left out.
+    Choices with a diverged run, with any seed, are excluded.
     """
 
     def error(choice: Choice) -> float:
@@ -80,7 +80,7 @@ def best(output: Path, data: str, task: str, name: str, seeds: int) -> Choice:
 def row(
     task: str, name: str, choice: Choice, runs: dict[str, list[Job]]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return an algorithm's row and its numbers."""
+    """Return an algorithm's row of the table, and its numbers."""
     measure = TASKS[task].measure
     values = [value_of(run, task) for run in runs[name]]
     clients = {n: [clients_of(r, measure) for r in jobs] for n, jobs in runs.items()}
@@ -113,9 +113,9 @@ runs: {diverged}.
 
 
 def main() -> int:
-    """Make the runs that are missing, and write the page."""
+    """Carry out the missing runs, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True, help="the published files")
+    parser.add_argument("--data-dir", required=True, help="published files")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--output", default="results/flute_regression")
     arguments = parser.parse_args()
@@ -169,7 +169,7 @@ def main() -> int:
 
     def make() -> None:
         carry_out_all("learning rates", tuning(), tuning)
-        # A choice that diverges with a seed is replaced by the next one.
+        # If a choice diverges with one of the seeds, the next best one replaces it.
         while left := waiting():
             carry_out_all("regression", left[:1], waiting)
         tables, data = [], dict[str, dict[str, Any]]()

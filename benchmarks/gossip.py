@@ -1,7 +1,7 @@
-"""What the two gossip benchmarks share: runs watched from outside, and the search.
+"""Code shared by the two gossip benchmarks: running, evaluating and tuning methods.
 
-The dissertation's curves are those of the mean of the nodes' models, which nobody in
-the system holds. All nodes live in this process here, so the benchmark looks into them.
+The dissertation's curves are those of the mean of the nodes' models, which no node
+holds. Here all nodes live in one process, so the benchmark can read their states.
 """
 
 import json
@@ -30,15 +30,16 @@ from flwr_frl.task.settings import Setting, Settings, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import evaluate
 
-# Bits a second of a link (dissertation, section 3.5.3).
+# Speed of a link in bits per second (dissertation, section 3.5.3)
 LINK = 100_000
-# Looks at the end whose errors are averaged, for the table and for every choice.
+# Number of final evaluations that are averaged, for the table and for every choice
 LAST = 5
-# Further looks, in parts of the time to the first one: what sends most is there soon.
+# Early evaluations, as fractions of the rounds before the first regular one. Methods
+# that send much reach the target early.
 EARLY = (0.1, 0.2, 0.4, 0.6, 0.8)
-# What `search` chooses.
+# Settings that `search` chooses
 SEARCHED = ("learning-rate", "consensus-step")
-# SQuARM-SGD where every message is sent.
+# SQuARM-SGD that sends every message
 SENT = "SQuARM, no trigger"
 
 Run = dict[str, Any]
@@ -51,11 +52,11 @@ class Method(NamedTuple):
     Parameters
     ----------
     settings : dict
-        What it has of its own.
+        Settings of the method.
     steps : tuple of float, default ()
-        The consensus steps γ to choose from, in multiples of ``auto``'s.
+        Candidates for the consensus step γ, as multiples of that of ``auto``.
     as_in : str, default ""
-        The method whose learning rate and γ it has; its own are searched without.
+        Method whose learning rate and γ are used; if empty, they are searched.
     """
 
     settings: dict[str, Setting]
@@ -71,11 +72,11 @@ def methods(
     Parameters
     ----------
     keep : float
-        What TopK and SignTopK keep.
+        Fraction or number of entries that TopK and SignTopK keep.
     steps : tuple of float
-        Consensus steps to choose from, as of `Method`.
+        Candidates for the consensus step, as in `Method`.
     triggers : sequence of str
-        SQuARM's thresholds besides none.
+        SQuARM's thresholds, in addition to the row without a trigger.
     """
     choco: dict[str, Setting] = {"algorithm": "choco-sgd", "compressor-k": keep}
     squarm: dict[str, Setting] = {
@@ -85,7 +86,7 @@ def methods(
         "local-steps": 5,
     }
     return {
-        # No distance is above that: nobody ever sends.
+        # No distance exceeds this threshold, so no node ever sends.
         "no communication": Method(squarm | {"trigger": "1e30"}),
         "D-PSGD": Method({"algorithm": "dpsgd"}),
         "CHOCO (Sign)": Method(choco | {"compressor": "sign"}, steps),
@@ -99,21 +100,21 @@ def methods(
 
 
 class Bench(NamedTuple):
-    """A page's runs: where they are kept, what all have, and how they are looked at.
+    """The runs of a page: their folder, common settings, length and evaluations.
 
     Parameters
     ----------
     output : Path
-        A run that is there, with the same settings, is not made again.
+        Folder of the runs. A stored run with the same settings is reused.
     shared : callable
-        From the iterations of a run to the settings that all such runs have.
-    iterations : int
-        Of a run; of a run that is only to choose by, ``search_iterations``.
+        Maps the number of iterations of a run to the settings of all such runs.
+    iterations, search_iterations : int
+        Iterations of a run of the table and of a run of the search.
     looks : int
-        How often a run is looked at, and a little more often at its beginning.
+        Number of evaluations of a run, in addition to some early ones.
     own : int
-        Every how many looks, and in the last one, the nodes' own models are tested;
-        0 for no test at all, but the validation.
+        The nodes' own models are tested at every ``own``-th evaluation and at the last
+        one. If 0, nothing is tested, only validated.
     """
 
     output: Path
@@ -124,11 +125,11 @@ class Bench(NamedTuple):
     own: int
 
     def run(self, method: Method, picked: Settings, seed: int, search: bool) -> Run:
-        """Make a run, if it is not there."""
+        """Return a run; carry it out if it is not stored."""
         iterations = self.search_iterations if search else self.iterations
         given = {**self.shared(iterations), **method.settings, **picked, "seed": seed}
         given["num-server-rounds"] = iterations // int(given.get("local-steps", 1))
-        # What is only chosen by is looked at by validation alone.
+        # Shorter runs only serve the search; they are validated and never tested.
         tested = self.own if iterations == self.iterations else 0
         return watch(given, self.output, self.looks, tested)
 
@@ -136,27 +137,27 @@ class Bench(NamedTuple):
 def watch(
     given: Settings, output: Path, looks: int, own: int, target: float = 0.0
 ) -> Run:
-    """Run one algorithm inline and watch the mean of the nodes' models.
+    """Run one algorithm inline and evaluate the mean of the nodes' models.
 
     Parameters
     ----------
     given : mapping
         Settings that differ from the defaults.
     output : Path
-        Where runs are kept.
+        Folder of the runs.
     looks, own : int
-        As of `Bench`.
+        As in `Bench`.
     target : float, default 0
         Test error of the mean model at which a run ends.
 
     Returns
     -------
     dict
-        ``settings``, ``commit``, ``gamma``, and ``rows``: of each look ``iteration``,
+        ``settings``, ``commit``, ``gamma`` and ``rows``. A row has ``iteration``,
         ``bits`` (per node, so far), ``error`` and ``validation`` (errors of the mean
         model), ``consensus``, ``seconds`` (compute), ``link`` (seconds on a link of
-        100 kbit/s, all nodes sending at once) and ``own`` (mean test error of the
-        nodes' own models; not in every look).
+        100 kbit/s, all nodes sending at once) and, in some rows, ``own`` (mean test
+        error of the nodes' own models).
     """
     path = output / f"{_name(given)}.json"
     if path.is_file():
@@ -209,7 +210,7 @@ def watch(
 def one_round(
     strategy: Any, grid: InlineGrid, arrays: ArrayRecord, server_round: int
 ) -> dict[str, Any]:
-    """Run a round and return its metrics; all nodes must take part."""
+    """Run a round and return its metrics; fail if a node did not take part."""
     seen: dict[str, Any] = {}
     run_rounds(
         strategy,
@@ -225,16 +226,16 @@ def one_round(
 
 
 def _name(given: Settings) -> str:
-    """Return a file's name for these settings, wherever the data lies."""
-    own = {name: value for name, value in given.items() if name != "data-dir"}
-    checksum = zlib.crc32(json.dumps(own, sort_keys=True).encode())
+    """Return a file name for the settings, independent of the data's location."""
+    settings = {name: value for name, value in given.items() if name != "data-dir"}
+    checksum = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
     return f"{given['algorithm']}-{given['seed']}-{checksum:08x}"
 
 
 def node_states(grid: InlineGrid) -> list[State]:
-    """Return the nodes' models: parameters, and batch statistics where there are any.
+    """Return the nodes' models: parameters, and batch statistics if there are any.
 
-    They are those after the last exchange; the mean is the same before it (eq. 3.9).
+    These are the models after the last exchange, which preserves the mean (eq. 3.9).
     """
     states = []
     for context in grid.contexts.values():
@@ -258,14 +259,14 @@ def mean_state(states: Sequence[State]) -> State:
 
 
 def consensus(states: Sequence[State], mean: State) -> float:
-    """Return 1/n Σ ‖x_i − x̄‖², of the parameters and the batch statistics."""
+    """Return 1/n Σ ‖x_i − x̄‖², over the parameters and the batch statistics."""
     names = [n for n, value in mean.items() if value.is_floating_point()]
     far = [(s[n] - mean[n]).double().square().sum() for s in states for n in names]
     return float(sum(far)) / len(states)
 
 
 def error(task: Task, state: State, clients: Sequence[int]) -> float:
-    """Return a model's error on these clients' test examples together."""
+    """Return a model's error on the pooled test examples of some clients."""
     model, wrong, number = task.scratch_model, 0.0, 0
     with torch.no_grad():
         model.load_state_dict(state)
@@ -274,12 +275,12 @@ def error(task: Task, state: State, clients: Sequence[int]) -> float:
         _, accuracy = evaluate(model, examples, task.loss)
         wrong += (1 - accuracy) * len(examples)
         number += len(examples)
-    # Both as they are read off a table: 0.158 is at most 0.158.
+    # Rounded, so that an error of 0.158 meets a target of 0.158.
     return round(wrong / number, 9)
 
 
 def final(run: Run, what: str = "error") -> float:
-    """Return a quantity's mean over the last looks, or its last value."""
+    """Return a quantity's mean over the last evaluations, or else its last value."""
     rows = run["rows"][-LAST:]
     if not all(what in row for row in rows):
         rows = run["rows"][-1:]
@@ -289,15 +290,16 @@ def final(run: Run, what: str = "error") -> float:
 def search(
     bench: Bench, method: Method, rates: Sequence[float]
 ) -> tuple[Settings, list[Run]]:
-    """Choose learning rate and γ of a method by validation, of all by this rule.
+    """Choose a method's learning rate and γ by validation; the rule is always the same.
 
-    First the learning rate, with γ as ``auto`` has it; then γ with that rate. What has
-    the smallest validation error at the end, of seed 0, is picked.
+    The learning rate is chosen first, with the γ of ``auto``, and then γ with that
+    rate. Each time, the value with the smallest final validation error is chosen, with
+    seed 0.
 
     Parameters
     ----------
     bench : Bench
-        What all runs have.
+        Common properties of all runs.
     method : Method
         The method.
     rates : sequence of float
@@ -306,23 +308,23 @@ def search(
     Returns
     -------
     picked : dict
-        Its settings.
+        The chosen settings.
     runs : list of dict
-        What it was chosen from.
+        The runs that were compared.
     """
     quiet()
     runs = [bench.run(method, {"learning-rate": r}, 0, True) for r in rates]
     chosen = _best(runs)
-    own = {"learning-rate": chosen["settings"]["learning-rate"]}
+    rate = {"learning-rate": chosen["settings"]["learning-rate"]}
     for times in method.steps:
         step = float(f"{min(1.0, times * chosen['gamma']):.2g}")
-        runs.append(bench.run(method, {**own, "consensus-step": step}, 0, True))
+        runs.append(bench.run(method, {**rate, "consensus-step": step}, 0, True))
     found = _best(runs)["settings"]
     return {what: found[what] for what in SEARCHED if what in found}, runs
 
 
 def whole(bench: Bench, name: str, method: Method, picked: Settings, seed: int) -> Run:
-    """Make a run of the table, if it is not there, and say how it ended."""
+    """Return a run of the table, stored or new, and print its final error."""
     quiet()
     run = bench.run(method, picked, seed, False)
     print(f"{name}, seed {seed}: {final(run):.2%}", file=sys.stderr, flush=True)
@@ -334,6 +336,6 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def quiet() -> None:
-    """Keep Flower's log to errors, and torch to one thread."""
+    """Limit Flower's log to errors, and torch to one thread."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)

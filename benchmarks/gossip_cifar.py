@@ -25,22 +25,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=400)
     parser.add_argument("--search-epochs", type=float, default=40)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--image-size", type=int, default=0, help="0: as they are")
-    parser.add_argument("--keep", type=float, default=0.01, help="of each tensor")
-    parser.add_argument("--warm-up", type=float, default=5 / 400, help="of all epochs")
-    parser.add_argument("--triggers", nargs="*", help="the paper's by default")
+    parser.add_argument("--image-size", type=int, default=0, help="0: unchanged")
+    parser.add_argument("--keep", type=float, default=0.01, help="share of each tensor")
+    parser.add_argument("--warm-up", type=float, default=5 / 400, help="share of all")
+    parser.add_argument("--triggers", nargs="*", help="default: the paper's")
     parser.add_argument("--run-config", default="", help="further settings")
     parser.add_argument("--looks", type=int, default=40, help="evaluations of a run")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs")
     parser.add_argument("--output", type=Path, default=Path("results/gossip_cifar"))
     return parser.parse_args()
 
 
 def shared(arguments: argparse.Namespace, total: int) -> dict[str, Setting]:
-    """Return the settings of a run; the paper's schedule ends with it."""
+    """Return a run's settings, with the paper's schedule scaled to its length."""
     warm_up = round(arguments.warm_up * total)
-    # At 200 and 300 of 400 epochs.
+    # In the paper, the rate is divided at 200 and 300 of 400 epochs.
     divided = f"{total // 2},{total * 3 // 4}"
     return {
         "task": "image-folder",
@@ -62,14 +62,15 @@ def shared(arguments: argparse.Namespace, total: int) -> dict[str, Setting]:
 
 
 def main() -> None:
-    """Run what has not run yet and write ``results/gossip_cifar``."""
+    """Carry out the missing runs and write ``results/gossip_cifar``."""
     arguments = parse()
     quiet()
-    # Of a node, that validates with a share of its examples.
+    # Iterations per epoch of a node, which keeps a share of its examples for validation
     epoch = TRAIN / NODES * (1 - VALIDATION) / arguments.batch_size
     iterations = round(arguments.epochs * epoch)
 
-    # 2.5, raised by 1.5 every 20 of 400 epochs until epoch 350.
+    # The paper's threshold starts at 2.5 and increases by 1.5 every 20 of 400 epochs
+    # until epoch 350.
     steps = max(1, iterations // 20), iterations * 7 // 8
     triggers = arguments.triggers or ["2.5:1.5:{}:{}".format(*steps)]
     rows = methods(arguments.keep, STEPS, triggers)

@@ -1,8 +1,9 @@
 """SQuARM-SGD's Figure 3.4: logistic regression on MNIST digits, 60 nodes on a ring.
 
-``--data-dir`` is torchvision's root with MNIST's idx files, unpacked, in ``MNIST/raw``.
-Where the training digits are there all 70,000 are used, 60,000 of them for training;
-otherwise the 10,000 of the test set, 8,000 of them for training.
+``--data-dir`` is torchvision's root with MNIST's unpacked idx files in ``MNIST/raw``.
+If the training digits are present, all 70,000 digits are used, 60,000 of them for
+training. Otherwise, only the 10,000 digits of the test set are used, 8,000 of them for
+training.
 """
 
 import argparse
@@ -32,10 +33,10 @@ SHARED: dict[str, Setting] = {
     "weight-decay": 0.0,
     "learning-rate-schedule": "inverse:100",
 }
-# a of a / (t + 100), and γ as multiples of `auto`'s.
+# Values of a in the step size a / (t + 100), and γ as multiples of that of `auto`
 RATES = (1.0, 3.0, 10.0)
 STEPS = (2.0, 8.0)
-# Constants, and one that is raised until half of the run.
+# Two constant thresholds, and one that increases during the first half of the run
 TRIGGERS = ("1e4", "1e5", "1e4:3e4:200:1000")
 
 Images = NDArray[np.uint8]
@@ -49,21 +50,21 @@ def digits(raw: Path, part: str) -> tuple[Images, Images]:
 
 
 def folder(data_dir: Path, output: Path) -> tuple[Path, int, int]:
-    """Write MNIST as an image folder, once.
+    """Write MNIST as an image folder, unless it exists.
 
     Parameters
     ----------
     data_dir : Path
         torchvision's root.
     output : Path
-        Where the folder is made.
+        Parent of the image folder.
 
     Returns
     -------
-    made : Path
-        The folder.
+    path : Path
+        The image folder.
     train, test : int
-        How many digits are for training and for the test.
+        Numbers of training and test digits.
     """
     raw = data_dir / "MNIST" / "raw"
     images, labels = digits(raw, "t10k")
@@ -75,31 +76,31 @@ def folder(data_dir: Path, output: Path) -> tuple[Path, int, int]:
     else:
         order = np.random.default_rng(0).permutation(len(labels))
         train, test = np.split(order, [8000])
-    made = output / f"digits-{len(train)}"
-    if not made.is_dir():
+    place = output / f"digits-{len(train)}"
+    if not place.is_dir():
         for part, chosen in (("train", train), ("test", test)):
             for i in chosen:
-                path = made / part / str(labels[i]) / f"{i:05d}.png"
+                path = place / part / str(labels[i]) / f"{i:05d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(images[i]).save(path)
-    return made, len(train), len(test)
+    return place, len(train), len(test)
 
 
 def shared(own: Settings, total: int) -> dict[str, Setting]:
-    """Return the settings of a run, of any length."""
+    """Return a run's settings, which do not depend on its length."""
     return SHARED | own
 
 
 def main() -> None:
-    """Run what has not run yet and write ``results/gossip_convex``."""
+    """Carry out the missing runs and write ``results/gossip_convex``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, type=Path)
     parser.add_argument("--iterations", type=int, default=2000)
-    parser.add_argument("--alpha", type=float, default=1.0, help="of Dirichlet")
-    parser.add_argument("--keep", type=float, default=10.0, help="entries of 7,850")
-    parser.add_argument("--triggers", nargs="*", default=TRIGGERS, help="of SQuARM")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time")
+    parser.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet")
+    parser.add_argument("--keep", type=float, default=10.0, help="of 7,850 entries")
+    parser.add_argument("--triggers", nargs="*", default=TRIGGERS, help="for SQuARM")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs")
     parser.add_argument("--output", type=Path, default=Path("results/gossip_convex"))
     arguments = parser.parse_args()
     quiet()

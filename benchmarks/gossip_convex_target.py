@@ -1,9 +1,10 @@
-"""Figure 3.4's comparison: bits until the mean model has 12 % test error on MNIST.
+"""The comparison of Figure 3.4: bits until the mean model has 12 % test error on MNIST.
 
-Logistic regression, 60 nodes on a ring, all 60,000 training digits, 20,000 iterations
-at most. Each method runs with the paper's step size, and SQuARM-SGD with its threshold,
-and with the values that the page ``gossip_convex`` chose.
-``--data-dir`` is torchvision's root with MNIST's idx files, unpacked, in ``MNIST/raw``.
+Logistic regression on 60 nodes on a ring, with all 60,000 training digits and at most
+20,000 iterations. Each method runs with the paper's step size and with the values that
+were chosen for the page ``gossip_convex``. SQuARM-SGD runs with and without the paper's
+threshold. ``--data-dir`` is torchvision's root with MNIST's unpacked idx files in
+``MNIST/raw``.
 """
 
 import argparse
@@ -19,17 +20,18 @@ from flwr_frl.task.settings import Setting, Settings
 
 TARGET = 0.12
 KEPT = 10.0
-# c_0 of the dissertation. It is "raised in steps" there; these steps are our choice.
+# The threshold starts at the c_0 of the dissertation, where it is "raised in steps".
+# These steps are our choice.
 TRIGGER = "5000:5000:1000:6000"
 WITH_TRIGGER = f"SQuARM, c = {TRIGGER}"
 PAPER, TUNED = "paper's", "tuned"
-# The paper's step size has a = 1; the consensus step is our default.
+# The paper's step size has a = 1. The consensus step is our default.
 AS_IN_PAPER: Settings = {"learning-rate": 1.0, "consensus-step": "auto"}
 METHODS = ("D-PSGD", "CHOCO (Sign)", "CHOCO (TopK)", SENT, WITH_TRIGGER)
 
 
 def tuned(name: str) -> Settings:
-    """Return the learning rate and consensus step that ``gossip_convex`` chose."""
+    """Return the learning rate and consensus step chosen for ``gossip_convex``."""
     runs = read_json(RESULTS / "gossip_convex.json")["runs"]
     settings = runs[SENT if name == WITH_TRIGGER else name]["0"]["settings"]
     return {key: settings.get(key, value) for key, value in AS_IN_PAPER.items()}
@@ -38,7 +40,7 @@ def tuned(name: str) -> Settings:
 def runs_of(
     name: str, step: str, settings: dict[str, Setting], arguments: Any
 ) -> list[Run]:
-    """Return runs of a method until the target, by seed; made if they are missing."""
+    """Return a method's runs until the target, by seed; carry out missing ones."""
     chosen = AS_IN_PAPER if step == PAPER else tuned(name)
     given: dict[str, Setting] = {**settings, **chosen}
     local = int(given.get("local-steps", 1))
@@ -71,12 +73,12 @@ def row(name: str, step: str, runs: list[Run], base: list[Run]) -> list[str]:
 
 
 def main() -> None:
-    """Run what has not run yet and write ``results/gossip_convex_target``."""
+    """Carry out the missing runs and write ``results/gossip_convex_target``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, type=Path)
     parser.add_argument("--iterations", type=int, default=20_000)
-    parser.add_argument("--every", type=int, default=20, help="iterations, to test")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--every", type=int, default=20, help="test interval")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--output", type=Path, default=Path("results/gossip_target"))
     arguments = parser.parse_args()
     quiet()

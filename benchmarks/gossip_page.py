@@ -1,4 +1,4 @@
-"""The pages of the two gossip benchmarks: their table, their search and their plots."""
+"""The pages of the two gossip benchmarks: table, search and plots."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,24 +38,24 @@ def make(
     seeds: int,
     jobs: int,
 ) -> None:
-    """Make what is missing of a page's runs, and the page.
+    """Carry out the missing runs of a page, and write the page.
 
     Parameters
     ----------
     name, title : str
-        Of the page.
+        Name and title of the page.
     about : callable
-        From each method's picked settings, the sentences above the table.
+        Maps each method's chosen settings to the sentences above the table.
     bench : Bench
-        What all runs have.
+        Common properties of all runs.
     methods : mapping of str to Method
         The rows.
     rates : sequence of float
         Learning rates to choose from.
     base : str
-        The row that the others' bits are divided by.
+        Row whose bits are the unit for the other rows.
     seeds, jobs : int
-        How many, and how many runs at a time.
+        Number of seeds, and number of parallel runs.
     """
     own = {row: method for row, method in methods.items() if not method.as_in}
     found = run_parallel(search, [(bench, m, rates) for m in own.values()], jobs)
@@ -123,7 +123,7 @@ def make(
 
 
 def slim(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the runs as the page's JSON has them, without where the data lay."""
+    """Return the runs for the page's JSON, without the location of the data."""
     return {
         row: {
             seed: {
@@ -139,7 +139,10 @@ def slim(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def reached_by_all(runs: Runs, methods: Mapping[str, Method]) -> float:
-    """Return the lowest error, rounded up to 0.1 %, that all full methods reach."""
+    """Return the lowest error that all methods reach, rounded up to 0.1 %.
+
+    Methods with a trigger, and methods that send nothing, are excluded.
+    """
     least = [
         min(row["error"] for row in run["rows"])
         for name, seeds in runs.items()
@@ -155,13 +158,13 @@ def sends(seeds: Mapping[str, Run]) -> bool:
 
 
 def first(run: Run, target: float, what: str) -> float:
-    """Return a quantity when the error is first at most the target; NaN for never."""
+    """Return a quantity when the error first reaches the target, or NaN."""
     found = (row[what] for row in run["rows"] if row["error"] <= target)
     return float(next(found, math.nan))
 
 
 def spread(values: Sequence[float], form: str, scale: float = 1.0) -> str:
-    """Return mean ± standard deviation, or in how many seeds there is a value."""
+    """Return mean ± standard deviation, and the number of values if some are NaN."""
     there = [scale * value for value in values if not math.isnan(value)]
     if not there:
         return "never"
@@ -172,16 +175,16 @@ def spread(values: Sequence[float], form: str, scale: float = 1.0) -> str:
 
 
 def per_iteration(run: Run) -> float:
-    """Return the bits that a node sends in an iteration, on average."""
+    """Return the average number of bits that a node sends in an iteration."""
     last = run["rows"][-1]
     return float(last["bits"] / last["iteration"])
 
 
 def measured(runs: Runs, target: float, base: str) -> dict[str, dict[str, list[float]]]:
-    """Return of each row, seed by seed: errors, what the target took, and factors.
+    """Return each row's errors, cost of the target and ratios, seed by seed.
 
-    ``ratio`` is bits to the target over the base's, ``sizes`` what that would be with
-    as many iterations and every message sent.
+    ``ratio`` is the number of bits to the target divided by that of the base, and
+    ``sizes`` is the ratio of the bits per iteration.
     """
     found = {}
     for name, seeds in runs.items():
@@ -206,7 +209,7 @@ def measured(runs: Runs, target: float, base: str) -> dict[str, dict[str, list[f
 
 
 def table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[str, ...]]:
-    """Return a row for each method: final errors, and what it took to the target."""
+    """Return a row for each method: final errors, and the cost of the target."""
     return [
         (
             name,
@@ -229,7 +232,7 @@ SEARCH_HEADER = ("run", "learning rate: error", "consensus step: error")
 def search_table(
     looked: Mapping[str, Sequence[Run]], picked: Mapping[str, Settings]
 ) -> list[tuple[str, ...]]:
-    """Return a row for each method that was searched."""
+    """Return a row for each method whose settings were searched."""
     lines = []
     for name, runs in looked.items():
         rate, step = (picked[name].get(what) for what in SEARCHED)
@@ -247,9 +250,9 @@ def search_table(
 
 
 def at_an_end(searched: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """Return a sentence on what was picked at an end of what was tried.
+    """Return a sentence on values that were chosen at the end of their range.
 
-    A consensus step of 1 is not: there is nothing beyond it.
+    A consensus step of 1 is not such a value, because 1 is the maximum.
     """
     found: dict[str, list[str]] = {"learning-rate": [], "gamma": []}
     for row, tried in searched.items():
@@ -280,9 +283,9 @@ def _bold(text: str, bold: bool) -> str:
 
 
 def plot(runs: Runs, target: float, name: str) -> None:
-    """Draw the test error against iterations, bits, and time over the link.
+    """Plot the test error against iterations, bits, and time over the link.
 
-    A line is the mean over seeds, a band from the smallest to the largest.
+    A line is the mean over seeds; its band is the range.
     """
     from matplotlib.figure import Figure
 
@@ -300,7 +303,7 @@ def plot(runs: Runs, target: float, name: str) -> None:
                 continue
             values = np.array([[r[y] for r in s["rows"]] for s in seeds.values()])
             at = np.mean([[r[x] for r in s["rows"]] for s in seeds.values()], axis=0)
-            # One colour in all panels, also where a row is left out.
+            # A row keeps its colour in all panels, even if another row is left out.
             colour = f"C{i}"
             axes.plot(at, values.mean(0), label=row, lw=1.3, color=colour)
             axes.fill_between(

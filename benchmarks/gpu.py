@@ -1,11 +1,11 @@
-"""What a GPU brings: one command for somebody who has one; it runs on a CPU, too.
+"""Measure the speed-up on a GPU, and compare its results with the CPU's.
 
-On random data of CIFAR-10's shapes, so that nothing is downloaded: FedRep with 100
-clients of 5 classes' size, ten at a time together against one by one and against the
-CPU; gossip of ResNet-20 on a ring of eight; how close the device's numbers are to the
-CPU's; and whether the same seed gives the same numbers twice. To try it on a CPU,
-which prints all and writes nothing: ``--device cpu --clients 10 --examples 20 --nodes 2
---rounds 2``.
+The data is random with CIFAR-10's shapes, so nothing is downloaded. The benchmark runs
+FedRep with 100 clients of 500 images each, ten per round, trained together, one by one
+and on the CPU, and gossip of ResNet-20 on a ring of eight nodes. It also reports how
+close the device's results are to the CPU's, and whether the same seed gives the same
+results twice. To try the script on a CPU, where it only prints the results, use
+``--device cpu --clients 10 --examples 20 --nodes 2 --rounds 2``.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def noise(model: str, num_clients: int, examples: int) -> ExampleTask:
     return ExampleTask(make, train, test, classes=tuple("abcdefghij"))
 
 
-# Of `main`'s arguments; tasks that settings can name take none.
+# Set from `main`'s arguments, because settings cannot pass this to a task
 sizes = {"examples": 500}
 
 
@@ -67,14 +67,14 @@ def resnet20(num_clients: int) -> ExampleTask:
 
 
 class Run:
-    """A run whose rounds are made one at a time.
+    """A run that is advanced one round at a time.
 
     Parameters
     ----------
     device, cohort : str
-        The settings.
+        Settings of the run.
     clients : int
-        How many.
+        Number of clients.
     **more : Setting
         Further settings.
     """
@@ -88,7 +88,7 @@ class Run:
         self.done = 0
 
     def round(self) -> float:
-        """Make a round and return its seconds; the device has finished it."""
+        """Run a round and return the seconds until the device has finished."""
         self.done += 1
         began = time.perf_counter()
         self.arrays = run_rounds(
@@ -103,7 +103,7 @@ class Run:
         return time.perf_counter() - began
 
     def numbers(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return all that the server and the clients have."""
+        """Return all arrays of the server and the clients."""
         found = {f"server/{name}": a.numpy() for name, a in self.arrays.items()}
         for node, context in self.grid.contexts.items():
             for key, record in deepcopy(context.state).items():
@@ -112,9 +112,9 @@ class Run:
 
 
 def difference(run: Run, other: Run) -> float:
-    """Return the largest difference between what two runs have.
+    """Return the largest difference between the arrays of two runs.
 
-    It is in units of each array's largest entry.
+    It is relative to the largest entry of each array.
     """
     mine, theirs = run.numbers(), other.numbers()
     if not mine or mine.keys() != theirs.keys():
@@ -128,7 +128,7 @@ def difference(run: Run, other: Run) -> float:
 
 
 def seconds(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Return the median seconds of a round of each run, in turn after the first."""
+    """Return each run's median seconds per round, alternating, without the first."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
@@ -139,7 +139,7 @@ def seconds(runs: dict[str, Run], rounds: int) -> dict[str, float]:
 
 
 def compared(task: str, clients: int, size: int, device: str, rounds: int, **own: Any):
-    """Return seconds a round one by one and together, and how far numbers differ."""
+    """Return the seconds per round of all variants, and their differences."""
     settings = {"task": f"{__name__}:{task}", **own}
     kinds = {"one by one": "off", "together": str(size)}
     make = {n: partial(Run, device, c, clients, **settings) for n, c in kinds.items()}
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=NODES)
-    parser.add_argument("--examples", type=int, default=500, help="of each client")
+    parser.add_argument("--examples", type=int, default=500, help="per client")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     sizes["examples"] = arguments.examples

@@ -1,9 +1,9 @@
-"""The README and the guides, held against the JSON of the pages that they name.
+"""Check the numbers in the README and the guides against the pages that they cite.
 
-A text's numbers are right if they are the page's, rounded to as many digits as the text
-has; ``never`` stands for what was not reached. In the tables of ``docs/results.md``
-every number outside of the first column, which has settings, and the paper's must be
-some page's, and its row must link that page.
+A number in a text is correct if it is the number in the page's JSON, rounded to the
+digits that the text has; ``never`` stands for a target that was not reached. In the
+tables of ``docs/results.md``, every number must come from a page to which its row
+links. The first column, which has settings, and the column of the paper are exempt.
 """
 
 import json
@@ -18,30 +18,30 @@ from benchmarks.readme_figures import README_FIGURES
 
 ALL_FIGURES = (*FIGURES, *README_FIGURES)
 
-# Between two headings of the results.
+# The section with the papers' results
 RESULTS = re.compile(r"^## The papers' results\n(.*?)^## ", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"never|(?<!\w)[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
-# As `git describe --abbrev=10` writes it, after a tag where there is one.
+# Output of `git describe --abbrev=10`, which begins with a tag if there is one
 CLEAN = re.compile(r"(?:.+-g)?[0-9a-f]{10,40}")
 LINK = re.compile(r"\]\([^)]*\)")
 
 
 def numbers(text: str) -> list[str]:
-    """Return the numbers of a text, without those in the targets of its links."""
+    """Return the numbers in a text, except those in link targets."""
     return NUMBER.findall(LINK.sub("]", text).replace("\u2212", "-"))
 
 
 def agrees(written: str, value: float) -> bool:
-    """Return whether a number is the value, rounded to as many digits as it has."""
+    """Return whether a number is the value, rounded to the number's digits."""
     if written == "never" or math.isnan(value):
         return written == "never" and math.isnan(value)
     half = 0.5 * 10.0 ** -len(written.partition(".")[2])
-    # The pages' JSON has six digits.
+    # The pages' JSON has six significant digits.
     return abs(float(written.replace(",", "")) - value) <= half + 1e-5 * abs(value)
 
 
 def read(root: Path, page: str) -> Data | None:
-    """Return a page's JSON, or nothing where it is missing."""
+    """Return a page's JSON, or None if it is missing."""
     path = root / PAGES / f"{page}.json"
     if not path.is_file():
         return None
@@ -50,7 +50,7 @@ def read(root: Path, page: str) -> Data | None:
 
 
 def wrong_figures(root: Path, figures: Sequence[Figure] = ALL_FIGURES) -> Iterator[str]:
-    """Yield a line for each figure that is not its page's, or that has no page."""
+    """Yield a line for each figure that differs from its page or has no page."""
     texts = {f.file: (root / f.file).read_text(encoding="utf-8") for f in figures}
     covered: set[int] = set()
     for figure in figures:
@@ -82,7 +82,7 @@ def wrong_figures(root: Path, figures: Sequence[Figure] = ALL_FIGURES) -> Iterat
 
 
 def _around(text: str, match: re.Match[str], file: str) -> str:
-    """Return where the link has to be: a row or paragraph of results, or the file."""
+    """Return the text that must contain the link: a row, a paragraph or the file."""
     if file != RESULTS_PAGE:
         return text
     row = text[text.rfind("\n", 0, match.end()) + 1] == "|"
@@ -91,7 +91,7 @@ def _around(text: str, match: re.Match[str], file: str) -> str:
 
 
 def _without_page(text: str, covered: set[int]) -> Iterator[str]:
-    """Yield a line for each cell of the results whose numbers are nobody's."""
+    """Yield a line for each cell of the results whose numbers have no page."""
     section = RESULTS.search(text)
     if section is None:
         yield f"{RESULTS_PAGE}: has no section of the papers' results"
@@ -118,7 +118,7 @@ def commits(data: object) -> Iterator[str]:
     """Yield the commits of a page and of all its runs."""
     if isinstance(data, dict):
         if isinstance(commit := data.get("commit"), str):
-            # A run that was interrupted has those with which it went on as well.
+            # An interrupted run also lists the commits with which it was resumed.
             yield from commit.split(", ")
         data = list(data.values())
     for inner in data if isinstance(data, list) else ():
@@ -126,7 +126,7 @@ def commits(data: object) -> Iterator[str]:
 
 
 def dirty(root: Path, page: str) -> Iterator[str]:
-    """Yield a line for each commit of a page that is not clean, or not its JSON's."""
+    """Yield a line for each dirty commit, and for a commit that the JSON lacks."""
     data = read(root, page)
     if data is None:
         return

@@ -1,8 +1,9 @@
-"""Nobody ends a run, nothing learned is lost: hostile replies, messages and kills.
+"""Test the robustness against hostile replies, hostile messages and kills.
 
-``python -m benchmarks.hostile --replies N --messages N --kills N --seed S`` tries so
-many of each, writes ``results/hostile`` and ends with 1 if anything fell. The harness
-is in ``tests/hostile``, of which the tests run a small part.
+No client may end a run, and nothing that was learned may be lost. ``python -m
+benchmarks.hostile --replies N --messages N --kills N --seed S`` runs this many cases of
+each kind, writes ``results/hostile`` and exits with 1 if any case failed. The harness
+is in ``tests/hostile``; the tests run a small part of it.
 """
 
 import argparse
@@ -21,7 +22,7 @@ SHOWN = 20
 
 
 def main() -> int:
-    """Try all and write what fell; return 1 if anything did."""
+    """Run all cases and write the page; return 1 if any case failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replies", type=int, default=80_000)
     parser.add_argument("--messages", type=int, default=6_000)

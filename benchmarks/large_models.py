@@ -4,8 +4,9 @@ Two clients with twelve images each train FedAvg for one round and evaluate once
 model is ``mlp-2``, whose first layer grows with the image size. Peak memory is the
 kernel's count (VmHWM), and CPU time is summed over all processes of a kind.
 
-A second table has the cost of the messages in one process, without training: CPU time
-per client and MB, and the peak memory in models. Its model has only linear layers.
+A second table has the cost of the messages in one process: CPU time per client and MB
+without training, and peak memory as a multiple of the model's size. Its model has only
+linear layers.
 """
 
 import argparse
@@ -29,31 +30,32 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 
 from federation import Federation
 
-# Image sizes, by the MB of the model's float32 parameters.
+# Size of the model's float32 parameters in MB, and the image size that yields it
 SIZES = {100: 181, 500: 404}
 WAYS = "inline", "deployed", "ray", "messages"
 ROUNDS = 1
-# Clients of the messages' time, and of their memory.
+# Numbers of clients for measuring the time and the memory of messages
 TIMED_CLIENTS, CLIENTS = 4, (2, 4)
-# Width of a linear layer, whose weights are 4 MB, and the number of layers.
+# Width of a linear layer, whose weights take 4 MB, and the environment variable with
+# the number of layers
 WIDTH, LAYERS = 1000, "LARGE_MODEL_LAYERS"
 SECONDS = 1500
 INLINE = {"the command": "simulation.py"}
-# Clock ticks of /proc in a second.
+# Clock ticks per second in /proc
 TICKS = os.sysconf("SC_CLK_TCK")
 Usage = dict[str, tuple[float, float]]
 Rows = list[tuple[str, ...]]
 
 
 class Watcher(threading.Thread):
-    """Read the peak memory and the CPU time of processes until it is stopped.
+    """Monitor the peak memory and the CPU time of processes until stopped.
 
     Parameters
     ----------
     mark : str
-        Text in the environment of the processes that are read.
+        Text in the environment of the monitored processes.
     programs : dict of str to str
-        Kinds of processes, and a text in the command line of each.
+        Kinds of processes, and a text that identifies each in a command line.
     """
 
     def __init__(self, mark: str, programs: dict[str, str]) -> None:
@@ -65,7 +67,7 @@ class Watcher(threading.Thread):
         self.stopped = threading.Event()
 
     def run(self) -> None:
-        """Read every 50 ms."""
+        """Read all processes every 50 ms."""
         while not self.stopped.wait(0.05):
             for process in Path("/proc").glob("[0-9]*"):
                 try:
@@ -168,7 +170,7 @@ def outcome(output: Path, log: str) -> str:
 
 
 def message_task(num_clients: int) -> Any:
-    """Return a task of one example a client and a model of linear layers."""
+    """Return a task with one example per client and a model of linear layers."""
     import torch
     from torch import nn
 
@@ -191,8 +193,8 @@ def measure(clients: int, rounds: int, epochs: int) -> dict[str, float]:
     Returns
     -------
     dict
-        ``milliseconds`` of CPU time of a client and round, and ``memory``: the MB by
-        which this process grew from before the model was built to its peak.
+        ``milliseconds`` of CPU time per client and round, and ``memory``, the growth of
+        this process in MB from before the model is built to its peak.
     """
     import torch
 
@@ -233,7 +235,7 @@ def measure(clients: int, rounds: int, epochs: int) -> dict[str, float]:
 
 
 def in_new_process(mb: int, *numbers: int) -> dict[str, float]:
-    """Return the result of `measure` in a process of its own."""
+    """Return the result of `measure` in a new process."""
     program = "import json, sys; from benchmarks.large_models import measure; "
     program += "print(json.dumps(measure(*map(int, sys.argv[1:]))))"
     result = subprocess.run(
@@ -251,14 +253,14 @@ def in_new_process(mb: int, *numbers: int) -> dict[str, float]:
 
 
 def messages(mb: int) -> tuple[str, ...]:
-    """Return the row of a model: its time per client and MB, and its peaks."""
+    """Return a model's row: time per client and MB, and peaks."""
     milliseconds = in_new_process(mb, TIMED_CLIENTS, 3, 0)["milliseconds"]
     peaks = [in_new_process(mb, clients, 2, 1)["memory"] / mb for clients in CLIENTS]
     return f"{mb} MB", f"{milliseconds / mb:.2f}", *(f"{peak:.1f}" for peak in peaks)
 
 
 def page(rows: Rows, costs: Rows) -> str:
-    """Return the text of the page, of the cells that have run."""
+    """Return the text of the page for the cells measured so far."""
     failed = dict.fromkeys(f"{row[0]} {row[1]}" for row in rows if row[2] != "ok")
     limits = "without a message limit or another setting for large models"
     if failed:
@@ -279,7 +281,7 @@ def page(rows: Rows, costs: Rows) -> str:
 
 
 def main() -> None:
-    """Measure and write ``results/large_models`` after each cell."""
+    """Measure, and write ``results/large_models`` after each cell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, nargs="+", default=[*SIZES], choices=SIZES)
     parser.add_argument("--only", choices=WAYS)

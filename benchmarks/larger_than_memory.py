@@ -1,10 +1,10 @@
-"""An image folder of 1 and of 4 times the memory that is allowed: peak memory.
+"""Peak memory with an image folder of one and of four times the memory limit.
 
-``python -m benchmarks.larger_than_memory`` decodes and trains on both in a control
-group of its own (version 1 or 2, as root), whose limit counts the page cache as well.
-The peaks are the kernel's own: VmHWM (resident, with pages of mapped files, which can
-be dropped at any time), the largest RssAnon (what cannot be dropped without swap), and
-the group's usage.
+``python -m benchmarks.larger_than_memory`` decodes each folder and trains on it in a
+control group (version 1 or 2, as root), whose limit includes the page cache. The peaks
+are the kernel's: VmHWM (resident memory, including pages of mapped files, which can be
+dropped at any time), the largest RssAnon (memory that cannot be dropped without swap),
+and the usage of the group.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from benchmarks.common import markdown, write
 ROOT = Path(__file__).resolve().parents[1]
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 SIDE = 224
-# Different files; the others are links to them.
+# Number of distinct files; the others are links to them.
 FILES = 50
 
 
 def write_folder(root: Path, num_bytes: int) -> int:
-    """Write photos that take so many bytes when they are decoded; return how many."""
+    """Write photos that decode to a number of bytes; return the number of photos."""
     rng = np.random.default_rng(0)
     originals = []
     for i in range(FILES):
@@ -47,7 +47,7 @@ def write_folder(root: Path, num_bytes: int) -> int:
 
 
 class Group:
-    """A control group with a limit of memory."""
+    """A control group with a memory limit."""
 
     def __init__(self, limit: int) -> None:
         self.old = (V1 / "memory.limit_in_bytes").exists()
@@ -60,11 +60,11 @@ class Group:
             swap.write_text("0")
 
     def enter(self) -> None:
-        """Put this process, and what it starts, into the group."""
+        """Move this process, and the processes that it starts, into the group."""
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
 
     def peak(self) -> int:
-        """Return the largest usage so far, the page cache included."""
+        """Return the largest usage so far, including the page cache."""
         name = "memory.max_usage_in_bytes" if self.old else "memory.peak"
         return int((self.path / name).read_text())
 
@@ -74,7 +74,7 @@ class Group:
 
 
 def status(pid: int) -> dict[str, float]:
-    """Return VmHWM and RssAnon of a process in MB, as long as it lives."""
+    """Return VmHWM and RssAnon of a process in MB, or nothing if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def status(pid: int) -> dict[str, float]:
 
 
 def measure(folder: Path, limit: int, home: Path) -> dict[str, float]:
-    """Decode a folder and train on it within a limit; return peaks in MB."""
+    """Decode a folder and train on it within a memory limit; return peaks in MB."""
     group = Group(limit)
     words = ["fedavg", "--backend", "inline", "--rounds", "1", "--clients", "5"]
     words += ["--task", "image-folder", "--data-dir", str(folder)]
@@ -113,7 +113,7 @@ def measure(folder: Path, limit: int, home: Path) -> dict[str, float]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=int, default=768, help="MB that are allowed")
+    parser.add_argument("--limit", type=int, default=768, help="memory limit in MB")
     options = parser.parse_args()
     limit = options.limit * 2**20
     rows, found = [], {}

@@ -8,7 +8,8 @@ from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
 from flwr_frl.task.settings import Setting, SettingsError
 
-# Of a client; with fewer no batch is whole. Dirichlet's seeds are chosen by it.
+# Training examples that each client must have; with fewer, no batch is full. The seeds
+# of Dirichlet partitions are chosen accordingly.
 LEAST_EXAMPLES = 10
 
 
@@ -41,7 +42,8 @@ def partition_of(cell: str) -> dict[str, Setting]:
 def usable_seeds(folder: ImageFolder, cell: str, clients: int, count: int) -> list[int]:
     """Return the first seeds that leave every client enough images.
 
-    As is usual with a Dirichlet distribution, which may leave a client next to none.
+    This is common practice for Dirichlet partitions, which may leave a client almost no
+    images.
     """
     own = {n.replace("-", "_"): v for n, v in partition_of(cell).items()}
     labels = folder.labels("train"), folder.labels("test")

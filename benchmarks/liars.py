@@ -1,9 +1,9 @@
-"""Accuracy under Byzantine clients: FedAvg, FedRep and FLUTE with each rule.
+"""Accuracy of FedAvg, FedRep and FLUTE under Byzantine clients, by aggregation rule.
 
-Ten clients train on the bundled digits, and the first one, two or three of them attack
-together, knowing all that the honest clients send (`benchmarks.attacks`). Tested is the
-model that each honest client would use, on its own test data. ``--quick`` takes one
-algorithm, few rules and few rounds.
+Ten clients train on the bundled digits. The first one, two or three of them attack
+together and know everything that the honest clients send (`benchmarks.attacks`). Each
+honest client tests the model that it would use, on its own test data. ``--quick`` runs
+one algorithm with few rules and few rounds.
 """
 
 import argparse
@@ -33,19 +33,19 @@ from flwr_frl.task.settings import resolve
 ALGORITHMS = ("fedavg", "fedrep", "flute")
 MOST = 3
 COUNTS = (1, 2, MOST)
-# Rule and bucket size, a row each.
+# Rule and bucket size of each row
 ROWS = (
     *((rule, 0) for rule in RULES),
     ("median", 2),
     ("centered-clip", 2),
     ("multi-krum", 2),
 )
-# From data like everybody's to hardly any in common.
+# Classes per client, from similar data to very different data
 ALL_CLASSES, FEW_CLASSES = 10, 2
 
 
 class Cell(NamedTuple):
-    """A run: algorithm, rule and attack."""
+    """The algorithm, rule and attack of a run."""
 
     algorithm: str
     rule: str
@@ -56,14 +56,14 @@ class Cell(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Means over the honest clients and the last rounds, from 0 to 1.
+    """Means over the honest clients and the last rounds, between 0 and 1.
 
     Parameters
     ----------
     accuracy : float
-        On clean digits.
+        Accuracy on clean digits.
     success : float
-        Share of the triggered digits of other classes that are taken for the target.
+        Share of triggered digits of other classes that are classified as the target.
     """
 
     accuracy: float
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(arguments: argparse.Namespace, cell: Cell) -> Outcome:
-    """Make a run and return what has come of it."""
+    """Carry out a run and return its outcome."""
     settings = resolve(
         {
             "algorithm": cell.algorithm,
@@ -79,7 +79,7 @@ def outcome(arguments: argparse.Namespace, cell: Cell) -> Outcome:
             "attackers": cell.attackers if cell.attack == BACKDOOR else 0,
             "aggregation": cell.rule,
             "bucket-size": cell.bucket_size,
-            # At most so many attack; who chooses the rule knows no more.
+            # The server does not know the actual number of attackers, only the maximum.
             "byzantine-fraction": MOST / CLIENTS,
             "num-clients": CLIENTS,
             "num-server-rounds": arguments.rounds,
@@ -94,7 +94,7 @@ def outcome(arguments: argparse.Namespace, cell: Cell) -> Outcome:
         [BackdoorDigits],
     )
     grid = AttackedGrid(make_app(settings), cell.attack, cell.attackers)
-    # The same clients, with other test data.
+    # The same clients with triggered test data
     triggered = InlineGrid(make_app({**settings, "test-triggered": True}), CLIENTS)
     triggered.contexts = grid.contexts
     strategy = build_strategy(settings)
@@ -103,7 +103,7 @@ def outcome(arguments: argparse.Namespace, cell: Cell) -> Outcome:
 
     def test(on: InlineGrid, server_round: int, arrays: ArrayRecord) -> float:
         messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), on)
-        # A model that cannot be tested any more has nothing right.
+        # A model that can no longer be tested counts as 0 % accurate.
         right = [
             float(reply.content.metric_records["metrics"].get("accuracy", 0.0))
             for reply in on.send_and_receive(messages)
@@ -145,17 +145,17 @@ def cells(algorithms: Sequence[str], rows: Sequence[tuple[str, int]]) -> list[Ce
 
 
 def label(rule: str, size: int) -> str:
-    """Return the name of a row."""
+    """Return the label of a row."""
     return f"`{rule}`" + (f", `bucket-size={size}`" if size else "")
 
 
 def percent(values: Iterable[float]) -> str:
-    """Return numbers from 0 to 1 as percents, side by side."""
+    """Format fractions as percentages, separated by slashes."""
     return " / ".join(f"{100 * value:.1f}" for value in values)
 
 
 def table(results: dict[Cell, Outcome], algorithm: str) -> str:
-    """Return an algorithm's table of accuracies, and of the backdoor's success."""
+    """Return an algorithm's table of accuracies and of the backdoor's success rate."""
     rows = []
     for rule, size in dict.fromkeys(cell[1:3] for cell in results):
         here = (algorithm, rule, size)
@@ -178,7 +178,7 @@ def table(results: dict[Cell, Outcome], algorithm: str) -> str:
 
 
 def worst(results: dict[Cell, Outcome]) -> str:
-    """Return a table of each rule's worst accuracy under all attacks but none."""
+    """Return a table of each rule's lowest accuracy over all attacks."""
     algorithms = list(dict.fromkeys(cell.algorithm for cell in results))
     rows = []
     for rule, size in dict.fromkeys(cell[1:3] for cell in results):
@@ -199,7 +199,7 @@ def worst(results: dict[Cell, Outcome]) -> str:
 
 
 def guidance(results: dict[Cell, Outcome]) -> str:
-    """Return which rule to take when, with the numbers behind it."""
+    """Return advice on the choice of a rule, with the numbers behind it."""
 
     def right(rule: str, *rest: Any, algorithm: str = "fedavg", size: int = 0) -> str:
         return percent([results[Cell(algorithm, rule, size, *rest)].accuracy])
@@ -257,7 +257,7 @@ def guidance(results: dict[Cell, Outcome]) -> str:
 
 
 def page(arguments: argparse.Namespace, results: dict[Cell, Outcome]) -> str:
-    """Return the page below its heading."""
+    """Return the text of the page below its heading."""
     z = ", ".join(f"{least_suspicious(CLIENTS, f):.2f}" for f in COUNTS)
     algorithms = dict.fromkeys(cell.algorithm for cell in results)
     return "\n".join(
@@ -295,10 +295,10 @@ def page(arguments: argparse.Namespace, results: dict[Cell, Outcome]) -> str:
 
 
 def main() -> None:
-    """Run all and write ``results/liars``."""
+    """Carry out all runs and write ``results/liars``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--last", type=int, default=3, help="rounds that are tested")
+    parser.add_argument("--last", type=int, default=3, help="number of rounds tested")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()

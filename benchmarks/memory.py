@@ -1,8 +1,8 @@
 """Peak memory of every process of a deployment, and of a simulation.
 
 One SuperNode with 500 images of 32 x 32 trains FedRep with the CIFAR-10 CNN for two
-rounds, and so do ten clients on Ray; 100 and 10,000 clients of 8 x 8 digits share a
-process. The peak of a process is the kernel's own count (VmHWM).
+rounds. Ten clients train the same model on Ray, and 100 and 10,000 clients with digits
+of 8 x 8 train in one process. The peak of a process is the kernel's value (VmHWM).
 """
 
 import argparse
@@ -32,9 +32,9 @@ PROCESSES = {
     "ClientApp": "flwr-clientapp",
 }
 ON_RAY = {"Ray: the command": "simulation.py", "Ray: a worker": "ray::_Worker"}
-# Clients that share a process, and how many train in a round.
+# Numbers of clients in one process, and how many of them train in a round
 CROWDS, SAMPLED = (100, 10_000), 100
-# What a ClientApp imports, and what it imports of it at the least.
+# Modules whose import is timed: parts of the apps, the ClientApp, the ServerApp
 IMPORTS = (
     "torch",
     "flwr.clientapp",
@@ -49,9 +49,9 @@ def write_images(folder: Path, train: int = 500, test: int = 100) -> None:
     Parameters
     ----------
     folder : Path
-        Gets ``train`` and ``test``.
+        Folder in which ``train`` and ``test`` are created.
     train, test : int
-        How many images.
+        Numbers of images.
     """
     rng = np.random.default_rng(0)
     for part, count in (("train", train), ("test", test)):
@@ -67,18 +67,18 @@ def watch(
     peaks: dict[str, float],
     stop: threading.Event,
 ) -> None:
-    """Note the largest VmHWM (MB) of each kind of process until told to stop.
+    """Record the largest VmHWM (MB) of each kind of process until stopped.
 
     Parameters
     ----------
     home : Path
         Only processes with this path in their environment count.
     programs : dict of str to str
-        The kinds, and what is in the command of each.
+        Kinds of processes, and a text that identifies each in a command line.
     peaks : dict of str to float
-        Filled.
+        Updated with the peaks.
     stop : threading.Event
-        Ends it.
+        Ends the recording when set.
     """
     while not stop.is_set():
         for process in Path("/proc").glob("[0-9]*"):
@@ -103,14 +103,14 @@ def import_seconds(module: str) -> tuple[float, bool]:
     Parameters
     ----------
     module : str
-        Its name.
+        Name of the module.
 
     Returns
     -------
     seconds : float
-        Median of three, without the start of Python.
+        Median of three measurements, without the start of Python.
     torchvision : bool
-        Whether it was loaded on the way.
+        Whether the import loads torchvision.
     """
     code = (
         f"import time; t = time.perf_counter(); import {module}, sys; "
@@ -126,7 +126,7 @@ def import_seconds(module: str) -> tuple[float, bool]:
 
 
 def peak_of(*command: str, **environment: str) -> float:
-    """Return the peak (MB) of a Python process that is waited for."""
+    """Run a Python process to its end and return its peak memory (MB)."""
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=ROOT,
@@ -140,9 +140,9 @@ def peak_of(*command: str, **environment: str) -> float:
 
 
 def write_digits(folder: Path, train: int = 100_000, test: int = 20_000) -> None:
-    """Write as many 8 x 8 digits, drawn from scikit-learn's with replacement.
+    """Write 8 x 8 digits, drawn from scikit-learn's with replacement.
 
-    All classes have as many, so that every client of a crowd gets some of its own.
+    All classes have the same size, so that each of many clients gets some digits.
     """
     from sklearn.datasets import load_digits
 
@@ -163,7 +163,7 @@ def write_digits(folder: Path, train: int = 100_000, test: int = 20_000) -> None
 
 
 def simulated(home: Path) -> dict[str, float]:
-    """Return the peaks (MB) of simulations' processes."""
+    """Return the peak memory (MB) of the processes of simulations."""
     peaks = {"a process that imports torch alone": peak_of("-c", "import torch")}
     write_digits(home / "digits")
     common = ["simulation.py", "--rounds", "3", "--output", str(home / "simulated")]
@@ -205,7 +205,7 @@ def main() -> None:
             federation.start_supernode(
                 "node",
                 f'client-name="a" data-dir="{home / "images"}"',
-                # As Flower starts it: a process of its own for each message.
+                # Flower's default: a new process for each message
                 warm=False,
             )
             log = federation.run(

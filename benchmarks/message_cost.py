@@ -1,9 +1,9 @@
 """CPU time of a small client's messages and of its arithmetic, in one process.
 
-CPU time of a client or node and round, with a profile; all clients take part in every
-round, and there is no evaluation. The arithmetic is training, mixing with neighbours
-and making messages; the rest is the messages themselves: made, checked, answered and
-aggregated.
+The benchmark measures the CPU time per client (or node) and round, and writes a
+profile. All clients take part in every round, and there is no evaluation. The
+arithmetic is training, mixing with neighbours and computing messages. The rest is the
+cost of the messages themselves: creating, checking, answering and aggregating them.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     settings : dict
         Settings that differ from those of all cases.
     aim : int
-        Microseconds of a client and round that were aimed at; 0 for none.
+        Target in microseconds per client and round; 0 for no target.
     """
 
     settings: dict[str, Setting]
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 OFF: dict[str, Setting] = {"cohort": "off"}
-# 100 clients of 50 examples.
+# 100 clients with 50 examples each
 SOFTMAX: dict[str, Setting] = {
     "algorithm": "fedavg",
     "task": "benchmarks.cohort:logistic",
@@ -93,7 +93,7 @@ CASES = {
     "SQuARM-SGD, ring, one by one": Case(SQUARM | {"graph": "ring"} | OFF),
 }
 PROFILED = ("softmax, together", "softmax, one by one", "D-PSGD, ring")
-# Methods of one client, and of several clients that run together.
+# Methods that do the arithmetic, of one client and of clients that run together
 ALONE: dict[type, list[str]] = {
     Client: ["train"],
     GossipClient: ["iterate", "message"],
@@ -106,7 +106,7 @@ TOGETHER: dict[type, list[str]] = {
     GossipClient: ["messages"],
 }
 BLOCKS = 4
-# MB of the large model, rounds with it, and whose methods have its parts.
+# Size of the large model in MB, its number of rounds, and the methods that are timed
 LARGE, LARGE_ROUNDS = 100, 8
 LARGE_PARTS: dict[str, tuple[Any, str]] = {
     "loaded into the model": (SplitModel, "load"),
@@ -118,14 +118,14 @@ LARGE_PARTS: dict[str, tuple[Any, str]] = {
 
 
 class Clock:
-    """CPU time spent in some methods, in all and in each call."""
+    """CPU time spent in some methods, in total and in each call."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.calls: list[float] = []
 
     def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method whose time is counted."""
+        """Wrap a method to count its time."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             began = time.thread_time()
@@ -152,7 +152,7 @@ def settings_for(case: Case) -> Settings:
 
 
 def prepare(case: Case) -> tuple[Callable[[int], None], int]:
-    """Return what makes some rounds, and the number of clients; three are made."""
+    """Return a function that runs rounds, warmed up, and the number of clients."""
     settings = settings_for(case)
     clients = int(settings["num-clients"])
     grid = InlineGrid(make_app(dict(settings)), clients)
@@ -171,10 +171,9 @@ def prepare(case: Case) -> tuple[Callable[[int], None], int]:
 
 
 def measure(case: Case, rounds: int) -> tuple[float, float]:
-    """Return microseconds of a client and round, and of its arithmetic.
+    """Return microseconds per client and round, in total and for the arithmetic.
 
-    They are those of the cheapest block: the machine does other things as well, which
-    can only add.
+    The cheapest block counts, because other processes of the machine only add time.
     """
     clock = Clock()
     methods = TOGETHER if case.together else ALONE
@@ -193,18 +192,18 @@ def measure(case: Case, rounds: int) -> tuple[float, float]:
         for _ in range(BLOCKS):
             clock.seconds, began = 0.0, time.process_time()
             run(rounds)
-            whole = time.process_time() - began
-            blocks.append((whole, clock.seconds))
+            total = time.process_time() - began
+            blocks.append((total, clock.seconds))
     finally:
         for kind, name, method in originals:
             setattr(kind, name, method)
-    whole, arithmetic = min(blocks)
+    total, arithmetic = min(blocks)
     scale = 1e6 / (clients * rounds)
-    return whole * scale, arithmetic * scale
+    return total * scale, arithmetic * scale
 
 
 def reference() -> float:
-    """Return microseconds of CPU time of a loop in Python, for the machine's speed."""
+    """Return microseconds of CPU time of a Python loop, for the machine's speed."""
     times = []
     for _ in range(20):
         began = time.process_time()
@@ -214,7 +213,7 @@ def reference() -> float:
 
 
 def profile(case: Case, rounds: int) -> list[tuple[str, str, str]]:
-    """Return where the time goes: function, calls a client and round, share."""
+    """Return a profile: function, calls per client and round, share of the time."""
     run, clients = prepare(case)
     profiler = cProfile.Profile()
     profiler.runcall(run, rounds)
@@ -232,15 +231,16 @@ def profile(case: Case, rounds: int) -> list[tuple[str, str, str]]:
 
 
 def large() -> dict[str, float]:
-    """Return ms of CPU time for a client and MB of a large model, by part."""
+    """Return ms of CPU time per client and MB of a large model, by part."""
     os.environ[LAYERS] = str(LARGE // 4)
     clocks = {name: Clock() for name in LARGE_PARTS}
     for name, (kind, method) in LARGE_PARTS.items():
         setattr(kind, method, clocks[name].timed(getattr(kind, method)))
-    whole = large_model(TIMED_CLIENTS, LARGE_ROUNDS, 0)["milliseconds"] / LARGE
+    total = large_model(TIMED_CLIENTS, LARGE_ROUNDS, 0)["milliseconds"] / LARGE
     parts = {}
     for name, clock in clocks.items():
-        # As many calls in each round; the first round makes what others reuse.
+        # Every round has the same number of calls. The first round is excluded, because
+        # it creates objects that later rounds reuse.
         calls = len(clock.calls) // LARGE_ROUNDS
         rounds = [
             sum(clock.calls[i : i + calls])
@@ -253,7 +253,7 @@ def large() -> dict[str, float]:
         began = time.thread_time()
         target.copy_(source)
         times.append(time.thread_time() - began)
-    return {"one copy of memory": 1000 * min(times) / LARGE, **parts, "all": whole}
+    return {"one copy of memory": 1000 * min(times) / LARGE, **parts, "all": total}
 
 
 def measure_all(rounds: int) -> dict[str, Any]:
@@ -279,9 +279,9 @@ def in_tree(tree: Path, rounds: int) -> dict[str, Any]:
 
 
 def cheapest(passes: list[dict[str, Any]], case: str) -> tuple[float, float]:
-    """Return the whole and the arithmetic of a case in its cheapest pass."""
-    whole, arithmetic = min(each["microseconds"][case] for each in passes)
-    return whole, arithmetic
+    """Return a case's total and arithmetic time in its cheapest pass."""
+    total, arithmetic = min(each["microseconds"][case] for each in passes)
+    return total, arithmetic
 
 
 def main() -> None:
@@ -291,7 +291,7 @@ def main() -> None:
         "--rounds", type=int, default=5, help=f"in each of {BLOCKS} blocks"
     )
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
+    parser.add_argument("--before", type=Path, help="checkout of an earlier commit")
     parser.add_argument("--json", action="store_true", help="print one pass only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -302,7 +302,7 @@ def main() -> None:
     if arguments.before:
         trees = {"before": arguments.before.resolve(), **trees}
     passes: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
-    # In turn: the speed of the machine changes.
+    # The trees alternate, because the machine's speed changes.
     for _ in track(range(arguments.passes), "passes"):
         for name, tree in trees.items():
             passes[name].append(in_tree(tree, arguments.rounds))

@@ -3,8 +3,8 @@
 Relative cost gap, distance to the optimum and constraint values by iteration and by
 bits, on the QCQP and on logistic regression, without compression and with TopK, Sign
 and SignTopK, for sample and for bandit feedback. Nodes run batched in one process
-(``benchmarks.multi_task_network``), with the numbers of nodes that exchange bytes
-one by one.
+(``benchmarks.multi_task_network``), with the same results as nodes that exchange bytes
+individually.
 """
 
 import argparse
@@ -47,7 +47,7 @@ HORIZONS = (1000, 2000, 5000, 10000, 20000, 50000)
 
 
 class Case:
-    """A problem with its graph, its optimum and what is measured on it."""
+    """A problem with its graph, its optimum and the quantities that are measured."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name, self.seed = name, seed
@@ -62,7 +62,7 @@ class Case:
             else true_models(self.problem, self.constraint)
         )
         self.least = float(self.problem.expected(self.optimum).sum())
-        # The edge whose constraint is drawn, as in the figures' panels (d).
+        # The edge whose constraint is plotted, as in the figures' panels (d)
         self.edge = int(np.random.default_rng(seed).integers(len(self.pairs)))
 
     def network(self, scheme: str, zeta: float, step: float = STEP) -> Network:
@@ -73,7 +73,7 @@ class Case:
         return Network(saddle, SCHEMES[scheme], self.seed)
 
     def gap(self, x: Float64s) -> float:
-        """Return (F(x) - F(x*)) / |F(x*)|: negative where constraints are violated."""
+        """Return (F(x) - F(x*)) / |F(x*)|; it can be negative for an infeasible x."""
         return float(self.problem.expected(x).sum() - self.least) / abs(self.least)
 
     def distance(self, x: Float64s) -> float:
@@ -81,11 +81,11 @@ class Case:
         return float(np.linalg.norm(x - self.optimum) / np.linalg.norm(self.optimum))
 
     def constraints(self, x: Float64s) -> Float64s:
-        """Return g of every edge, from both of its ends."""
+        """Return g of every edge, in both directions."""
         return self.constraint.value(x[self.pairs[:, 0]], x[self.pairs[:, 1]])
 
     def measure(self, network: Network) -> dict[str, float]:
-        """Return everything that a curve or a table shows."""
+        """Return all quantities of the curves and tables."""
         x, average = network.algorithm.point(network.state), network.state.average
         values = self.constraints(x)
         row = {
@@ -132,7 +132,7 @@ def solve(problem: QCQP, constraint: Proximity) -> Float64s:
 
 
 def true_models(problem: LogisticRegression, constraint: Proximity) -> Float64s:
-    """Return the true models: the optimum, once they are known to be feasible."""
+    """Return the true models, which are the optimum; raise an error if infeasible."""
     x, (i, j) = problem.models, constraint.pairs.T
     if constraint.value(x[i], x[j]).max() > 0 or np.linalg.norm(x, axis=1).max() > 20:
         raise RuntimeError("the true models are not feasible")
@@ -142,8 +142,8 @@ def true_models(problem: LogisticRegression, constraint: Proximity) -> Float64s:
 def run(case: Case, scheme: str, zeta: float, iterations: int) -> dict[str, Any]:
     """Run one scheme; return its curves, the crossings of the targets and the time.
 
-    The curves have about 120 points, evenly spaced by logarithm; crossings are looked
-    for in every one of the first 100 iterations, and then in every tenth.
+    The curves have about 120 points, evenly spaced on a logarithmic scale. Crossings
+    are checked in each of the first 100 iterations, and then in every tenth.
     """
     drawn = set(np.unique(np.geomspace(1, iterations, 150).astype(int)).tolist())
     network, rows, seconds = case.network(scheme, zeta), [], 0.0
@@ -170,10 +170,11 @@ def run(case: Case, scheme: str, zeta: float, iterations: int) -> dict[str, Any]
 
 
 def horizons(case: Case, scheme: str, lengths: Sequence[int]) -> dict[str, Any]:
-    """Run with eta = a / sqrt(T) for each T, as Theorem 3 has it; a as in the chapter.
+    """Run with the step size eta = a / sqrt(T) of Theorem 3, for each T.
 
-    a = 1e-3 sqrt(50000): the chapter's step at the chapter's length. The slope leaves
-    the shortest run out, whose steps may be too long: the theorem is for a large T.
+    a = 1e-3 sqrt(50000) gives the chapter's step size for the chapter's T. The shortest
+    run is excluded from the fitted slope: its steps may be too large, and the theorem
+    holds for a large T.
     """
     gaps, largest = [], []
     for length in lengths:
@@ -222,7 +223,7 @@ def main() -> None:
     for name, part in problems.items():
         plot(name, part["results"])
         for runs in part["results"].values():
-            for later in runs[1:]:  # Drawn is the first seed.
+            for later in runs[1:]:  # Only the first seed is plotted.
                 del later["curve"]
     title = "Decentralised multi-task optimisation, Figures 4.1 and 4.2"
     write("multi_task", title, body(data, arguments.seeds), data)

@@ -44,7 +44,7 @@ class Network:
     compressor : Compressor, optional
         The operator C; None sends float64.
     seed : int, default 0
-        Seed of the start, the samples, the directions and the messages.
+        Seed of the initial point, the samples, the directions and the messages.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Network:
 
     @property
     def bits(self) -> int:
-        """Bits sent so far; each message counts once, whatever its receivers."""
+        """Bits sent so far; a message counts once, regardless of its receivers."""
         done = self.state.iteration
         first = later = 8 * self.dimension
         if self.compressor:
@@ -107,7 +107,7 @@ def check_duals(pairs: Pairs, duals: ArrayLike, reverse: ArrayLike) -> None:
     Raises
     ------
     DualMismatchError
-        If two of them differ by more than the rounding of different machines.
+        If two of them differ by more than rounding errors between machines.
     """
     a, b = np.asarray(duals), np.asarray(reverse)
     # The negated comparison also catches NaN.

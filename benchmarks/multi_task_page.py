@@ -23,7 +23,7 @@ SCHEMES: dict[str, Compressor] = {
     "SignTopK": SignTopK(2),
 }
 FEEDBACK = {"": 0.0, " (bandit)": 1e-4}
-# Color and width: what coincides stays visible.
+# Color and line width; coinciding curves stay visible.
 LINES = {
     "vanilla": ("C0", 3.5),
     "TopK": ("C1", 2.5),
@@ -34,16 +34,17 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Return the least-squares slope of log y by log x; None if a y is not above 0."""
+    """Return the least-squares slope of log y by log x; None if a y is not positive."""
     if min(y, default=0) <= 0 or len(y) < 3:
         return None
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def slopes(curve: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the slopes of a run's time averages, from its last decade on.
+    """Return the slopes of a run's time averages.
 
-    The violation's is fitted where it is positive, from iteration 10 on.
+    The gap is fitted over the last decade of iterations, and the violation over
+    iterations from 10 on in which it is positive.
     """
     t, last = np.array(curve["iteration"]), curve["iteration"][-1]
     late = t >= last / 10
@@ -59,7 +60,7 @@ def slopes(curve: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a number for a table."""
+    """Format a number for a table."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
@@ -69,7 +70,7 @@ def mean_of(runs: Sequence[dict[str, Any]], key: str) -> str:
 
 
 def message_table() -> str:
-    """Return the size of a message, as it is and as the chapter seems to count."""
+    """Return the table of message sizes: actual, and as the chapter seems to count."""
     d, index = 10, 4
     bare = {
         "vanilla": 32 * d,
@@ -94,7 +95,7 @@ def message_table() -> str:
 
 
 def target_table(targets: Sequence[str], results: Results) -> str:
-    """Return iterations, bits and factors to each target."""
+    """Return the table of iterations, bits and factors to each target."""
     rows = []
     for label, runs in results.items():
         feedback = " (bandit)" if label.endswith("(bandit)") else ""
@@ -122,7 +123,7 @@ def target_table(targets: Sequence[str], results: Results) -> str:
 
 
 def end_table(results: Results) -> str:
-    """Return where each scheme ends."""
+    """Return the table of final values."""
     keys = {
         "gap": "gap, x",
         "gap-average": "gap, average",
@@ -146,7 +147,7 @@ def end_table(results: Results) -> str:
 
 
 def slope_table(results: Results, sweep: Results) -> str:
-    """Return fitted slopes, one number for each seed."""
+    """Return the table of fitted slopes, with a number for each seed."""
     rows = []
     for label, runs in results.items():
         fits = [run["slopes"] for run in runs]
@@ -209,7 +210,7 @@ def plot(name: str, results: Results) -> None:
 
 
 def statements(results: Results) -> str:
-    """Return what is to be shown, each with its numbers."""
+    """Return the statements that the page should show, with their numbers."""
 
     def ends(label: str, key: str) -> Float64s:
         return np.array([run["end"][key] for run in results[label]])

@@ -1,8 +1,9 @@
 """Tasks whose clients are people, hospitals, schools, roles and fields, for `natural`.
 
-Each is a function of a user's own kind: it reads a public data set as it is published
-and returns an `ExampleTask`. A quarter of each client's examples is its test set, drawn
-by the seed. Features are standardised with the training examples of all clients.
+Each function is written like a user's custom task: it reads a public data set as
+published and returns an `ExampleTask`. Unless stated otherwise, a quarter of each
+client's examples is its test set, drawn with the seed, and features are standardised
+with the training examples of all clients.
 """
 
 import csv
@@ -21,15 +22,15 @@ from flwr_frl.task.tasks.text import CHARACTERS, PositionwiseLinear
 Seed = Annotated[int, Range("[0, inf)")]
 Folder = Annotated[str, Free("a directory with the published files")]
 Table = tuple[np.ndarray, np.ndarray]
-# Clients with fewer examples are left out.
+# Clients with fewer examples are excluded.
 LEAST = 8
 
 
 def auroc(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the area under the ROC curve of two classes; NaN for a single class.
+    """Return the area under the ROC curve of two classes; NaN if there is only one.
 
-    It is the share of pairs of a positive and a negative example that are in order,
-    with ties counted as one half.
+    It is the share of pairs of a positive and a negative example that are ranked
+    correctly, with ties counted as one half.
     """
     score = outputs[:, 1] - outputs[:, 0]
     positive, negative = score[targets == 1], score[targets == 0]
@@ -40,7 +41,7 @@ def auroc(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def rmse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the root of the mean squared error."""
+    """Return the root-mean-square error."""
     return (outputs - targets).square().mean().sqrt()
 
 
@@ -51,7 +52,7 @@ def task_of(
     classes: int = 0,
     score: str = "",
 ) -> ExampleTask:
-    """Return a task over tables, one a client; 0 classes are a regression."""
+    """Return a task with one table per client; 0 classes mean regression."""
     tables = {name: table for name, table in tables.items() if len(table[0]) >= LEAST}
     tests = {}
     for i, name in enumerate(sorted(tables)):
@@ -64,7 +65,7 @@ def task_of(
     deviation[deviation == 0] = 1.0
     train, test = {}, {}
     for name, (x, y) in tables.items():
-        # A missing value becomes the mean of all clients.
+        # Missing values are replaced by the mean over all clients.
         inputs = np.nan_to_num((x - mean) / deviation)
         held = tests[name]
         train[name], test[name] = (
@@ -115,7 +116,7 @@ def by_person(rows: list[tuple[str, list[float], float]]) -> dict[str, Table]:
 
 
 def number(text: str) -> float:
-    """Return a number; NaN for a missing one."""
+    """Return a number, or NaN if it is missing."""
     return np.nan if text.strip() in ("", "?", "-9") else float(text)
 
 
@@ -139,7 +140,7 @@ def wisdm(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Example
 def heart(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
     """Return heart disease in four hospitals: 13 features, healthy or ill, AUROC.
 
-    Missing values become the mean, and another 13 features say which are missing.
+    Missing values are replaced by the mean; 13 further features indicate them.
     """
     tables = {}
     for path in sorted((Path(data_dir) / "heart").glob("processed.*.data")):
@@ -184,8 +185,8 @@ def parkinson(
 ) -> ExampleTask:
     """Return Parkinson telemonitoring: 42 patients, 16 voice measures, motor UPDRS.
 
-    The score is in units of 10 points. Age, sex and time of the test are left out: they
-    tell patients apart.
+    The score is in units of 10 points. Age, sex and test time are excluded, because
+    they identify the patients.
     """
     with (Path(data_dir) / "parkinsons_updrs.data").open() as file:
         lines = list(csv.DictReader(file))
@@ -205,8 +206,8 @@ def parkinson(
 def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
     """Return spoken digits: 6 speakers, 3,000 log-mel images, a small CNN.
 
-    The first 20 of 50 repetitions train and the last 10 test, as examples of a phrase
-    are many.
+    Of 50 repetitions, 20 random ones are for training and 10 for testing, because there
+    are many examples of each digit.
     """
     data = np.load(Path(data_dir) / "spoken-digits.npz")
     images = torch.from_numpy(data["features"]).float().div(255).sub(0.5)[:, None]
@@ -246,8 +247,8 @@ def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Exampl
 def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
     """Return the next character in Shakespeare's plays: 30 roles, a small GRU.
 
-    They are the longest roles, of which the first 10,000 characters are read, in
-    windows of 80 as in LEAF but without overlap; the last quarter is the test set.
+    The clients are the longest roles. Their first 10,000 characters are divided into
+    windows of 80 as in LEAF, but without overlap. The last quarter is the test set.
     """
     files = sorted((Path(data_dir) / "shakespeare-roles").glob("*.txt"))
     texts = {path.stem: path.read_text("utf-8") for path in files}
@@ -269,7 +270,7 @@ def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Example
 
 
 class RecurrentFeatures(nn.Module):
-    """An embedding and a GRU of width 64, with its states at every position."""
+    """An embedding and a GRU of width 64, with the states at all positions."""
 
     def __init__(self) -> None:
         super().__init__()

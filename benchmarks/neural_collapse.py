@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.neural_collapse`` solves the paper's example numerically: three
 classes, and three clients that have classes 1 and 2, 1 and 3, 2 and 3. The features of
-a class are free variables, as in observations B.2 and B.3. They are the client's own
-(local), or common to all clients (together, condition 1). The loss is that of equation
-54 or, with the regularizer NC_i, of equation 10.
+a class are free variables, as in observations B.2 and B.3. Each client has its own
+(local), or they are common to all clients (together, condition 1). The loss is that of
+equation 54 or, with the regularizer NC_i, of equation 10.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from flwr_frl.task.models.neural_collapse import neural_collapse
 CLASSES = torch.tensor([[0, 1], [0, 2], [1, 2]])
 MASK = torch.zeros(3, 3).scatter(1, CLASSES, 1.0).bool()
 WIDTH = 3
-# λ1 and λ2.
+# λ1 and λ2
 FEATURE_WEIGHT = HEAD_WEIGHT = 0.005
 SEEDS = (0, 1, 2)
 
@@ -50,9 +50,9 @@ def objective(
     Parameters
     ----------
     problem : Problem
-        Common features and λ3.
+        Whether features are common, and λ3.
     features : Tensor, shape (clients, classes, k)
-        The feature of each class; those of the first client count if they are common.
+        Feature of each class. Common features are those of the first client.
     heads, bias : Tensor, shapes (clients, classes, k) and (clients, classes)
         H_iᵀ and b_i.
     """
@@ -69,7 +69,7 @@ def objective(
 
 
 def solve(problem: Problem, seed: int) -> tuple[Tensor, float]:
-    """Return the optimal heads and the loss, from a random start."""
+    """Return the optimal heads and the loss, for a random initial point."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (3, 3, WIDTH), (3, 3, WIDTH)
     start = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
@@ -101,7 +101,7 @@ def degrees(a: Tensor, b: Tensor) -> float:
 
 
 def measure(heads: Tensor) -> dict[str, Any]:
-    """Return angles, in degrees, NC2, and the size of the third class's head."""
+    """Return angles in degrees, NC2, and the norm of the absent class's head."""
     pairs = [degrees(h[c[0]], h[c[1]]) for h, c in zip(heads, CLASSES, strict=True)]
     shared = [
         degrees(heads[i, c], heads[j, c])
@@ -119,13 +119,13 @@ def measure(heads: Tensor) -> dict[str, Any]:
 
 
 def plot(heads: dict[str, Tensor]) -> None:
-    """Draw the normalised heads of each client, in the plane of all heads."""
+    """Plot the normalised heads of each client, in the plane of all heads."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 2.7 * len(heads)), layout="constrained")
     axes = figure.subplots(len(heads), 3)
     for row, (name, own) in zip(axes, heads.items(), strict=True):
-        # All heads of a problem in one basis; locally, each client has its own.
+        # Problems with common features share a basis; local ones have one per client.
         together = name.startswith("together")
         for i, place in enumerate(row):
             shown = own[MASK] if together else own[i][MASK[i]]

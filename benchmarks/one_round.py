@@ -1,7 +1,7 @@
-"""Count the files and functions that one FedRep round crosses, in one process.
+"""Count the files and functions that one FedRep round passes through, in one process.
 
-``python -m benchmarks.one_round`` runs three rounds with one client and prints what the
-second one calls, in the order of the first calls.
+``python -m benchmarks.one_round`` runs three rounds with one client, and prints the
+functions that the second round calls, in the order of their first calls.
 """
 
 import argparse
@@ -37,8 +37,8 @@ def functions_of_a_round() -> list[tuple[str, str]]:
     def profiled(
         strategy: Any, grid: Any, arrays: Any, rounds: range, **more: Any
     ) -> Any:
-        # In the first round everything is built and checked, and the last one ends with
-        # a checkpoint.
+        # Only the second round is profiled: the first one builds and checks everything,
+        # and the last one writes a checkpoint.
         arrays = original(strategy, grid, arrays, rounds[:1], **more)
         sys.setprofile(profile)
         try:

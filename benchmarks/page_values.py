@@ -1,4 +1,4 @@
-"""Numbers of texts as functions of the JSON of the pages that they come from."""
+"""Functions that compute the numbers in texts from the JSON of their pages."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Data = dict[str, Any]
 
 
 def ranks(data: Data) -> list[float]:
-    """Return how many algorithms the leaderboard has, and two of their places."""
+    """Return the number of algorithms in the leaderboard, and the ranks of two."""
     means = {
         name: fmean(fmean(run["accuracy"] for run in runs) for runs in cells.values())
         for name, cells in data["results"].items()
@@ -23,7 +23,7 @@ def ranks(data: Data) -> list[float]:
 
 
 def of_triggers(data: Data) -> list[float]:
-    """Return in how many runs to the target a trigger costs bits, and how many are."""
+    """Return in how many runs a trigger costs bits, of those that reach the target."""
     ratios = [
         ratio
         for name, own in data["measured"].items()
@@ -37,7 +37,8 @@ def of_triggers(data: Data) -> list[float]:
 def leads_of_fine_tuning(data: Data) -> list[float]:
     """Return FedAvg-FT's leads over FedRep in points, with 5 shards and few images.
 
-    They are the published one, and those with heads that are both fresh or both old.
+    These are the lead as published, with fresh heads for both, and with old heads for
+    both.
     """
     runs, others = (data["cells"]["shards-5"][name] for name in ("fedavg", "fedrep"))
     kept, fresh, old = "accuracy", "accuracy-fresh", "accuracy-old-received"
@@ -48,12 +49,12 @@ def leads_of_fine_tuning(data: Data) -> list[float]:
 
 
 def held_back(data: Data) -> list[float]:
-    """Return the share of messages in % that the lowest trigger holds back."""
+    """Return the share of messages (in %) that the lowest trigger suppresses."""
     return [100 - 100 * fmean(data["measured"]["SQuARM, c = 1e4"]["sizes"])]
 
 
 def time_and_gap(fast: str) -> Callable[[Data], list[float]]:
-    """Return the shares of the base's time, and the points of difference in the end."""
+    """Return a function for shares of the base's time and the final lead in points."""
 
     def values(data: Data) -> list[float]:
         entry = data[fast]
@@ -67,7 +68,7 @@ def time_and_gap(fast: str) -> Callable[[Data], list[float]]:
 
 
 def at_same_time(data: Data) -> list[float]:
-    """Return SRPFL's lead over FedRep in points when the latter's time is over."""
+    """Return SRPFL's accuracy gain in points at FedRep's finishing time."""
     (times, accuracies), limit = (
         data["curves"]["srpfl"],
         data["curves"]["fedrep"][0][-1],
@@ -82,7 +83,10 @@ def target(data: Data) -> list[float]:
 
 
 def bits_to_12(method: str) -> Callable[[Data], list[float]]:
-    """Return a method's bits to 12 % by SQuARM-SGD's, with the paper's step size."""
+    """Return a function for a method's bits to 12 %, relative to SQuARM-SGD's.
+
+    Both have the paper's step size.
+    """
 
     def values(data: Data) -> list[float]:
         runs = {key: own for key, own in data["runs"].items() if "paper's" in key}
@@ -94,7 +98,7 @@ def bits_to_12(method: str) -> Callable[[Data], list[float]]:
 
 
 def factors(problem: str, gap: str) -> Callable[[Data], list[float]]:
-    """Return how many times fewer bits than without compression, mean over seeds."""
+    """Return a function for the reduction of bits by compression, mean over seeds."""
 
     def values(data: Data) -> list[float]:
         results = data["problems"][problem]["results"]
@@ -118,13 +122,13 @@ def transfer(data: Data) -> list[float]:
 
 
 def gain_of_frozen_features(data: Data) -> list[float]:
-    """Return how much faster a round with features computed once is."""
+    """Return the speed-up of a round by computing frozen features only once."""
     each, once, representation = data["head-epochs"].values()
     return [(each + representation) / (once + representation)]
 
 
 def beside_peers(data: Data) -> list[float]:
-    """Return rounds of flwr-frl and of other libraries in those of the bare loop."""
+    """Return the time of a round with each library, relative to the bare loop."""
     long, short, fedavg, *_ = (
         {
             name: median(s for seconds in each["seconds"] for s in seconds)
@@ -140,7 +144,7 @@ def beside_peers(data: Data) -> list[float]:
 
 
 def softmax_beside_peers(data: Data) -> list[float]:
-    """Return the CPU time of a round of softmax regression in the bare loop's."""
+    """Return the CPU time of softmax regression, relative to the bare loop."""
     (by_name,) = data["works"].values()
     cpu = {
         name: median(s for seconds in each["cpu"] for s in seconds)
@@ -170,14 +174,14 @@ PEERS = (
 
 
 def cosines(algorithm: str) -> Callable[[Data], list[float]]:
-    """Return the mean cosine for each model."""
+    """Return a function for the mean cosine of each model."""
     return lambda data: [
         fmean(data["cosines"][f"{algorithm}/{model}"]) for model in ("logistic", "mlp")
     ]
 
 
 def message_sizes(data: Data) -> list[float]:
-    """Return what a device receives: MB of FedRep, kB of LG-FedAvg and SQuARM-SGD."""
+    """Return message sizes: MB of FedRep, kB of LG-FedAvg and SQuARM-SGD."""
     sizes = {name: found["float32"] for name, found in data["bytes"].items()}
     squarm = sizes["squarm-sgd, sign-top-k"]
     return [

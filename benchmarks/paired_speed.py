@@ -1,4 +1,4 @@
-"""CPU time of two checkouts, in alternating pairs of the same runs."""
+"""Compare the CPU time of two checkouts in alternating pairs of the same runs."""
 
 import os
 import resource
@@ -29,7 +29,7 @@ ALLOWED = 1.03
 def compare_speed(old: Path, new: Path, pairs: int) -> int:
     """Print new CPU time / old CPU time for each command; return 1 if one is slower.
 
-    Slower means that the ratio of the least times exceeds `ALLOWED`. The runs
+    Slower means that the ratio of the minimum times exceeds `ALLOWED`. The runs
     alternate (old new, new old, …), so that a drift of the machine's speed cancels.
     """
     slower = 0
@@ -55,7 +55,7 @@ def compare_speed(old: Path, new: Path, pairs: int) -> int:
 
 
 def cpu_time(checkout: Path, arguments: list[str]) -> float:
-    """Return the user and system seconds of a run, its child processes included."""
+    """Return the user and system seconds of a run, including its child processes."""
     root = str(checkout.resolve())
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

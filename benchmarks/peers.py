@@ -1,11 +1,12 @@
-"""Other libraries on the same work, in turn, in one run.
+"""Compare the speed of other libraries on the same work.
 
-CIFAR-10 as an image folder in 100 clients of 5 shards, 10 of them a round, batches of
-10, plain SGD of 0.01, PFLlib's CNN, no augmentation, one thread, nothing evaluated
-while it is timed. A second work is softmax regression of 64 inputs, with 100 clients of
-50 examples that all train in every round. Each library runs in processes of its own
-(``peer_apps``) and notes the end of each round. Nothing is fetched: what is not given
-is not run.
+The first work is CIFAR-10 as an image folder in 100 clients of 5 shards, 10 of them per
+round: batches of 10, plain SGD with a learning rate of 0.01, PFLlib's CNN, no
+augmentation, one thread, and no evaluation during the measurement. The second work is
+softmax regression with 64 inputs and 100 clients of 50 examples, which all train in
+every round. Each library runs in separate processes (``peer_apps``) and records the end
+of each round. Nothing is downloaded; libraries that are not passed as arguments are
+skipped.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-# Opacus, too, installs a package `benchmarks`.
+# Opacus also installs a package `benchmarks`.
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
 from benchmarks.common import RESULTS, write  # noqa: E402
@@ -39,7 +40,7 @@ from benchmarks.peers_processes import (  # noqa: E402
 def measure(
     given: argparse.Namespace, home: Path, ran: list[Peer]
 ) -> dict[str, dict[str, Found]]:
-    """Return what each peer has taken for each work, in passes one after the other."""
+    """Measure all peers, pass by pass; return the results by work and name."""
     found: dict[str, dict[str, Found]] = {peer.work: {} for peer in ran}
     some = {work: every_tenth(train_folder(home, work)) for work in found}
     for number in range(1, given.passes + 1):
@@ -55,7 +56,7 @@ def measure(
 
 
 def version(python: str, package: str, *others: str) -> str:
-    """Return the version of a package, and of Python and others beside it."""
+    """Return the versions of a package, of Python and of other packages."""
     beside = [f"', {name} ' + version({name!r})" for name in others or ("torch",)]
     code = (
         "import platform; from importlib.metadata import version; "
@@ -86,20 +87,20 @@ def versions(given: argparse.Namespace) -> dict[str, str]:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
-    parser.add_argument("--pfllib", help="a checkout of PFLlib; a copy of it is run")
-    parser.add_argument("--pfllib-python", help="Python with what PFLlib needs")
-    parser.add_argument("--pfllib-commit", default="", help="named on the page")
+    parser.add_argument("--pfllib", help="a checkout of PFLlib; a copy is run")
+    parser.add_argument("--pfllib-python", help="Python for PFLlib")
+    parser.add_argument("--pfllib-commit", default="", help="shown on the page")
     parser.add_argument("--blazefl-python", help="Python with BlazeFL")
     parser.add_argument("--pfl-python", help="Python with pfl-research and torch")
     parser.add_argument("--fluke-python", help="Python with fluke")
     parser.add_argument("--fedjax-python", help="Python with fedjax, jax, Haiku, torch")
     parser.add_argument("--rounds", type=int, default=4, help="the first warms up")
     parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--works", default="", help="part of works' names; own page")
-    parser.add_argument("--only", default="", help="part of names; no page")
+    parser.add_argument("--works", default="", help="filter of works; own page")
+    parser.add_argument("--only", default="", help="filter of names; no page")
     given = parser.parse_args()
     given.data_dir = str(Path(given.data_dir).resolve())
     for name in (
@@ -113,7 +114,8 @@ def arguments() -> argparse.Namespace:
         if place := getattr(given, name):
             if not Path(place).exists():
                 parser.error(f"{place} does not exist")
-            # Not what a link stands for: a virtual environment is where its link is.
+            # Links are not resolved, because a virtual environment is found by its
+            # link.
             setattr(given, name, str(Path(place).absolute()))
     return given
 

@@ -1,4 +1,4 @@
-"""What the works of ``peers.py`` are, and the command with which each peer does one."""
+"""The works of ``peers.py``, and the command of each peer for a work."""
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ class Work:
     Parameters
     ----------
     head_epochs, epochs : int
-        Epochs of the head, and of what is shared.
+        Epochs of the head, and of the shared parameters.
     model : str, default "cnn"
         A key of ``MODELS``.
     data : str, default "Cifar10"
@@ -63,20 +63,20 @@ FEDAVG, SOFTMAX = list(WORKS)[-2:]
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What does a work.
+    """A library or loop that carries out a work.
 
     Parameters
     ----------
     work : str
         A key of ``WORKS``.
     name : str
-        What it is called.
+        Name on the page.
     command : tuple of str
-        What is run.
+        Command line.
     shown : str
-        The same, without this machine's places.
+        Command line for the page, without local paths.
     folder : str, default ""
-        Where it is run, in the folder of all; there by default.
+        Working directory, relative to the common folder.
     """
 
     work: str
@@ -87,19 +87,19 @@ class Peer:
 
 
 def rounds_of(work: str, rounds: int) -> int:
-    """Return how many rounds a work has: half as many where each is long."""
+    """Return the number of rounds of a work; it is halved if rounds are long."""
     own = WORKS[work]
     many = own.head_epochs + own.epochs < 10
     return own.every * (rounds if many else max(2, rounds // 2))
 
 
 def driver(name: str, *arguments: str) -> tuple[str, ...]:
-    """Return the arguments with which a Python runs a driver."""
+    """Return the arguments with which Python runs a driver."""
     return "-m", f"{DRIVERS}.{name}", *arguments
 
 
 def driven(python: str, work: str, name: str, *arguments: str) -> Peer:
-    """Return a peer that is nothing but a driver, in some interpreter."""
+    """Return a peer that consists of a driver, run by some interpreter."""
     words = driver(*arguments)
     return Peer(
         work=work,
@@ -110,7 +110,7 @@ def driven(python: str, work: str, name: str, *arguments: str) -> Peer:
 
 
 def pfllib(work: str, python: str, rounds: int) -> Peer:
-    """Return PFLlib with its arguments for a work."""
+    """Return the peer of PFLlib, with its arguments for a work."""
     own = WORKS[work]
     head = own.head_epochs
     algorithm = f"-algo FedRep -pls {head}" if head else "-algo FedAvg"
@@ -131,7 +131,7 @@ def pfllib(work: str, python: str, rounds: int) -> Peer:
 
 
 def flower() -> Peer:
-    """Return Flower's own strategy in an app, in its simulation."""
+    """Return the peer of Flower's FedAvg, an app in Flower's simulation."""
     settings = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
     words = ("run", "app", "local", "--stream", "--federation-config", settings)
     shown = " ".join((*words[:-1], f"'{settings}'"))
@@ -142,7 +142,7 @@ def flower() -> Peer:
 
 
 def peers(given: argparse.Namespace) -> tuple[list[Peer], list[tuple[str, str]]]:
-    """Return who is run, in turn, and which work of whom is not."""
+    """Return the peers to run, in order, and the works and names that are skipped."""
     ran, left = [], []
     here = sys.executable
     for work in WORKS:
@@ -163,7 +163,8 @@ def peers(given: argparse.Namespace) -> tuple[list[Peer], list[tuple[str, str]]]
         BLAZEFL: (given.blazefl_python, "with_blazefl", "one"),
     }
     processes = (given.blazefl_python, "with_blazefl", "processes")
-    # With a small model, libraries with more processes do little but send messages.
+    # With a small model, libraries with several processes mostly send messages, so they
+    # are compared with the CNN only.
     for work, more in ((FEDAVG, {BLAZEFL_PROCESSES: processes}), (SOFTMAX, {})):
         for name, (python, *words) in {**drivers, **more}.items():
             if python:

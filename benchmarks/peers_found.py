@@ -1,4 +1,4 @@
-"""What a peer of ``peers.py`` has taken, and where its steps have led."""
+"""Measurements of a peer of ``peers.py``, and checks of its final model."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,23 +15,23 @@ Examples = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Found:
-    """What a peer has taken and done, over the passes.
+    """Measurements of a peer over all passes.
 
     Parameters
     ----------
     work : str
         A key of ``WORKS``.
     seconds, cpu : list of list of float
-        Time of each round after the first, by pass; the mean of a few rounds where
-        they are timed together.
+        Time of each round after the first, by pass, or the mean over rounds that are
+        timed together.
     steps : list of float
         Number of steps in each round.
     moved : list of float
         Distance from the initial shared model to the final one.
     agrees : list of float
-        Cosine of that way with the bare loop's of the same pass.
+        Cosine similarity of this change with the bare loop's in the same pass.
     loss : list of float
-        Of the final model on a tenth of all training examples; FedAvg only.
+        Loss of the final model on a tenth of all training examples; FedAvg only.
     """
 
     work: str
@@ -59,7 +59,7 @@ class Found:
         bare: list[torch.Tensor],
         some: Examples,
     ) -> None:
-        """Add what one pass has shown."""
+        """Add the measurements of a pass."""
         pairs, work = list(pairwise(notes)), WORKS[self.work]
         self.seconds.append([(b["time"] - a["time"]) / work.every for a, b in pairs])
         self.cpu.append([(b["cpu"] - a["cpu"]) / work.every for a, b in pairs])
@@ -72,7 +72,7 @@ class Found:
             self.loss.append(loss(initial_model(work.model), model, some))
 
     def __str__(self) -> str:
-        """Say what the last pass has shown."""
+        """Return a summary of the last pass."""
         return (
             f"{median(self.seconds[-1]):.3g} s a round, CPU "
             f"{median(self.cpu[-1]):.3g} s, {self.steps[-1]:.0f} steps, "
@@ -84,7 +84,7 @@ class Found:
 def displacement(
     model: list[torch.Tensor], initial: list[torch.nn.Parameter]
 ) -> torch.Tensor:
-    """Return how far the parameters are from the initial ones, as one vector."""
+    """Return the change from the initial parameters, as one vector."""
     pairs = zip(model, initial, strict=False)
     return torch.cat([(new - old.detach()).flatten() for new, old in pairs])
 

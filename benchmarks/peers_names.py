@@ -1,4 +1,4 @@
-"""Who does the work of ``peers.py``, as its page and `figures` call them."""
+"""Names of the peers of ``peers.py``, on its page and in `figures`."""
 
 BARE = "bare PyTorch loop"
 CHANNELS_LAST = f"{BARE}, channels last"

@@ -1,4 +1,4 @@
-"""The page of ``peers.py``: tables, what differs, and the plot."""
+"""The page of ``peers.py``: tables, differences and the plot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -101,14 +101,14 @@ with the same models in Haiku. It waits for JAX at the end of each round.
 """
 
 
-# Longer bars of the plot are cut off.
+# Longer bars are cut off in the plot.
 LONGEST_BAR = 3.0
 Works = Mapping[str, Mapping[str, Found]]
 Left = list[tuple[str, str]]
 
 
 def rows_of(work: str, found: Mapping[str, Found], left: Left) -> Iterator[list[str]]:
-    """Yield a table row for each library, and for each that has not run."""
+    """Yield a table row for each library, including those that did not run."""
     base = found[BARE]
     for name, each in found.items():
         steps = median(each.steps)
@@ -152,15 +152,15 @@ def page(
     Parameters
     ----------
     found : mapping
-        What each library has taken, by work and name.
+        Measurements of each library, by work and name.
     left : list of tuple
-        Work and name of what has not run.
+        Work and name of each library that did not run.
     versions : mapping
-        By name.
+        Version of each library, by name.
     commands : sequence of tuple
         Name and command.
     passes : int
-        How often all have run.
+        Number of passes.
     picture : str
         File name of the plot.
 
@@ -183,7 +183,7 @@ def page(
 
 
 def plot(found: Works, path: Path) -> None:
-    """Draw each library's CPU time in the bare loop's."""
+    """Plot each library's CPU time, relative to the bare loop."""
     from matplotlib.figure import Figure
 
     sizes = [len(by_name) for by_name in found.values()]

@@ -1,4 +1,4 @@
-"""Processes of its own for each peer of ``peers.py``: what they find, what is left."""
+"""Data and separate processes for each peer of ``peers.py``."""
 
 import ctypes
 import os
@@ -17,10 +17,10 @@ from benchmarks.peer_apps.work import CLIENTS, WIDTH, Job
 from benchmarks.peers_commands import FEDAVG, SOFTMAX, WORKS, Peer
 from flwr_frl.strategies.server.participation import Participation
 
-# Linux's number of it.
+# Value in Linux's prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 LONGEST = 900
-# Training examples of a client of the softmax regression.
+# Number of training examples per client of the softmax regression
 VECTORS = 50
 
 
@@ -30,16 +30,16 @@ def train_folder(home: Path, work: str) -> Path:
 
 
 def adopt_orphans() -> None:
-    """Make those whose parents have ended children of this process.
+    """Make this process the parent of orphaned descendants.
 
-    A SuperLink, say, is a daemon; its CPU time would not be counted otherwise. Nobody
-    waits for them: what is left of the ended ones goes when this process ends.
+    Otherwise, the CPU time of daemons such as a SuperLink would not be counted. They
+    are not waited for; those that have ended are removed when this process ends.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def write_examples(home: Path, data_dir: str) -> None:
-    """Write each client's normalised images as PFLlib reads them."""
+    """Write each client's normalised images in PFLlib's format."""
     data = images(data_dir)
     for part, of in (("train", data.train_examples), ("test", data.test_examples)):
         for client in range(CLIENTS):
@@ -49,7 +49,7 @@ def write_examples(home: Path, data_dir: str) -> None:
 
 
 def write_vectors(home: Path) -> None:
-    """Write each client's examples of the softmax regression as PFLlib reads them."""
+    """Write each client's examples of the softmax regression in PFLlib's format."""
     draw = torch.Generator().manual_seed(0)
     teacher = torch.randn(WIDTH, 10, generator=draw)
     for client in range(CLIENTS):
@@ -60,20 +60,20 @@ def write_vectors(home: Path) -> None:
 
 
 def write_client(folder: Path, client: int, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Write a client's examples as PFLlib reads them."""
+    """Write a client's examples in PFLlib's format."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {"x": np.ascontiguousarray(x.numpy()), "y": y.numpy()}
     np.savez(folder / f"{client}.npz", data=np.array(arrays, dtype=object))
 
 
 def sampled(rounds: int, fraction: float) -> list[list[int]]:
-    """Return the clients that flwr-frl samples, from 0, for all who can be told."""
+    """Return the clients (from 0) that flwr-frl samples, for the other libraries."""
     sampler = Participation(fraction, 1, 0)
     return [sampler.sample(i, list(range(CLIENTS))) for i in range(1, rounds + 1)]
 
 
 def settings(job: Path) -> dict[str, str]:
-    """Return what is set for a peer: one thread, this checkout, its job."""
+    """Return a peer's environment variables: one thread, this checkout, its job."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {
         "OMP_NUM_THREADS": "1",
@@ -85,7 +85,7 @@ def settings(job: Path) -> dict[str, str]:
 
 
 def run(peer: Peer, home: Path, data_dir: str, rounds: int) -> tuple[Any, Any]:
-    """Let a peer do its work; return its notes and its final model."""
+    """Run a peer; return its notes and its final model."""
     places = {name: home / name for name in ("notes", "model", "job", "log")}
     for path in places.values():
         path.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def run(peer: Peer, home: Path, data_dir: str, rounds: int) -> tuple[Any, Any]:
         every=work.every,
     ).write(places["job"])
     try:
-        # Flower needs it; and of any peer it ends what has been left behind.
+        # Flower needs it. For every peer, it ends the processes that were left behind.
         with (
             open(places["log"], "wb") as log,
             local_flower(Path(tempfile.mkdtemp(dir=home))) as environment,

@@ -3,8 +3,8 @@
 ``python -m benchmarks.pfllib_table --pfllib DIR --python PYTHON`` runs PFLlib's
 own ``main.py`` in ``DIR/system``, unchanged, and the algorithm of the same name here,
 on ``DIR/dataset/MNIST``: the same clients, model, step size, batches and epochs, and
-all clients in all rounds. PFLlib reports the best round; the mean of the last ten
-rounds stands beside it. Finished runs in ``--output`` are not made again.
+all clients in all rounds. PFLlib reports the best round; the page also has the mean of
+the last ten rounds. Finished runs in ``--output`` are reused.
 """
 
 import argparse
@@ -44,7 +44,7 @@ COMMON: dict[str, Setting] = {
 
 
 class Method(NamedTuple):
-    """PFLlib's name and arguments of a method, and the settings of it here.
+    """A method's name and arguments in PFLlib, and its settings in this package.
 
     PFLlib's ``main.py`` splits the model of some methods. Its ``DNN`` ends with a
     log-softmax, which the split model then applies to the features.
@@ -143,7 +143,7 @@ def there(method: Method, rounds: int, arguments: argparse.Namespace) -> list[fl
 
 
 def here(job: Job) -> list[float]:
-    """Return this package's accuracy by round, over all test examples as PFLlib's."""
+    """Return this package's accuracy by round, over all test examples as in PFLlib."""
     lines = (job.place / job.algorithm / "metrics.jsonl").read_text("utf-8")
     return [json.loads(line)["accuracy-weighted"] for line in lines.splitlines()]
 
@@ -155,7 +155,7 @@ def row(accuracies: list[float]) -> list[str]:
 
 
 def job_of(arguments: argparse.Namespace, algorithm: str, log_softmax: bool) -> Job:
-    """Return a run of this package."""
+    """Return the job of a run of this package."""
     settings: dict[str, Setting] = {
         **COMMON,
         **METHODS[algorithm].settings,
@@ -187,10 +187,10 @@ are.
 
 
 def main() -> int:
-    """Make the runs that are missing, and write the page."""
+    """Carry out the missing runs, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pfllib", required=True, help="a checkout of PFLlib")
-    parser.add_argument("--python", required=True, help="which has what PFLlib needs")
+    parser.add_argument("--python", required=True, help="with PFLlib's dependencies")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", default="results/pfllib")
     arguments = parser.parse_args()
@@ -212,7 +212,7 @@ def main() -> int:
             plain, *split = map(here, jobs[algorithm])
             found |= {"here": plain} | ({"here-split": split[0]} if split else {})
             data[algorithm] = found
-            # PFLlib's model has no log-softmax of features if it is not split.
+            # PFLlib's model applies no log-softmax to features if it is not split.
             same = split[0] if split else plain
             accuracies = [*row(plain), *row(same), *row(found["pfllib"])]
             lines.append([f"`{algorithm}`", f"`{method.name}`", *accuracies])

@@ -1,9 +1,9 @@
-"""CPU time and memory of a simulation against its number of clients.
+"""CPU time and memory of a simulation by its number of clients.
 
-100 clients are sampled in each round, so that nothing but the start, the evaluation of
-all clients and the end of a run needs to grow with their number. Every client has ten
+100 clients are sampled in each round, so that only the start, the evaluation of all
+clients and the end of a run need to grow with their number. Every client has ten
 examples of eight numbers, and the model is so small that its training takes hardly any
-time. Each run has a process of its own; one of them uses Ray.
+time. Each run has its own process; one run uses Ray.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 
 ROOT = Path(__file__).resolve().parents[1]
-# The largest population of each algorithm, and that on Ray.
+# The largest population of each algorithm, and the population on Ray
 LARGEST = {"fedavg": 1_000_000, "fedrep": 100_000}
 ON_RAY = 100_000
 POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -41,7 +41,7 @@ FEATURES, EXAMPLES, CLASSES = 8, 10, 2
 
 
 class Examples(Sequence[ExampleSet]):
-    """Examples of each client: one of seven sets."""
+    """The clients' examples; each client has one of seven sets."""
 
     def __init__(self, num_clients: int) -> None:
         self.num_clients = num_clients
@@ -76,15 +76,15 @@ def tiny(num_clients: int) -> ExampleTask:
 def measure(
     algorithm: str, num_clients: int, sampled: int = SAMPLED, backend: str = "inline"
 ) -> dict[str, float]:
-    """Run one algorithm and return this process's CPU seconds, and MB at its peak.
+    """Run one algorithm; return CPU seconds and peak memory of this process.
 
     Returns
     -------
     dict
         ``start`` (until the first round), ``round`` and ``server`` (medians of a round,
-        and of its part outside of the clients), ``evaluation`` (of all clients),
-        ``end`` (all after it), ``megabytes`` (peak of this process), ``clock`` (until
-        the first round, by the clock).
+        in total and without the clients), ``evaluation`` (of all clients), ``end``
+        (after the evaluation), ``megabytes`` (peak of this process) and ``clock``
+        (wall-clock time until the first round).
     """
     from flwr_frl import simulate
     from flwr_frl.strategies.server import rounds as runner
@@ -141,7 +141,8 @@ def measure(
             evaluate_last=1,
             output=output,
         )
-    # The first round builds what the others reuse, and the last one ends the run.
+    # The first round, which builds objects that later rounds reuse, and the last one,
+    # which ends the run, are excluded.
     pairs = [(marks[i], marks[i + 1]) for i in range(1, ROUNDS - 1)]
     return {
         "start": marks[0][0] - began,
@@ -157,7 +158,7 @@ def measure(
 def in_new_process(
     algorithm: str, num_clients: int, sampled: int = SAMPLED, backend: str = "inline"
 ) -> dict[str, float]:
-    """Return what `measure` returns in a process of its own."""
+    """Return the result of `measure` in a new process."""
     arguments = algorithm, num_clients, sampled, backend
     command = [sys.executable, "-m", "benchmarks.populations", "--one"]
     command += map(str, arguments)
@@ -167,7 +168,7 @@ def in_new_process(
 
 
 def plot(measured: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Draw times and memory against the number of clients."""
+    """Plot times and memory against the number of clients."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.5), layout="constrained")

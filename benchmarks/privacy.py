@@ -1,8 +1,9 @@
-"""What a server that only relays can learn of the nodes' models from what it relays.
+"""What a relaying server can learn about the nodes' models from their messages.
 
-For each node it adds up what it hands on: D-PSGD's messages are the models, the others'
-are differences to a public estimate, which every neighbour, and the server, can keep.
-The cosine is that between what it has after the last round and the node's real model.
+For each node, the server adds up the messages that it relays. D-PSGD's messages are the
+models. Those of the other algorithms are differences to a public estimate, which every
+neighbour, and the server, can maintain. The benchmark reports the cosine similarity of
+the server's estimate after the last round and the node's actual model.
 """
 
 import argparse
@@ -28,7 +29,7 @@ ALGORITHMS = ("dpsgd", "choco-sgd", "squarm-sgd")
 
 
 def cosines(algorithm: str, model: str, rounds: int, seed: int) -> list[float]:
-    """Return the cosine for each of eight nodes."""
+    """Return the cosine similarity for each of eight nodes."""
     settings = resolve(
         {
             "algorithm": algorithm,
@@ -67,7 +68,7 @@ def cosines(algorithm: str, model: str, rounds: int, seed: int) -> list[float]:
             node = reply.metadata.src_node_id - 1
             if data:
                 found = compressor.decompress(data, len(start)).numpy()
-                # A model, or what is added to the estimate.
+                # A model, or an update of the estimate
                 relayed[node] = found if algorithm == "dpsgd" else relayed[node] + found
         strategy.aggregate_train(server_round, replies)
     result = []
@@ -81,7 +82,7 @@ def cosines(algorithm: str, model: str, rounds: int, seed: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure all and write ``results/privacy``."""
+    """Measure all algorithms and write ``results/privacy``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--models", nargs="+", default=["logistic", "mlp"])
@@ -90,10 +91,10 @@ def main() -> None:
     rows, data = [], {}
     for model in arguments.models:
         for algorithm in ALGORITHMS:
-            found = cosines(algorithm, model, arguments.rounds, arguments.seed)
-            data[f"{algorithm}/{model}"] = found
-            row = [f"`{algorithm}`", f"`{model}`", f"{min(found):.4f}"]
-            rows.append([*row, f"{np.mean(found):.4f}"])
+            similarities = cosines(algorithm, model, arguments.rounds, arguments.seed)
+            data[f"{algorithm}/{model}"] = similarities
+            row = [f"`{algorithm}`", f"`{model}`", f"{min(similarities):.4f}"]
+            rows.append([*row, f"{np.mean(similarities):.4f}"])
     body = (
         f"Cosine similarity, after {arguments.rounds} rounds, between a node's model "
         "and the sum of its messages, which the server can compute. Eight nodes on a "

@@ -1,6 +1,6 @@
 """FedRep's and FLUTE's Table 1, CIFAR-10 columns, as published."""
 
-# Clients x shards of a client; the first whole before any other.
+# Clients x shards per client. The first cell is completed before the others.
 CELLS = ("100x5", "100x2", "50x5", "50x2", "1000x2")
 
 
@@ -19,8 +19,9 @@ def _flute(
     return _columns(fourth, third, second, first)
 
 
-# Accuracy in %, in the order of each paper's columns, and the row here. A global method
-# is the row of its fine-tuned one, before the fine-tuning.
+# For each method, the row of our page and the accuracy in %, in the order of the
+# paper's columns. A global method uses the row of its fine-tuned version, before
+# fine-tuning.
 PAPERS: dict[str, dict[str, tuple[str, dict[str, float]]]] = {
     # Collins et al., ICML 2021: 100x2, 100x5, 1000x2.
     "FedRep, Table 1": {

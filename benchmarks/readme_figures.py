@@ -1,6 +1,6 @@
-"""Figures of the README and of the guide to methods.
+"""Numbers in the README and in the guide to methods.
 
-Those of the results are in `benchmarks.figures`.
+The numbers in the results are in `benchmarks.figures`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def means(data: Data) -> list[float]:
 
 
 def of_leaderboard(algorithm: str) -> Callable[[Data], list[float]]:
-    """Return an algorithm's mean accuracy in % in each cell of the leaderboard."""
+    """Return a function for an algorithm's mean accuracy in % in each cell."""
     return lambda data: [
         100 * fmean(run["accuracy"] for run in runs)
         for runs in data["results"][algorithm].values()

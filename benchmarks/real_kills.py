@@ -1,11 +1,12 @@
-"""Kills of real processes: SuperLink, ServerApp, SuperNodes, and their SuperExecs.
+"""Kill real processes: SuperLink, ServerApp, SuperNodes and their SuperExecs.
 
 ``python -m benchmarks.real_kills --kills N --seed S`` starts a SuperLink and three
-devices with keys on loopback, and runs that are killed a few times each with
-``kill -9``, at moments and of processes that the seed chooses. What has died is started
-again as its unit or the watchdog would, and the run with ``resume``. Whoever kills a
-device also ends the run, before its round closes without that device. Each run must end
-with the numbers, the model and the heads of an undisturbed simulation, to the last bit.
+devices with keys on loopback. During each run, processes are killed a few times with
+``kill -9``; the seed chooses the processes and the moments. Killed processes are
+restarted as their unit or the watchdog would do, and the run is continued with
+``resume``. Killing a device also ends the run, so that its round does not close without
+that device. Each run must end with the numbers, the model and the heads of an
+undisturbed simulation, bit for bit.
 """
 
 import argparse
@@ -31,18 +32,19 @@ from devices import write_folders  # noqa: E402
 from federation import Federation, kill_9, read_lines, wait_until  # noqa: E402
 
 DEVICES = ("000000", "000001", "000002")
-# Heads on the devices, on the server, models of one's own, and control variates.
+# Algorithms with heads on the devices, heads on the server, personal models, and
+# control variates
 ALGORITHMS = ("fedrep", "flute", "ditto", "scaffold")
 KINDS = ("SuperLink", "ServerApp", "SuperNode", "SuperExec")
 CHANCES = (0.3, 0.3, 0.2, 0.2)
 ROUNDS = 6
-# A kill comes after so many further rounds, at most, and so many seconds.
+# A kill happens after at most so many further rounds and so many seconds.
 MORE_ROUNDS, LATER = 2, 8.0
-# Which of them keep something on the devices.
+# Algorithms that keep state on the devices
 KEEPING = ("fedrep", "ditto", "scaffold")
-# As service units have it, but for the waiting.
+# Seconds between attempts to start a device; its service unit waits longer.
 RESTART = 5.0
-# Seconds after which a run will not end any more.
+# Seconds after which a run is considered stuck
 LIMIT = 900.0
 CONFIG = {
     "task": "image-folder",
@@ -64,19 +66,19 @@ CONFIG = {
 
 
 def spelled(config: dict[str, Any]) -> str:
-    """Return settings as ``--run-config`` takes them."""
+    """Return settings in the format of ``--run-config``."""
     return " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
 
 
 def arrays_in(path: Path) -> dict[str, bytes]:
-    """Return the arrays of a file as bytes; none where there is no file."""
+    """Return the arrays of a file as bytes, or none if there is no file."""
     if not path.is_file():
         return {}
     return {name: value.tobytes() for name, value in load_file(path).items()}
 
 
 class Outcome:
-    """What a run has come to: its numbers, its model and what the devices keep."""
+    """The outcome of a run: its numbers, its model and the devices' state."""
 
     def __init__(self, output: Path, algorithm: str, states: Path) -> None:
         lines = read_lines(output / algorithm / "metrics.jsonl")
@@ -88,7 +90,7 @@ class Outcome:
             self.kept[name] = arrays_in(newest[-1]) if newest else {}
 
     def differences(self, other: "Outcome") -> list[str]:
-        """Return in what two runs differ."""
+        """Return the parts in which two runs differ."""
         found = [
             name for name in ("rows", "model") if vars(self)[name] != vars(other)[name]
         ]
@@ -97,23 +99,24 @@ class Outcome:
 
 
 class Trials:
-    """Runs that are killed, one after the other, on one SuperLink."""
+    """Consecutive runs with kills, on one SuperLink."""
 
     def __init__(self, federation: Federation, seed: int) -> None:
         self.federation = federation
         self.home = federation.home
         self.rng = np.random.default_rng([seed, 4])
-        # (process, round that was the last with a checkpoint), in their order.
+        # Kind of process and number of reported rounds of each kill, in order
         self.kills: list[tuple[str, int]] = []
         self.fell: list[str] = []
-        # SuperNodes that had lost the SuperLink, as the watchdog sees it.
+        # Number of times that a SuperNode lost the SuperLink, as the watchdog detects
+        # it
         self.watched = 0
         self.undisturbed: dict[str, Outcome] = {}
         self.starts = 0
         self.began = time.monotonic()
 
     def run(self, kills: int) -> None:
-        """Kill so many times, each run a few times, and compare what comes out."""
+        """Kill so many times, a few times per run, and compare the outcomes."""
         write_folders(self.home / "data", len(DEVICES))
         self.start_superlink()
         self.federation.register()
@@ -133,13 +136,13 @@ class Trials:
                 except subprocess.TimeoutExpired:
                     self.fell.append(f"{algorithm}, {output.name}: it does not end")
                     continue
-            found = Outcome(output, algorithm, self.home / "state" / output.name)
-            for what in found.differences(self.alone(algorithm)):
+            outcome = Outcome(output, algorithm, self.home / "state" / output.name)
+            for what in outcome.differences(self.alone(algorithm)):
                 self.fell.append(f"{algorithm}, {output.name}: {what}")
             print(f"{len(self.kills)} kills, {len(self.fell)} fell", flush=True)
 
     def wait(self, process: subprocess.Popen[bytes], results: Path) -> None:
-        """Wait for a seeded moment; the run may have ended by itself before."""
+        """Wait for a moment chosen by the seed; the run may end by itself before."""
         path = results / "metrics.jsonl"
         rounds = len(read_lines(path)) + self.rng.integers(0, MORE_ROUNDS + 1)
         deadline = time.monotonic() + LIMIT
@@ -150,13 +153,13 @@ class Trials:
         time.sleep(self.rng.uniform(0, LATER))
 
     def is_starting(self, path: Path) -> bool:
-        """Return whether a run has begun nothing yet that could be lost."""
+        """Return whether a run has not started anything that could be lost."""
         return not path.exists() and not self.federation.started_by(
             "superlink", "flwr-serverapp"
         )
 
     def alone(self, algorithm: str) -> Outcome:
-        """Return what the undisturbed run comes to, in one process."""
+        """Return the outcome of an undisturbed run in one process."""
         if algorithm not in self.undisturbed:
             output = self.home / "alone"
             command = [sys.executable, str(ROOT / "simulation.py"), algorithm]
@@ -164,21 +167,21 @@ class Trials:
             command += ["--output", str(output), "--run-config", spelled(CONFIG)]
             subprocess.run(command, check=True, capture_output=True)
             states = output / algorithm / "clients"
-            found = Outcome(output, algorithm, states)
-            # Or there would be nothing to compare.
-            assert len(found.rows) == ROUNDS
-            assert found.model
-            assert all(found.kept.values()) is (algorithm in KEEPING)
-            self.undisturbed[algorithm] = found
+            outcome = Outcome(output, algorithm, states)
+            # Otherwise, there would be nothing to compare.
+            assert len(outcome.rows) == ROUNDS
+            assert outcome.model
+            assert all(outcome.kept.values()) is (algorithm in KEEPING)
+            self.undisturbed[algorithm] = outcome
         return self.undisturbed[algorithm]
 
     @contextlib.contextmanager
     def started(
         self, algorithm: str, output: Path
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a run, or go on with it; when left, all of it has ended."""
+        """Start or resume a run; on exit, all of its processes are killed."""
         config = {**CONFIG, "algorithm": algorithm, "output": str(output)}
-        # Its directory on the devices.
+        # Name of the run's directory on the devices
         config["experiment"] = output.name
         if (output / algorithm / "checkpoint.safetensors").exists():
             config["resume"] = str(output)
@@ -188,10 +191,10 @@ class Trials:
         for pid in self.federation.started_by("superlink", "flwr-serverapp"):
             kill_9(pid)
 
-    # Deaths and what the units do about them
+    # Kills and restarts
 
     def kill(self, results: Path) -> None:
-        """Kill a process of the seed's choice, and start again what has died."""
+        """Kill a process chosen by the seed, and restart what has died."""
         kind = str(self.rng.choice(KINDS, p=CHANCES))
         device = str(self.rng.choice(DEVICES))
         apps = self.federation.started_by("superlink", "flwr-serverapp")
@@ -207,7 +210,7 @@ class Trials:
             self.federation.kill(device)
         elif kind == "SuperLink":
             self.federation.kill("superlink")
-        # A round in which a device has died is not to close without it.
+        # A round must not close without the device that was killed.
         for pid in apps:
             kill_9(pid)
         if kind == "SuperLink":
@@ -220,11 +223,14 @@ class Trials:
                 self.start_device(name)
 
     def start_superlink(self) -> None:
-        """Start it, on the same database each time."""
+        """Start the SuperLink, always with the same database."""
         self.federation.start_superlink("--database", str(self.home / "superlink.db"))
 
     def start_device(self, name: str) -> None:
-        """Start a device until the SuperLink lets it in; its last session must end."""
+        """Start a device, repeatedly until the SuperLink accepts it.
+
+        The SuperLink refuses the device until its previous session has ended.
+        """
         deadline = time.monotonic() + 300
         while True:
             if name in self.federation.processes:
@@ -250,7 +256,7 @@ class Trials:
             time.sleep(RESTART)
 
     def said(self, name: str, *words: str) -> bool:
-        """Return whether a device's log has one of some words."""
+        """Return whether a device's log contains one of some texts."""
         log = (self.home / f"{name}.log").read_text(errors="replace")
         return any(word in log for word in words)
 
@@ -288,7 +294,7 @@ def report(trials: Trials) -> None:
 
 
 def main() -> int:
-    """Kill and compare; return 1 if anything fell."""
+    """Run the trials and write the page; return 1 if any run failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,7 @@
 """Table 5.1 of Singh (UCLA 2024): representation transfer for linear regression.
 
-With the true V*, as in the dissertation, through the functions of
-``flwr_frl.task.transfer``; and with a basis learned from sources, through strategy and
+The table is computed with the true V*, as in the dissertation, by the functions of
+``flwr_frl.task.transfer``, and with a basis learned from sources, by strategy and
 clients.
 """
 
@@ -33,7 +33,7 @@ from flwr_frl.task.transfer import (
 
 D, Q = 1000, 50
 RATIOS = (50.0, 20.0, 10.0, 5.0, 1.0)
-# Far below: at most this part of the error from scratch.
+# "Far below" means at most this fraction of the error from scratch.
 FAR = 1 / 3
 METHODS = {
     "error-phase-1": "phase 1",
@@ -42,7 +42,7 @@ METHODS = {
     "error-scratch": "from scratch",
 }
 Errors = dict[str, float]
-# By samples a phase and by ratio: one entry a run.
+# By samples per phase and by ratio, with an entry for each run
 Table = dict[str, dict[str, list[Errors]]]
 
 
@@ -72,7 +72,7 @@ def with_true_basis(
 
 
 class LastClient(InlineGrid):
-    """A grid on which a target has joined and the sources cannot be reached."""
+    """A grid on which only the target, which joined last, can be reached."""
 
     def get_node_ids(self) -> list[int]:
         """Return the last client's id."""
@@ -82,7 +82,7 @@ class LastClient(InlineGrid):
 def with_sources(arguments: argparse.Namespace, seed: int) -> tuple[Table, Errors]:
     """Run the package: sources once, then one late target for each cell of the table.
 
-    Also returned: the rank of the learned basis and its distance to V*.
+    Also return the rank of the learned basis and its distance to V*.
     """
     count = arguments.sources
     settings: dict[str, Setting] = resolve(
@@ -137,7 +137,7 @@ def with_sources(arguments: argparse.Namespace, seed: int) -> tuple[Table, Error
 
 
 def values(table: Table, n: object, ratio: object, method: str) -> list[float]:
-    """Return a cell's errors, one a run."""
+    """Return a cell's errors, one for each run."""
     return [run[method] for run in table[str(n)][str(ratio)]]
 
 
@@ -147,7 +147,7 @@ def mean(table: Table, n: object, ratio: object, method: str) -> float:
 
 
 def shown(runs: Sequence[float]) -> str:
-    """Return mean ± standard deviation, and the median where the mean says little."""
+    """Return mean ± standard deviation, and the median if the deviation is larger."""
     center, spread = np.mean(runs), np.std(runs, ddof=1)
     text = f"{number(center)} ± {number(spread)}"
     return f"{text}, median {number(np.median(runs))}" if spread > center else text
@@ -173,7 +173,7 @@ def table_of(table: Table) -> str:
 
 
 def statements(table: Table) -> list[tuple[str, str, bool]]:
-    """Return each statement about the table's shape, what was measured, its truth."""
+    """Return statements about the table, the measurements, and whether they hold."""
     rows = []
     for n in [n for n in table if int(n) < D]:
         for ratio in map(str, RATIOS):
@@ -214,7 +214,7 @@ def statements(table: Table) -> list[tuple[str, str, bool]]:
 
 
 def plot(table: Table) -> None:
-    """Draw Table 5.1: a panel for each number of samples."""
+    """Plot Table 5.1, with a panel for each number of samples."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.2), layout="constrained")
@@ -222,7 +222,7 @@ def plot(table: Table) -> None:
     for axes, n in zip(panels, table, strict=True):
         for i, (method, label) in enumerate(METHODS.items()):
             runs = np.array([values(table, n, r, method) for r in table[n]])
-            # The two phases 2 lie on each other where n < d.
+            # The two variants of phase 2 coincide for n < d.
             style = {"error-scratch": "--", "error-descent": ":"}.get(method, "-")
             axes.plot(
                 RATIOS, runs.mean(axis=1), f"C{i}{style}", marker=".", label=label

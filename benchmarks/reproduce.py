@@ -1,10 +1,9 @@
-"""All tables and figures: how each is made, and whether the README says what it says.
+"""List, reproduce and check all tables and figures.
 
-``python -m benchmarks.reproduce --list`` shows each with its page, command and time,
-and names those that are not here with the reason; ``NAME`` runs its command.
-``--check`` ends with 1 where a figure of the README or of a guide is not its page's,
-or where a page is missing, has no entry in ``reproduce.toml``, or was not made by a
-clean commit.
+``python -m benchmarks.reproduce --list`` shows each with its page, command and time, or
+with the reason why it has no page; ``NAME`` runs its command. ``--check`` exits with 1
+if a number in the README or a guide differs from its page, or if a page is missing, has
+no entry in ``reproduce.toml``, or was not made by a clean commit.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# As a file as well as with `-m`; Opacus, too, installs a package `benchmarks`.
+# For running this file without `-m`; Opacus also installs a package `benchmarks`.
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import PAGES  # noqa: E402
@@ -29,7 +28,7 @@ from benchmarks.page_values import Data  # noqa: E402
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A table or a figure, by the name of its page; see ``reproduce.toml``."""
+    """A table or a figure, named after its page; see ``reproduce.toml``."""
 
     shows: str
     command: str = ""
@@ -39,13 +38,13 @@ class Entry:
 
 
 def entries() -> dict[str, Entry]:
-    """Return what ``reproduce.toml`` has."""
+    """Return the entries of ``reproduce.toml`` by name."""
     text = (Path(__file__).parent / "reproduce.toml").read_text(encoding="utf-8")
     return {name: Entry(**given) for name, given in tomllib.loads(text).items()}
 
 
 def check(root: Path, all_entries: dict[str, Entry]) -> Iterator[str]:
-    """Yield a line for everything that does not hold."""
+    """Yield a line for each problem."""
     yield from wrong_figures(root)
     for name, entry in all_entries.items():
         if read(root, name) is None and not entry.why:
@@ -57,12 +56,12 @@ def check(root: Path, all_entries: dict[str, Entry]) -> Iterator[str]:
 
 
 def command_of(entry: Entry, data: Data | None) -> str:
-    """Return the command, the page's where the entry has none of its own."""
+    """Return the command of an entry, or else that of its page."""
     return entry.command or (data["about"]["command"] if data else "")
 
 
 def seconds(root: Path, name: str, data: Data) -> float:
-    """Return what a page says that its runs took, or it as a whole, or 0."""
+    """Return the time of a page's runs, or else of the whole page, or else 0."""
     values = [value for key, value in data.items() if key != "about"]
     runs = [r for v in values if isinstance(v, dict) for r in v.get("runs", [])]
     if runs:
@@ -81,7 +80,7 @@ def _timed(rows: list[Any]) -> bool:
 def _column(page: Path) -> set[float]:
     """Return the page's column ``real seconds``, which is not in its JSON.
 
-    A run that makes two rows has the same seconds in both, and counts once.
+    A run with two rows has the same seconds in both, and counts once.
     """
     found: set[float] = set()
     at = -1
@@ -97,14 +96,14 @@ def _column(page: Path) -> set[float]:
 
 
 def duration(number: float) -> str:
-    """Return seconds as people say them."""
+    """Format a number of seconds."""
     if number < 100:
         return f"{number:.0f} s"
     return f"{number / 60:.0f} min" if number < 6000 else f"{number / 3600:.1f} h"
 
 
 def show(root: Path, name: str, entry: Entry) -> str:
-    """Return all about an entry, in a few lines."""
+    """Return a description of an entry, in a few lines."""
     data = read(root, name)
     taken = seconds(root, name, data) if data else 0
     time = entry.time or (f"{duration(taken)} (its page)" if taken else "unknown")
@@ -150,17 +149,17 @@ FOLDERS = {
 
 
 def main() -> int:
-    """Do what the command line says; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", nargs="?", help="of what is made again")
+    parser.add_argument("name", nargs="?", help="what to reproduce")
     parser.add_argument("--list", action="store_true", help="show all, or NAME")
-    parser.add_argument("--check", action="store_true", help="hold texts against pages")
-    parser.add_argument("--data-dir", type=Path, help="what DATA stands for")
+    parser.add_argument("--check", action="store_true", help="compare texts and pages")
+    parser.add_argument("--data-dir", type=Path, help="value of DATA")
     parser.add_argument("--output", type=Path, help="OUTPUT; results/NAME by default")
-    parser.add_argument("--before", type=Path, help="what BEFORE stands for")
-    parser.add_argument("--model", type=Path, help="what MODEL stands for")
-    parser.add_argument("--qemu", type=Path, help="what QEMU stands for")
-    parser.add_argument("--root", type=Path, help="what ROOT stands for")
+    parser.add_argument("--before", type=Path, help="value of BEFORE")
+    parser.add_argument("--model", type=Path, help="value of MODEL")
+    parser.add_argument("--qemu", type=Path, help="value of QEMU")
+    parser.add_argument("--root", type=Path, help="value of ROOT")
     arguments = parser.parse_args()
     known = entries()
     name = arguments.name

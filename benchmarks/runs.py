@@ -1,7 +1,8 @@
-"""Runs of a table, each made once: what is finished is never done again.
+"""Runs of a table. Each run is carried out once; finished runs are reused.
 
-Finished is what lies in the output folder, or stands on the table's page with the same
-settings: a table may be made on several machines, or on one that forgets.
+A run is finished if its result is in the output folder, or on the table's page with the
+same settings. A table can therefore be computed on several machines, or on one that
+loses its files.
 """
 
 import contextlib
@@ -31,13 +32,13 @@ from flwr_frl.strategies.report.terminal import signals_as_ctrl_c
 from flwr_frl.task.settings import Setting, SettingsError, defaults
 
 RESULT = "result.json"
-# What no accuracy depends on.
+# Settings that do not affect accuracies
 INDIFFERENT = ("data-dir", "evaluate-every", "output")
 DEFAULTS = defaults()
 
 
 class Job(NamedTuple):
-    """A run to be made: where, of what, and with what settings."""
+    """A run to be carried out: its folder, algorithm and settings."""
 
     place: Path
     algorithm: str
@@ -45,7 +46,7 @@ class Job(NamedTuple):
 
 
 def finished(job: Job) -> dict[str, Any] | None:
-    """Return the result of a run with these settings, if it is there."""
+    """Return the stored result of a run with these settings, or None."""
     path = job.place / RESULT
     if not path.is_file():
         return None
@@ -54,12 +55,12 @@ def finished(job: Job) -> dict[str, Any] | None:
 
 
 def of_page(path: Path) -> dict[str, Any]:
-    """Return what a page's JSON has, or nothing where there is no page yet."""
+    """Return the content of a page's JSON; it is empty if there is no page yet."""
     return read_json(path) if path.is_file() else {}
 
 
 def kept(run: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a page's run if it may stay: of a clean commit and not failed."""
+    """Return a page's run if it can be reused: not failed, from a clean commit."""
     if run is None or "failed" in run or run["commit"].endswith("-dirty"):
         return None
     return run
@@ -76,7 +77,7 @@ def alike(one: Mapping[str, Setting], other: Mapping[str, Setting]) -> bool:
 
 
 def carry_out(job: Job) -> dict[str, Any]:
-    """Make a run; whatever an earlier one has left, that was cut off, goes."""
+    """Carry out a run; the files of an interrupted run are deleted first."""
     shutil.rmtree(job.place, ignore_errors=True)
     job.place.mkdir(parents=True)
     cpu, result = time.process_time(), {}
@@ -89,7 +90,7 @@ def carry_out(job: Job) -> dict[str, Any]:
             settings = {**job.settings, "output": str(job.place)}
             result = simulate(job.algorithm, "inline", **settings).summary
         except Exception as error:
-            # The others go on, and the page says which one did not.
+            # The other runs continue, and the page reports the one that failed.
             traceback.print_exc()
             result = {"failed": f"{type(error).__name__}: {error}"}
     found = {
@@ -105,16 +106,16 @@ def carry_out(job: Job) -> dict[str, Any]:
 def carry_out_all(
     title: str, jobs: Iterable[Job], waiting: Callable[[], list[Job]] | None = None
 ) -> None:
-    """Make runs in turn, with a bar and a line for each.
+    """Carry out runs in turn, with a progress bar and a line for each.
 
     Parameters
     ----------
     title : str
-        Of the bar.
+        Title of the progress bar.
     jobs : iterable of Job
-        The runs; the next one is asked for when those before it are finished.
+        The runs. The next one is requested after the previous one has finished.
     waiting : callable, optional
-        Returns the runs that are missing, from which the time left is guessed.
+        Returns the missing runs, from which the remaining time is estimated.
     """
     console = Console(file=sys.stdout)
     columns = (
@@ -137,10 +138,10 @@ def carry_out_all(
             took.setdefault(job.algorithm, []).append(time.monotonic() - began)
             left = _remaining(waiting(), took) if waiting else ""
             progress.update(bar, advance=1, left=left)
-            said = found.get("failed") or f"{found.get('accuracy', np.nan):.2%}"
+            status = found.get("failed") or f"{found.get('accuracy', np.nan):.2%}"
             seconds = took[job.algorithm][-1]
             console.print(
-                f"{time.strftime('%H:%M:%S')} {name}: {said}, {seconds:.0f} s "
+                f"{time.strftime('%H:%M:%S')} {name}: {status}, {seconds:.0f} s "
                 f"({found['cpu-seconds']:.0f} s of a core); {left}",
                 highlight=False,
                 soft_wrap=True,
@@ -148,7 +149,7 @@ def carry_out_all(
 
 
 def _remaining(jobs: list[Job], took: dict[str, list[float]]) -> str:
-    """Return the time that the missing runs will take, as those before them."""
+    """Estimate the remaining time from the runs so far."""
     overall = float(np.mean([np.mean(own) for own in took.values()]))
     seconds = sum(float(np.mean(took.get(job.algorithm, overall))) for job in jobs)
     return f"{len(jobs)} runs and {seconds / 60:.0f} min left"
@@ -156,12 +157,12 @@ def _remaining(jobs: list[Job], took: dict[str, list[float]]) -> str:
 
 @signals_as_ctrl_c()
 def exit_status(make_and_write: Callable[[], None]) -> int:
-    """Make runs and their page; return 130 after Ctrl-C, 2 after a line on what to set.
+    """Carry out runs and write a page; return 130 after Ctrl-C, 2 on wrong settings.
 
     Parameters
     ----------
     make_and_write : callable
-        Writes the page of what is there however its runs end.
+        Carries out the runs and writes the page.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     try:

@@ -1,13 +1,13 @@
-"""Short seeded runs of every algorithm and task, to show that no number has changed.
+"""Short seeded runs of every algorithm and task, to verify that no result has changed.
 
-``python -m benchmarks.same_numbers record DIR`` makes the runs of ``same_numbers.toml``
-one after the other in this process and writes a file for each: its metrics without
-times, its clients' metrics, and hashes of the arrays in its checkpoint and in its
-clients' files. ``compare OLD NEW`` names what differs between two such folders and
-exits with 1 if anything does. ``speed OLD NEW`` compares the CPU time of two checkouts.
-Record before a change that must not change results, and again after it, on the same
-machine. All but ``speed`` run in the root of a checkout, and use only its command line
-and the files that it writes.
+``python -m benchmarks.same_numbers record DIR`` carries out the runs of
+``same_numbers.toml`` one after the other in this process. It writes a file for each
+run: its metrics without times, its clients' metrics, and hashes of the arrays in its
+checkpoint and in its clients' files. ``compare OLD NEW`` lists the differences between
+two such folders and exits with 1 if there are any. ``speed OLD NEW`` compares the CPU
+time of two checkouts. Record before a change that must not affect results, and again
+after it, on the same machine. ``record`` and ``compare`` run in the root of a checkout,
+and use only its command line and the files that it writes.
 """
 
 import argparse
@@ -41,12 +41,12 @@ Numbers = dict[str, Any]
 
 GROUPS = Path(__file__).with_suffix(".toml")
 TIMES = {"seconds"}
-# Settings of all groups that do not set them otherwise.
+# Settings of all groups, which a group can override
 SETTINGS = {
     "num-clients": 10,
     "num-server-rounds": 3,
     "fraction-train": 0.5,
-    # The reference; trained together, clients agree with it only to rounding.
+    # The reference. Clients trained together agree with it only up to rounding.
     "cohort": "off",
     "evaluate-every": 1,
     "batch-size": 20,
@@ -71,28 +71,28 @@ def main() -> int:
     comparer = commands.add_parser("compare")
     comparer.add_argument("old", type=Path)
     comparer.add_argument("new", type=Path)
-    comparer.add_argument("--all", action="store_true", help="not only a run's first")
+    comparer.add_argument("--all", action="store_true", help="print all differences")
     comparer.set_defaults(run=lambda o: compare(o.old, o.new, o.only, o.all))
     for command in (recorder, comparer):
         command.add_argument("--only", default="", help="runs whose name contains this")
     speed = commands.add_parser("speed")
     speed.add_argument("old", type=Path)
     speed.add_argument("new", type=Path)
-    speed.add_argument("--pairs", type=int, default=4, help="of runs, for each command")
+    speed.add_argument("--pairs", type=int, default=4, help="pairs per command")
     speed.set_defaults(run=lambda o: compare_speed(o.old, o.new, o.pairs))
     options: Any = parser.parse_args()
     return int(options.run(options))
 
 
 def record(directory: Path, only: str) -> int:
-    """Make the runs and write ``GROUP/ALGORITHM.json`` of each into a folder."""
+    """Carry out the runs, and write ``GROUP/ALGORITHM.json`` for each."""
     directory.mkdir(parents=True, exist_ok=True)
-    # The guest, an algorithm and a task from outside, is in a package of its own.
+    # The guest, a third-party algorithm and task, is in a separate package.
     guest = str(Path("tests/guest").resolve())
     sys.path.append(guest)
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), guest])
     seed_noise()
-    # Without matplotlib no plots are drawn, which would take most of the time.
+    # Hide matplotlib, because plots would take most of the time.
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
     console, ends = Console(file=os.fdopen(os.dup(2), "w")), Counter[int]()
     with (
@@ -101,7 +101,7 @@ def record(directory: Path, only: str) -> int:
     ):
         write_all(Path(scratch))
         planned = {n: own for n, own in plan(Path(scratch)).items() if only in n}
-        # Also what libraries and Ray's workers write.
+        # The log includes the output of libraries and of Ray's workers.
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         for name, settings in track(planned.items(), "runs", console=console):
@@ -119,14 +119,14 @@ def record(directory: Path, only: str) -> int:
 
 
 def seed_noise() -> None:
-    """Seed the noise of differential privacy, which otherwise cannot be predicted."""
+    """Seed the noise of differential privacy, which is otherwise unpredictable."""
     default_rng: Any = np.random.default_rng
     np.random.default_rng = lambda seed=0: default_rng(seed)
     secrets.randbits = lambda bits: 0
 
 
 def plan(data: Path) -> dict[str, dict[str, Any]]:
-    """Return the settings of each run, by its name ``GROUP/ALGORITHM``."""
+    """Return the settings of each run by its name, ``GROUP/ALGORITHM``."""
     listed = io.StringIO()
     with contextlib.redirect_stdout(listed):
         simulate(["--list"])
@@ -141,7 +141,7 @@ def plan(data: Path) -> dict[str, dict[str, Any]]:
 
 
 def numbers_of_run(name: str, settings: Mapping[str, Any], output: Path) -> Numbers:
-    """Make a run; return its exit code and, if it succeeds, its numbers."""
+    """Carry out a run; return its exit code and, if it succeeds, its numbers."""
     config = dict(settings)
     algorithm = name.rpartition("/")[2]
     backend = config.pop("backend", "inline")
@@ -175,7 +175,7 @@ def simulate(arguments: list[str]) -> int:
 
 
 def numbers_in(directory: Path) -> Numbers:
-    """Return what a run has written: ``numbers``, and hashes of ``arrays`` by file."""
+    """Return the results of a run: ``numbers``, and hashes of ``arrays`` by file."""
     numbers: Numbers = {}
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -201,7 +201,7 @@ def digest(array: np.ndarray) -> str:
 
 
 def compare(old: Path, new: Path, only: str, every: bool) -> int:
-    """Print what differs, by default a line for each run that does."""
+    """Print the differences, by default one line for each run that differs."""
     names = [str(p.relative_to(old).with_suffix("")) for p in old.glob("*/*.json")]
     names = sorted(name for name in names if only in name)
     count = 0
@@ -221,7 +221,7 @@ def compare(old: Path, new: Path, only: str, every: bool) -> int:
 
 
 def differences(old: Numbers, new: Numbers) -> Iterator[str]:
-    """Yield a line for each difference; what only the new run has is none."""
+    """Yield a line for each difference; additions in the new run are ignored."""
     if old["exit"] != new["exit"]:
         yield f"exit code: was {old['exit']}, is {new['exit']}"
         return
@@ -237,7 +237,7 @@ def differences(old: Numbers, new: Numbers) -> Iterator[str]:
 def array_differences(
     file: str, old: Mapping[str, str], new: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield a line for each array that differs; renamed ones may be equal."""
+    """Yield a line for each array that differs or is missing, except renamed ones."""
     renamed = Counter(new[name] for name in new.keys() - old.keys())
     for name, value in old.items():
         if name in new:

@@ -1,9 +1,10 @@
-"""Time and memory against all that can grow, with straight lines through them.
+"""Time and memory by problem size, with fitted straight lines.
 
-Clients, sampled clients, the size of the model, the nodes of a graph, and cores. Times
-are CPU time of one process, whose peak memory is the kernel's count. The numbers for
-clients are those of `benchmarks.populations`, and the functions that measure are those
-of the pages for each part. The last table is computed from the lines, not measured.
+The sizes are the numbers of clients, sampled clients, nodes of a graph and cores, and
+the size of the model. Times are CPU time of one process, whose peak memory is the
+kernel's value. The numbers for clients come from the page of `benchmarks.populations`,
+and the functions that measure from the benchmarks of the other pages. The last table is
+computed from the lines, not measured.
 """
 
 import argparse
@@ -28,7 +29,8 @@ POPULATION = 1_000
 MODEL_MB = (4, 20, 100, 500)
 NODES = (10, 30, 100, 300, 1000)
 ROUNDS = 5
-# The cluster of the last table: machines, cores of each, and bytes a second of a link.
+# The cluster of the last table: machines, cores per machine, and bytes per second of a
+# link
 MACHINES, CORES, LINK = 100, 2, 1.25e9
 CLUSTER_CLIENTS, CLUSTER_SAMPLED = 1_000_000, (100, 1_000, 10_000, 100_000)
 CLUSTER_MB = 100
@@ -41,12 +43,12 @@ class Line(NamedTuple):
     slope: float
 
     def at(self, x: float) -> float:
-        """Return the line's value."""
+        """Return the value of the line at x."""
         return self.fixed + self.slope * x
 
 
 class Series(NamedTuple):
-    """Measured values against one quantity.
+    """Measured values by one quantity.
 
     Parameters
     ----------
@@ -63,7 +65,7 @@ class Series(NamedTuple):
 
     @property
     def line(self) -> Line:
-        """The line with the least squares of the relative errors."""
+        """The line that minimises the squared relative errors."""
         weights = 1 / np.array(self.y)
         slope, fixed = np.polyfit(self.x, self.y, 1, w=weights)
         return Line(float(fixed), float(slope))
@@ -76,7 +78,7 @@ class Series(NamedTuple):
 
 
 def gossip(nodes: int) -> dict[str, float]:
-    """Return CPU seconds of a round of D-PSGD on a ring, and MB at the peak."""
+    """Return CPU seconds of a round of D-PSGD on a ring, and peak memory in MB."""
     from flwr_frl.clients.client_app import make_app
     from flwr_frl.strategies import build_strategy
     from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -107,7 +109,7 @@ def gossip(nodes: int) -> dict[str, float]:
 
 
 def gossip_in_new_process(nodes: int) -> dict[str, float]:
-    """Return what `gossip` returns in a process of its own."""
+    """Return the result of `gossip` in a new process."""
     command = [sys.executable, "-m", "benchmarks.scale", "--gossip", str(nodes)]
     done = subprocess.run(
         command, cwd=populations.ROOT, capture_output=True, check=True
@@ -117,7 +119,7 @@ def gossip_in_new_process(nodes: int) -> dict[str, float]:
 
 
 def clients_series() -> list[Series]:
-    """Return the series of the populations' page, of FedAvg."""
+    """Return FedAvg's series of the page ``populations``."""
     page = json.loads((RESULTS / "populations.json").read_text())
     rows = page["populations"]["fedavg"]
     x = [float(n) for n in rows]
@@ -134,7 +136,7 @@ def clients_series() -> list[Series]:
 
 
 def sampled_series() -> list[Series]:
-    """Measure rounds of FedAvg with more and more sampled clients."""
+    """Measure rounds of FedAvg with increasing numbers of sampled clients."""
     rows = [populations.in_new_process("fedavg", POPULATION, n) for n in SAMPLED]
     x, name = [float(n) for n in SAMPLED], "sampled clients"
     server = [row["server"] for row in rows]
@@ -148,7 +150,7 @@ def sampled_series() -> list[Series]:
 
 
 def model_series() -> list[Series]:
-    """Measure messages of larger and larger models."""
+    """Measure messages of models of increasing size."""
     timed, few = large_models.TIMED_CLIENTS, large_models.CLIENTS[0]
     times = [large_models.in_new_process(mb, timed, 3, 0) for mb in MODEL_MB]
     peaks = [large_models.in_new_process(mb, few, 2, 1) for mb in MODEL_MB]
@@ -160,7 +162,7 @@ def model_series() -> list[Series]:
 
 
 def node_series() -> list[Series]:
-    """Measure rounds of D-PSGD with more and more nodes."""
+    """Measure rounds of D-PSGD with increasing numbers of nodes."""
     rows = [gossip_in_new_process(n) for n in NODES]
     x, name = [float(n) for n in NODES], "nodes of a ring"
     return [
@@ -174,7 +176,7 @@ def _of(rows: Sequence[dict[str, float]], key: str, factor: float = 1.0) -> list
 
 
 def rounds_at_once(processes: int) -> float:
-    """Return the CPU seconds of a round while as many processes do the same work."""
+    """Return the CPU seconds of a round while several processes do the same work."""
     with ThreadPoolExecutor(processes) as pool:
         runs = [
             pool.submit(populations.in_new_process, "fedrep", POPULATION)
@@ -184,7 +186,7 @@ def rounds_at_once(processes: int) -> float:
 
 
 def cluster(series: Sequence[Series]) -> list[tuple[str, ...]]:
-    """Return rows of rounds on the cluster, computed from the lines."""
+    """Return the table's rows for the cluster, computed from the lines."""
     lines = {(s.name, s.part): s.line for s in series}
     of_server = lines["sampled clients", "server's part of a round (s)"]
     of_clients = lines["sampled clients", "clients' part of a round (s)"]
@@ -210,7 +212,7 @@ def cluster(series: Sequence[Series]) -> list[tuple[str, ...]]:
 
 
 def plot(series: Sequence[Series]) -> None:
-    """Draw times above and memory below, each against its quantity, with the lines."""
+    """Plot times (above) and memory (below) against their quantity, with the lines."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(s.name for s in series))

@@ -1,8 +1,8 @@
 """Slow links: bytes that a client receives and sends in a round, and float16.
 
-Sizes are those of real messages of a settled round. They follow from the model and not
-from the images, so random ones do. With ``--data-dir`` the accuracy that float16 costs
-is measured as well.
+Sizes are those of real messages in a settled round. They depend on the model and not on
+the images, so random images are used. With ``--data-dir``, the accuracy that float16
+costs is measured as well.
 """
 
 import argparse
@@ -32,8 +32,8 @@ ACCURACY: dict[str, dict[str, Setting]] = {
     "fedavg": {},
 }
 NODES = 4
-# The round that is measured: the first exchange of multi-task is not compressed, and
-# its neighbours get it in round 2.
+# The measured round. The first exchange of multi-task is not compressed, and the
+# neighbours receive it in round 2.
 SETTLED = 3
 IMAGES: dict[str, Setting] = {
     "task": "arrays",
@@ -49,12 +49,12 @@ COMPRESSED = [
 ]
 ON_IMAGES = [("", IMAGES, SETTLED)]
 LINEAR = (" (linear)", {"task": "linear"}, SETTLED)
-# What is measured besides an algorithm's name, with which settings, in which round.
+# Suffix of the algorithm's name, settings, and the measured round
 Row = tuple[str, dict[str, Setting], int]
 ROWS: dict[str, list[Row]] = {
     "choco-sgd": COMPRESSED,
     "squarm-sgd": COMPRESSED,
-    # Its batch norms are what stays with a client.
+    # A client's personal parameters are the batch norms.
     "fedbn": [(" (ResNet-20)", IMAGES | {"model": "resnet20"}, SETTLED)],
     "fedrep": [*ON_IMAGES, LINEAR],
     "flute": [*ON_IMAGES, LINEAR],
@@ -72,17 +72,17 @@ ROWS: dict[str, list[Row]] = {
 
 
 class ScaleGrid(InlineGrid):
-    """Keeps the training messages of one round, and their replies."""
+    """Keeps the training messages of one round and their replies."""
 
     server_round = 0
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer messages and keep them, if they are of the round.
+        """Return replies; keep messages and replies if they belong to the round.
 
         Parameters
         ----------
         message_ids : iterable of str
-            As for `InlineGrid`.
+            As in `InlineGrid`.
 
         Returns
         -------
@@ -103,24 +103,24 @@ class ScaleGrid(InlineGrid):
 
 
 def size(messages: list[Message]) -> tuple[int, int]:
-    """Return the largest message's size.
+    """Return the size of the largest message.
 
     Parameters
     ----------
     messages : list of Message
-        The same for every client, or nearly so.
+        Messages to or from the clients, of nearly the same size.
 
     Returns
     -------
     values : int
         Bytes of the arrays' values, or of the vectors that gossip compresses.
     overhead : int
-        Bytes of all else as Flower serialises it: names, headers, settings, metrics.
+        Bytes of the rest as serialised by Flower: names, headers, settings, metrics.
     """
     sizes = []
     for message in messages:
         objects = get_all_nested_objects(message).values()
-        whole = sum(len(o.deflate()) for o in objects)
+        total = sum(len(o.deflate()) for o in objects)
         values = sum(
             int(np.prod(array.shape)) * np.dtype(array.dtype).itemsize
             for record in message.content.array_records.values()
@@ -129,23 +129,23 @@ def size(messages: list[Message]) -> tuple[int, int]:
         for record in message.content.config_records.values():
             vectors = [record.get("message", b""), *record.get("relayed-data", [])]
             values += sum(map(len, vectors))
-        sizes.append((values, whole - values))
+        sizes.append((values, total - values))
     return max(sizes)
 
 
 def measure(
     algorithm: str, given: dict[str, Setting], server_round: int
 ) -> dict[str, tuple[int, int]]:
-    """Return what a client receives and sends in a round.
+    """Return the sizes of what a client receives and sends in a round.
 
     Parameters
     ----------
     algorithm : str
-        Its name.
+        Name of the algorithm.
     given : dict
         Settings that differ from the defaults.
     server_round : int
-        The round.
+        The measured round.
 
     Returns
     -------
@@ -180,7 +180,7 @@ def write_images(folder: Path) -> None:
     Parameters
     ----------
     folder : Path
-        Where.
+        Folder of the files.
     """
     rng = np.random.default_rng(0)
     for name in ("train", "test"):
@@ -195,7 +195,7 @@ def measure_all() -> dict[str, dict[str, dict[str, tuple[int, int]]]]:
     Returns
     -------
     dict
-        By row and transport; only float32 where float16 is not for an algorithm.
+        Sizes by row and transport; float16 is missing if an algorithm refuses it.
     """
     data: dict[str, dict[str, dict[str, tuple[int, int]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -233,7 +233,7 @@ def bytes_table(data: dict[str, dict[str, dict[str, tuple[int, int]]]]) -> str:
 
 
 def plot_bytes(data: dict[str, dict[str, dict[str, tuple[int, int]]]]) -> None:
-    """Draw the bytes of a round, both ways, with all overhead."""
+    """Plot the bytes of a round, in both directions and with all overhead."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.22 * len(data) + 1), layout="constrained")
@@ -245,7 +245,7 @@ def plot_bytes(data: dict[str, dict[str, dict[str, tuple[int, int]]]]) -> None:
         ]
         for transport in TRANSPORTS
     }
-    # Over the first bars, whose rest is what is saved.
+    # Drawn over the first bars, of which the part that float16 saves stays visible
     saved = [b if b < a else 0 for a, b in zip(*totals.values(), strict=True)]
     axes.barh(list(data), totals["float32"], label="float32")
     axes.barh(list(data), saved, label="transport=float16")
@@ -259,7 +259,7 @@ def plot_bytes(data: dict[str, dict[str, dict[str, tuple[int, int]]]]) -> None:
 
 
 def accuracies(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Run what has not run yet; return the table of accuracies and the runs."""
+    """Carry out the missing runs; return the table of accuracies and the runs."""
     rows, data = [], {}
     for algorithm, own in ACCURACY.items():
         runs = []

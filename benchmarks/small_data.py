@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def write_all(directory: Path) -> None:
-    """Write the folders of `benchmarks.same_numbers`; the same bytes in every call."""
+    """Write the folders of `benchmarks.same_numbers`, identical in every call."""
     write_arrays(directory / "arrays", side=16, counts=(240, 80))
     write_images(directory / "images")
     write_texts(directory / "text", directory / "tweets")
@@ -20,7 +20,7 @@ def write_arrays(directory: Path, side: int, counts: tuple[int, int]) -> None:
     Parameters
     ----------
     directory : Path
-        Where ``train.npz`` and ``test.npz`` go.
+        Folder for ``train.npz`` and ``test.npz``.
     side : int
         Height and width in pixels.
     counts : (int, int)

@@ -1,9 +1,9 @@
-"""Speed: bare PyTorch against inline and Ray, on the same minibatches in one run.
+"""Speed of inline and Ray, relative to plain PyTorch on the same minibatches.
 
-The bare loop is what one would write without any framework: for each round and each
-sampled client load the representation, train the head, train the representation, add it
-up. Its minibatches are prepared before its clock starts. Inline must end with the same
-representation as the bare loop, which is checked.
+The bare loop is plain PyTorch without any framework. For each round and each sampled
+client, it loads the representation, trains the head, trains the representation and adds
+it up. Its minibatches are prepared before its clock starts. The page reports the
+largest difference between inline's representation and the bare loop's after one round.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 def settings_for(arguments: argparse.Namespace) -> dict[str, Setting]:
-    """Return FedRep's CIFAR-10 settings (100 clients, 5 classes, 10 % a round)."""
+    """Return FedRep's CIFAR-10 settings (100 clients, 5 classes, 10 % per round)."""
     return {
         "task": "image-folder",
         "data-dir": arguments.data_dir,
@@ -45,7 +45,7 @@ def settings_for(arguments: argparse.Namespace) -> dict[str, Setting]:
 
 
 class Recorder(FedRepClient):
-    """Notes who trains on which minibatches, for the bare loop to use."""
+    """Records which client trains on which minibatches, for the bare loop."""
 
     seen: list[tuple[int, list[Batches]]] = []  # noqa: RUF012
 
@@ -59,7 +59,7 @@ class Recorder(FedRepClient):
 
 
 class Recorded(FedRep, client=f"{__name__}:Recorder"):
-    """FedRep whose clients only note their minibatches."""
+    """FedRep whose clients only record their minibatches."""
 
 
 def record(settings: Settings) -> list[list[tuple[int, list[Batches]]]]:
@@ -124,15 +124,16 @@ def bare(
 
 
 def ray(given: Settings) -> tuple[float, float]:
-    """Return seconds of the rounds on Ray, and of its start."""
+    """Return the seconds of the rounds on Ray, and of its start and end."""
     with tempfile.TemporaryDirectory() as output:
         began = time.perf_counter()
         rows = simulate("fedrep", "ray", **{**given, "output": output}).rows
-        whole = time.perf_counter() - began
+        total = time.perf_counter() - began
     seconds = [row["seconds"] for row in rows]
-    # The first round's worker processes still import torch; it is taken as the others.
+    # In the first round, the workers still import torch, so the mean of the other
+    # rounds replaces its time.
     rounds = (seconds[-1] - seconds[0]) * len(seconds) / (len(seconds) - 1)
-    return rounds, whole - rounds
+    return rounds, total - rounds
 
 
 def main() -> None:
@@ -147,7 +148,7 @@ def main() -> None:
     task = build_task(settings, 100)
     rounds = record(settings)
     bare(task.initial_model(), rounds[:1])
-    # In turn, so that a drift of the machine's speed touches both alike.
+    # The two alternate, so that a drift of the machine's speed affects both equally.
     times: dict[str, list[float]] = {"bare": [], "inline": []}
     for _ in range(3):
         times["bare"].append(bare(task.initial_model(), rounds)[0])

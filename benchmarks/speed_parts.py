@@ -1,4 +1,4 @@
-"""Parts of a round whose speed `speed` reports: training, FLUTE's step, compression."""
+"""Parts of a round that `speed` measures: training, FLUTE's step, compression."""
 
 import time
 import timeit
@@ -18,7 +18,7 @@ from flwr_frl.task.training import SGD, train
 
 
 def head_epochs(settings: Settings, epochs: int) -> dict[str, float]:
-    """Return seconds for head epochs with features computed each time, and once."""
+    """Return seconds of head epochs with features computed in each epoch or once."""
     task = build_task(settings, int(settings["num-clients"]))
     model = task.initial_model()
     sgd = build(SGD, settings)
@@ -98,7 +98,7 @@ def flute_server(clients: int, classes: int, features: int) -> dict[str, float]:
 
 
 def compressors(dimension: int) -> list[tuple[str, float, float, float]]:
-    """Measure every operator on one vector beside ``torch.topk`` on the same one.
+    """Measure every operator and ``torch.topk`` on the same vector.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ def compressors(dimension: int) -> list[tuple[str, float, float, float]]:
 
     rows = [("torch.topk", median(lambda: x.abs().topk(k)), 0.0, 0.0)]
     for name in COMPRESSORS:
-        own = {"k": k} if "top-k" in name or name == "rand-k" else {}
-        operator = create(name, **own)
+        options = {"k": k} if "top-k" in name or name == "rand-k" else {}
+        operator = create(name, **options)
         data = operator.compress(x, generator)
         rows.append(
             (

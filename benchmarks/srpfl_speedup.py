@@ -1,9 +1,9 @@
-"""E[T_SRPFL] / E[T_FedRep] against N in the linear case, beside the theory's 1/log N.
+"""E[T_SRPFL] / E[T_FedRep] by N in the linear case, next to the theory's 1/log N.
 
-Linear FedRep with QR, all N clients sampled in each round, speeds ``fixed``
-(exponential, drawn once for each seed). A fresh batch in each round leaves a floor of
-the distance that falls like 1/sqrt(N); the target is that of all N clients, times a
-little, so that fewer clients do not get there. The time is that of the simulated clock.
+Linear FedRep with QR samples all N clients in each round, with ``fixed`` speeds
+(exponential, drawn once for each seed). Fresh batches leave a floor of the distance
+that decreases like 1/sqrt(N). The target is slightly above the floor of all N clients,
+so that fewer clients do not reach it. Times are those of the simulated clock.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def distances(
 ) -> Iterator[tuple[float, float]]:
     """Yield the clock and the principal angle distance to B* after each round.
 
-    Of SRPFL with these stages, or of FedRep without.
+    The algorithm is SRPFL with these stages, or FedRep if there are none.
     """
     settings = resolve(
         {
@@ -74,13 +74,13 @@ def distances(
 
 
 def time_to(found: Iterable[tuple[float, float]], target: float, rounds: int) -> float:
-    """Return the time of the first round at the target; NaN for not in so many."""
+    """Return the time of the first round that reaches the target, or NaN."""
     reached = (time for time, far in itertools.islice(found, rounds) if far <= target)
     return next(reached, math.nan)
 
 
 def main() -> None:
-    """Run and write ``results/srpfl_speedup``."""
+    """Carry out all runs and write ``results/srpfl_speedup``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[16, 32, 64, 128, 256]
@@ -135,7 +135,7 @@ def main() -> None:
 def one(
     n: int, seed: int, arguments: argparse.Namespace
 ) -> tuple[float, dict[str, float]]:
-    """Return the target, and FedRep's and SRPFL's times to it, by the stages."""
+    """Return the target, and the times to it of FedRep and of SRPFL by its stages."""
     rounds = arguments.rounds
     fedrep = list(itertools.islice(distances(n, seed, arguments), rounds))
     floor = fmean(far for _, far in fedrep[-rounds // 4 :])
@@ -148,13 +148,13 @@ def one(
 
 
 def ratio(srpfl: Sequence[float], fedrep: Sequence[float]) -> float:
-    """Return mean time over mean time, of the seeds in which SRPFL gets there."""
+    """Return the ratio of mean times, over seeds in which SRPFL reaches the target."""
     both = [(a, b) for a, b in zip(srpfl, fedrep, strict=True) if not math.isnan(a)]
     return sum(a for a, _ in both) / sum(b for _, b in both) if both else math.nan
 
 
 def table(stages: Sequence[str], data: dict[str, Any]) -> str:
-    """Return times and ratios by the number of clients."""
+    """Return the table of times and ratios by number of clients."""
     heads = ["N", "target", "T FedRep"]
     for name in stages:
         heads += [f"T SRPFL, stages {name}", "ratio", "ratio · ln N"]
@@ -170,7 +170,7 @@ def table(stages: Sequence[str], data: dict[str, Any]) -> str:
 
 
 def spread(times: Sequence[float]) -> str:
-    """Return mean ± standard deviation, and how many seeds got there if not all."""
+    """Return mean ± standard deviation, and the number of values if some are NaN."""
     there = [time for time in times if not math.isnan(time)]
     if len(there) < 2:
         return f"{len(there)} of {len(times)} get there"
@@ -179,7 +179,7 @@ def spread(times: Sequence[float]) -> str:
 
 
 def fitted(stages: str, data: dict[str, Any]) -> str:
-    """Return the fitted exponent of ln N, in a sentence."""
+    """Return a sentence on the fitted exponent of ln N."""
     log_n = [math.log(int(n)) for n in data]
     ratios = [entry["ratios"][stages] for entry in data.values()]
     if any(math.isnan(value) for value in ratios):
@@ -192,7 +192,7 @@ def fitted(stages: str, data: dict[str, Any]) -> str:
 
 
 def plot(stages: Sequence[str], data: dict[str, Any]) -> None:
-    """Draw the ratio against N, with c / log N through its first point."""
+    """Plot the ratio against N, with c / log N through its first point."""
     from matplotlib.figure import Figure
 
     clients = np.array([int(n) for n in data])

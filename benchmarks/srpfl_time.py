@@ -1,16 +1,15 @@
 """SRPFL's Figures 3 to 8: accuracy against simulated time.
 
-Who trains does not depend on the communication time C.T., so one run gives the curves
-of all C.T.: its clock plus C.T. for each round. With ``--fraction 0.2`` it is the
+The communication time C.T. does not affect which clients train, so one run yields the
+curves of all C.T.: its clock plus C.T. for each round. ``--fraction 0.2`` is the
 paper's partial participation.
 
-Nor does fine-tuning for a test change what FedAvg trains, so FedAvg-FT's run has both
-curves, and FLANP-FT's likewise. And a base algorithm waits for all that it asked, so
-that speeds change nothing but its clock: one run of it does for all speed models.
+Fine-tuning for a test does not affect training, so FedAvg-FT's run also yields FedAvg's
+curve, and FLANP-FT's run FLANP's. A base algorithm waits for all sampled clients, so
+speeds only affect its clock, and one run serves all speed models.
 
-A run that lies in the output folder, or that stands on a page with the same settings,
-is not made again; the page says at which commit each run was made. One that was
-interrupted goes on from its last checkpoint.
+A run in the output folder, or on a page with the same settings, is reused; the page
+names the commit of each run. An interrupted run is resumed from its last checkpoint.
 """
 
 import argparse
@@ -41,21 +40,21 @@ PAIRS = {
 }
 ALL = (*PAIRS, *PAIRS.values())
 COMMUNICATION = (0, 10, 100)
-# Beside a run: its settings and its commit.
+# File next to a run, with its settings and its commit
 ABOUT = "run.json"
-# Settings that no result depends on, and those that no base's does.
+# Settings that affect no run, and those that do not affect base algorithms
 PLACES = ("data-dir", "output", "checkpoint-every")
 OF_SRPFL = ("speed-model", "initial-nodes", "rounds-per-stage")
-# What a page has of a run's rows.
+# Entries of a run's rows that a page contains
 METRICS = ("round", "seconds", "seconds-simulated", "accuracy", "accuracy-global")
 CLIENTS = 100
 Rows = list[dict[str, Any]]
-# ``settings``, ``commit`` and ``rows``.
+# ``settings``, ``commit`` and ``rows``
 Run = dict[str, Any]
 
 
 def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
-    """Return a run, from an earlier call or a page if it is there."""
+    """Return a run, from an earlier call or a page if there is one."""
     tuned = f"{algorithm}-ft"
     if tuned in ALL:
         found = run(arguments, tuned, rounds)
@@ -83,12 +82,12 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
         "rounds-per-stage": str(arguments.stage),
         "output": str(output),
         "checkpoint-every": 5,
-        # Features computed once, or 10 epochs of fine-tuning for each evaluation would
-        # take most of the time.
+        # For fine-tuned algorithms, features are computed once. Otherwise, 10 epochs of
+        # fine-tuning for each evaluation would take most of the time.
         "augment-head": not algorithm.endswith("-ft"),
         **parse_config_args([arguments.run_config]),
     }
-    # Here a curve is wanted, not the last round alone.
+    # The figures need a curve, not only the last round.
     if algorithm.endswith("-ft"):
         named = resolve({"algorithm": algorithm}, strict=False)
         kind = settings_owners(named)[-1]
@@ -111,7 +110,7 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
 def make(
     backend: str, algorithm: str, folder: Path, settings: Settings, own: Settings
 ) -> None:
-    """Make a run, or go on with it; ``own`` are the settings that it depends on."""
+    """Carry out or resume a run; ``own`` are the settings that affect it."""
     about, commit = folder / ABOUT, COMMIT
     former = read_json(about) if about.is_file() else {}
     if (folder / CHECKPOINT).is_file() and former.get("settings") == own:
@@ -119,7 +118,8 @@ def make(
         commit = former["commit"]
         commit += "" if COMMIT in commit else f", {COMMIT}"
     else:
-        # An earlier run's rows would be taken for this one's if it ended early.
+        # Otherwise, rows of an earlier run would be taken for this run's if it ended
+        # early.
         archive_run(folder.parent, algorithm)
         (folder / METRICS_FILE).unlink(missing_ok=True)
     write_json(about, {"settings": own, "commit": commit})
@@ -127,7 +127,7 @@ def make(
 
 
 def there(folder: Path, settings: Settings) -> Run | None:
-    """Return a whole run that lies in a folder, if it was made with these settings."""
+    """Return a completed run from a folder, if it has these settings."""
     about = folder / ABOUT
     if not about.is_file() or (found := read_json(about))["settings"] != settings:
         return None
@@ -138,7 +138,7 @@ def there(folder: Path, settings: Settings) -> Run | None:
 
 
 def on_page(algorithm: str, settings: Settings) -> Run | None:
-    """Return a run that stands on one of the pages, made with these settings."""
+    """Return a run from one of the pages, if it has these settings."""
     for path in sorted(RESULTS.glob("srpfl_time-*.json")):
         found: Run | None = kept(read_json(path).get("made", {}).get(algorithm))
         if found is not None and found["settings"] == settings:
@@ -147,14 +147,14 @@ def on_page(algorithm: str, settings: Settings) -> Run | None:
 
 
 def globally(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the accuracy before the fine-tuning."""
+    """Return a row with the accuracy before fine-tuning."""
     if "accuracy-global" in row:
         return row | {"accuracy": row["accuracy-global"]}
     return row
 
 
 def set_clock(rows: Rows, speeds: SpeedModel, sampler: Participation) -> None:
-    """Set the simulated clock of rounds that wait for all who were asked."""
+    """Set the simulated clock of rounds that wait for all sampled clients."""
     seconds = 0.0
     for row in rows:
         asked = sampler.sample(row["round"], list(range(speeds.num_clients)))
@@ -173,7 +173,7 @@ def curve(rows: Rows, communication: float) -> tuple[list[float], list[float]]:
 
 
 def time_to(rows: Rows, level: float, communication: float) -> float:
-    """Return when a level is first reached, interpolated between tests, or NaN."""
+    """Return when a level is first reached (interpolated between tests), or NaN."""
     times, accuracies = curve(rows, communication)
     for i, accuracy in enumerate(accuracies):
         if accuracy >= level:
@@ -184,7 +184,7 @@ def time_to(rows: Rows, level: float, communication: float) -> float:
 
 
 def at_time(rows: Rows, last: dict[str, Any], final: float) -> str:
-    """Return by how much a longer run is ahead when the base's time is over."""
+    """Return a longer run's accuracy gain at the base's finishing time."""
     limit = last["seconds-simulated"]
     done = [r for r in rows if "accuracy" in r and r["seconds-simulated"] <= limit]
     if not done:
@@ -194,7 +194,7 @@ def at_time(rows: Rows, last: dict[str, Any], final: float) -> str:
 
 
 def main() -> None:
-    """Run what has not run yet and write ``results/srpfl_time-<speeds>-<fraction>``."""
+    """Carry out missing runs, and write ``results/srpfl_time-<speeds>-<fraction>``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("algorithms", nargs="*", default=ALL)
     parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
@@ -206,7 +206,7 @@ def main() -> None:
         nargs="*",
         default=[],
         metavar="NAME=ROUNDS",
-        help="a second run of an SRPFL one, up to the base's time",
+        help="a longer run of an SRPFL variant, up to the base's time",
     )
     parser.add_argument("--stage", type=int, default=10, help="rounds of a stage")
     parser.add_argument("--initial-nodes", type=int, default=10)
@@ -217,7 +217,7 @@ def main() -> None:
         default="CIFAR-10, 100 clients, 5 shards each",
         help="the page's description of data that --run-config changes",
     )
-    parser.add_argument("--name", default="", help="added to the results' names")
+    parser.add_argument("--name", default="", help="suffix of the results' names")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="ray")
     parser.add_argument("--output", default="results/srpfl")
@@ -301,14 +301,14 @@ def main() -> None:
     )
     curves = {n: longer.get(n, made["rows"]) for n, made in runs.items()}
     data["curves"] = {n: curve(rows, 0) for n, rows in curves.items()}
-    # Those of a global method are its -ft's.
+    # A global method's run is that of its -ft variant.
     data["made"] = {n: made for n, made in runs.items() if f"{n}-ft" not in ALL}
     write(name, "SRPFL, accuracy against simulated time", body, data)
     plot(curves, f"{name}.png")
 
 
 def plot(runs: dict[str, Rows], name: str) -> None:
-    """Draw accuracy against time for each C.T."""
+    """Plot accuracy against time for each C.T."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")

@@ -1,8 +1,8 @@
-"""What a device costs that is pulled off the network in the middle of a run.
+"""Measure the cost of a device that is disconnected from the network during a run.
 
-Three real devices train; one reaches the SuperLink through a cable, a proxy on
-loopback that stops passing bytes when it is pulled out, so that connections hang as on
-a dead line. No round may take longer than ``round-timeout`` and what a round takes.
+Three real devices train. One of them reaches the SuperLink through a cable: a proxy on
+loopback that forwards no bytes while it is unplugged, so that connections hang as on a
+dead line. No round may take longer than ``round-timeout`` plus an ordinary round.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from federation import Federation, free_port, read_lines  # noqa: E402
 
 DEVICES = ("000000", "000001", "000002")
 UNPLUGGED = DEVICES[-1]
-# After these rounds it is pulled out, and put in again.
+# The device is disconnected after round OUT and reconnected after round IN.
 OUT, IN, ROUNDS = 4, 9, 16
 
 
 class Cable:
-    """A TCP proxy to a port on loopback, in a thread of its own."""
+    """A TCP proxy to a port on loopback, in a separate thread."""
 
     def __init__(self, port: int) -> None:
         self.to = port
@@ -44,21 +44,21 @@ class Cable:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def plug(self, connected: bool) -> None:
-        """Put it in, or pull it out."""
+        """Plug the cable in, or unplug it."""
         change = self.passes.set if connected else self.passes.clear
         self.loop.call_soon_threadsafe(change)
 
     async def connect(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Pass the bytes of a connection on, both ways."""
+        """Forward the bytes of a connection in both directions."""
         there = await asyncio.open_connection("127.0.0.1", self.to)
         await asyncio.gather(self.pump(reader, there[1]), self.pump(there[0], writer))
 
     async def pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Pass bytes on as long as the cable is in; keep them while it is out."""
+        """Forward bytes while the cable is plugged in; hold them while it is not."""
         try:
             while data := await reader.read(65536):
                 await self.passes.wait()
@@ -70,7 +70,7 @@ class Cable:
 
 
 def measure(home: Path, timeout: float) -> list[dict[str, object]]:
-    """Return a run's rows, with what each round took as ``took``."""
+    """Return a run's rows, with the seconds of each round as ``took``."""
     write_folders(home / "data", len(DEVICES))
     federation = Federation(home / "federation")
     try:
@@ -87,7 +87,7 @@ def measure(home: Path, timeout: float) -> list[dict[str, object]]:
             "min-available-nodes": len(DEVICES),
             "fraction-train": 1.0,
             "num-server-rounds": ROUNDS,
-            # An evaluation a round: it must not wait as well.
+            # Evaluations must not wait either, so every round has one.
             "evaluate-every": 1,
             "head-epochs": 1,
             "batch-size": 6,

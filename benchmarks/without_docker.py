@@ -1,8 +1,8 @@
-"""What Docker would do with deploy/'s files, as far as a bare Debian can do it.
+"""Emulate Docker for the files of deploy/, as far as a bare Debian can.
 
-A Dockerfile becomes a folder, by debootstrap and its own lines; a service of a compose
-file a process in namespaces of its own, with bubblewrap. Whatever is not done here ends
-the program: nothing of the files is passed over in silence. For ``containers.py``.
+A Dockerfile becomes a folder, by debootstrap and by executing its lines. A service of a
+compose file becomes a process in its own namespaces, by bubblewrap. Unsupported entries
+end the program; nothing in the files is ignored silently. Used by ``containers.py``.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-# In the place of python:3.11-slim-bookworm, Docker's init and the proxy's image.
+# Packages that replace python:3.11-slim-bookworm, Docker's init and the proxy's image
 PACKAGES = "python3,python3-venv,ca-certificates,tini,nginx-light"
-# What pip needs of this machine to reach its index.
+# Environment variables with which pip reaches its index on this machine
 SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")
-# What the proxy's image does by itself.
+# Default command of the proxy's image
 PROXY = ("nginx", "-e", "stderr", "-c", "/nginx.conf")
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 NGINX = """daemon off; pid /tmp/nginx.pid; error_log stderr; events {}
@@ -36,7 +36,7 @@ include /etc/nginx/conf.d/*.conf; }
 
 
 def call(*command: object, **more: Any) -> str:
-    """Run a command; return what it printed, or end with it."""
+    """Run a command; return its output, or exit with it if the command fails."""
     result = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, **more
     )
@@ -46,12 +46,12 @@ def call(*command: object, **more: Any) -> str:
 
 
 def megabytes(folder: Path) -> float:
-    """Return what a folder takes on the disk."""
+    """Return the size of a folder on the disk."""
     return int(call("du", "-sk", folder).split()[0]) / 1000
 
 
 class Image:
-    """A folder with what a Dockerfile makes."""
+    """A root folder that is built from a Dockerfile."""
 
     def __init__(self, root: Path, arguments: dict[str, str]) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Image:
         self.layers: list[tuple[str, float, float]] = []
 
     def build(self, dockerfile: Path, again: bool = True) -> None:
-        """Follow a Dockerfile; without ``again`` the folder is what it has made."""
+        """Execute a Dockerfile; without ``again``, reuse the folder that it built."""
         text = re.sub(r"^\s*#.*\n", "", dockerfile.read_text(), flags=re.MULTILINE)
         for line in text.replace("\\\n", "").splitlines():
             if not line.strip():
@@ -78,7 +78,7 @@ class Image:
                 print(f"{size:8.1f} MB {took:6.1f} s  {shown[:90]}", flush=True)
 
     def do_from(self, rest: str) -> None:
-        """Make a bare Debian, unless it is there."""
+        """Create a bare Debian, unless it exists."""
         if not (self.root / "etc").exists():
             call("debootstrap", "--variant=minbase", f"--include={PACKAGES}",
                  "bookworm", self.root)  # fmt: skip
@@ -88,25 +88,25 @@ class Image:
         (self.root / "nginx.conf").write_text(NGINX)
 
     def do_arg(self, rest: str) -> None:
-        """Keep what is not given otherwise."""
+        """Store the default values of build arguments."""
         for name, _, value in (part.partition("=") for part in shlex.split(rest)):
             self.arguments.setdefault(name, value)
 
     def do_env(self, rest: str) -> None:
-        """Keep it for all that runs."""
+        """Store environment variables for all commands."""
         self.environment |= dict(part.split("=", 1) for part in shlex.split(rest))
 
     def do_user(self, rest: str) -> None:
-        """Keep it; compose files name one themselves."""
+        """Store the user; compose files set their own."""
         self.user = rest
 
     def do_workdir(self, rest: str) -> None:
-        """Make and keep it."""
+        """Create and store the working directory."""
         self.directory = rest
         (self.root / rest.lstrip("/")).mkdir(parents=True, exist_ok=True)
 
     def do_copy(self, rest: str) -> None:
-        """Copy from the checkout."""
+        """Copy files from the checkout."""
         *sources, to = rest.split()
         place = self.root / self.directory.lstrip("/") / to
         for source in sources:
@@ -118,7 +118,7 @@ class Image:
                 shutil.copy2(ROOT / source, place)
 
     def do_run(self, rest: str) -> None:
-        """Run a line as root, in the folder as its root."""
+        """Run a command as root, with the folder as its root directory."""
         pip = {name: os.environ[name] for name in SETTINGS if name in os.environ}
         paths = ("/etc/resolv.conf", "/etc/hosts", pip.get("PIP_CERT", "/etc/hosts"))
         settings = {**pip, **self.arguments, **self.environment}
@@ -130,7 +130,7 @@ class Image:
 
 
 class Network:
-    """Namespaces of containers on bridges, which are in a namespace too."""
+    """Network namespaces of containers, and bridges in a namespace of their own."""
 
     def __init__(self) -> None:
         self.switch = f"frl{os.getpid()}"
@@ -139,7 +139,7 @@ class Network:
         call("ip", "netns", "add", self.switch)
 
     def join(self, space: str, bridge: str) -> str:
-        """Give a namespace an address on a bridge, and return it."""
+        """Connect a namespace to a bridge, and return its address."""
         inside = f"{self.switch}-{space}"
         if space not in self.spaces:
             self.spaces[space] = {}
@@ -165,14 +165,14 @@ class Network:
         return address
 
     def close(self) -> None:
-        """Delete all of them."""
+        """Delete all namespaces."""
         for space in self.spaces:
             call("ip", "netns", "delete", f"{self.switch}-{space}")
         call("ip", "netns", "delete", self.switch)
 
 
 class Container:
-    """A service of a compose file, in namespaces of its own."""
+    """A service of a compose file, in its own namespaces."""
 
     def __init__(
         self, image: Image, network: Network, home: Path, name: str,
@@ -199,7 +199,7 @@ class Container:
                 path = self.binds[source]
             else:
                 path = self.home / "volumes" / f"{self.name.split('.')[0]}-{source}"
-                # A new volume begins as what the image has there.
+                # A new volume is a copy of the image's folder, as in Docker.
                 inside = self.image.root / target.lstrip("/")
                 if not path.exists():
                     path.parent.mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ class Container:
         return found
 
     def as_user(self) -> list[str]:
-        """Return what drops all that root has, and sets the environment."""
+        """Return a command that drops all privileges and sets the environment."""
         user = self.service["user"].split(":")
         settings = [f"{k}={v}" for k, v in self.image.environment.items()]
         return [
@@ -219,7 +219,7 @@ class Container:
         ]  # fmt: skip
 
     def start(self) -> None:
-        """Start it once."""
+        """Start the service once."""
         assert self.service["read_only"]
         assert self.service["cap_drop"] == ["ALL"]
         names = self.home / f"{self.name}.hosts"
@@ -248,7 +248,7 @@ class Container:
         )
         os.close(wrote)
         text = b""
-        # strace keeps the other end open.
+        # strace keeps the other end open, so the pipe has no end of file.
         while not text.endswith(b"}\n"):
             text += os.read(read, 1000)
         os.close(read)
@@ -256,7 +256,7 @@ class Container:
         self.process, self.starts = process, self.starts + 1
 
     def keep(self) -> None:
-        """Do what ``restart: always`` does, until it is closed."""
+        """Restart the service as ``restart: always`` does, until it is closed."""
         assert self.service["restart"] == "always"
         while not self.closing:
             self.start()
@@ -264,20 +264,20 @@ class Container:
             time.sleep(1)
 
     def exec(self, *command: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command inside, as ``docker compose exec`` does."""
+        """Run a command in the container, as ``docker compose exec`` does."""
         inside = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid",
                   "--ipc", "--uts", *self.as_user(), *command]  # fmt: skip
         return subprocess.run(inside, capture_output=True, text=True, **more)
 
     def healthy(self) -> bool:
-        """Ask its health check."""
+        """Return the result of the health check."""
         check = self.service.get("healthcheck")
         if check is None:
             return self.process.poll() is None
         return self.exec(*map(str, check["test"][1:])).returncode == 0
 
     def until_healthy(self, seconds: float = 300) -> float:
-        """Wait for it; return the seconds it took."""
+        """Wait until the service is healthy; return the seconds this took."""
         started = time.monotonic()
         while not (self.process and self.healthy()):
             if time.monotonic() - started > seconds:
@@ -286,21 +286,21 @@ class Container:
         return time.monotonic() - started
 
     def log(self) -> str:
-        """Return what it has said."""
+        """Return the output of the service."""
         return (self.home / f"{self.name}.log").read_text(errors="replace")
 
     def close(self) -> None:
-        """End it for good."""
+        """Stop the service for good."""
         self.closing = True
         if self.process:
-            # Process 1 of its namespace: all others end with it.
+            # It is process 1 of its namespace, so all others end with it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.process.wait()
 
 
 def names_of(network: Network, space: str) -> dict[str, str]:
-    """Return the addresses that a container knows by name: those on its networks."""
+    """Return the addresses of the services on a container's networks, by name."""
     return {
         other.split(".")[-1]: address
         for other, bridges in network.spaces.items()
@@ -309,7 +309,7 @@ def names_of(network: Network, space: str) -> dict[str, str]:
     }
 
 
-# Docker's, at 127.0.0.11, for names of services; they have IPv4 addresses only.
+# Replaces Docker's name server at 127.0.0.11, for services with IPv4 addresses.
 NAME_SERVER = """
 import json, socket, sys
 names = json.loads(sys.argv[1])
@@ -330,7 +330,7 @@ while True:
 
 
 def interpolate(text: str, settings: dict[str, str]) -> str:
-    """Do what compose does with ``${NAME}``, ``${NAME:?…}`` and ``${NAME:-…}``."""
+    """Substitute ``${NAME}``, ``${NAME:?…}`` and ``${NAME:-…}`` as compose does."""
 
     def value(match: re.Match[str]) -> str:
         default = match[3] if match[2] == ":-" else None

@@ -1,7 +1,7 @@
-"""The examples of ``docs/your-task.md``, and text folders: personal against global.
+"""Personal and global models on the examples of ``docs/your-task.md`` and text folders.
 
 The guide's own files are written into an empty folder and run from there, for more
-rounds than in the guide, and with every client on its own beside.
+rounds than in the guide. The algorithm ``local`` is added for comparison.
 """
 
 import argparse
@@ -31,18 +31,18 @@ LETTERS = "batch-size=50 learning-rate=0.5 momentum=0.9 head-epochs=2"
 
 
 class Example(NamedTuple):
-    """One panel.
+    """An example, which is a panel of the figure.
 
     Parameters
     ----------
     title, metric : str
-        What it shows.
+        Title of the panel, and its metric.
     arguments : str
         Flags of ``simulation.py``.
     config : str
-        Its ``--run-config``.
+        Value of ``--run-config``.
     algorithms : tuple of str
-        Which run.
+        Algorithms to run.
     """
 
     title: str
@@ -114,7 +114,7 @@ def simulate(name: str, home: Path, environment: dict[str, str], seed: int) -> N
 
 
 def panels(runs: dict[str, dict[str, list[Any]]]) -> None:
-    """Draw a panel an example."""
+    """Plot a panel for each example."""
     figure = Figure(figsize=(4 * len(runs), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (name, curves) in zip(

@@ -1,1 +1,1 @@
-"""What runs in processes of its own for ``peers.py``: a driver for each library."""
+"""A driver for each library, which ``peers.py`` runs in separate processes."""

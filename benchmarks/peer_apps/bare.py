@@ -1,4 +1,4 @@
-"""The bare loop: what one would write in PyTorch, without any library."""
+"""The bare loop: plain PyTorch, without any federated learning library."""
 
 import sys
 
@@ -21,7 +21,7 @@ Examples = tuple[Tensor, Tensor]
 def train(
     model: CNN | Softmax, learns: list[nn.Parameter], examples: Examples, epochs: int
 ) -> None:
-    """Make SGD's steps with some of the parameters; the others are frozen."""
+    """Train some of the parameters with SGD; the others are frozen."""
     model.requires_grad_(False)
     for parameter in learns:
         parameter.requires_grad_(True)
@@ -45,7 +45,7 @@ def load(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
 def fit(
     job: Job, model: CNN | Softmax, examples: Examples, head: list[nn.Parameter]
 ) -> None:
-    """Train one client's model, as FedRep or as FedAvg does."""
+    """Train one client's model with FedRep or FedAvg."""
     base = [p for p in model.parameters() if all(p is not h for h in head)]
     if head:
         train(model, head, examples, job.head_epochs)
@@ -53,9 +53,9 @@ def fit(
 
 
 def read_all(job: Job, channels_last: bool) -> dict[int, Examples]:
-    """Return the examples of all who will be sampled, before the first round."""
-    everybody = {client for sampled in job.sampled for client in sampled}
-    data = {client: read_client(job.folder, client) for client in everybody}
+    """Return the examples of all clients that will be sampled."""
+    clients = {client for sampled in job.sampled for client in sampled}
+    data = {client: read_client(job.folder, client) for client in clients}
     if not channels_last:
         return data
     order = torch.channels_last
@@ -63,7 +63,7 @@ def read_all(job: Job, channels_last: bool) -> dict[int, Examples]:
 
 
 def main(channels_last: bool) -> None:
-    """Do the job."""
+    """Carry out the job."""
     job, counter = Job.read(), Counter().watch()
     data = read_all(job, channels_last)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Ours: the model and the images as a task of one's own, and a note each round."""
+"""flwr-frl: the model and the images as a custom task, with a note per round."""
 
 import sys
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ SHARDS = 5
 
 
 def images(data_dir: str) -> Any:
-    """Return the image folder, split over clients, with no augmentation."""
+    """Return the image folder, split over clients, without augmentation."""
     settings = {
         "task": "image-folder",
         "data-dir": data_dir,
@@ -62,13 +62,13 @@ def vectors(num_clients: int) -> ExampleTask:
 
 
 class Noted:
-    """A strategy that notes the end of each round, and keeps the last model."""
+    """A strategy that records each round's end, and saves the final model."""
 
     counter = Counter()
     job: Job | None = None
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        """Note that the round is over."""
+        """Aggregate, and record the end of the round."""
         arrays, metrics = super().aggregate_train(server_round, replies)  # type: ignore[misc]
         Noted.job = Noted.job or Job.read()
         Noted.job.note(Noted.counter.steps)
@@ -101,7 +101,7 @@ def count_steps() -> None:
 
 
 def main(backend: str, cohort: str = "auto") -> None:
-    """Do the job, inline or on Ray; with the cohort ``off``, one client at a time."""
+    """Carry out the job, inline or on Ray; cohort ``off`` trains clients one by one."""
     job = Job.read()
     cnn = job.model_name == "cnn"
     simulate(
@@ -125,7 +125,7 @@ def main(backend: str, cohort: str = "auto") -> None:
 
 
 if __name__ == "__main__":
-    # Under the name by which workers import it.
+    # Workers import the module under this name.
     from benchmarks.peer_apps import ours
 
     ours.count_steps()

@@ -1,4 +1,4 @@
-"""BlazeFL: the FedAvg of its ``contrib``, one after the other or in two processes."""
+"""BlazeFL: FedAvg of its ``contrib``, one client at a time or in two processes."""
 
 import sys
 import tempfile
@@ -27,13 +27,13 @@ from benchmarks.peer_apps.work import (
 
 
 class Name(StrEnum):
-    """The models that there are."""
+    """The available models."""
 
     CNN = "cnn"
 
 
 class Models:
-    """Gives the one model."""
+    """Selects the only model."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -44,7 +44,7 @@ class Models:
 
 
 class Clients:
-    """The examples of each client, read when they are asked for."""
+    """The examples of each client, read on demand."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Clients:
         return TensorDataset(*read_client(self.folder, cid))
 
     def set_dataset(self, type_: str, cid: int | None, dataset: Any) -> None:
-        """Leave all as it is: nothing of a data set changes."""
+        """Do nothing, because data sets do not change."""
 
     def get_dataloader(
         self,
@@ -64,7 +64,7 @@ class Clients:
         batch_size: int | None,
         generator: torch.Generator | None,
     ) -> Any:
-        """Return a client's examples in batches, shuffled."""
+        """Return a client's examples in shuffled batches."""
         examples = self.get_dataset(type_, cid)
         return DataLoader(
             examples, batch_size=batch_size, shuffle=True, generator=generator
@@ -72,16 +72,16 @@ class Clients:
 
 
 def trainer(how: str, common: dict[str, Any], epochs: int, home: Path) -> Any:
-    """Return what trains the clients: ``one`` by one, or in two ``processes``."""
-    own = {**common, "num_clients": CLIENTS, "epochs": epochs, "lr": LEARNING_RATE}
+    """Return a trainer of the clients: ``one`` by one, or in two ``processes``."""
+    options = {**common, "num_clients": CLIENTS, "epochs": epochs, "lr": LEARNING_RATE}
     if how == "one":
-        return FedAvgBaseClientTrainer(**own)
-    # The first optimizer of a process loads torch's compiler, for more than a second.
-    # With this one the processes that are forked in each round have it already.
+        return FedAvgBaseClientTrainer(**options)
+    # The first optimizer of a process loads torch's compiler, which takes more than a
+    # second. Creating one here loads it before the processes of each round are forked.
     model = common["model_selector"].select_model("")
     torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     return FedAvgProcessPoolClientTrainer(
-        **own,
+        **options,
         num_parallels=2,
         share_dir=home / "share",
         state_dir=home / "state",
@@ -90,7 +90,7 @@ def trainer(how: str, common: dict[str, Any], epochs: int, home: Path) -> Any:
 
 
 def run(job: Job, how: str, home: Path) -> None:
-    """Do the job."""
+    """Carry out the job."""
     common = {
         "model_selector": Models(job),
         "model_name": Name.CNN,

@@ -1,4 +1,4 @@
-"""fedjax: its federated averaging, with the models in Haiku."""
+"""fedjax: its federated averaging, with models in Haiku."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,13 +51,13 @@ PARTS = {"weight": "w", "bias": "b"}
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return Haiku's two names of a PyTorch parameter."""
+    """Return the Haiku module and parameter name of a PyTorch parameter."""
     layer, part = name.split(".")
     return layer, PARTS[part]
 
 
 def gradient(forward: Any) -> Callable[..., Parameters]:
-    """Return the gradient of the mean cross-entropy of a batch."""
+    """Return a function for the gradient of a batch's mean cross-entropy."""
 
     def loss(parameters: Parameters, batch: Any, rng: Any) -> Any:
         scores = jax.nn.log_softmax(forward.apply(parameters, batch["x"]))
@@ -68,7 +68,7 @@ def gradient(forward: Any) -> Callable[..., Parameters]:
 
 
 def main() -> None:
-    """Do the job."""
+    """Carry out the job."""
     job = Job.read()
     is_cnn = job.model_name == "cnn"
     clients = {}
@@ -93,11 +93,11 @@ def main() -> None:
     for key, sampled in zip(keys, job.sampled, strict=True):
         round_keys = jax.random.split(key, len(sampled))
         chosen = [
-            (client, clients[client], own)
-            for client, own in zip(sampled, round_keys, strict=True)
+            (client, clients[client], client_key)
+            for client, client_key in zip(sampled, round_keys, strict=True)
         ]
         state, _ = averaging.apply(state, chosen)
-        # JAX returns before it has computed.
+        # JAX computes asynchronously.
         jax.block_until_ready(state.params)
         steps += job.epochs * sum(len(clients[i]) // BATCH for i in sampled)
         job.note(steps)

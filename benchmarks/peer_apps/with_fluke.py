@@ -27,7 +27,7 @@ class JobServer(Server):
     Parameters
     ----------
     job : Job
-        Has the clients of each round.
+        Job with the clients of each round.
     **base
         Arguments of fluke's server.
     """
@@ -42,21 +42,21 @@ class JobServer(Server):
 
 
 class Noting(FederationObserver):
-    """Note the end of each round.
+    """Records the end of each round.
 
     Parameters
     ----------
     job : Job
-        Where notes are written.
+        Job to which the notes belong.
     counter : Counter
-        Counts the clients' steps.
+        Counter of the clients' steps.
     """
 
     def __init__(self, job: Job, counter: Counter) -> None:
         self.job, self.counter = job, counter
 
     def end_round(self, round: int) -> None:
-        """Note that a round is over."""
+        """Record the end of a round."""
         self.job.note(self.counter.steps)
 
 
@@ -82,7 +82,7 @@ def clients_of(job: Job) -> list[Client]:
 
 
 def main() -> None:
-    """Do the job."""
+    """Carry out the job."""
     job, counter = Job.read(), Counter().watch()
     FlukeENV().set_seed(0)
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)

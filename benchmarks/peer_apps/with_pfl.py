@@ -27,14 +27,14 @@ def with_loss(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class Noting(TrainingProcessCallback):
-    """Note the end of each round.
+    """Records the end of each round.
 
     Parameters
     ----------
     job : Job
-        Where notes are written.
+        Job to which the notes belong.
     counter : Counter
-        Counts all steps, the server's as well.
+        Counter of all steps, including the server's.
     """
 
     def __init__(self, job: Job, counter: Counter) -> None:
@@ -43,13 +43,13 @@ class Noting(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Note the clients' steps: the server makes one a round."""
+        """Record the clients' steps; the server makes one step per round."""
         self.job.note(self.counter.steps - central_iteration - 1)
         return False, Metrics()
 
 
 def main() -> None:
-    """Do the job."""
+    """Carry out the job."""
     job, counter = Job.read(), Counter().watch()
     clients = (client for sampled in job.sampled for client in sampled)
     everybody = {client for sampled in job.sampled for client in sampled}
@@ -59,7 +59,7 @@ def main() -> None:
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=len(job.sampled),
-            # Round 0 alone, which is not timed, is evaluated.
+            # Only round 0 is evaluated, which is not timed.
             evaluation_frequency=len(job.sampled),
             train_cohort_size=len(job.sampled[0]),
             val_cohort_size=None,

@@ -1,8 +1,8 @@
-"""PFLlib: its ``main.py`` as it is, with notes, and with the clients of the job.
+"""PFLlib: its unchanged ``main.py``, with notes and the job's clients.
 
-It would test all clients on all their examples before the first round, however
-seldom it is told to; that is left out, as it is not timed. Runs in the folder
-``system`` of a copy of it.
+PFLlib would test all clients on all their examples before the first round, even with
+the largest evaluation interval. The test is skipped, because it is not timed. The
+driver runs in the folder ``system`` of a copy of PFLlib.
 """
 
 import os
@@ -14,7 +14,7 @@ from benchmarks.peer_apps.work import Counter, Job, Softmax
 
 
 def watch(server: type[Any], job: Job, counter: Counter) -> None:
-    """Let a server sample the job's clients, and note the end of each round."""
+    """Make a server class sample the job's clients and record the end of each round."""
     aggregate, rounds = server.aggregate_parameters, iter(job.sampled)
     ended = []
 
@@ -30,7 +30,7 @@ def watch(server: type[Any], job: Job, counter: Counter) -> None:
             job.keep(self.global_model.parameters())
 
     def evaluate(self: Any) -> None:
-        # In the end it looks for the best of them.
+        # PFLlib computes the maximum of this list at the end.
         self.rs_test_acc.append(0.0)
 
     server.select_clients, server.aggregate_parameters = select, noted
@@ -38,12 +38,12 @@ def watch(server: type[Any], job: Job, counter: Counter) -> None:
 
 
 def main() -> None:
-    """Do the job, with PFLlib's own arguments."""
+    """Carry out the job, with PFLlib's own arguments."""
     sys.path.insert(0, os.getcwd())
     from flcore.servers.serverbase import Server
     from flcore.trainmodel import models
 
-    # PFLlib's logistic regression has 60 inputs for a data set that it does not know.
+    # PFLlib's logistic regression has 60 inputs for an unknown data set.
     models.Mclr_Logistic = lambda inputs, num_classes: Softmax(num_classes)
     watch(Server, Job.read(), Counter().watch())
     sys.argv[0] = "main.py"

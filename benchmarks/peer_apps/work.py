@@ -1,6 +1,6 @@
-"""The work that all libraries do, and the notes that are taken while they do it.
+"""The work that all libraries carry out, and the notes on its progress.
 
-Nothing of flwr-frl is needed here, as other libraries live in other interpreters.
+The module does not import flwr-frl, because other libraries run in other interpreters.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 CLIENTS = 100
 LEARNING_RATE = 0.01
 BATCH = 10
-# Inputs of the softmax regression.
+# Number of inputs of the softmax regression
 WIDTH = 64
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -59,14 +59,14 @@ MODELS: dict[str, type[CNN | Softmax]] = {"cnn": CNN, "softmax": Softmax}
 
 
 def initial_model(name: str) -> CNN | Softmax:
-    """Return the initial model of all libraries, as PFLlib's seed draws it."""
+    """Return the initial model of all libraries, drawn with PFLlib's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return MODELS[name]()
 
 
 def read_client(folder: str | Path, client: int) -> tuple[Tensor, Tensor]:
-    """Return a client's normalised images and classes, in the form PFLlib reads."""
+    """Return a client's normalised images and classes, stored in PFLlib's format."""
     path = Path(folder) / f"{client}.npz"
     data = np.load(path, allow_pickle=True)["data"].item()
     return torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
@@ -74,28 +74,28 @@ def read_client(folder: str | Path, client: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(kw_only=True)
 class Job:
-    """What a driver is to do.
+    """The job of a driver.
 
     Parameters
     ----------
     folder : str
-        Clients' training examples, for `read_client`.
+        Folder of the clients' training examples, for `read_client`.
     data_dir : str
-        The image folder from which they are.
+        Image folder from which they were written.
     notes, model : str
-        Where a line a round is added, and where the final model is kept.
+        Files of the notes, with a line each, and of the final model.
     root : int
-        The process that started all others.
+        Id of the process that started all others.
     head_epochs, epochs : int
-        Of a client in a round; without head epochs it is FedAvg.
+        Epochs of a client in a round; without head epochs, the algorithm is FedAvg.
     sampled : list of list of int
-        The clients of each round, for those that can be told.
+        Clients of each round, for libraries whose sampling can be replaced.
     model_name : str, default "cnn"
         A key of ``MODELS``.
     every : int, default 1
         Number of rounds per note.
     rounds : int, default 0
-        Rounds that are over.
+        Number of finished rounds.
     """
 
     folder: str
@@ -112,12 +112,12 @@ class Job:
 
     @classmethod
     def read(cls) -> Self:
-        """Return the job that ``PEERS_JOB`` names, with one thread to do it."""
+        """Return the job in the file ``PEERS_JOB``, and limit torch to one thread."""
         torch.set_num_threads(1)
         return cls(**json.loads(Path(os.environ["PEERS_JOB"]).read_text()))
 
     def write(self, path: Path) -> None:
-        """Write what `read` reads."""
+        """Write a file for `read`."""
         path.write_text(json.dumps(asdict(self)))
 
     def initial_model(self) -> CNN | Softmax:
@@ -125,7 +125,7 @@ class Job:
         return initial_model(self.model_name)
 
     def note(self, steps: int) -> None:
-        """Note that a round is over, with all steps up to now."""
+        """Record the end of a round, with the number of steps so far."""
         self.rounds += 1
         if self.rounds % self.every:
             return
@@ -138,15 +138,15 @@ class Job:
             file.write(json.dumps(line) + "\n")
 
     def keep(self, parameters: Iterable[Tensor]) -> None:
-        """Keep the final shared model: its parameters, in their order."""
+        """Save the final shared model: its parameters, in order."""
         torch.save([p.detach().clone() for p in parameters], self.model)
 
 
 def cpu_seconds(root: int) -> float:
-    """Return the CPU time of all that a process has started, without its own.
+    """Return the CPU time of all processes started by a process, without its own.
 
-    Linux counts that of other processes in hundredths of a second; that of the calling
-    process is exact.
+    Linux reports the time of other processes in hundredths of a second, while that of
+    the calling process is exact.
     """
     every = dict(_processes())
     own = os.times()
@@ -159,7 +159,7 @@ def cpu_seconds(root: int) -> float:
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield id and parent, own user and system ticks, and those of ended children."""
+    """Yield id, parent, user and system ticks, and those of ended children."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
@@ -169,16 +169,16 @@ def _processes() -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 class Counter:
-    """How many steps torch's optimizers have made in this process."""
+    """Counts the steps of torch's optimizers in this process."""
 
     def __init__(self) -> None:
         self.steps = 0
 
     def watch(self) -> Self:
-        """Begin to count."""
+        """Start counting."""
         register_optimizer_step_post_hook(self.add)
         return self
 
     def add(self, *_: Any) -> None:
-        """Count one more."""
+        """Count one step."""
         self.steps += 1

@@ -1,1 +1,1 @@
-"""FedAvg in Flower, with nothing of flwr-frl."""
+"""FedAvg in Flower, without flwr-frl."""

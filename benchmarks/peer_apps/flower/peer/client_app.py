@@ -1,4 +1,4 @@
-"""A client: it gets the model, trains it on its own images, and sends it back."""
+"""A client that receives the model, trains it on its images, and returns it."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -29,7 +29,7 @@ def fit(model: torch.nn.Module, batches: DataLoader, epochs: int) -> int:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer with the trained model."""
+    """Reply with the trained model."""
     job = Job.read()
     model = job.initial_model()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())

@@ -1,4 +1,4 @@
-"""The server: Flower's FedAvg, with a note at the end of each round."""
+"""The server: Flower's FedAvg, which records the end of each round."""
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -10,13 +10,13 @@ app = ServerApp()
 
 
 class SGDOptimizer:
-    """Adds up the clients' steps."""
+    """Counts the steps of all clients."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, records: list, weighted_by: str) -> MetricRecord:
-        """Take the replies of a round."""
+        """Add the steps in the replies of a round."""
         metrics = [r for record in records for r in record.metric_records.values()]
         self.count += sum(int(each["steps"]) for each in metrics)
         return MetricRecord({"steps": self.count})
