@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Make what an encrypted and authenticated federation needs: a certificate authority
-# (CA), a certificate of the server for its names and addresses, and a key per node.
+# Create the files of an encrypted and authenticated federation: a certificate authority
+# (CA), a certificate for the server's names and addresses, and a key per node.
 #
 #   certificates.sh DIR --server NAME_OR_ADDRESS ... [--node NAME ...]
 #
 # Writes into DIR:
-#   ca.crt, ca.key            made once and never replaced
-#   server.crt, server.key    made again when the names change or 30 days are left
-#   nodes/NAME, NAME.pub      private and public key of a node; made once
+#   ca.crt, ca.key            created once and never replaced
+#   server.crt, server.key    renewed if the names change or at most 30 days are left
+#   nodes/NAME, NAME.pub      private and public key of a node; created once
 #
 # ca.key is needed only here: keep it off the server. A device gets ca.crt and its own
-# nodes/NAME, nothing else. Ends with 2 and one line for bad input.
+# nodes/NAME, and nothing else. Invalid input leads to exit code 2 and a one-line error.
 set -euo pipefail
 
 ca_days=3650
-server_days=397        # what strict TLS clients still accept
+server_days=397        # the maximum that strict TLS clients accept
 renew_before=2592000   # seconds: 30 days
 
 fail() {
@@ -46,9 +46,9 @@ for tool in openssl ssh-keygen; do
     command -v "$tool" >/dev/null || fail "$tool is not installed"
 done
 
-# Subject alternative names: a SuperNode checks the name or address that it dials. The
-# SuperLink starts each ServerApp as a process that dials 127.0.0.1: without that name a
-# run would hang in its first second.
+# Subject alternative names: a SuperNode checks the name or address that it connects to.
+# The SuperLink starts each ServerApp as a process that connects to 127.0.0.1. Without
+# this name, a run would hang in its first second.
 names="DNS:localhost,IP:127.0.0.1,IP:::1"
 for server in ${servers[@]+"${servers[@]}"}; do
     [[ $server != localhost && $server != 127.0.0.1 ]] || continue
@@ -66,7 +66,7 @@ for node in ${nodes[@]+"${nodes[@]}"}; do
         fail "node '$node' must be of letters, digits, '.', '_' and '-'"
 done
 
-# Private from the first byte on: no moment at which others can read a key.
+# Restrict permissions from the start, so that others can never read a key.
 umask 077
 mkdir -p "$directory/nodes"
 cd "$directory"
@@ -84,7 +84,7 @@ else
         -addext "keyUsage=critical,keyCertSign,cRLSign" \
         -keyout "$work/ca.key" -out "$work/ca.crt" 2>"$work/log" ||
         fail "openssl made no CA: $(tail -n 1 "$work/log")"
-    # The key first: a certificate without its key would stop the next run.
+    # The key is moved first, because a certificate without its key cannot sign.
     mv "$work/ca.key" ca.key
     mv "$work/ca.crt" ca.crt
     echo "ca.crt, ca.key: made, valid for $ca_days days"
@@ -92,7 +92,7 @@ fi
 chmod 600 ca.key 2>/dev/null || true
 chmod 644 ca.crt
 
-# The names are kept beside the certificate, so that a second run can compare.
+# The names are stored next to the certificate, so that the next run can compare.
 fits() {
     [[ -e server.key && -e server.crt && $(cat server.names 2>/dev/null) == "$names" ]] &&
         openssl x509 -in server.crt -noout -checkend "$renew_before" >/dev/null &&
@@ -127,7 +127,7 @@ END
     chmod 644 server.crt
 fi
 
-# Flower knows nodes by an ECDSA key on the curve P-384.
+# Flower identifies nodes by an ECDSA key on the curve P-384.
 for node in ${nodes[@]+"${nodes[@]}"}; do
     if [[ -e nodes/$node ]]; then
         echo "nodes/$node: kept"
