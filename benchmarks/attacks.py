@@ -88,7 +88,7 @@ class AttackedGrid(InlineGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return all replies, with the attack applied to the attackers' training."""
+        """Return all replies; the attack changes the attackers' training replies."""
         messages = list(messages)
         replies = list(super().send_and_receive(messages, timeout=timeout))
         trained = [

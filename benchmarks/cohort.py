@@ -35,7 +35,7 @@ MODELS = {
     "resnet20": (3, 32, 32),
 }
 SIZES = (1, 3, 8, 32, 60, 100)
-# Maximum numbers of clients of the large models, which would take too long
+# Maximum numbers of clients for the large models; more would take too long.
 LARGE = {"cifar10-cnn": 8, "resnet20": 8}
 
 
@@ -83,7 +83,7 @@ def resnet20(num_clients: int) -> ExampleTask:  # noqa: D103
 
 
 def prepare(model: str, clients: int, cohort: str) -> Callable[[], float]:
-    """Return a function that runs a round and returns its CPU seconds, warmed up."""
+    """Warm up; return a function that runs a round and returns its CPU seconds."""
     large = model in LARGE
     settings = resolve(
         {

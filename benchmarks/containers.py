@@ -192,7 +192,7 @@ class Trial:
             sys.exit(f"compose {verb} is not done here")
 
     def exec(self, name: str, *command: str, **more: Any) -> str:
-        """Run a command in a container, show it, and return what it printed."""
+        """Run a command in a container, print its output and return it."""
         result = self.containers[name].exec(*command, **more)
         shown = shlex.join(command)
         print(f"{name}$ {shown}\n{result.stdout}{result.stderr}", flush=True)

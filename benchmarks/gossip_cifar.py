@@ -27,7 +27,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--image-size", type=int, default=0, help="0: unchanged")
     parser.add_argument("--keep", type=float, default=0.01, help="share of each tensor")
-    parser.add_argument("--warm-up", type=float, default=5 / 400, help="share of all")
+    parser.add_argument("--warm-up", type=float, default=5 / 400, help="share of run")
     parser.add_argument("--triggers", nargs="*", help="default: the paper's")
     parser.add_argument("--run-config", default="", help="further settings")
     parser.add_argument("--looks", type=int, default=40, help="evaluations of a run")

@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, type=Path)
     parser.add_argument("--iterations", type=int, default=2000)
-    parser.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet")
+    parser.add_argument("--alpha", type=float, default=1.0, help="Dirichlet alpha")
     parser.add_argument("--keep", type=float, default=10.0, help="of 7,850 entries")
     parser.add_argument("--triggers", nargs="*", default=TRIGGERS, help="for SQuARM")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")

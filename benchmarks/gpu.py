@@ -50,7 +50,7 @@ def noise(model: str, num_clients: int, examples: int) -> ExampleTask:
     return ExampleTask(make, train, test, classes=tuple("abcdefghij"))
 
 
-# Set from `main`'s arguments, because settings cannot pass this to a task
+# Set from `main`'s arguments, because tasks that settings can name have none.
 sizes = {"examples": 500}
 
 

@@ -126,7 +126,7 @@ def commits(data: object) -> Iterator[str]:
 
 
 def dirty(root: Path, page: str) -> Iterator[str]:
-    """Yield a line for each dirty commit, and for a commit that the JSON lacks."""
+    """Yield a line for each dirty commit, and if the page and its JSON disagree."""
     data = read(root, page)
     if data is None:
         return

@@ -1,9 +1,10 @@
 """Test the robustness against hostile replies, hostile messages and kills.
 
-No client may end a run, and nothing that was learned may be lost. ``python -m
-benchmarks.hostile --replies N --messages N --kills N --seed S`` runs this many cases of
-each kind, writes ``results/hostile`` and exits with 1 if any case failed. The harness
-is in ``tests/hostile``; the tests run a small part of it.
+No client may end a run, and nothing that was learned may be lost. The script tests the
+given number of cases of each kind, writes ``results/hostile`` and exits with 1 if any
+case failed. The harness is in ``tests/hostile``; the tests run a small part of it.
+
+``python -m benchmarks.hostile --replies N --messages N --kills N --seed S``
 """
 
 import argparse

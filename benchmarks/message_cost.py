@@ -152,7 +152,7 @@ def settings_for(case: Case) -> Settings:
 
 
 def prepare(case: Case) -> tuple[Callable[[int], None], int]:
-    """Return a function that runs rounds, warmed up, and the number of clients."""
+    """Warm up; return a function that runs rounds, and the number of clients."""
     settings = settings_for(case)
     clients = int(settings["num-clients"])
     grid = InlineGrid(make_app(dict(settings)), clients)

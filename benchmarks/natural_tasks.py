@@ -121,7 +121,7 @@ def number(text: str) -> float:
 
 
 def wisdm(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Return activity recognition: 36 people, 43 features, 6 activities."""
+    """Build the activity recognition task: 36 people, 43 features, 6 activities."""
     with (Path(data_dir) / "wisdm.csv").open() as file:
         lines = list(csv.DictReader(file))
     features = [name for name in lines[0] if name not in ("UNIQUE_ID", "user", "class")]
@@ -138,7 +138,7 @@ def wisdm(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Example
 
 
 def heart(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Return heart disease in four hospitals: 13 features, healthy or ill, AUROC.
+    """Build the heart disease task: four hospitals, 13 features, healthy or ill, AUROC.
 
     Missing values are replaced by the mean; 13 further features indicate them.
     """
@@ -153,7 +153,7 @@ def heart(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Example
 
 
 def school(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Return exam scores: 139 schools, 28 features, one score, regression.
+    """Build the exam score task: 139 schools, 28 features, one score, regression.
 
     The score is in units of 10 points.
     """
@@ -168,7 +168,7 @@ def school(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Exampl
 
 
 def landmine(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Return landmine detection: 29 fields, 9 features, mine or not, AUROC."""
+    """Build the landmine detection task: 29 fields, 9 features, mine or not, AUROC."""
     from scipy.io import loadmat
 
     data = loadmat(Path(data_dir) / "LandmineData.mat")
@@ -183,10 +183,10 @@ def landmine(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Exam
 def parkinson(
     num_clients: int, *, data_dir: Folder = "", seed: Seed = 0
 ) -> ExampleTask:
-    """Return Parkinson telemonitoring: 42 patients, 16 voice measures, motor UPDRS.
+    """Build the Parkinson task: 42 patients, 16 voice measures, motor UPDRS.
 
-    The score is in units of 10 points. Age, sex and test time are excluded, because
-    they identify the patients.
+    The data set is Parkinson telemonitoring, and the score is in units of 10 points.
+    Age, sex and test time are excluded, because they identify the patients.
     """
     with (Path(data_dir) / "parkinsons_updrs.data").open() as file:
         lines = list(csv.DictReader(file))
@@ -204,7 +204,7 @@ def parkinson(
 
 
 def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Return spoken digits: 6 speakers, 3,000 log-mel images, a small CNN.
+    """Build the spoken digits task: 6 speakers, 3,000 log-mel images, a small CNN.
 
     Of 50 repetitions, 20 random ones are for training and 10 for testing, because there
     are many examples of each digit.
@@ -245,7 +245,7 @@ def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Exampl
 
 
 def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Return the next character in Shakespeare's plays: 30 roles, a small GRU.
+    """Build the next-character task on Shakespeare's plays: 30 roles, a small GRU.
 
     The clients are the longest roles. Their first 10,000 characters are divided into
     windows of 80 as in LEAF, but without overlap. The last quarter is the test set.
@@ -284,7 +284,7 @@ class RecurrentFeatures(nn.Module):
 
 
 def writers(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Return FEMNIST's digits: 12 writers, 28 x 28 grey images, a small CNN."""
+    """Build the FEMNIST digits task: 12 writers, 28 x 28 grey images, a small CNN."""
     train, test = {}, {}
     for folder in sorted((Path(data_dir) / "femnist").iterdir()):
         paths = sorted(folder.glob("train/*/*.png"))

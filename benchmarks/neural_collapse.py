@@ -125,7 +125,8 @@ def plot(heads: dict[str, Tensor]) -> None:
     figure = Figure(figsize=(8, 2.7 * len(heads)), layout="constrained")
     axes = figure.subplots(len(heads), 3)
     for row, (name, own) in zip(axes, heads.items(), strict=True):
-        # Problems with common features share a basis; local ones have one per client.
+        # With common features, all heads share a basis; otherwise, each client has its
+        # own.
         together = name.startswith("together")
         for i, place in enumerate(row):
             shown = own[MASK] if together else own[i][MASK[i]]

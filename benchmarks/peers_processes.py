@@ -103,7 +103,8 @@ def run(peer: Peer, home: Path, data_dir: str, rounds: int) -> tuple[Any, Any]:
         every=work.every,
     ).write(places["job"])
     try:
-        # Flower needs it. For every peer, it ends the processes that were left behind.
+        # Flower requires `local_flower`. For every peer, it ends the processes that
+        # were left behind.
         with (
             open(places["log"], "wb") as log,
             local_flower(Path(tempfile.mkdtemp(dir=home))) as environment,

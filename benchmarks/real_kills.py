@@ -38,7 +38,7 @@ ALGORITHMS = ("fedrep", "flute", "ditto", "scaffold")
 KINDS = ("SuperLink", "ServerApp", "SuperNode", "SuperExec")
 CHANCES = (0.3, 0.3, 0.2, 0.2)
 ROUNDS = 6
-# A kill happens after at most so many further rounds and so many seconds.
+# A kill happens after at most this many further rounds and this many seconds.
 MORE_ROUNDS, LATER = 2, 8.0
 # Algorithms that keep state on the devices
 KEEPING = ("fedrep", "ditto", "scaffold")
@@ -108,15 +108,14 @@ class Trials:
         # Kind of process and number of reported rounds of each kill, in order
         self.kills: list[tuple[str, int]] = []
         self.fell: list[str] = []
-        # Number of times that a SuperNode lost the SuperLink, as the watchdog detects
-        # it
+        # How often a SuperNode lost the SuperLink, as the watchdog detects it
         self.watched = 0
         self.undisturbed: dict[str, Outcome] = {}
         self.starts = 0
         self.began = time.monotonic()
 
     def run(self, kills: int) -> None:
-        """Kill so many times, a few times per run, and compare the outcomes."""
+        """Kill processes `kills` times, a few times per run, and compare outcomes."""
         write_folders(self.home / "data", len(DEVICES))
         self.start_superlink()
         self.federation.register()

@@ -54,7 +54,7 @@ Row = tuple[str, dict[str, Setting], int]
 ROWS: dict[str, list[Row]] = {
     "choco-sgd": COMPRESSED,
     "squarm-sgd": COMPRESSED,
-    # A client's personal parameters are the batch norms.
+    # FedBN keeps batch norms on the clients, so its model must have some.
     "fedbn": [(" (ResNet-20)", IMAGES | {"model": "resnet20"}, SETTLED)],
     "fedrep": [*ON_IMAGES, LINEAR],
     "flute": [*ON_IMAGES, LINEAR],

@@ -42,7 +42,7 @@ ALL = (*PAIRS, *PAIRS.values())
 COMMUNICATION = (0, 10, 100)
 # File next to a run, with its settings and its commit
 ABOUT = "run.json"
-# Settings that affect no run, and those that do not affect base algorithms
+# Settings that do not affect any result, and those that do not affect base algorithms
 PLACES = ("data-dir", "output", "checkpoint-every")
 OF_SRPFL = ("speed-model", "initial-nodes", "rounds-per-stage")
 # Entries of a run's rows that a page contains
