@@ -71,7 +71,7 @@ ROWS: dict[str, list[Row]] = {
 }
 
 
-class ScaleGrid(InlineGrid):
+class RecordingGrid(InlineGrid):
     """Keeps the training messages of one round and their replies."""
 
     server_round = 0
@@ -163,7 +163,7 @@ def measure(
             }
         )
     )
-    grid = ScaleGrid(make_app(dict(settings)), NODES)
+    grid = RecordingGrid(make_app(dict(settings)), NODES)
     grid.server_round = server_round
     strategy = build_strategy(settings)
     arrays = strategy.initialize(grid)

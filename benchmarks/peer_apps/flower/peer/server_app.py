@@ -9,7 +9,7 @@ from benchmarks.peer_apps.work import Job
 app = ServerApp()
 
 
-class SGDOptimizer:
+class StepCounter:
     """Counts the steps of all clients."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SGDOptimizer:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds."""
-    job, steps = Job.read(), SGDOptimizer()
+    job, steps = Job.read(), StepCounter()
     clients = int(context.run_config["clients"])
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> None:
