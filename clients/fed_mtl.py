@@ -19,7 +19,8 @@ class FedMTLSettings(TrainingSettings):
     ----------
     mtl_lambda : float, default 0.1
         λ of λ tr(W Ω Wᵀ) = λ Σ_i ‖w_i − w̄‖²; 0 is local training. Smith et al. choose
-        from 1e-5 to 10 by validation. λ₂ ‖W‖² is ``weight_decay``, which is 2 λ₂.
+        it from 1e-5 to 10 by validation. For their term λ₂ ‖W‖², set ``weight-decay``
+        to 2 λ₂.
     """
 
     mtl_lambda: Annotated[float, Range("[0, inf)")] = 0.1

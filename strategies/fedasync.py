@@ -20,7 +20,7 @@ class FedAsync(FedBuff):
     strategy : BaseStrategy
         The base; an algorithm that averages, with `Traits.asynchronous`.
     async_base : str, default "fedavg"
-        Name or import path of the base, where settings choose it.
+        Name or import path of the base, if settings choose it.
     concurrency : int, default 10
         Number of clients C at work at any time.
     staleness_exponent : float, default 0.5

@@ -45,7 +45,7 @@ class FedBuff(
     strategy : BaseStrategy
         The base; an algorithm that averages, with `Traits.asynchronous`.
     async_base : str, default "fedavg"
-        Name or import path of the base, where settings choose it.
+        Name or import path of the base, if settings choose it.
     concurrency : int, default 10
         Number of clients C at work at any time.
     buffer_size : int, default 5

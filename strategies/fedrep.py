@@ -55,11 +55,11 @@ class FedRepLinear(
         Width k of the representation.
     initialization : {"moments", "random", "gaussian"}, default "moments"
         ``moments``: B⁰ = the k leading eigenvectors of mean_i Z_i, where every client
-        sends Z_i once; with ``server-dp-noise``, of their noisy mean (SRPFL, remark
-        4.11), one more release, for which Z_i is clipped to ``server-dp-clip``.
-        ``random``: an orthonormal B⁰ from the seed. ``gaussian``: the
-        start of FLUTE with the same seed, with entries from N(0, 1/(10 d)²): FedRep(RI)
-        in FLUTE's figures.
+        sends Z_i once. With ``server-dp-noise``, Z_i is clipped to ``server-dp-clip``,
+        and the mean is noisy (SRPFL, remark 4.11) and counts as one more release.
+        ``random``: an orthonormal B⁰ from the seed. ``gaussian``: entries from
+        N(0, 1/(10 d)²), as FLUTE's B⁰ with the same seed; FLUTE's figures call this
+        FedRep(RI).
     orthonormalize : bool, default False
         Replace the mean by the Q of its QR decomposition, as in SRPFL.
     **base

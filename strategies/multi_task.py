@@ -34,9 +34,9 @@ class MultiTask(
     Parameters
     ----------
     dual_regularizer : float or str, default "auto"
-        δ, with δ η² ≤ 1 (appendix B). ``auto`` is 100, as in the chapter's experiments;
-        ``theory`` is that of theorem 3, or with bandit feedback of theorem 4, which
-        needs a bounded X and a very small step size. Clients then receive the number of
+        δ, with δ η² ≤ 1 (appendix B). ``auto`` is 100, as in the chapter's experiments.
+        ``theory`` is the δ of theorem 3, or of theorem 4 with bandit feedback. It needs
+        a bounded X and a very small step size, and clients then receive the number of
         dual variables.
     **base
         Arguments of `Gossip`.

@@ -47,7 +47,7 @@ class RepresentationTransfer(
     Parameters
     ----------
     num_sources : int, default 10
-        Clients 0 to ``num_sources`` − 1 are sources, unless their node config sets
+        Number of source clients. They are the first clients, unless a node config sets
         ``role``; each client reports its role.
     rank_tolerance : float, default 0.01
         In (0, 1). Singular values below this fraction of the largest do not count

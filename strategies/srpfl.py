@@ -63,9 +63,8 @@ class SRPFL(
         which the last also holds for all later stages. ``auto``: stages of equal
         lengths in the first half of the rounds, and all sampled clients in the second.
         ``theory`` (only as a setting): lengths by `theory_stages`; ``theory-exact``: by
-        `exact_stages`, without the first stages that have no round. As a setting, a
-        list has commas between the numbers. ``gradient``: FLANP's stopping rule, by
-        ``stage-threshold``.
+        `exact_stages`, without the first stages that have no round. ``gradient``:
+        FLANP's stopping rule, by ``stage-threshold``.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, if settings choose it.
     contraction : float, default 0.1
@@ -80,7 +79,7 @@ class SRPFL(
         the run. With ``run``, only the first n clients of a stage train until it ends,
         and they also take part in all later stages, as in FLANP (remark 3.3).
     doubles : {"clients", "examples"}, default "clients"
-        What doubles from stage to stage: the number of replies n, or the training
+        Number that doubles from stage to stage: of the replies n, or of the training
         examples of the replies, beginning with the share n0 / N (appendix C).
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.

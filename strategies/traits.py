@@ -230,7 +230,8 @@ class StrategySettings(Checked):
         δ at which ε is computed; well below one over the number of clients.
     seed : int, default 0
         Seed of the sampling, which depends on the seed, the round and the clients'
-        names only.
+        names only. In a run it is also the seed of partition, initial model and
+        training.
     checkpoint_every : int, default 0
         Rounds between two checkpoints, which the caller writes; 0 writes no
         intermediate checkpoints.

@@ -81,7 +81,7 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
         CPU threads of one client.
     cohort : str, default "auto"
         Number of clients of one process that train together, with stacked models;
-        ``auto`` is up to 128 on a CPU and up to 32 elsewhere, where that is faster.
+        ``auto`` is up to 128 on a CPU and up to 32 elsewhere, if that is faster.
         ``off`` trains them one by one, with bitwise equal results on every backend.
     device : str, default "auto"
         Device to train on: ``cpu``, ``cuda`` (the first GPU), ``cuda:1``, ``mps``.

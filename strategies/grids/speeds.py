@@ -151,7 +151,7 @@ class SpeedSettings(Checked):
         ``groups``: T_i ~ Exp with mean 0.1, or mean 10 for the stragglers, who are the
         last clients, drawn once. ``correlated``: as ``fixed``, but sorted, so that with
         the partition ``class-groups`` speed and labels go together. Or the path of a
-        file with a time for each client, one a line.
+        file with one time per line, for each client.
     straggler_fraction : float, default 0.1
         Share of stragglers in ``groups``.
     redraw_speeds : bool, default False

@@ -62,8 +62,8 @@ class RunSettings(Checked):
         it is the last evaluation by ``evaluate-every``.
     new_clients : int, default 0
         Number of simulated clients, drawn by the seed, that take no part in the
-        training. After the last round each of them trains its personal part, a head for
-        example, on its data. On devices use ``python -m flwr_frl.clients.personalize``.
+        training. After the last round each of them trains its personal part, such as a
+        head, on its data. On devices use ``python -m flwr_frl.clients.personalize``.
     names_by_key : bool, default False
         Whether a client's name belongs to the key of the SuperNode that first used it,
         in a run and in runs that resume it. Requires a SuperLink with
@@ -73,15 +73,15 @@ class RunSettings(Checked):
     checkpoint_every : int, default 0
         Rounds between two checkpoints; 0 writes one at the end and on Ctrl-C only.
     patience : int, default 0
-        Number of evaluations in a row without a better mean than the best so far after
-        which the run ends early; 0 never ends it. The mean is the clients' validation
-        accuracy, or their loss where there is none, so ``evaluate-on`` must be
+        Number of successive evaluations without improvement after which the run ends
+        early; 0 disables early stopping. The clients' mean validation accuracy must
+        improve, or their loss if there is no accuracy, so ``evaluate-on`` must be
         ``validation``.
     keep_best : bool, default False
-        Whether the checkpoint of the round with the best validation mean is kept, too,
-        as ``checkpoint-best-validation.safetensors`` beside the last one. It has the
-        server's part; clients save their personal parts for the last one only.
-        Requires ``evaluate-on`` to be ``validation``.
+        Whether to keep a second checkpoint, of the round with the best validation mean,
+        as ``checkpoint-best-validation.safetensors``. It contains the server's arrays
+        only: clients save their personal arrays for the last checkpoint. Requires
+        ``evaluate-on`` to be ``validation``.
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""

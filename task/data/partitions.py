@@ -279,7 +279,7 @@ class PartitionSettings(Checked):
         is tested on all test examples.
     client_examples : int, default 0
         Largest number of training examples of a client; 0 sets no limit. Test examples
-        are not limited. SRPFL's FEMNIST has 150, or 100 and a spread of 50.
+        are not limited. SRPFL's FEMNIST uses 150, or 100 with a spread of 50.
     client_examples_spread : int, default 0
         A random number up to this one is added to ``client-examples`` for each client.
     """

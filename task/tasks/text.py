@@ -120,7 +120,8 @@ class TextSettings(Checked):
     seed : int, default 0
         Seed of the initial model.
     sequence_length : int, default 0
-        Characters or words per example; 0 stands for LEAF's 80 characters or 25 words.
+        Characters or words per example, or tokens with the task ``hf-text``; 0 stands
+        for LEAF's 80 characters or 25 words, and for 128 tokens.
     text_windows : {"disjoint", "sliding"}, default "disjoint"
         How a text is cut into examples of ``sequence-length`` characters. Disjoint
         windows are consecutive, and the next character is predicted at every position.

@@ -49,12 +49,11 @@ class TrainerSettings(SGD):
         called with the parameter groups, their ``weight_decay`` and ``lr``. Only
         ``sgd`` has ``momentum``. An optimiser's state is never sent.
     optimizer_state : str, default "renewed"
-        ``renewed`` for an optimiser that begins anew in each phase of local training,
-        or ``kept`` for one that continues, phase by phase, from the client's last
-        round, with its momentum or moments. The state is personal: it is saved with
-        the client's personal part, and models that are fitted for a test or by
-        newcomers begin anew. ``kept`` requires an algorithm that trains by the common
-        function only.
+        ``renewed``: each phase of local training begins with a new optimiser.
+        ``kept``: each phase continues with the momentum or moments of the same phase in
+        the client's last round. This state is personal, and saved with the client's
+        personal part. Fine-tuning for a test and newcomers begin with a new optimiser.
+        ``kept`` requires an algorithm that trains only by `Client.train`.
     max_gradient_norm : float, default 0
         Norm to which the gradient of all parameters that train together is clipped in
         each step; 0 does not clip. With ``dp-noise`` it clips the noisy gradient.
