@@ -45,7 +45,7 @@ def biased_first_layer(task: Task) -> None:
     layer = task.scratch_model.first_linear
     if layer is None or layer.bias is None:
         raise SettingsError(
-            "it needs a head that begins with a linear layer with a bias"
+            "it needs a head that begins with a linear layer with a bias", "no-bias"
         )
 
 

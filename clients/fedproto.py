@@ -11,11 +11,10 @@ from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSet
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.clients.traits import NODE_SETTINGS
-from flwr_frl.task.base import Task
+from flwr_frl.clients.traits import NODE_SETTINGS, linear_head
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Choice, Free, Range, SettingsError
+from flwr_frl.task.settings import Choice, Free, Range
 from flwr_frl.task.training import features_of
 
 SLOT, CLASSES = "prototypes.", "classes."
@@ -76,16 +75,10 @@ class NearPrototypes:
         return self.weight * distances.mean()
 
 
-def biased_head(task: Task) -> None:
-    """Refuse heads that are not one linear layer with a bias."""
-    if task.scratch_model.linear_head("FedProto").bias is None:
-        raise SettingsError("it needs a head with a bias; this one has none")
-
-
 class FedProtoClient(
     Client,
     needs_classes=True,
-    requires=(biased_head,),
+    requires=(linear_head("FedProto", bias=True),),
     node_settings=(*NODE_SETTINGS, "model", "model-head", "head-layers"),
 ):
     """Algorithm 1, client side: the model is personal; architectures may differ.

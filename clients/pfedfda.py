@@ -13,10 +13,10 @@ from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.fedpac import class_means, labelled_features
-from flwr_frl.task.base import Task
+from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Choice, Range, SettingsError
+from flwr_frl.task.settings import Choice, Range
 
 GAUSSIAN = "gaussian."
 MEANS, COVARIANCE = f"{GAUSSIAN}means", f"{GAUSSIAN}covariance"
@@ -80,14 +80,11 @@ class Gaussians:
         return weight, priors.log() - (self.means * weight).sum(1) / 2
 
 
-def biased_linear_head(task: Task) -> None:
-    """Refuse heads that are not one linear layer with a bias."""
-    if task.scratch_model.linear_head("pFedFDA").bias is None:
-        raise SettingsError("it needs a head with a bias; this one has none", "no-bias")
-
-
 class PFedFDAClient(
-    Client, needs_classes=True, requires=(biased_linear_head,), newcomer_groups=()
+    Client,
+    needs_classes=True,
+    requires=(linear_head("pFedFDA", bias=True),),
+    newcomer_groups=(),
 ):
     """Algorithm 1, client side: representation and Gaussians are shared.
 

@@ -171,16 +171,21 @@ def _renamed(kind: type[Any], name: str, current: str) -> str:
     return f"{kind.__name__}.{name} is a name of an earlier release; use {current}"
 
 
-def linear_head(algorithm: str) -> Callable[[Task], None]:
+def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:
     """Return the requirement that the model's head is one linear layer.
 
     Parameters
     ----------
     algorithm : str
         Name of the algorithm, for the error message.
+    bias : bool, default False
+        True if the layer must have a bias.
     """
 
     def check(task: Task) -> None:
-        task.scratch_model.linear_head(algorithm)
+        layer = task.scratch_model.linear_head(algorithm)
+        if bias and layer.bias is None:
+            text = "it needs a head with a bias; this one has none"
+            raise SettingsError(text, "no-bias")
 
     return check

@@ -1,6 +1,6 @@
 """A page for each algorithm, from its strategy, its client and their settings.
 
-A new row in ``strategies/algorithms.py`` gives a new page: docstrings say what the
+A new row in ``strategies/table.py`` gives a new page: docstrings say what the
 algorithm does, parameter groups what it shares and keeps, traits what it needs, and the
 declarations its settings. What other pages of the repository have about an algorithm is
 taken from there: published and measured accuracies, what the server sees
@@ -24,6 +24,7 @@ from flwr_frl.clients.device.parameter_groups import (
 )
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.task.settings import SettingsError, declared, defaults, load
 from flwr_frl.task.tasks import GENERATED, build_task
@@ -103,8 +104,7 @@ def family(each: Algorithm) -> str:
     shared, personal = ({*g} if isinstance(g, tuple) else {""} for g in declared_groups)
     if not shared:
         return ALONE
-    heads_on_server = not personal and each.client.traits.needs_classes
-    if heads_on_server or not shared >= {REPRESENTATION, HEAD}:
+    if issubclass(each.strategy, TrainedHeads) or not shared >= {REPRESENTATION, HEAD}:
         return HEADS
     # Control variates and the like serve training alone.
     return (

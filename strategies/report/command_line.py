@@ -73,7 +73,7 @@ def parse(
     add("--run-config", nargs="*", default=[], metavar="'k=v …'", help=text)
     text = "run N seeds, starting at --seed; report mean ± standard deviation"
     add("--seeds", type=int, metavar="N", help=text)
-    text = "run N of them in parallel processes (default 1; needs --backend inline)"
+    text = "run N of them in parallel processes (default 1; not with --backend ray)"
     add("--jobs", type=int, default=1, metavar="N", help=text)
     text = "with `tune ALGORITHM …`: values to choose from by validation accuracy"
     add("--grid", default="", metavar="'k=v,v …'", help=text)

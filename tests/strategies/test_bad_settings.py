@@ -3,10 +3,24 @@
 import math
 
 import pytest
+import torch
+from torch import nn
 
 from flwr_frl import running
 from flwr_frl.strategies.algorithms import settings_owners
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.settings import SettingsError, resolve
+
+
+def unbiased(num_clients):
+    """A linear head without a bias."""
+
+    def model():
+        return SplitModel(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+
+    sets = [ExampleSet(torch.ones(2, 2), torch.tensor([0, 1]))] * num_clients
+    return ExampleTask(model, sets, sets, classes=("a", "b"))
+
 
 # Values out of range, by algorithm and setting.
 OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
@@ -161,6 +175,9 @@ def test_unsuitable_task_is_rejected(algorithm, given, words):
         ("gpfl", {"head-layers": 2}, "head-not-linear"),
         ("pfedfda", {"head-layers": 2}, "head-not-linear"),
         ("knn-per", {"task": "linear"}, "no-classes"),
+        ("fedproto", {"task": f"{__name__}:unbiased"}, "no-bias"),
+        ("pfedfda", {"task": f"{__name__}:unbiased"}, "no-bias"),
+        ("feddbe", {"task": f"{__name__}:unbiased"}, "no-bias"),
         ("moon", {"model": "logistic"}, "no-features"),
         ("feddyn", {"model": "resnet18"}, "has-buffers"),
     ],
