@@ -1,4 +1,4 @@
-"""What is learned: data, split models, local training, metrics. Never imports flwr."""
+"""Tasks: data, split models, local training and metrics. Never imports flwr."""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ else:
     __all__, __getattr__ = attach(__name__, __file__)
 
 if __name__ == "task":
-    # A checkout's short name: the same modules, not copies of them.
+    # In a checkout, `task` is a second name of the same modules, not a copy of them.
     from flwr_frl.short_names import alias
 
     alias(__name__)

@@ -55,7 +55,7 @@ def require(
     condition : bool
         Whether the value is allowed.
     name : str
-        What has the value: a setting as users spell it, or a short description.
+        Name of the setting as users write it, or a short description of the value.
     value : object
         The value. The message shows its repr, shortened and on one line.
     allowed : str
@@ -159,7 +159,7 @@ def unknown(
     Parameters
     ----------
     kind : str
-        What the name should denote, such as ``"algorithm"``; also the error's code.
+        Kind of object that is named, such as ``"algorithm"``; also the error's code.
     name : object
         The unknown name.
     known : iterable of str

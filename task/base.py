@@ -41,7 +41,7 @@ Matrix = npt.NDArray[np.float64]
 class BaseTask(ABC):
     """A task whose clients all start from the same model."""
 
-    # Why there is nothing for local training to train on; empty if there is.
+    # Reason why local training cannot be used for this task; empty if it can.
     untrainable: ClassVar[str] = ""
     # Number of successors with which a training example overlaps.
     overlap: int = 0
@@ -62,7 +62,7 @@ class BaseTask(ABC):
 
     @cached_property
     def _initial(self) -> tuple[SplitModel, dict[str, Tensor]]:
-        """Initial model and a copy of its state, as initialising another takes time."""
+        """Initial model and a copy of its state, cached, as initialising takes time."""
         model = new_model(self)
         check_model(model)
         return model, deepcopy(model.state_dict())
@@ -74,8 +74,8 @@ class BaseTask(ABC):
         Raises
         ------
         SettingsError
-            If the initial model has uninitialised parameters, 16-bit values that are
-            trained, values that are not finite, or frozen parameters only.
+            If the initial model has only frozen parameters, or if its state dict
+            contains uninitialised, 16-bit or non-finite values.
         """
         return self._initial[0]
 
@@ -205,7 +205,8 @@ class ExampleTask(BaseTask):
     def initial_model(self) -> SplitModel:
         """Return a new model, initialised from the seed or the weights' file.
 
-        It is in channels-last format where that is faster.
+        It is in channels-last format if it has dense 2D convolutions and then computes
+        the same outputs, because convolutions on a CPU are faster in this format.
         """
         model = self._initial_model()
         if "channels-last" not in self._decided:
@@ -219,12 +220,12 @@ class ExampleTask(BaseTask):
         return {}
 
     def _is_faster_channels_last(self, model: SplitModel) -> bool:
-        """Decide by the first client, so that all processes decide alike."""
+        """Decide by the examples of client 0, so that all processes decide alike."""
         if not has_dense_convolutions(model):
             return False
         try:
             inputs = self.train_examples(0).on(torch.device("cpu")).first(2)
-        # `check` reports what is wrong with the examples.
+        # `check` reports errors in the examples.
         except Exception:
             return False
         return len(inputs) > 0 and computes_the_same_channels_last(model, inputs)
@@ -247,7 +248,7 @@ class ExampleTask(BaseTask):
         return self._of("test", client)
 
     def check(self, client: int) -> None:
-        """Check, for one client, that the head is the last layer; then as `BaseTask`.
+        """Check once that the head is the last layer, then check as `BaseTask` does.
 
         Parameters
         ----------
@@ -309,7 +310,7 @@ class ExampleTask(BaseTask):
         return sets[client]
 
     def read(self, line: str) -> Tensor:
-        """Return the inputs that ``reader`` makes of a line."""
+        """Return the inputs that ``reader`` returns for a line."""
         return super().read(line) if self.reader is None else self.reader(line)
 
 
@@ -346,8 +347,8 @@ class RegressionTask(BaseTask):
         -------
         x : ndarray, shape (samples, dimension)
             Inputs.
-        y : ndarray, shape (samples,)
-            Outputs.
+        y : ndarray, shape (samples,) or (samples, outputs)
+            Outputs; the model learns the first.
         """
 
     @property
@@ -376,6 +377,6 @@ class RegressionTask(BaseTask):
 
 
 def _examples(x: Matrix, y: Matrix) -> ExampleSet:
-    # The model has one output; there may be several.
+    # The model has one output, but y may have several columns.
     y = y.reshape(len(y), -1)[:, :1].copy()
     return ExampleSet(torch.from_numpy(x).float(), torch.from_numpy(y).float())

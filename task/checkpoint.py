@@ -17,11 +17,12 @@ from safetensors.numpy import save
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 FILE = "checkpoint.safetensors"
-# The round with the best mean on the validation sets.
+# Checkpoint of the round with the best mean on the validation sets.
 BEST_FILE = "checkpoint-best-validation.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
-# Values, by task, of settings that earlier versions lacked, as those versions behaved.
+# By task: settings that earlier versions lacked, with the values that reproduce the
+# behaviour of these versions.
 EARLIER: dict[str, dict[str, Any]] = {"text-folder": {"text-windows": "sliding"}}
 
 
@@ -93,7 +94,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def with_earlier_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a file with those that the version writing it lacked."""
+    """Return a file's settings with those that earlier versions lacked (`EARLIER`)."""
     return {**EARLIER.get(settings.get("task", ""), {}), **settings}
 
 

@@ -52,8 +52,8 @@ def check_model(model: SplitModel) -> None:
     Raises
     ------
     SettingsError
-        If it has uninitialised parameters, 16-bit values that are trained, values that
-        are not finite, or frozen parameters only.
+        If it has only frozen parameters, or if its state dict contains uninitialised,
+        16-bit or non-finite values.
     """
     frozen = frozen_tensors(model)
     if frozen and not any(True for _ in model.parameters()):
@@ -83,9 +83,9 @@ def check_model(model: SplitModel) -> None:
 class TriedExamples:
     """The forms of examples that a task has accepted, so that few clients are tried.
 
-    A form is everything but the values: shapes, dtypes, and the number of examples in
-    the first batch. Values are like tried ones if they are finite and, for integers,
-    within the bounds of tried ones.
+    A form consists of shapes, dtypes, the number of examples in the first batch, and
+    whether there are ``rows`` and ``mean``. Examples of an accepted form are not tried
+    again if their floats are finite and their integers within the accepted bounds.
     """
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class TriedExamples:
 
     def covers(self, part: str, examples: ExampleSet) -> bool:
         """Return whether examples are like some that have been accepted."""
-        known = self._bounds.get(_form(part, examples))
-        if known is None:
+        accepted = self._bounds.get(_form(part, examples))
+        if accepted is None:
             return False
-        pairs = zip(known, _bounds(examples), strict=True)
-        # False for NaN.
+        pairs = zip(accepted, _bounds(examples), strict=True)
+        # The comparison is false for NaN.
         return all(low <= a and b <= high for (low, high), (a, b) in pairs)
 
     def add(self, part: str, examples: ExampleSet) -> None:
@@ -118,14 +118,14 @@ def _form(part: str, examples: ExampleSet) -> tuple[Any, ...]:
 
 
 def _bounds(examples: ExampleSet) -> Bounds:
-    """Return the bounds of integers; (0, 0) for finite numbers, (0, NaN) for others."""
+    """Return bounds of integers; (0, 0) for bytes and finite floats, else (0, NaN)."""
 
     def bounds(values: Tensor) -> tuple[float, float]:
         # Pixels are bytes, and may be mapped from a file.
         if values.dtype in (torch.uint8, torch.bool) or values.numel() == 0:
             return 0, 0
         if values.is_floating_point() or values.is_complex():
-            # Their sum, which may overflow: then they are tried.
+            # The sum may overflow. Then the examples are tried once more than needed.
             return 0, 0 if math.isfinite(abs(values.sum().item())) else math.nan
         low, high = values.aminmax()
         return int(low), int(high)
@@ -137,14 +137,15 @@ def _bounds(examples: ExampleSet) -> Bounds:
 def try_examples(task: Task, examples: ExampleSet) -> None:
     """Raise `SettingsError` unless the task can be used with the examples.
 
-    The first batch and inputs that are not finite are tried, and all classes checked.
+    Tries the first batch and examples with inputs that are not finite, and checks the
+    range of all classes.
 
     Parameters
     ----------
     task : Task
         The task.
     examples : ExampleSet
-        At least one.
+        The examples, at least one.
     """
     outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
     inputs, targets = examples.inputs, examples.targets
@@ -191,7 +192,7 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
         rows = inputs.reshape(len(inputs), -1)
         odd = (~rows.isfinite().all(1)).nonzero()[:EVALUATION_BATCH, 0]
         if len(odd):
-            # Along with other rows, as the loss may ignore all of these.
+            # Together with the first rows, as the loss may ignore all of the odd ones.
             rows = torch.cat([odd, torch.arange(min(len(inputs), EVALUATION_BATCH))])
             try:
                 try_batch(task, (inputs[rows], targets[rows]))
@@ -268,8 +269,8 @@ def is_sum(
 ) -> bool:
     """Return True if a loss is a sum over the examples instead of a mean.
 
-    Then it doubles and trebles with the batch, to one per cent, and is the sum over
-    both halves. A loss of pairs may fulfil one of these conditions.
+    A sum doubles and triples with the batch, and equals the sum of the losses of both
+    halves, each to one per cent. A loss of pairs may fulfil one of these conditions.
 
     Parameters
     ----------
@@ -315,7 +316,7 @@ def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
     name = type(module).__name__
     try:
         expected = logits_of(module.eval()(inputs))
-    # `try_batch` reports what a user's module raises.
+    # `try_batch` reports exceptions of a user's module.
     except Exception:
         return
     model = SplitModel.wrap(module, head).eval()
@@ -352,7 +353,10 @@ def check_metrics(metrics: Any) -> None:
 
 
 def number(name: str, value: Any) -> float:
-    """Return a metric's value as a float; `SettingsError` if it is not a number."""
+    """Return a metric's value as a float.
+
+    Raises `SettingsError` if it is not a number, or is finite and above `LARGEST`.
+    """
     try:
         result = float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -122,7 +122,7 @@ def set_random_state(state: tuple[torch.Tensor, ...]) -> None:
 
 
 class RngContext:
-    """One client's random numbers: torch's generators continue them in this context."""
+    """Context in which torch's generators continue one client's random numbers."""
 
     def __init__(self) -> None:
         self.state: tuple[torch.Tensor, ...] | None = None
@@ -153,7 +153,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def out_of_memory(error: Exception, advice: str) -> ResourceError:
-    """Return a one-line error for such an exception.
+    """Return a one-line error for an exception of `is_out_of_memory`.
 
     Parameters
     ----------

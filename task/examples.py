@@ -181,7 +181,10 @@ class ExampleSet:
 
     @property
     def is_plain(self) -> bool:
-        """True if batches are slices of the inputs, neither moved nor transformed."""
+        """True if batches consist of rows of ``inputs``, not moved or transformed.
+
+        The i-th example is then the i-th row.
+        """
         in_place = self.device is None and self.rows is None
         return in_place and self.mean is None and not self.augment
 
@@ -197,10 +200,10 @@ class ExampleSet:
 
     @cached_property
     def unlabelled(self) -> Tensor | None:
-        """Mask of the examples of which cross-entropy ignores all targets.
+        """Mask of the examples whose targets are all ignored by cross-entropy.
 
-        bool of shape (n,), on the CPU; None if there are no such examples. A loss that
-        is a mean over a batch of these alone is NaN, so training skips such batches.
+        bool of shape (n,), on the CPU; None if there are no such examples. The mean
+        loss of a batch that consists of such examples is NaN, so training skips it.
         """
         if self.targets.is_floating_point():
             return None
@@ -307,7 +310,7 @@ class ExampleSet:
         return None if self._is_unlabelled(batch[1]) else batch
 
     def chosen(self, mask: Tensor) -> Batch:
-        """Return the examples selected by a CPU mask, augmented, as in `batches`."""
+        """Return the examples of a CPU mask, augmented if ``augment`` is set."""
         return self._prepared(mask.nonzero().flatten(), self.augment)
 
     def _is_unlabelled(self, targets: Tensor) -> bool:
@@ -322,7 +325,7 @@ class ExampleSet:
         return self.normalised(inputs), targets
 
     def normalised(self, inputs: Tensor) -> Tensor:
-        """Return chosen rows of ``inputs`` as they reach the model; may change them."""
+        """Return rows of ``inputs`` in the model's form; may modify them in place."""
         if self.mean is not None and self.std is not None:
             # In place: allocating new tensors takes five times as long.
             inputs = inputs.float().sub_(self.mean).div_(self.std)

@@ -36,8 +36,8 @@ def atomic_file(
     path : Path
         The file. Missing parent directories are created.
     durable : bool, default True
-        Whether to flush to disk, so that a crash of the machine leaves the old or the
-        new content. Otherwise only a crash of the process does.
+        Whether to flush to disk, so that the file has the old or the new content after
+        a crash of the machine. Otherwise this holds only for a crash of the process.
     mode : int, default 0o666
         Permissions before the umask is applied, such as `PRIVATE`.
 
@@ -102,7 +102,7 @@ def open_no_follow(path: str, flags: int) -> int:
 
 
 def refuse_links(setting: str, *folders: Path) -> None:
-    """Raise `SettingsError` if a folder is a link, which may lead anywhere."""
+    """Raise `SettingsError` if a folder is a link, which may point anywhere."""
     for folder in folders:
         if folder.is_symlink():
             raise SettingsError(

@@ -15,7 +15,7 @@ from flwr_frl.task.metrics import named_metrics
 from flwr_frl.task.settings import Checked, Choice, Free, Range, Seed, SettingsError
 from flwr_frl.task.types import Task
 
-# Clients whose splits are cached, the latest ones.
+# Number of clients whose splits are cached; the most recent ones.
 CACHED_CLIENTS = 32
 # Distinguish these random draws from others with the same seed.
 VALIDATION, FEWER = 0x7A11D, 0xFE3E5
@@ -29,7 +29,8 @@ class EvaluationSettings(Checked):
     ----------
     validation_fraction : float, default 0
         Share of each client's training examples that forms its validation set and is
-        not trained on, drawn from seed and client.
+        not trained on, drawn from seed and client. If examples are overlapping windows
+        of a text, the last ones form the validation set.
     evaluate_on : {"test", "validation"}, default "test"
         Examples of every evaluation: each client's test set, or its validation set, so
         that no choice depends on the test set.
@@ -39,7 +40,7 @@ class EvaluationSettings(Checked):
         paths ``package.module:function`` of functions that map all outputs and targets
         of a client to a number.
     seed : int, default 0
-        Determines the validation sets.
+        Determines the validation sets that are drawn.
     """
 
     validation_fraction: Annotated[float, Range("[0, 1)")] = 0.0
@@ -104,8 +105,8 @@ def split(
         The validation fraction and the seed.
     overlap : int, default 0
         Number of successors with which an example overlaps, as windows of a text do.
-        If any, the last examples form the validation set, and as many before them are
-        in neither set.
+        If above 0, the last examples form the validation set, and the ``overlap``
+        examples before them are in neither set.
 
     Returns
     -------

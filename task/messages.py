@@ -13,9 +13,11 @@ BYTES = "bytes"
 CONTROL = "control."
 # Prefix of FedDBE's consensual mean features.
 CONSENSUS = "consensus."
-# FLUTE for regression: the matrix A, and a client's second moment of the features.
+# FLUTE for regression: the matrix A in messages to clients, and the second moment of
+# a client's features in replies.
 COUPLING = "coupling.matrix"
-# FedProto: each class's mean features, and the number of examples behind each mean.
+# FedProto and FedPAC: each class's mean features, and the number of examples behind
+# each mean.
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
 # FedFomo: prefix of the stacked models that a client receives, and a client's weights
@@ -28,7 +30,7 @@ CLUSTERS = "clusters."
 # Keys in the metrics of a reply.
 # IFCA: the cluster that a client has chosen, from 0.
 CLUSTER = "cluster"
-# 1 if the reply's arrays are the difference to the arrays that the server sent.
+# 1 if the reply's arrays are differences from the arrays that the server sent.
 IS_CHANGE = "is-change"
 # ε that a client with private training has spent so far.
 EXAMPLE_EPSILON = "example-epsilon"
@@ -71,20 +73,22 @@ CLASSES_DIGEST = "classes-digest"
 SHARED_BYTES = "shared-bytes"
 FROZEN_DIGEST = "frozen-digest"
 FROZEN_BYTES = "frozen-bytes"
-# Rounds of a run whose state the client has saved, and the newest checkpoint that it
-# knows.
+# Rounds of a run whose state the client has saved, and the newest checkpoint that the
+# server had written when the last of these states was saved.
 KEPT_ROUNDS = "kept-rounds"
 KEPT_CHECKPOINT = "kept-checkpoint"
 # Why the client does not take part.
 REFUSAL = "refusal"
 # Why the client does not use its latest saved state.
 UNUSED_STATE = "unused-state"
-# Simulated clients: the name of the client's folder, the classes of its training
-# examples, the number of examples per class, and whether it joins after training.
+# Simulated clients: the name of the client's folder.
 OWN_NAME = "own-name"
+# Key in the config of a message: the name under which the node is registered.
 REGISTERED_NAME = "registered-name"
+# Simulated clients: the classes of a client's training examples, the number of
+# examples per class, and whether the client joins after training.
 HELD_CLASSES = "held-classes"
 CLASS_COUNTS = "class-counts"
 NEWCOMER = "newcomer"
-# Clients with images.
+# Shape of the images, for clients of image tasks.
 INPUTS = ("channels", "height", "width")

@@ -55,13 +55,13 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
     text : str
         Names or import paths, separated by commas.
     task : Task
-        The task, whose metrics are not repeated.
+        The task; its own metrics are not among the returned ones.
 
     Raises
     ------
     SettingsError
-        If a metric is unknown, needs classes that the task lacks, or has a name that
-        the task or every run uses.
+        If a metric is unknown, is not callable, needs a missing package or classes that
+        the task lacks, or has a name that is already used.
     """
     check_metrics(task.metrics)
     metrics: dict[str, Metric] = {}

@@ -1,6 +1,6 @@
 """Names of the built-in tasks, and names and descriptions of the built-in models.
 
-They are listed without PyTorch.
+Listing them does not import PyTorch.
 """
 
 TASKS = (

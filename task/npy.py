@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 NDArray = npt.NDArray[np.generic]
-# Up to this many values, looking at each is faster than the sum of their squares.
+# Up to this many values, testing each is faster than the sum of their squares.
 SMALL = 2**13
 
 
@@ -42,7 +42,7 @@ def encode(array: NDArray) -> bytes:
 
 
 def raw(array: NDArray) -> memoryview:
-    """Return the bytes of an array's values in C order; not copied if they are."""
+    """Return the bytes of an array's values in C order; copied only if necessary."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -51,8 +51,8 @@ def is_finite(array: NDArray) -> bool:
     if array.size <= SMALL:
         return bool(np.logical_and.reduce(np.isfinite(array), axis=None))
     if array.dtype in (np.float32, np.float64) and array.flags.c_contiguous:
-        # One pass without a temporary array. If the sum of squares overflows, the
-        # values are looked at.
+        # One pass without a temporary array. If the sum of squares overflows, each
+        # value is tested.
         flat = array.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.dot(flat, flat)):
@@ -63,7 +63,7 @@ def is_finite(array: NDArray) -> bool:
 def decode(data: bytes) -> NDArray:
     """Return the array in the bytes of an .npy file, without unpickling.
 
-    The array is a read-only view of ``data`` if `encode` could have written them.
+    The array is a read-only view of ``data`` if its header is as `encode` writes it.
     Invalid bytes raise `ValueError` or another exception of NumPy.
     """
     # Version 1.0 stores the header's length in bytes 8 and 9.
@@ -80,7 +80,7 @@ def decode(data: bytes) -> NDArray:
 def _parse(
     data: bytes,
 ) -> tuple[tuple[int, ...], np.dtype[np.generic], int] | None:
-    """Return the shape, dtype and length of a header, or None if `header` differs."""
+    """Return shape, dtype and length of a header; None if `header` writes another."""
     stream = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(stream) != (1, 0):
@@ -88,7 +88,7 @@ def _parse(
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
     except ValueError:
         return None
-    # The cache would take True for 1, and `reshape` infers a length of -1.
+    # The cache of `header` treats True as 1, and `reshape` infers a length of -1.
     valid = all(type(n) is int and n >= 0 for n in shape) and not dtype.hasobject
     usual = valid and header(shape, dtype) == data
     return (shape, dtype, len(data)) if usual else None

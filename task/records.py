@@ -1,4 +1,4 @@
-"""Flower's records, filled without its checks of every key and value."""
+"""Direct access to the entries of Flower's records, without its checks of each one."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -17,6 +17,6 @@ def fill(record: Record, entries: Mapping[str, Any]) -> Record:
 
 
 def entries_of(record: Any) -> dict[str, Any]:
-    """Return the dictionary within one of Flower's records; it must not be changed."""
+    """Return the dictionary inside one of Flower's records. Do not modify it."""
     entries: dict[str, Any] = record.__dict__["_data"]
     return entries

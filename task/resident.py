@@ -1,4 +1,4 @@
-"""Clients' examples on the device of this process: moved once, kept while they fit."""
+"""Cache of clients' examples on the device of this process, limited in size."""
 
 from collections import OrderedDict
 from typing import Any
@@ -8,8 +8,8 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.types import Task
 
-# Examples take at most 1/PART of the device's memory: several Ray workers, each with
-# its own, may share the device.
+# The cache takes at most 1/PART of the device's memory, as several Ray workers, each
+# with a cache, may share the device.
 PART = 8
 
 

@@ -12,8 +12,8 @@ from uuid import uuid4
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
 
-# Tasks kept at a time; a client with another model has another task. Tasks are used in
-# turn: with room for one too few, none would ever be reused.
+# Number of tasks in a cache. Clients with different models have different tasks, which
+# are used in turn, so a cache with room for one too few would never have a hit.
 TASKS_AT_A_TIME = 16
 
 
@@ -35,7 +35,7 @@ _current = _Run()
 
 
 def run_object(make: Callable[[], T]) -> T:
-    """Return the object that a class or function makes, once per run."""
+    """Return what a class or function returns; call it once per run."""
     if make not in _current.objects:
         _current.objects[make] = make()
     cached: T = _current.objects[make]
@@ -43,7 +43,7 @@ def run_object(make: Callable[[], T]) -> T:
 
 
 def run_cache(maxsize: int | None) -> Callable[[F], F]:
-    """Decorate a function with an `functools.lru_cache` that lives for one run."""
+    """Decorate a function with a `functools.lru_cache` that lasts for one run."""
 
     def decorate(function: F) -> F:
         def make() -> Callable[..., object]:
@@ -64,7 +64,8 @@ def begin_run(run_id: str | None = None) -> None:
     Parameters
     ----------
     run_id : str, optional
-        Does nothing if this is the current run. By default, a new run.
+        Id of the run. If it is the current one, nothing is dropped. By default, a new
+        run begins.
     """
     global _current
     if run_id is None or run_id != _current.run_id:

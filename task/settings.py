@@ -74,7 +74,7 @@ class Declared:
         """Raise `SettingsError` unless a value is allowed."""
         allowed = str(self.allowed)
         if isinstance(value, float) and not math.isfinite(value):
-            # An interval's upper bound excludes infinity, but "above 0" does not.
+            # The text of a bounded interval excludes infinity, but "above 0" does not.
             allowed = allowed if "in" in allowed else f"{allowed} and finite"
         require(self.allowed.permits(value), name, value, allowed)
 
@@ -261,13 +261,13 @@ def resolve(
     Parameters
     ----------
     overrides : mapping of str to bool, int, float or str
-        Settings in kebab-case. An int is converted where the default is a float, and a
-        number where the default is ``"auto"`` or a number in quotes.
+        Settings in kebab-case. An int is converted to float if the default is a float,
+        and a number to str if the default is ``"auto"`` or a number in quotes.
     guests : iterable of callable
         Third-party classes and functions, which declare additional settings.
     strict : bool, default True
-        Whether unknown names raise. Otherwise they are passed through, for callers
-        that load the classes that declare them later.
+        Whether unknown names raise an error. Otherwise they are passed through, for
+        callers that load the declaring classes later.
 
     Returns
     -------
@@ -323,7 +323,7 @@ def _takes_numbers(default: Setting) -> bool:
 def is_path(name: object) -> bool:
     """Return whether a name is an import path, ``package.module:name``.
 
-    The tasks ``hf:NAME`` and ``hf-text:NAME`` are none.
+    The tasks ``hf:NAME`` and ``hf-text:NAME`` are not import paths.
     """
     return ":" in str(name) and not str(name).startswith(("hf:", "hf-text:"))
 

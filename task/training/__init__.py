@@ -1,4 +1,4 @@
-"""Local training: the optimiser, the loop, clients trained together, privacy."""
+"""Local training: optimiser, training loop, training in cohorts, and privacy."""
 
 from flwr_frl.task.training.calls import GradientCall, TrainCall, features_of
 from flwr_frl.task.training.cohort import each_together, scratch_model, together

@@ -41,9 +41,10 @@ from flwr_frl.task.types import Loss
 
 # Losses that are means over the examples.
 MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
-# Modules that treat the examples of a batch independently, so that zeros can be added.
+# Modules that treat the examples of a batch independently, so that a batch can be
+# padded with zeros.
 PER_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
-# Largest inputs whose convolutions are faster together on a CPU
+# Largest number of values of an input whose convolutions are faster together on a CPU
 # (``benchmarks/cohort.py``).
 MOST_PIXELS = 256
 # Fewest clients that are faster together: for models that are stacked layer by layer,
@@ -54,9 +55,10 @@ FEWEST_IN_LAYERS, FEWEST = 3, 6
 def fewest(model: SplitModel, input_size: int) -> int | None:
     """Return the least number of models that are faster together than one by one.
 
-    None if no number is. On a GPU it is two, because the batch of one client does not
-    use all of it. On a CPU, large models are never faster together, and neither are
-    convolutions of more than `MOST_PIXELS` inputs.
+    None if training together is never faster. On a GPU it is two, because the batch of
+    one client does not use the whole GPU. On a CPU, large models are never faster
+    together, and neither are convolutions of inputs with more than `MOST_PIXELS`
+    values.
 
     Parameters
     ----------
@@ -93,13 +95,14 @@ class TrainCall:
     def key(self) -> Hashable:
         """Equal for calls with equal models, hyper-parameters and shapes of examples.
 
-        None if the call must be made alone. Raises `TypeError` for a regularizer that
-        is not a dataclass of tensors.
+        None if the call must be made alone. Raises `TypeError` for a regularizer with a
+        part that is neither a tensor nor hashable. Functions are equal only if they are
+        the same object.
         """
         examples = self.examples
         if is_path(self.sgd.optimizer_):
             return None
-        # Clients would skip different batches if cross-entropy ignored all targets.
+        # Clients would skip different batches, as a batch without targets is skipped.
         if len(examples) == 0 or examples.unlabelled is not None:
             return None
         if not self.model.can_be_stacked(self._trial_inputs):
@@ -140,10 +143,11 @@ class TrainCall:
 
     @property
     def can_be_padded(self) -> bool:
-        """True if batches may be padded with examples of weight 0.
+        """True if model, loss and regularizer allow padding with examples of weight 0.
 
-        This requires that the examples of a batch do not affect each other, and that
-        `ExampleSet.has_ignored` is False. It is equal for calls with equal keys.
+        The examples of a batch must not affect each other. The value is equal for calls
+        with equal keys. Padding also requires that `ExampleSet.has_ignored` is False
+        for every call, which `together` checks.
         """
         independent = self.regularizer is None or type(self.regularizer) is Proximal
         trained = self.model.head if self.has_features else self.model
@@ -152,7 +156,7 @@ class TrainCall:
         return independent and mean and modules
 
     def prepared(self) -> ExampleSet:
-        """Freeze the model, and return the examples or their features to train on."""
+        """Freeze the model, and return the examples to train on, or their features."""
         freeze(self.model, self.part)
         examples = self.examples
         if self.epochs:
@@ -241,7 +245,7 @@ class TrainCall:
 
 @torch.no_grad()
 def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
-    """Return the examples with their features, in the model's mode, as inputs."""
+    """Return the examples with features, computed in the model's mode, as inputs."""
     features, targets = [], []
     with sgd.autocast():
         for inputs, target in examples.batches(EVALUATION_BATCH):
@@ -266,7 +270,10 @@ class GradientCall:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for calls with equal models, losses and shapes of batches."""
+        """Equal for calls with equal models, losses and shapes of batches.
+
+        None if the call must be made alone.
+        """
         if not self.model.can_be_stacked(lambda: self.inputs[:2]):
             return None
         x, y = self.inputs, self.targets
@@ -311,7 +318,7 @@ class GradientCall:
                 if gradient is None:
                     continue
                 if parameter.grad is None:
-                    # torch's fused SGD expects both to have the same memory format.
+                    # torch's fused SGD expects the memory format of the parameter.
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.add_(gradient[i])
             for name in state.keys() - parameters.keys():

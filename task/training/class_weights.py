@@ -18,9 +18,9 @@ FORMS = "none, balanced or a weight of each class, separated by commas"
 class WeightedCrossEntropy:
     """Cross-entropy with weights of the classes.
 
-    It is Σ w_y ℓ(x, y) / n over the n examples of a batch. Unlike torch's weighted mean
-    it does not divide by the sum of the weights, so an example's part does not depend
-    on the classes of the others.
+    It is Σ w_y ℓ(x, y) / n over the n targets of a batch that are not ignored. Unlike
+    torch's weighted mean, it does not divide by the sum of the weights, so the term of
+    an example does not depend on the classes of the others.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class WeightedCrossEntropy:
 
 
 def parse(text: str) -> tuple[float, ...]:
-    """Return the numbers of the setting; none for ``none`` and ``balanced``.
+    """Return the weights in the setting; () for ``none`` and ``balanced``.
 
     Raises
     ------
@@ -72,7 +72,8 @@ def weighted(text: str, task: Task, examples: ExampleSet) -> WeightedCrossEntrop
     Raises
     ------
     SettingsError
-        If the task's loss is no cross-entropy of classes, or their number differs.
+        If the task's loss is not the cross-entropy of classes, or the number of weights
+        is not the number of classes.
     """
     targets, count = examples.targets, len(task.classes or ())
     is_entropy = task.loss is nn.functional.cross_entropy

@@ -42,8 +42,8 @@ def train(
     Parameters
     ----------
     model : SplitModel
-        On the device of this process (`devices.current`). Modified in place: only the
-        parameters of the named part.
+        On the device of this process (`devices.current`). Only the named part is
+        modified, in place.
     part : {"head", "representation", "all"}
         The part to train.
     examples : ExampleSet
@@ -57,14 +57,15 @@ def train(
         The hyper-parameters.
     regularizer : callable, optional
         Maps a batch's features and targets and the model to a value added to the loss.
-        With a frozen dataclass, such as `Proximal`, clients can train together; with
-        any other callable a client trains alone.
+        Clients can train together if it is a dataclass of tensors and hashable values,
+        such as `Proximal`, or the same function for all of them. Otherwise each client
+        trains alone.
     correction : mapping of str to Tensor, optional
         Added to the gradients of the parameters of these names in every step.
     state : dict of str to Tensor, optional
-        State of the optimiser, as of `optimizer_state.read_state`, with which it
-        continues; replaced by the state after the training. By default the optimiser
-        begins anew.
+        State of the optimiser, as `optimizer_state.read_state` returns it, with which
+        the optimiser continues; updated in place to the state after the training. By
+        default, the optimiser begins anew.
 
     Returns
     -------
@@ -129,8 +130,8 @@ def evaluate(
     loss : float
         Mean over the examples; NaN without examples.
     accuracy : float
-        Share of targets with the largest output, 0 to 1; NaN if targets are not
-        integers or the model has one output, and without examples.
+        Share of targets whose class has the largest output, from 0 to 1; NaN if targets
+        are not integers, the model has one output, or there are no examples.
     """
     model.eval()
     batches = examples.on(current()).batches(EVALUATION_BATCH)
@@ -141,9 +142,9 @@ def evaluate(
 def evaluate_each(
     model: SplitModel, sets: Sequence[ExampleSet], loss: Loss
 ) -> list[tuple[float, float]]:
-    """Return what `evaluate` does for each of several clients' examples.
+    """Return the results of `evaluate` for each of several clients' examples.
 
-    They are one batch, so the model must treat each example by itself.
+    All examples form a single batch, so the model must treat them independently.
     """
     model.eval()
     here = [examples.on(current()) for examples in sets]

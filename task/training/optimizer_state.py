@@ -18,12 +18,14 @@ State = dict[str, Tensor]
 def set_state(
     optimizer: Optimizer, model: SplitModel, state: Mapping[str, Tensor]
 ) -> None:
-    """Continue from a saved state; the state of other models' parameters is ignored.
+    """Continue from a saved state.
+
+    Entries of parameters that are frozen, missing or of another shape are ignored.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Of parameters of the model; it has made no step.
+        An optimiser of parameters of the model that has made no step.
     model : SplitModel
         The model.
     state : mapping of str to Tensor

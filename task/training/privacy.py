@@ -187,7 +187,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
             with sgd.autocast():
                 features = forward(inputs)
                 value = call.loss(model.head(features), targets)
-                # A sum, so that an example's part does not depend on their number.
+                # A sum, so that an example's term does not depend on the batch's size.
                 objective = value * len(targets)
                 if call.regularizer is not None:
                     term = call.regularizer(features, targets, model)
@@ -219,7 +219,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             mean = run_epochs(step, batches, call.epochs, sgd)
         if call.state is not None:
-            # It depends on the examples through noisy gradients only.
+            # The optimiser's state depends on the examples only by noisy gradients.
             call.state.update(read_state(plain, model))
         return mean
     finally:

@@ -11,7 +11,8 @@ from flwr_frl.task.settings import SettingsError
 STEP_FACTOR, STEPS_AT = 0.1, (0.5, 0.75)
 FORMS = "constant, step, step:EVERY:FACTOR or cosine"
 
-# Maps the rounds since the warm-up and their number to a factor.
+# Maps the number of rounds since the warm-up, and that of all rounds after the warm-up,
+# to a factor.
 Decay = Callable[[int, int], float]
 
 
@@ -68,6 +69,6 @@ def rate_factor(text: str, warmup: int, server_round: int, rounds: int) -> float
     """
     if server_round <= warmup:
         return server_round / (warmup + 1)
-    # A round later than the last has the last one's factor.
+    # A round after the last one has the factor of the last one.
     after = min(server_round, rounds) - 1 - warmup
     return decay(text)(max(after, 0), max(rounds - warmup, 1))

@@ -127,13 +127,14 @@ def warn_if_emulated() -> None:
 class SGDOptimizer:
     """SGD of one module's parameters, with torch's arithmetic and interface.
 
-    Importing `torch.optim` loads torch's compiler, which takes 2 s and far longer on a
-    Raspberry Pi, and a device starts a new process for every message.
+    Constructing an optimiser of `torch.optim` imports torch's compiler, which takes 2 s
+    and far longer on a Raspberry Pi, and a device starts a new process for every
+    message.
 
     Parameters
     ----------
     module : nn.Module
-        A step updates those of its parameters that have a gradient.
+        The module; a step updates its parameters that have a gradient.
     sgd : SGD
         The hyper-parameters.
     """
@@ -227,9 +228,9 @@ def loop(
 ) -> float:
     """Call a step with every batch of every epoch.
 
-    Two kinds of batches are skipped: batches whose targets cross-entropy ignores, all
-    of them; and a last batch of one example, if the model's batch norms cannot train on
-    one example, as with torch's ``drop_last``.
+    Two kinds of batches are skipped: batches whose targets are all ignored by
+    cross-entropy, and a last batch of one example if the model's batch norms cannot
+    train on it, as with torch's ``drop_last``.
 
     Parameters
     ----------
@@ -318,7 +319,7 @@ def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> Exa
 def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
     """Return the number of steps that `loop` makes in an epoch.
 
-    A batch of which cross-entropy ignores all targets counts as a step here.
+    A batch whose targets are all ignored by cross-entropy counts as a step here.
     """
     steps = math.ceil(len(examples) / sgd.batch_size)
     if len(examples) == 1 or sgd.batch_size == 1:

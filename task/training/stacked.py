@@ -260,9 +260,9 @@ class StackedSGD:
     Parameters
     ----------
     models : sequence of SplitModel
-        Frozen alike; parameters that require gradients are trained.
+        The models, frozen alike; parameters that require gradients are trained.
     objective : Objective
-        Of the first model.
+        The objective of the first model.
     constants : list of Tensor
         The regularizers' stacked tensors.
     correction : dict of str to Tensor
@@ -270,7 +270,7 @@ class StackedSGD:
     sgd : SGD
         The hyper-parameters.
     states : sequence of dict of str to Tensor, optional
-        The models' states of `optimizer_state`, with which they continue.
+        Saved states with which the models continue, as of `optimizer_state.read_state`.
     """
 
     def __init__(
@@ -353,7 +353,7 @@ class StackedSGD:
         for name, gradient in present.items():
             self._update(name, state[name], gradient, members)
         if members is not None:
-            # Statistics of batch norms.
+            # The other tensors are statistics of batch norms.
             for name in self.state.keys() - self.trained.keys():
                 self.state[name][members] = state[name]
         return losses

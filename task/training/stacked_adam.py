@@ -24,7 +24,7 @@ class StackedAdam:
         self.sgd = sgd
         self.mean = {name: torch.zeros_like(t) for name, t in trained.items()}
         self.square = {name: torch.zeros_like(t) for name, t in trained.items()}
-        # A model without a batch makes no step, so each counts its own.
+        # A model without a batch makes no step, so each model counts its own steps.
         self.steps = {n: t.new_zeros(len(t)) for n, t in trained.items()}
 
     @property

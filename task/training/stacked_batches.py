@@ -41,12 +41,12 @@ class StackedBatch(NamedTuple):
 class SeparateBatches:
     """Stacked batches without padding, for models whose examples affect each other.
 
-    Clients whose last batches differ in size make that step apart from each other.
+    Clients whose last batches differ in size make the last step separately.
 
     Parameters
     ----------
     examples : sequence of ExampleSet
-        Of each client.
+        The examples of each client.
     batch_size : int
         Examples per batch.
     streams : sequence of RngContext
@@ -110,7 +110,7 @@ class PaddedBatches(SeparateBatches):
     """Stacked batches in which a smaller last batch is padded with zeros.
 
     Where clients differ in size, training is up to 2.9 times as fast as with
-    `SeparateBatches`, which yield a batch for each size of a last batch.
+    `SeparateBatches`, which yields one batch for each size of the last batches.
     """
 
     def __init__(
