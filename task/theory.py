@@ -2,8 +2,8 @@
 
 Each function computes a theorem's quantity from the true models, so it applies to
 synthetic tasks such as `flwr_frl.task.tasks.linear.LinearTask`. FedRep: Collins et al.,
-ICML 2021, theorem 1. SRPFL: Tziotis et al., TMLR 2023, theorem 4.7, lemma B.1 and
-equation (12). FLUTE: Liu et al., ICML 2024, theorems 5.1 and 5.5 and equation (16).
+ICML 2021, theorem 1. SRPFL: Tziotis et al., TMLR 2023, theorem 4.7 and equations (9)
+and (12). FLUTE: Liu et al., ICML 2024, theorems 5.1 and 5.5 and equation (16).
 Multi-task optimisation: Singh, UCLA 2024, theorems 3 and 4.
 Absolute constants that the theorems leave open are arguments, 1 by default.
 """
@@ -131,7 +131,10 @@ class FedRepTheory:
         return float(rate ** (rounds / 2) * self.initial_distance)
 
     def contraction(self, step_size: float | None = None) -> float:
-        """Return a of SRPFL's theorem 4.7, ½ η E_0 σ̄²_min,*, for `theory_stages`."""
+        """Return a of SRPFL's theorem 4.7, ½ η E_0 σ̄²_min,*.
+
+        `flwr_frl.strategies.grids.stages.theory_stages` derives stage lengths from it.
+        """
         eta = self.srpfl_step_size if step_size is None else step_size
         return eta * self.e0 * self.sigmas[0] ** 2 / 2
 
@@ -276,7 +279,10 @@ class MultiTaskTheory:
 
     @property
     def largest_step(self) -> float:
-        """Largest η for which δ is real: 1 / √(64 (1 + m) G² / ω²)."""
+        """Largest η for which δ is real: 1 / √(64 (1 + m) G² / ω²).
+
+        With bandit feedback, 64 is replaced by 256.
+        """
         return 1 / math.sqrt(self._product)
 
     def regularizer(self, step_size: float) -> float:

@@ -167,7 +167,7 @@ def effective_ranks(eigenvalues: Matrix, k: int) -> tuple[float, float]:
 def benign_index(eigenvalues: Matrix, samples: int, b: float = 1.0) -> int | None:
     """Return k* = min {k ≥ 0: r_k(Σ) ≥ b n} (theorem 6); None if there is no such k.
 
-    ``samples`` is the n of phase 2; b > 1 is a constant that the theorem leaves open.
+    ``samples`` is the n of phase 2. The theorem leaves its constant b > 1 open.
     """
     for k in range(len(eigenvalues)):
         if effective_ranks(eigenvalues, k)[0] >= b * samples:
@@ -221,8 +221,9 @@ class TransferData(Checked):
     role : {"auto", "source", "target"}, default "auto"
         Role of every client, for a device's own data; ``auto`` decides by the index.
     source_outputs : int, default 1
-        Outputs of a source, k, and directions of its representation. Fewer sources then
-        span V*. Algorithms other than representation transfer use the first output.
+        Number k of outputs of a source, and of directions of its representation. The
+        larger it is, the fewer sources span V*. Algorithms other than representation
+        transfer use the first output.
 
     Raises
     ------

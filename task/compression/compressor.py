@@ -85,8 +85,8 @@ class Compressor(ABC):
     def omega_at(self, x: Float32s) -> float:
         """Return ω(x) in (0, 1], with E ‖C(x) − x‖² ≤ (1 − ω(x)) ‖x‖² at one vector.
 
-        It is at least ``omega(d)``, and larger if the operator's error depends on the
-        vector (``Sign``, ``QSGD`` and all operators that keep the largest entries).
+        It is at least ``omega(d)``, and can be larger if the operator's error depends
+        on the vector, as with ``Sign``, ``QSGD`` and ``TopK``.
 
         Parameters
         ----------
@@ -98,8 +98,8 @@ class Compressor(ABC):
     def typical_omega(self, dimension: int) -> float:
         """Return ω(x) in (0, 1] at a fixed vector x of independent Gaussian entries.
 
-        For many operators the worst case, ``omega(d)``, is a vector with a single
-        non-zero entry, which differences between models never resemble.
+        For many operators the worst case, ``omega(d)``, occurs at vectors with one
+        non-zero entry, which differences between models do not resemble.
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ class Compressor(ABC):
     def compress_rows(
         self, rows: torch.Tensor, generators: Iterable[np.random.Generator]
     ) -> list[bytes]:
-        """Encode C of each row of a matrix, as `compress`, with a generator each."""
+        """Encode C(x) for each row x of a matrix, with one generator per row."""
         pairs = zip(_checked(rows), generators, strict=True)
         return [self._encode(row, generator) for row, generator in pairs]
 
@@ -253,5 +253,5 @@ def unpack(data: memoryview, count: int, bits: int) -> NDArray[np.unsignedintege
 
 
 def _integer(bits: int) -> np.dtype[np.unsignedinteger]:
-    """Return the smallest unsigned dtype of this many bits."""
+    """Return the smallest unsigned dtype of at least this many bits."""
     return np.dtype(np.min_scalar_type((1 << bits) - 1))

@@ -94,8 +94,8 @@ class QSGD(Compressor):
     from 225 entries on). The message is the same.
 
     The norm is sent as a float. Levels are relative to the rounded norm, so rounding
-    does not bias Q_s. Nor can a level exceed s: no entry, itself a float, is larger
-    than the exact norm, hence none is larger than the nearest float to it.
+    does not bias Q_s. A level cannot exceed s: each entry is a float and at most the
+    exact norm, so it is also at most the float nearest to the norm.
 
     4 + ⌈d (⌈log2(s + 1)⌉ + 1) / 8⌉ bytes: the norm, then the levels.
 
@@ -136,7 +136,7 @@ class QSGD(Compressor):
         return 1 / (1 + beta) if self._divides(beta) else 1 - beta
 
     def omega_at(self, x: Float32s) -> float:
-        """Return the ω(x) of the exact variance, at least 1 − β."""
+        """Return ω(x) of the exact variance; 1 / (1 + β) if Q_s is divided by 1 + β."""
         beta = self.beta(len(x))
         if self._divides(beta):
             return 1 / (1 + beta)
@@ -278,7 +278,7 @@ class SignTopK(TopK):
 
     (‖Top_k(x)‖₁ / k) sign(Top_k(x)) on the kept entries (Singh 2024, section 2.4,
     operator (b)). There ‖C(x) − x‖² = ‖x‖² − ‖Top_k(x)‖₁² / k, hence
-    ω(x) = ‖Top_k(x)‖₁² / (k ‖x‖₂²). Its minimum over x is min(1 / k, k / d), more than
+    ω(x) = ‖Top_k(x)‖₁² / (k ‖x‖₂²). Its minimum over x is min(1 / k, k / d), at least
     the 1 / d given there. To see this, let the kept magnitudes a_1 ≥ ... ≥ a_k sum to
     1: ‖x‖² ≤ Σ a_j² + (d − k) a_k² is convex in a and so attains its maximum at a
     corner, where the first j are equal and the rest zero. Its value there is 1 / j for
@@ -327,7 +327,7 @@ class QSGDTopK(TopK):
 def _largest(x: Float32s, k: int) -> NDArray[np.int64]:
     """Return the increasing indices of the k largest magnitudes, lower index on ties.
 
-    All entries above the k-th largest magnitude are kept, and the first of its equals.
+    All entries above the k-th largest magnitude are kept, and the first that equal it.
     The result is the same on every machine, which `torch.topk` does not guarantee for
     ties.
     """

@@ -38,7 +38,7 @@ class PerTensor(Compressor):
     Raises
     ------
     ValueError
-        By every method, for a vector that does not have sum(sizes) entries.
+        Raised by every method for a vector that does not have sum(sizes) entries.
     """
 
     compressor: Compressor

@@ -36,7 +36,7 @@ SPACE_MARGIN = 1.02
 
 
 def ensure_built(directory: Path, build: Build) -> None:
-    """Have a folder of the cache built unless it is there and intact.
+    """Build a folder of the cache unless it exists and is intact.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def checksum(path: Path) -> list[int]:
         for start in range(0, size, step):
             file.seek(start)
             crc = zlib.crc32(file.read(BLOCK), crc)
-        # Truncation changes the end, which no block may cover.
+        # Truncation changes the end, which the blocks above need not cover.
         file.seek(max(0, size - BLOCK))
         crc = zlib.crc32(file.read(BLOCK), crc)
     return [size, crc]

@@ -79,7 +79,7 @@ def read_labels(
     Raises
     ------
     SettingsError
-        If the column has other or missing values.
+        If the column has missing values, or values other than classes.
     """
     values = {part: read_column(rows, label) for part, rows in parts.items()}
     together = np.concatenate(list(values.values()))

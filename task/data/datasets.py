@@ -99,8 +99,8 @@ class DataSettings(Checked):
     ----------
     data_dir : str, default ""
         Directory of the data: the root of torchvision's data sets (by default in the
-        cache), an image folder, a folder with ``train.npz`` and ``test.npz``, or, for
-        the task ``hf``, the folder to read instead of a data set of the hub.
+        cache), an image folder, PFLlib's folder, a folder with ``train.npz`` and
+        ``test.npz``, or for ``hf`` the folder to read instead of a hub data set.
     cache_dir : str, default ""
         Directory of decoded data sets; by default ``~/.cache/flwr-frl``.
     num_classes : int, default 0
@@ -281,7 +281,7 @@ def _in_memory(load: Callable[[], tuple[Part, Part, tuple[str, ...]]]) -> Build:
 
 
 def _digits(_: DataSettings) -> tuple[str, Build]:
-    """Return the 1,797 digits of scikit-learn (8 x 8 pixels); every fifth is a test."""
+    """Return scikit-learn's 1,797 digits (8 x 8 pixels), every fifth for testing."""
 
     def load() -> tuple[Part, Part, tuple[str, ...]]:
         need("sklearn", "simulation", "the task 'digits'")

@@ -65,9 +65,9 @@ class ImageFolder:
     Attributes
     ----------
     classes, clients : tuple of str
-        Their names. No clients unless the data is split over clients.
+        Names of classes and clients; () for ``clients`` if the data is not split.
     key : str
-        Changes when a file does.
+        A key that changes when a file does.
 
     Raises
     ------

@@ -132,7 +132,7 @@ class HubData:
     def key(self) -> str:
         """A key that changes with the files and the selected columns.
 
-        Data sets of the hub are identified by their name alone.
+        Data sets of the hub are identified by their names, without a version.
         """
         s = self.settings
         columns = s.input_columns, s.label_column, s.train_split, s.test_split

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int]
-# An image that is not decoded yet: how messages call it, and a function that opens it.
+# An image that is not decoded yet: its name in messages, and a function that opens it.
 Source = tuple[str, "Callable[[], Image]"]
 
 # Version of decoded images; a change invalidates those in the cache.
@@ -41,12 +41,12 @@ def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
     folder : Path
         The folder.
     kind : str, default "folder"
-        How error messages call the folder.
+        Name of the folder's kind in error messages.
 
     Raises
     ------
     SettingsError
-        If it has none.
+        If it contains no images.
     """
     with os.scandir(folder) as entries:
         named = [e for e in entries if Path(e.name).suffix.lower() in IMAGE_SUFFIXES]

@@ -2,7 +2,8 @@
 
 Each file has ``images`` (uint8, of shape (n, height, width) or (n, height, width,
 channels)) and ``labels`` (n integers from 0). An array of strings ``classes`` in
-``train.npz`` names the classes; by default they are "0", "1", … up to the largest.
+``train.npz`` names the classes; by default they are "0", "1", … up to the largest label
+in ``train.npz``.
 """
 
 from pathlib import Path

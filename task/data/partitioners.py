@@ -88,8 +88,8 @@ def parse_arguments(arguments: str) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        If the text does not have the form ``name=value ...``, or sets no seed:
-        partitions are computed in several processes, which must agree.
+        If the text does not have the form ``name=value ...``, or sets the seed to
+        null: several processes compute the same partition, so it must have a seed.
     """
     setting = "partitioner-arguments"
     allowed = "'name=value ...', with no blanks in a value"

@@ -88,7 +88,7 @@ def shards(
     Every class is cut into ``num_clients * S / num_classes`` shards of equal size, and
     each client draws S of them (``per_client``). Since it may draw several shards of a
     class, it may have fewer than S classes. S is at most the number of classes, and
-    ``num_clients * S`` must be a multiple of it.
+    ``num_clients * S`` must be a multiple of the number of classes.
     """
     copies = _shards_per_class(num_classes, num_clients, per_client)
     drawn = rng.permutation(np.repeat(np.arange(num_classes), copies))

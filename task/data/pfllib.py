@@ -34,9 +34,9 @@ class PFLlibFolder:
     Attributes
     ----------
     clients : tuple of str
-        Their names, which are the files' names, in numeric order.
+        Names of the clients, which are those of the files, in numeric order.
     key : str
-        Changes when a file does.
+        A key that changes when a file does.
 
     Raises
     ------
@@ -68,7 +68,8 @@ class PFLlibFolder:
         Raises
         ------
         SettingsError
-            If a file is unreadable, holds anything but numbers, or no images.
+            If a file is unreadable or contains values other than numbers, or if images
+            are missing or differ in shape.
         """
         arrays: Arrays = {}
         for part in PARTS:
@@ -88,7 +89,7 @@ class PFLlibFolder:
 
 
 class _DType:
-    """Stands for ``numpy.dtype``, whose own state in a hostile file is not safe."""
+    """Replaces ``numpy.dtype``, which is not safe to restore from a hostile file."""
 
     def __init__(self, name: str, *_: object) -> None:
         self.name, self.order = name, "="
@@ -98,7 +99,7 @@ class _DType:
 
 
 class _Array:
-    """Stands for ``numpy.ndarray`` and the function that makes an empty one."""
+    """Replaces ``numpy.ndarray``, and the function that creates an empty array."""
 
     def __init__(self, *_: object) -> None:
         self.value: Any = None
@@ -124,7 +125,7 @@ STAND_INS: dict[tuple[str, str], type] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, numbers and text; nothing else but arrays."""
+    """Builds only dictionaries, lists, numbers, text and arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a name of NumPy; refuse any other."""

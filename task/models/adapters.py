@@ -28,8 +28,9 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.types import Task
 
-# Layers that ``peft`` can adapt. Exact types: subclasses may read their weight without
-# a call, as that of `nn.MultiheadAttention` does, and an adapter would have no effect.
+# Layers that ``peft`` can adapt. Types must be equal: the weight of a subclass may be
+# read without calling the layer, as in `nn.MultiheadAttention`, and an adapter would
+# have no effect.
 LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Names that ``peft`` gives to the matrices of linear layers and of embeddings.
 NAMES = {"A": ("lora_A", "lora_embedding_A"), "B": ("lora_B", "lora_embedding_B")}
@@ -89,14 +90,14 @@ def lora_layers(model: nn.Module) -> Iterator[Any]:
 
 
 def needs_lora(task: Task) -> None:
-    """Refuse models without LoRA adapters."""
+    """Raise `SettingsError` if the task's model has no LoRA adapters."""
     if next(lora_layers(task.scratch_model), None) is None:
         allowed = "lora, or a task whose model has LoRA adapters of peft"
         require(False, "adapters", "none", allowed)
 
 
 def needs_trained_a(task: Task) -> None:
-    """Refuse models without LoRA adapters, and those whose matrices A are frozen."""
+    """Raise `SettingsError` if there are no LoRA adapters, or A is frozen in all."""
     needs_lora(task)
     if not any(is_lora(name, "A") for name in task.initial_state):
         require(False, "lora-share", "b", "both: the matrices A must be trained")
@@ -122,7 +123,7 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
     allowed = f"none for a {type(task).__name__}, which is no BaseTask with layers"
     require(valid, "adapters", settings.adapters, allowed)
     twin = changed(task, {"initial_model": AdaptedModel(task, settings)})
-    # These are of the model without adapters.
+    # These attributes are cached for the model without adapters.
     for name in ("_initial", "_tried_examples"):
         vars(twin).pop(name, None)
     return twin
@@ -198,9 +199,9 @@ def _targets(model: SplitModel, text: str) -> dict[str, nn.Module]:
     targets = dict[str, nn.Module]()
     for word in text.split():
         plain = word.removeprefix("representation.")
-        found = {n: m for n, m in layers.items() if f".{n}".endswith(f".{plain}")}
-        if not found:
+        named = {n: m for n, m in layers.items() if f".{n}".endswith(f".{plain}")}
+        if not named:
             names = {*layers, *(name.rpartition(".")[2] for name in layers)} - {""}
             raise unknown("lora-targets", word, names, "the names in the model")
-        targets |= found
+        targets |= named
     return targets

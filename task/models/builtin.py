@@ -15,7 +15,7 @@ from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.names import MODELS as DESCRIPTIONS
 from flwr_frl.task.settings import SettingsError, reason_of, require, unknown
 
-# Numbers of one input: an image of 4096 x 4096 pixels with colours.
+# Largest number of values of one input: an RGB image of 4096 x 4096 pixels.
 MOST_INPUTS = 3 * 4096**2
 
 # Named layers of each block; the last blocks are the head.
@@ -132,7 +132,7 @@ def _resnet20(shape: tuple[int, ...], num_classes: int) -> Blocks:
 def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
     size = int(torch.Size(shape).numel())
     linear = nn.Linear(size, num_classes)
-    # The problem is convex, so that no symmetry has to be broken.
+    # The problem is convex, so no symmetry has to be broken by random values.
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return [[("flatten", nn.Flatten())], [("fc1", linear)]]
@@ -148,7 +148,7 @@ _BLOCKS: dict[str, Callable[[tuple[int, ...], int], Blocks]] = {
     "resnet20": _resnet20,
     "logistic": _logistic,
 }
-# The layers' maker and a description, by name.
+# By name: the function that returns the layers, and a description.
 MODELS = {name: (_BLOCKS[name], about) for name, about in DESCRIPTIONS.items()}
 
 
@@ -166,7 +166,7 @@ def build_model(
     name : str
         A key of ``MODELS``, or a classification model of torchvision.
     shape : tuple of int
-        Shape of one input: channels, height, width.
+        Shape of one input: channels, height and width, or the number of columns.
     num_classes : int
         Number of outputs.
     head_layers : int, default 1
@@ -178,8 +178,9 @@ def build_model(
     Returns
     -------
     SplitModel
-        The model, with PyTorch's default initialisation, in channels-last format,
-        which is the fastest on a CPU.
+        The model in channels-last format, in which dense convolutions are the fastest
+        on a CPU. Initial values are the default ones of its layers or of torchvision;
+        ``logistic`` begins with zeros.
 
     Raises
     ------
@@ -219,7 +220,7 @@ def build_model(
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Have modules made with shapes and without values: on the device ``meta``."""
+    """Create modules on the device ``meta``, with shapes but without values."""
     with torch.device("meta"):
         yield
 
@@ -249,13 +250,13 @@ def _torchvision_model(
         raise unknown("model", name, [*MODELS, *names], "simulation.py --list")
     options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if name in ("googlenet", "inception_v3"):
-        # One output instead of three; their initialisation takes minutes.
+        # Without auxiliary outputs, and without an initialisation that takes minutes.
         options |= {"aux_logits": False, "init_weights": False}
     if name.startswith("vit_"):
         options["image_size"] = shape[1]
     if name == "maxvit_t":
         options["input_size"] = shape[1:]
-    # RegNets compute their widths with tensors, also in `without_memory`.
+    # RegNets compute their widths with tensors, which need values in `without_memory`.
     computes = name.startswith("regnet_")
     with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
         module = get_model(name, **options)
@@ -296,7 +297,7 @@ def _output(model: nn.Module, shape: tuple[int, ...], training: bool = False) ->
     """Return the output for images of zeros; the model's mode is restored."""
     mode = model.training
     with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=training):
-        # A batch of two in training, for the sake of batch norms.
+        # In training, batch norms need a batch of two.
         output: Tensor = model.train(training)(torch.zeros(1 + training, *shape))
     model.train(mode)
     return output

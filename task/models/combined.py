@@ -18,9 +18,9 @@ class CombinedRepresentation(nn.Module):
     basis : Tensor, shape (features of all sources, q)
         V.
     at_positions : bool
-        Whether features are of every position of a sequence, (n, time, k); outputs
-        then have a row for each position. Otherwise they are one array for each
-        example.
+        Whether there are features for every position of a sequence, (n, time, k);
+        outputs then have one row per position. Otherwise they have one row per example,
+        whose features are flattened.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CombinedRepresentation(nn.Module):
         basis: Tensor,
         at_positions: bool,
     ) -> Self:
-        """Return it from the state dicts of representations of the same kind."""
+        """Combine copies of a representation with the given state dicts."""
         sources = []
         for state in states:
             source = copy.deepcopy(representation)

@@ -1,4 +1,4 @@
-"""The frozen part of a model: what does not learn, which every device builds itself.
+"""The frozen part of a model, which every device builds and none trains.
 
 It consists of the parameters that require no gradient in the initial model, and of the
 buffers outside of the state dict (``persistent=False``).
@@ -14,7 +14,7 @@ from flwr_frl.task.models.split_model import SplitModel
 
 
 class Builder(Protocol):
-    """A task, as far as it builds models."""
+    """The part of the `Task` interface that builds models."""
 
     def initial_model(self) -> SplitModel:
         """Return a new model, the same for every client and every call."""
@@ -42,7 +42,7 @@ def set_apart(model: nn.Module) -> None:
 
 
 def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the frozen part of a model of `new_model`, by name; not copies."""
+    """Return the frozen tensors of a model of `new_model` by name, without copying."""
     persistent = model.state_dict().keys()
     named = dict(model.named_buffers(remove_duplicate=False))
     return {name: value for name, value in named.items() if name not in persistent}
@@ -51,8 +51,8 @@ def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
 def frozen_digest(model: nn.Module, names: tuple[str, ...]) -> str:
     """Return a short digest of some frozen tensors; empty for none.
 
-    It covers names, dtypes, shapes and values, and is computed once for a model: a
-    buffer may hold a cache that grows.
+    It covers names, dtypes, shapes and values. It is computed only once per model,
+    because a buffer may be a cache that changes later.
     """
     if not names:
         return ""

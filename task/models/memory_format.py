@@ -7,7 +7,7 @@ from torch.nn.parameter import is_lazy
 from flwr_frl.task.models.side_effects import on_trial
 from flwr_frl.task.models.split_model import SplitModel
 
-# Largest difference of the outputs, relative to the largest output.
+# Largest difference of the outputs, relative to the largest output or to 1.
 ROUNDING = 1e-4
 
 

@@ -67,7 +67,7 @@ def step(
     """Return heads after one gradient step on the mean of the regularizer.
 
     This is the server's step of FLUTE, algorithm 2, on R = Σ_i NC_i(H_i) over the
-    sampled clients; the authors' code divides R by their number.
+    sampled clients. As in the authors' code, R is divided by their number.
 
     Parameters
     ----------

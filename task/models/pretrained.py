@@ -1,6 +1,6 @@
 """Rules for splitting modules of ``transformers`` and ``peft`` into parts.
 
-Neither package is imported here: a task that uses them has done so.
+Neither package is imported here; a task that uses one has already imported it.
 """
 
 from typing import Any
@@ -18,7 +18,10 @@ def saved_head(module: nn.Module) -> str:
 
 
 def without_copy(module: nn.Module) -> nn.Module:
-    """Return the trained one of a module and its frozen copy in ``modules_to_save``."""
+    """Return the trainable copy in a wrapper of ``modules_to_save``.
+
+    Other modules are returned unchanged.
+    """
     if not _is_saved(module):
         return module
     return next(module.get_submodule("modules_to_save").children())

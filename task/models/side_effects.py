@@ -1,4 +1,4 @@
-"""Side effects of a model's forward pass, found by trying it."""
+"""Side effects of a model's forward pass, detected by a trial."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,13 +56,13 @@ class _Embeddings(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
-        # Everything but inputs and weights is passed by name here.
+        # torch passes all arguments except inputs and weights by name.
         if func is nn.functional.embedding and named["padding_idx"] is not None:
             self.detected = True
         embeds = func in (nn.functional.embedding, nn.functional.embedding_bag)
         if embeds and named["max_norm"] is not None:
             self.detected = True
-            # On a copy: torch shortens the rows of the weights in place.
+            # On a copy, because torch shortens the rows of the weights in place.
             args = args[0], args[1].clone(), *args[2:]
         return func(*args, **named)
 

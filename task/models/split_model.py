@@ -19,10 +19,10 @@ from flwr_frl.task.models.side_effects import Observed, observe, on_trial
 from flwr_frl.task.settings import SettingsError
 
 Part = Literal["representation", "head", "all"]
-# Above this many parameters, on a CPU, a single model stays in the cache and a stack of
-# them does not (``benchmarks/cohort.py``).
+# Above this many values, on a CPU, a single model stays in the cache, but a stack of
+# models does not (``benchmarks/cohort.py``).
 LARGE = 50_000
-# Numbers of the kinds of models. Models may outlive a run, and so do these.
+# Number of each `kind` of model. Not cleared between runs, as models may outlive a run.
 _KINDS: dict[Hashable, int] = {}
 
 
@@ -59,7 +59,7 @@ class SplitModel(nn.Module):
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert the tensors. Buffers are replaced, so drop `tensors`."""
+        """Move or convert the tensors, and drop the caches that contain old buffers."""
         for cached in ("tensors", "structure"):
             self.__dict__.pop(cached, None)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ class SplitModel(nn.Module):
 
     @cached_property
     def structure(self) -> "Structure":
-        """Modules, parameters and buffers, which torch would look for in every call."""
+        """Modules, parameters and buffers, cached, as torch collects them slowly."""
         buffers = dict(self.named_buffers())
         hidden = {n: b for n, b in buffers.items() if n not in self.tensors}
         modules = list(self.modules())
@@ -102,10 +102,11 @@ class SplitModel(nn.Module):
     def kind(self) -> Hashable:
         """Equal for models that compute the same function of the same tensors.
 
-        Modules with equal texts must have equal attributes.
+        Models are compared by ``repr``, so modules with equal ``repr`` must have equal
+        attributes.
         """
         shapes = tuple((n, t.shape, t.dtype) for n, t in self.tensors.items())
-        # An integer is hashed faster than all that.
+        # An integer is hashed faster than the tuple.
         return _KINDS.setdefault((repr(self), shapes), len(_KINDS))
 
     @cached_property
@@ -143,11 +144,11 @@ class SplitModel(nn.Module):
     def can_be_stacked(self, inputs: Callable[[], Tensor]) -> bool:
         """Return True if several models of this kind can be trained as one.
 
-        Such models differ in their `tensors` only: they have no hooks, and no buffers
-        outside of the state dict. They draw no random numbers, which would be other
-        numbers than alone. They have no embeddings with padding or a maximum norm,
-        since for several models torch computes a wrong gradient of the padding, and
-        shortens the rows of copies.
+        Such models differ only in their `tensors`: they have no hooks, and no buffers
+        outside of the state dict. They draw no random numbers, because stacked models
+        would draw other numbers than a single model. They have no embeddings with
+        padding or a maximum norm, because for stacked models torch computes a wrong
+        gradient of the padding, and shortens the rows of copies.
         """
         modules, hidden = self.structure.modules, self.structure.hidden_buffers
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
@@ -157,7 +158,7 @@ class SplitModel(nn.Module):
     def refuses_one(self, inputs: Tensor) -> bool:
         """Return True if batch norms cannot train on a single example.
 
-        Found by one forward pass per shape of inputs and modes of the modules.
+        Determined by one trial per shape of inputs and modes of the modules.
 
         Parameters
         ----------
@@ -299,7 +300,7 @@ def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) 
 
 
 class Structure(NamedTuple):
-    """What a model consists of.
+    """Modules, parameters and buffers of a model.
 
     Parameters
     ----------
@@ -314,7 +315,7 @@ class Structure(NamedTuple):
     has_own_train : bool
         True if a module overrides ``train``.
     members : dict of str to frozenset
-        Modules and parameters of each part. A copy of the model has those of the copy.
+        Modules and parameters of each part.
     """
 
     modules: list[nn.Module]

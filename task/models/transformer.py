@@ -28,7 +28,7 @@ class TextEncoder(nn.Module):
     transformer : nn.Module
         A model of ``transformers`` without a head.
     padding : int
-        The token that is no part of a text.
+        The padding token, which is ignored.
     """
 
     def __init__(self, transformer: nn.Module, padding: int) -> None:
@@ -40,7 +40,7 @@ class TextEncoder(nn.Module):
         """Return the features."""
         mask = tokens != self.padding
         if not torch.compiler.is_compiling():
-            # Columns of padding would be computed for nothing.
+            # Leave out columns that contain only padding.
             length = max(1, int(mask.sum(1).max()))
             tokens, mask = tokens[:, :length], mask[:, :length]
         outputs = self.transformer(tokens, attention_mask=mask.long())
@@ -61,14 +61,14 @@ def locate(name: str) -> str:
     Raises
     ------
     SettingsError
-        If there is none of this name.
+        If there is no transformer of this name.
     """
     # os.path, unlike Path, also accepts names that are too long or have a null byte.
     folder = os.path.expanduser(name)
     roots = [Path(folder)] if os.path.isdir(folder) else _package_folders(name)
     for root in roots:
-        if found := [f for f in (root, *sorted(root.glob("*/"))) if _is_model(f)]:
-            return str(found[0].resolve())
+        if models := [f for f in (root, *sorted(root.glob("*/"))) if _is_model(f)]:
+            return str(models[0].resolve())
     owner, _, rest = name.partition("/")
     is_owner = owner and owner[0] not in ".~"
     on_hub = not roots and is_owner and rest and "/" not in rest
@@ -106,7 +106,7 @@ def load_transformer(place: str, frozen_layers: int) -> nn.Module:
     except Exception as error:
         raise _unreadable(place, error) from None
     if getattr(model, "pooler", None) is not None:
-        # It is not used, and would be sent in every round.
+        # The pooler is not used, and would be sent in every round.
         model.pooler = None
     _freeze(model, frozen_layers)
     module: nn.Module = model
@@ -142,7 +142,7 @@ def _unreadable(place: str, error: Exception) -> SettingsError:
 
 
 def _freeze(model: nn.Module, layers: int) -> None:
-    """Freeze the first layers of a transformer, and what lies before them."""
+    """Freeze the first layers of a transformer, and the modules before them."""
     if layers == 0:
         return
     if layers == -1:

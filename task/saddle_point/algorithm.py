@@ -16,7 +16,7 @@ in float64. Most messages are float32; as each is a difference to the copy, whic
 and receivers update by the decoded message, its rounding error does not accumulate.
 
 If the constraints concern only some entries of the parameters, such as a head, only
-these are exchanged. The copy of the other entries, which nobody else has, equals x̃_i.
+these are exchanged. For the other entries, which no other node has, x̂_i equals x̃_i.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class State:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Return the state with copies of the given `arrays`."""
+        """Return a state with copies of the arrays that `arrays` returned."""
         names = [f.name for f in fields(cls) if f.name != "iteration"]
         values = {name: np.array(arrays[name], np.float64) for name in names}
         return cls(**values, iteration=int(arrays["iteration"]))
@@ -164,16 +164,15 @@ class SaddlePoint:
     @property
     def message_dimension(self) -> int:
         """Number of entries that a message contains."""
-        whole = self.problem.dimension
-        return whole if self.exchanged is None else len(self.exchanged)
+        dimension = self.problem.dimension
+        return dimension if self.exchanged is None else len(self.exchanged)
 
     def start(self, seed: int, initial: Float64s | None = None) -> State:
         """Return the state before the first iteration: x̃ in X, all else zero.
 
-        The chapter has a random x̃, without a distribution; by default we project
-        samples of N(0, I_d). They are rounded to float32, so that the first,
-        uncompressed message, which contains float32, makes x̂ = x̃ exact, as the
-        algorithms require.
+        The chapter has a random x̃, but names no distribution; by default we project
+        samples of N(0, I_d). They are rounded to float32, because the first message
+        contains uncompressed float32, and the algorithms require that x̂ = x̃ after it.
 
         Parameters
         ----------
@@ -281,7 +280,9 @@ class SaddlePoint:
         state.known = state.known + np.array(decoded)
 
     def iterate(self, state: State, samples: Float64s, directions: Float64s) -> None:
-        """Run the part of an iteration after the exchange (lines 6 to 13).
+        """Run the part of an iteration after the exchange.
+
+        These are lines 6 to 12 of Algorithm 2, or lines 6 to 13 of Algorithm 3:
 
         x̃_i ← Π_X(x̃_i − η [∇f_i(x_i) + 2 Σ_j λ_ij ∇g_ij(x_i, x_j)]);
         λ_ij ← max(0, λ_ij + η [g_ij(x_i, x_j) − δ η λ_ij]).
@@ -325,7 +326,7 @@ class SaddlePoint:
         samples: Float64s,
         directions: Float64s,
     ) -> None:
-        """Update x̃ with gradients at x (line 11)."""
+        """Update x̃ with gradients at x (Algorithm 2, line 11)."""
         gradient = self._cost_gradient(x, samples, directions)
         ends = self._exchanged(x)[self._row]
         pull = state.duals[:, None] * self.constraint.gradient(ends, neighbours)

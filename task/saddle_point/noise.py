@@ -52,7 +52,7 @@ class Noise:
         Returns
         -------
         samples : ndarray, shape (n, s)
-            One sample per node (line 9).
+            One sample per node (Algorithm 2, line 9).
         directions : ndarray, shape (n, d)
             u_i, by default uniform on the unit sphere (Algorithm 3, line 9). They do
             not affect the samples.

@@ -56,7 +56,7 @@ class Problem(Protocol):
         """
 
     def value(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Return f_i(x_i, ξ_i) of every row, shape (n,): bandit feedback.
+        """Return f_i(x_i, ξ_i) of every row, shape (n,), for bandit feedback.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class Problem(Protocol):
         """
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Return ∇f_i(x_i, ξ_i) of every row, shape (n, d): sample feedback.
+        """Return ∇f_i(x_i, ξ_i) of every row, shape (n, d), for sample feedback.
 
         See `value` for the parameters.
         """
@@ -113,8 +113,8 @@ class QCQP:
     ) -> Self:
         """Draw the costs of some nodes.
 
-        They are not strictly convex if ``freedom``, the Wishart distribution's, is
-        below d.
+        They are not strictly convex if ``freedom``, the degrees of freedom of the
+        Wishart distribution, is below d.
         """
         matrices, moments = [], []
         for node in nodes:
@@ -252,7 +252,7 @@ def _direction(seed: list[int], dimension: int) -> Float64s:
 def dot(x: Float64s, y: Float64s) -> Float64s:
     """Return the inner products of corresponding rows.
 
-    Unlike the result of a matrix product, a sum does not depend on the number of rows.
+    Unlike in a matrix product, rounding does not depend on the number of rows.
     """
     product: Float64s = (x * y).sum(axis=-1)
     return product
@@ -337,7 +337,7 @@ def build_problem(
     Raises
     ------
     SettingsError
-        If the name is unknown or a number is out of range.
+        If the name is unknown.
     """
     if name not in PROBLEMS:
         raise unknown("problem", name, PROBLEMS)

@@ -28,8 +28,8 @@ class SaddlePointSettings(Checked):
     saddle_step : float, default 1e-3
         Step size η of the parameters and of the dual variables.
     dual_regularizer : float or str, default "auto"
-        δ, with δ η² ≤ 1 (appendix B): ``auto`` is 100, and ``theory`` that of theorem 3
-        or 4 (`resolved`).
+        δ, with δ η² ≤ 1 (appendix B): ``auto`` is 100, and ``theory`` is the value of
+        theorem 3 or 4, computed by `resolved`.
     radius : float or str, default "auto"
         Radius of the ball X, which contains all parameters. ``auto`` is 20 for the
         chapter's problems, and sets no bound for other tasks.
@@ -71,8 +71,8 @@ class SaddlePointSettings(Checked):
     @property
     def delta(self) -> float:
         """δ, unless it is ``theory``; 0 if the setting is not a number."""
-        given = self.dual_regularizer
-        return 100.0 if given == "auto" else _number(given)
+        value = self.dual_regularizer
+        return 100.0 if value == "auto" else _number(value)
 
     @property
     def zeta(self) -> float:
@@ -108,7 +108,7 @@ class SaddlePointSettings(Checked):
         feasible : ConvexSet
             X if ``radius`` is ``auto``.
         dual_variables, omega
-            Arguments of `MultiTaskTheory`, whose constraints are proximity constraints.
+            See `MultiTaskTheory`; the constraints are those of `Proximity`.
 
         Raises
         ------

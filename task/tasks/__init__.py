@@ -28,7 +28,7 @@ from flwr_frl.task.tasks.text import TextTask
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.tasks.transformer_text import FromTransformer
 
-# The name of a task and its settings.
+# The name of a task, and the settings that it reads with their values.
 TaskKey = tuple[str, tuple[tuple[str, Setting], ...]]
 
 TASKS: dict[str, Callable[..., Task]] = {
@@ -43,7 +43,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 }
 # Tasks whose data is generated or installed with a package.
 GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
-# Tasks that read data-dir and never download; all others download their data.
+# Tasks that read their data from data-dir. Tasks in neither list download their data.
 IN_FOLDERS = (
     *("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf", "hf-text"),
 )

@@ -53,7 +53,7 @@ DEFAULT_MODELS = {
 # code of FedRep's authors.
 RGB = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GREY = ((0.1307,), (0.3081,))
-# PFLlib's are 0.5 for each channel.
+# PFLlib normalises each channel with mean and standard deviation 0.5.
 NORMALIZATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
     "pfllib": ((0.5,), (0.5,)),
@@ -68,7 +68,7 @@ SMALL, LARGE = 16, 64
 # A client's images are copied into memory up to this size in bytes; larger sets are
 # read from the memory-mapped file batch by batch.
 COPIED = 8 * 2**20
-# Copies are cached for at least so many clients, and up to so many bytes.
+# Copies are cached for at least FEWEST_CACHED clients, and for more up to CACHED bytes.
 FEWEST_CACHED, CACHED = 16, 128 * 2**20
 MODEL_SETTINGS = ("model", "model-head", "head-layers", "weights")
 
@@ -136,8 +136,8 @@ class ImageTask(BaseTask):
     """
 
     settings_type: ClassVar[type] = ImageSettings
-    # Whether `initial_model` does not read `MODEL_SETTINGS`. Then images are not
-    # converted for a model that they name, and users are warned if they set them.
+    # True if `initial_model` does not read `MODEL_SETTINGS`. Images are then not
+    # converted for the model of the settings, and users who set one are warned.
     ignores_model_settings: ClassVar[bool] = False
 
     def __init__(
@@ -295,7 +295,7 @@ class ImageTask(BaseTask):
         return self.settings.labels(labels, client, *counts)
 
     def _cache_size(self, part: Indices) -> int:
-        """Return the number of clients to cache, even if they are the largest ones."""
+        """Return how many clients fit into the cache, even if they are the largest."""
         image = self.dataset.train.images[:1].nbytes
         sizes = sorted((len(rows) * image for rows in part), reverse=True)
         clients = np.searchsorted(np.cumsum(sizes), CACHED, side="right")

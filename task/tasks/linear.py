@@ -1,6 +1,7 @@
-"""Synthetic linear regression; client i has the true model φ_i = B* w*_i.
+"""Synthetic linear regression; client i has the true model φ_i.
 
-FedRep, section 5.1 (``low-rank``); FLUTE, section 5 (``gaussian``, ``decaying``).
+FedRep, section 5.1 (``low-rank``, with φ_i = B* w*_i); FLUTE, section 7.1
+(``gaussian``) and appendix C.1 (``decaying``).
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class LinearTask(Checked, RegressionTask):
     dimension : int, default 10
         Input dimension d.
     rank : int, default 2
-        Width k of the learned representation; of the true one, too, for ``low-rank``.
+        Width k of the learned representation, and with ``low-rank`` of the true one.
     samples : int, default 5
         Examples per client: m per round for FedRep, N in total for FLUTE.
     noise_variance : float, default 1e-3

@@ -91,7 +91,7 @@ class RecurrentText(nn.Module):
         return features
 
     def extra_repr(self) -> str:
-        """Return the attribute that tells models with equal layers apart."""
+        """Return the attribute in which models with equal layers may differ."""
         return "every_position" if self.every_position else ""
 
 
@@ -268,9 +268,9 @@ class TextTask(BaseTask):
         )
 
     def _windows(self, codes: Tensor) -> ExampleSet:
-        """Return the examples of a part of a text; they are views that copy nothing."""
+        """Return the examples of a part of a text, as views without copies."""
         if self.every_position:
-            # The rest, of fewer characters than a window, is left out.
+            # The remaining characters, fewer than a window, are left out.
             stop = (len(codes) - 1) // self.length * self.length
             inputs, targets = codes[:stop], codes[1 : stop + 1]
             shape = -1, self.length

@@ -213,7 +213,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn exceptions of reading a table into one line."""
+    """Turn exceptions of reading a table into a one-line `SettingsError`."""
     try:
         yield
     except (OSError, UnicodeError, csv.Error) as error:
