@@ -48,8 +48,8 @@ class ExampleSet:
         default. Inputs may be a memory-mapped file larger than the memory: rows are
         read when their batch is prepared.
     device : torch.device, optional
-        Where batches are placed; mean and std are already there. By default, where the
-        inputs are.
+        Device of the batches; mean and std are already there. By default, the device of
+        the inputs.
     drop_single : bool, default False
         Leave out the last batch of a training epoch if it has a single example, for
         models whose batch norms cannot train on one.
@@ -362,7 +362,7 @@ def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
     Returns
     -------
     Tensor
-        Of the same shape and dtype.
+        The new images, of the same shape and dtype.
     """
     n, height, width, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, *(padding,) * 4))

@@ -222,8 +222,8 @@ class TransferData(Checked):
         Role of every client, for a device's own data; ``auto`` decides by the index.
     source_outputs : int, default 1
         Number k of outputs of a source, and of directions of its representation. The
-        larger it is, the fewer sources span V*. Algorithms other than representation
-        transfer use the first output.
+        larger it is, the fewer sources are needed to span V*. Algorithms other than
+        representation transfer use the first output.
 
     Raises
     ------

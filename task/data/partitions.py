@@ -211,9 +211,9 @@ def group_labels(
     """Return the labels of a group of the partition ``clustered``: y + g mod C.
 
     Group 0 has the original labels. No two groups agree on the label of any example, so
-    a single model cannot fit two groups. Clients with conflicting labels are the case
-    for which IFCA (Ghosh et al., NeurIPS 2020) and FedAMP (Huang et al., AAAI 2021) are
-    made; IFCA's own experiments rotate the images instead.
+    a single model cannot fit two groups. IFCA (Ghosh et al., NeurIPS 2020) and FedAMP
+    (Huang et al., AAAI 2021) are designed for clients with conflicting labels; IFCA's
+    own experiments rotate the images instead.
     """
     return (labels + group) % num_classes
 

@@ -128,7 +128,7 @@ class SplitModel(nn.Module):
         return self.structure.num_values > LARGE
 
     def observed(self, inputs: Callable[[], Tensor]) -> Observed:
-        """Return the side effects of a forward pass in training mode, made once.
+        """Return the side effects of a forward pass in training mode; tried only once.
 
         A custom forward may draw random numbers and embed with any function.
 

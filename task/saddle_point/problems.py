@@ -227,7 +227,7 @@ class LogisticRegression:
     def accuracy(self, x: Float64s, count: int = 500) -> Float64s:
         """Return the accuracy on test examples, shape (n,).
 
-        Each node has 500 (section 4.5.2.1), which no iteration uses.
+        Each node has 500 of them (section 4.5.2.1); no iteration uses them.
         """
         streams = [np.random.default_rng([_TEST, self.seed, i]) for i in self.nodes]
         tests = [self.draw(row, stream, count) for row, stream in enumerate(streams)]

@@ -122,8 +122,8 @@ class ImageTask(BaseTask):
     settings : ImageSettings
         Data, partition, model and augmentation.
     num_clients : int
-        Number of clients; 0 gives client 0 the whole data set, as on a device with a
-        data set of its own.
+        Number of clients; 0 gives client 0 the whole data set, as on a device with its
+        own data set.
     dataset : Dataset, optional
         The data set, if it is already loaded.
     columns : callable, optional

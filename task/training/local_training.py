@@ -1,7 +1,7 @@
 """Local training of a part of a split model, and its evaluation.
 
-`train` is made of `freeze`, `loop` and the hyper-parameters `SGD`, which a client with
-a custom step uses directly. Where clients train together (`cohort`), equal calls of
+`train` consists of `freeze`, `loop` and the hyper-parameters `SGD`, which a client with
+a custom step uses directly. If clients train together (`cohort`), equal calls of
 `train` and `gradient` are computed as one.
 """
 

@@ -25,7 +25,7 @@ def set_state(
     Parameters
     ----------
     optimizer : Optimizer
-        An optimiser of parameters of the model that has made no step.
+        An optimiser for parameters of the model; it must not have made a step.
     model : SplitModel
         The model.
     state : mapping of str to Tensor

@@ -167,7 +167,7 @@ class Objective(nn.Module):
     def together(
         self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the same for several models at once.
+        """Return the values of `forward` for several models, each of shape (models,).
 
         Parameters
         ----------
