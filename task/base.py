@@ -210,7 +210,7 @@ class ExampleTask(BaseTask):
         """
         model = self._initial_model()
         if "channels-last" not in self._decided:
-            self._decided["channels-last"] = self._is_faster_channels_last(model)
+            self._decided["channels-last"] = self._allows_channels_last(model)
         elif self._decided["channels-last"]:
             model = model.to(memory_format=torch.channels_last)
         return model
@@ -219,7 +219,7 @@ class ExampleTask(BaseTask):
     def _decided(self) -> dict[str, bool]:
         return {}
 
-    def _is_faster_channels_last(self, model: SplitModel) -> bool:
+    def _allows_channels_last(self, model: SplitModel) -> bool:
         """Decide by the examples of client 0, so that all processes decide alike."""
         if not has_dense_convolutions(model):
             return False

@@ -102,8 +102,10 @@ class TriedExamples:
         return all(low <= a and b <= high for (low, high), (a, b) in pairs)
 
     def add(self, part: str, examples: ExampleSet) -> None:
-        """Record that examples have been accepted."""
+        """Record that examples have been accepted, unless their sum overflows."""
         form, new = _form(part, examples), _bounds(examples)
+        if any(math.isnan(high) for _, high in new):
+            return
         first, second = self._bounds.get(form, new), new
         self._bounds[form] = tuple(
             (min(a, c), max(b, d)) for (a, b), (c, d) in zip(first, second, strict=True)

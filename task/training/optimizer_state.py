@@ -31,8 +31,8 @@ def set_state(
     state : mapping of str to Tensor
         As `read_state` returns it.
     """
+    split = [(*key.partition(".")[::2], tensor) for key, tensor in state.items()]
     for name, parameter in model.named_parameters():
-        split = [(*key.partition(".")[::2], tensor) for key, tensor in state.items()]
         saved = {entry: tensor for entry, of, tensor in split if of == name}
         fits = all(t.ndim == 0 or t.shape == parameter.shape for t in saved.values())
         if saved and fits and parameter.requires_grad:

@@ -60,6 +60,13 @@ def test_other_example_counts_are_tried_unless_the_first_batch_is_full() -> None
     assert tried(inputs) == [2, 2, 0, 2, 0]
 
 
+def test_a_sum_that_overflows_does_not_affect_later_clients() -> None:
+    large = torch.full((40, 2), 1e37)
+    assert not large.sum().isfinite()
+    ones = torch.ones(40, 2)
+    assert tried([large, ones, ones, large]) == [2, 2, 0, 2]
+
+
 def test_tokens_outside_the_tried_range_are_tried() -> None:
     inputs = [torch.full((4, 3), token) for token in (2, 5, 3, 4, 1)]
     assert tried(inputs) == [2, 2, 0, 0, 2]
