@@ -1,4 +1,4 @@
-"""What the server does: one file per algorithm. Needs no torch and no data."""
+"""The server side: one file per algorithm. Needs no data, and torch for FLUTE only."""
 
 from typing import TYPE_CHECKING
 

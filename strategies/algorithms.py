@@ -42,7 +42,7 @@ def strategy_class(settings: Settings) -> type[Algorithm]:
     Raises
     ------
     SettingsError
-        If there is no such algorithm, it cannot be imported, or is no strategy.
+        If there is no such algorithm, or it cannot be imported or is not a strategy.
     """
     algorithm = str(settings["algorithm"])
     strategy = _load(_path(algorithm))
@@ -63,13 +63,13 @@ def _path(algorithm: str) -> str:
 
 def _load(path: str) -> type[Algorithm]:
     plain = path.removesuffix(FINE_TUNED)
-    found = load(plain, "algorithm")
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    loaded = load(plain, "algorithm")
+    if not (isinstance(loaded, type) and issubclass(loaded, Algorithm)):
         raise SettingsError(
             f"algorithm {path!r} is no strategy; expected a subclass of BaseStrategy "
             "or SRPFL"
         )
-    return found if plain == path else fine_tuned(found)
+    return loaded if plain == path else fine_tuned(loaded)
 
 
 @cache
@@ -88,7 +88,7 @@ def fine_tuned(kind: type[S]) -> type[S]:
     Returns
     -------
     type of Strategy
-        A subclass of it, named like it with ``-ft``; always the same.
+        A subclass with the same name and ``-ft``. Each call returns the same class.
     """
     about: dict[str, Any] = {
         "__doc__": f"{kind.__name__}; clients test it with a fine-tuned head.",
@@ -110,7 +110,7 @@ def fine_tuned(kind: type[S]) -> type[S]:
 
 
 def _layers(settings: Settings) -> list[type[Algorithm]]:
-    """Return the strategy that the settings name, and the one that it wraps."""
+    """Return the strategy that the settings name, and the one that it wraps if any."""
     strategy = strategy_class(settings)
     wrapped = getattr(strategy, "wrapped_settings", None)
     return [strategy, *(_layers(wrapped(settings)) if wrapped else [])]
@@ -142,18 +142,18 @@ def client_path(settings: Settings) -> str:
 
 
 def settings_owners(settings: Settings) -> list[type[Algorithm]]:
-    """Return the strategies that read settings: the algorithm's, and one it wraps."""
+    """Return the strategies that read settings: the named one and the wrapped one."""
     return _layers(settings)
 
 
 def simulation_defaults(settings: Settings) -> dict[str, Setting]:
-    """Return the algorithm's defaults in simulation; a wrapped strategy's come last."""
+    """Return the defaults in simulation; a wrapped strategy's take precedence."""
     defaults = [layer.traits.simulation_defaults for layer in _layers(settings)]
     return {name: value for layer in defaults for name, value in layer.items()}
 
 
 def short_name(algorithm: str) -> str:
-    """Return an algorithm's name in files and tables: the class of an import path."""
+    """Return an algorithm's name in files and tables; of an import path, the class."""
     return algorithm.rpartition(":")[2]
 
 
@@ -168,7 +168,8 @@ def check_names(algorithms: Iterable[str]) -> None:
     Raises
     ------
     SettingsError
-        If two of them would write to the same place.
+        If two of them would write to the same place, or the class of an import path
+        has the name of a built-in algorithm.
     """
     seen: dict[str, str] = {}
     for algorithm in algorithms:

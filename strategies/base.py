@@ -54,7 +54,8 @@ class BaseStrategy(Averaging):
     ledger : RoundLedger
         The last round in which each client's reply counted.
     pending, training : PendingRound
-        The last messages of any kind, and the last ones to train, with their replies.
+        The last messages of any kind, and the last training messages, with their
+        replies.
     evaluation : Evaluation
         Each client's test metrics.
     participation : Participation
@@ -141,8 +142,8 @@ class BaseStrategy(Averaging):
     def roll_back(self, name: str) -> None:
         """Let a client continue that has seen a later checkpoint than the server has.
 
-        The server was restored from a backup. By default the client continues from the
-        newest round that both know, or else from its own newest round.
+        This happens after the server was restored from a backup. By default the client
+        continues from the newest round that both have, or else from its own newest.
         """
         self.ledger.continue_from(name)
 
@@ -193,8 +194,8 @@ class BaseStrategy(Averaging):
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
         run = self.ledger.config(self.name_of(node), server_round, saves)
-        own = self.clients.registered.config(node)
-        record = fill(ConfigRecord(), {**own, **run, **config})
+        registered = self.clients.registered.config(node)
+        record = fill(ConfigRecord(), {**registered, **run, **config})
         records = {self.arrayrecord_key: arrays, self.configrecord_key: record}
         return fill(RecordDict(), records)
 
@@ -232,9 +233,9 @@ class BaseStrategy(Averaging):
         kind: str,
         like: Message | None = None,
     ) -> Message:
-        """Return a node's message; ``like`` is another one of its round and kind."""
+        """Return a node's message; ``like`` is a message of the same round and kind."""
         content = self.content(node, sent, config)
-        # A subclass may send each client arrays of its own.
+        # A subclass may send each client different arrays.
         record = content.get(self.arrayrecord_key)
         if record is not sent and isinstance(record, ArrayRecord):
             content[self.arrayrecord_key] = self._as_transported(record)
@@ -280,7 +281,7 @@ class BaseStrategy(Averaging):
     # State.
 
     def snapshot(self) -> Callable[[], State]:
-        """Return a function that returns the current state, whatever changes later."""
+        """Return a function that returns the present state, even after changes."""
         values = {**self.ledger.state_dict(), **self.clients.state_dict()}
         return snapshot_of(self.state, values)
 

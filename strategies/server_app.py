@@ -47,8 +47,8 @@ def run(
     settings : mapping
         All settings.
     keep_clients : callable, optional
-        Saves the state that simulated clients have in memory only, before the last
-        checkpoint, which relies on it, is written.
+        Saves the state that simulated clients have in memory only. Called before the
+        last checkpoint is written, which relies on this state.
 
     Returns
     -------
@@ -58,39 +58,41 @@ def run(
     Raises
     ------
     SettingsError
-        If a setting is out of its range, there is nothing to resume, or
-        ``max-empty-rounds`` rounds in a row had no valid reply.
+        If a setting is out of its range, there is nothing to resume, no round had a
+        valid reply, or ``max-empty-rounds`` consecutive rounds had none.
     """
-    own = build(RunSettings, settings)
-    own.check_validation(settings)
+    options = build(RunSettings, settings)
+    options.check_validation(settings)
     trackers = Trackers(settings)
     strategy = build_strategy(settings)
-    check_newcomers(strategy, own.algorithm, own.new_clients, own.num_clients)
-    strategy.clients.keyed = own.names_by_key
-    strategy.clients.round_timeout = own.round_timeout
-    grid = reliable_grid(strategy, grid, own.round_timeout)
-    output, name = Path(own.output), short_name(own.algorithm)
+    check_newcomers(
+        strategy, options.algorithm, options.new_clients, options.num_clients
+    )
+    strategy.clients.keyed = options.names_by_key
+    strategy.clients.round_timeout = options.round_timeout
+    grid = reliable_grid(strategy, grid, options.round_timeout)
+    output, name = Path(options.output), short_name(options.algorithm)
     log(INFO, "results are written to %s", (output / name).absolute())
     start, seconds_before = 0, 0.0
-    if own.resume:
-        former = Checkpoint.read(Path(own.resume) / name, settings)
+    if options.resume:
+        former = Checkpoint.read(Path(options.resume) / name, settings)
         strategy.restore(former.state)
         if strategy.privacy:
-            strategy.privacy.read(Path(own.resume) / name)
+            strategy.privacy.read(Path(options.resume) / name)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
         strategy.ledger.resumed = start
         strategy.ledger.note_checkpoint(start)
         log(INFO, "going on after round %d", start)
-        if start >= own.num_server_rounds:
+        if start >= options.num_server_rounds:
             # The folder may hold the results of another run.
-            same = Path(own.resume).resolve() == output.resolve()
-            if same and (known := read_summary(settings, start)):
-                return known
+            same = Path(options.resume).resolve() == output.resolve()
+            if same and (summary := read_summary(settings, start)):
+                return summary
             if not same or not read_rows(output / name / METRICS):
                 raise SettingsError(
-                    f"resume: the run has ended, and {own.output!r} has nothing of it; "
-                    "num-server-rounds must be more to go on"
+                    f"resume: the run has ended, and {options.output!r} has nothing of "
+                    "it; num-server-rounds must be more to go on"
                 )
     else:
         strategy.ledger.run_token = uuid4().hex[:12]
@@ -99,12 +101,13 @@ def run(
             # Only at the start: a resumed run continues with the connected clients.
             strategy.check_clients(len(nodes))
     with locked(output / name):
-        if not own.resume or Path(own.resume).resolve() != output.resolve():
+        if not options.resume or Path(options.resume).resolve() != output.resolve():
             archive_run(output, name)
         if strategy.privacy:
             strategy.privacy.keep_in(output / name)
         prepare_directory(
-            output / name, Path(own.resume) / name if own.resume else None
+            output / name,
+            Path(options.resume) / name if options.resume else None,
         )
         nodes = strategy.identify(grid)
         if len(nodes) < (least := int(settings["min-train-nodes"])):
@@ -115,16 +118,21 @@ def run(
             report = Report(settings, after=start, trackers=trackers)
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
-            rounds = Rounds(strategy, own, report, clock, seconds_before, keep_clients)
+            rounds = Rounds(
+                strategy, options, report, clock, seconds_before, keep_clients
+            )
             with rounds.watch.over():
                 wrapped = strategy.adapt_grid(clock or grid)
                 wrapped = strategy.participation.adapt_grid(wrapped, strategy.name_of)
                 arrays = rounds.run(wrapped, arrays, after=start)
                 joined: ByExamples = {}
-                if own.new_clients:
-                    last, timeout = own.num_server_rounds, own.round_timeout
+                if options.new_clients:
+                    last, timeout = (
+                        options.num_server_rounds,
+                        options.round_timeout,
+                    )
                     joined = let_join(strategy, grid, arrays, last, timeout)
-                # The page, which is written last, shows it.
+                # First, as the page that `finish` writes shows this state.
                 rounds.watch.end("finished")
                 return report.finish(*_final_clients(strategy, joined))
 
@@ -139,7 +147,7 @@ def _clock(
     position = {node: i for i, node in enumerate(nodes)}
 
     def position_of(node: int) -> int:
-        # A client that joins later is as fast as one of the first.
+        # A client that joins later has the speed of one of the initial clients.
         return position.setdefault(node, len(position)) % len(nodes)
 
     time = float(settings["communication-time"])
@@ -151,7 +159,8 @@ def _final_clients(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the final metrics and numbers of examples of clients and of newcomers.
 
-    ``evaluated-in`` is the round of a client that was busy in the last evaluation.
+    For a client that was busy in the last evaluation, ``evaluated-in`` is the round of
+    its metrics.
     """
     clients, newcomers = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     newest = max(strategy.evaluation.rounds.values(), default=0)
@@ -160,31 +169,31 @@ def _final_clients(
         for name in ("num-examples", CLASS_COUNTS):
             metrics.pop(name, None)
         properties = participant.properties
-        known: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         if counts := class_counts(properties):
-            known[CLASS_COUNTS] = counts
-        known["num-examples"] = properties.get("num-examples")
-        known["num-test-examples"] = properties.get("num-test-examples")
+            data[CLASS_COUNTS] = counts
+        data["num-examples"] = properties.get("num-examples")
+        data["num-test-examples"] = properties.get("num-test-examples")
         name, label = participant.name, strategy.clients.label(participant.name)
         if name in joined:
-            newcomers[label] = {**known, "by-examples": joined[name]}
+            newcomers[label] = {**data, "by-examples": joined[name]}
         elif not participant.is_newcomer:
-            known["last-round"] = strategy.ledger.acknowledged.get(name, 0)
+            data["last-round"] = strategy.ledger.acknowledged.get(name, 0)
             if (updates := strategy.participation.updates) is not None:
-                known["updates"] = updates.get(name, 0)
+                data["updates"] = updates.get(name, 0)
             if strategy.evaluation.rounds.get(name, newest) < newest:
-                known["evaluated-in"] = strategy.evaluation.rounds[name]
-            clients[label] = {**metrics, **known}
+                data["evaluated-in"] = strategy.evaluation.rounds[name]
+            clients[label] = {**metrics, **data}
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
 
 
 def server_settings(given: Settings) -> dict[str, Setting]:
-    """Return all settings, with defaults, as far as the server knows them.
+    """Return all settings that the server can know, with their defaults.
 
     Parameters
     ----------
     given : mapping
-        The settings that are given.
+        The settings that the user has set.
 
     Returns
     -------
@@ -226,7 +235,7 @@ def make_app(
     Parameters
     ----------
     run_config : UserConfig, optional
-        Settings; by default those of the context, as ``flwr run`` gives them.
+        Settings; by default those of the context, which ``flwr run`` sets.
     finished : callable, optional
         Called with the run's summary.
 
@@ -237,13 +246,13 @@ def make_app(
     """
     app = ServerApp()
     logger = logging.getLogger("flwr")
-    if not any(isinstance(known, OneLineErrors) for known in logger.filters):
+    if not any(isinstance(former, OneLineErrors) for former in logger.filters):
         logger.addFilter(OneLineErrors())
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        given = context.run_config if run_config is None else run_config
-        settings = server_settings(given)
+        overrides = context.run_config if run_config is None else run_config
+        settings = server_settings(overrides)
         with served_for(settings):
             summary = run(grid, settings)
         log(INFO, "finished: %s", summary)

@@ -28,7 +28,8 @@ from flwr_frl.task.settings import (
 F = TypeVar("F", bound=Callable[..., None])
 
 
-# Methods that get the replies to training after they were checked.
+# Methods that receive the replies to training. An override may need more of their
+# arrays than the mean.
 USES_REPLIES = {
     "aggregate",
     "aggregate_train",
@@ -102,7 +103,8 @@ class Traits:
     needs_arrays: tuple[str, ...] = ()
 
 
-# Names of earlier releases that a subclass may still define, and their replacements.
+# Names without effect that a subclass may define, such as those of earlier releases,
+# and their replacements.
 _TRAIT = "the class keyword {0}, as in `class Mine(BaseStrategy, {0}=...)`"
 _STATE = "the dict `self.state`, which the base class saves and restores"
 REPLACED = {
@@ -134,13 +136,13 @@ class Algorithm(Strategy):
         Raises
         ------
         SettingsError
-            If a trait is unknown, or the class defines a name of an earlier release.
+            If a trait is unknown, or the class defines a name of `REPLACED`.
         """
         super().__init_subclass__()
-        known = Traits.__dataclass_fields__
-        for name in traits.keys() - known.keys():
+        fields = Traits.__dataclass_fields__
+        for name in traits.keys() - fields.keys():
             raise SettingsError(
-                f"{cls.__qualname__} declares {name!r}; expected {', '.join(known)}"
+                f"{cls.__qualname__} declares {name!r}; expected {', '.join(fields)}"
             )
         for name in REPLACED.keys() & cls.__dict__.keys():
             raise SettingsError(
@@ -166,7 +168,7 @@ class Algorithm(Strategy):
         """
         for kind in cls.__mro__:
             init = kind.__dict__.get("__init__")
-            # That of `BaseStrategy`.
+            # `Averaging.__init__`, whose bases declare no settings.
             if "__signature__" in getattr(init, "__dict__", {}):
                 break
             if init and all(
@@ -263,7 +265,7 @@ class StrategySettings(Checked):
     transport: Annotated[str, Choice("float32", "float16")] = "float32"
 
     def check(self, traits: Traits) -> None:
-        """Raise `SettingsError` unless an algorithm with these traits allows them."""
+        """Raise `SettingsError` if an algorithm with these traits cannot use them."""
         rule = self.aggregation
         allowed = "mean: this algorithm averages no models"
         require(traits.averages or rule == "mean", "aggregation", rule, allowed)
@@ -295,7 +297,10 @@ class StrategySettings(Checked):
 
 
 def takes(settings: type) -> Callable[[F], F]:
-    """Replace ``**arguments`` of an ``__init__`` by the fields of a settings class."""
+    """Decorate an ``__init__``: its signature shows the fields of a settings class.
+
+    They replace ``**arguments``.
+    """
 
     def decorate(init: F) -> F:
         *named, _ = inspect.signature(init).parameters.values()

@@ -32,7 +32,7 @@ class Wrapping(Algorithm):
 
     @classmethod
     def wrapped_settings(cls, settings: Settings) -> Settings:
-        """Return the settings of the strategy that is wrapped.
+        """Return the settings of the wrapped strategy.
 
         Raises `SettingsError` if that strategy cannot be wrapped.
         """
@@ -47,15 +47,15 @@ class Wrapping(Algorithm):
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
-        """Return "" if a strategy can be wrapped, or else a description of those."""
+        """Return "" if a strategy can be wrapped, or else which strategies can be."""
         raise NotImplementedError
 
     def install(self) -> None:
-        """Give the wrapped strategy its new participation, if it is one of ours."""
+        """Set the new participation, if the strategy is a `BaseStrategy`."""
         if isinstance(self.strategy, BaseStrategy):
             self.strategy.participation = self.participation
 
-    # Flower requires these methods; they are the wrapped strategy's.
+    # Abstract methods of Flower's `Strategy`, delegated to the wrapped strategy.
     configure_train = delegate("strategy", "configure_train")
     aggregate_train = delegate("strategy", "aggregate_train")
     configure_evaluate = delegate("strategy", "configure_evaluate")
