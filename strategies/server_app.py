@@ -106,8 +106,7 @@ def run(
         if strategy.privacy:
             strategy.privacy.keep_in(output / name)
         prepare_directory(
-            output / name,
-            Path(options.resume) / name if options.resume else None,
+            output / name, Path(options.resume) / name if options.resume else None
         )
         nodes = strategy.identify(grid)
         if len(nodes) < (least := int(settings["min-train-nodes"])):
@@ -127,10 +126,7 @@ def run(
                 arrays = rounds.run(wrapped, arrays, after=start)
                 joined: ByExamples = {}
                 if options.new_clients:
-                    last, timeout = (
-                        options.num_server_rounds,
-                        options.round_timeout,
-                    )
+                    last, timeout = options.num_server_rounds, options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
                 rounds.watch.end("finished")

@@ -1,7 +1,7 @@
 """Aggregation rules: the mean, and rules that are robust to Byzantine clients.
 
 All rules get the replies in the order of the clients' names. `weighted_mean` and `clip`
-hold one running sum, whatever the number of clients. `median`, `trimmed_mean`,
+hold one running sum, regardless of the number of clients. `median`, `trimmed_mean`,
 `multi_krum` and `geometric_median` hold all clients' values of an array at once:
 besides the replies themselves, that takes n times the largest array in float64.
 """
@@ -21,7 +21,7 @@ Reply = Callable[[], Arrays]
 Sent = Mapping[str, NDArray]
 Rule = Callable[[Sequence[float], Sequence[Reply], Sent], Arrays | None]
 
-# `clip` about the point that the model reaches if it repeats its last change.
+# `clip` around the model that repeating the last round's change would give.
 CENTERED_CLIP = "centered-clip"
 RULES = (
     "mean",
@@ -175,7 +175,7 @@ def geometric_median(
     The smoothed Weiszfeld algorithm of RFA (Pillutla, Kakade and Harchaoui, IEEE
     Transactions on Signal Processing 2022): v is repeatedly replaced by the mean of the
     replies with the weights w_i / max(ν, ‖v − x_i‖). It starts at the sent arrays,
-    which no reply can move. Of integer arrays the median is used.
+    which no reply can move. For integer arrays the median is used.
     """
     decoded = [reply() for reply in replies]
     n = len(decoded)
@@ -255,7 +255,7 @@ def norm(arrays: Mapping[str, NDArray]) -> float:
 
 
 def capped(weights: Sequence[float], share: float) -> list[float]:
-    """Return weights none of which exceeds a share of their sum.
+    """Limit each weight to a share of their sum.
 
     The largest weights are reduced to the same value, the others are kept. If there are
     too few weights for the share, all positive ones become equal. One or two weights

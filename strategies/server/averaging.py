@@ -64,14 +64,14 @@ class Averaging(
     min_evaluate_nodes : int, default 1
         Minimum number of clients in an evaluation.
     weighted_by_key : str, default ""
-        Metric that weights the mean of the arrays (unless ``weighting`` is given) and
-        of the evaluation's metrics. Empty: ``num-examples`` where ``weighting`` asks
-        for it, and plain means of the metrics.
+        Metric whose values weight the means of the evaluation's metrics and, unless
+        ``weighting`` is given, the mean of the arrays. If empty, arrays are weighted by
+        ``num-examples`` with ``weighting="examples"``, and metrics are not weighted.
     arrayrecord_key, configrecord_key : str
         Keys of the arrays and of the config in a message.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
-        Return further metrics of the replies' contents and the weights' key, as in
-        Flower's FedAvg.
+        Called with the replies' contents and the key of the weights, as in Flower's
+        FedAvg; return additional metrics.
     **arguments
         The fields of `StrategySettings`.
     """
@@ -105,7 +105,7 @@ class Averaging(
         self._train_metrics = _metrics_by(train_metrics_aggr_fn, key)
         self._evaluate_metrics = _metrics_by(evaluate_metrics_aggr_fn, key)
         settings.check(self.traits)
-        # Where `centered-clip` keeps its last change.
+        # `centered-clip` saves its last change here.
         clips = settings.aggregation == CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
         noise, clip = settings.server_dp_noise, settings.server_dp_clip
@@ -122,7 +122,7 @@ class Averaging(
         # The mean of the replies so far, if they are averaged as they arrive.
         self._running: RunningMean | None = None
         self._custom_metrics = train_metrics_aggr_fn is not None
-        # Settings that the last `aggregate` has used, and those that were warned of.
+        # Settings that the last `aggregate` used, and settings named in a warning.
         self._used, self._warned = set[str](), set[str]()
 
     def _is_valid(self, reply: Message) -> bool:
@@ -151,10 +151,12 @@ class Averaging(
         Returns
         -------
         arrays : ArrayRecord or None
-            The result of `aggregate`; None (the old arrays stay) without valid replies.
+            The result of `aggregate`; None (the old arrays stay) without valid replies
+            or without a usable result.
         metrics : MetricRecord
-            `train_metrics`, ``clients``, ``rejected``, ``unanswered``, ``bytes-down``
-            and ``bytes-up``; ``epsilon`` and ``delta`` with noise.
+            ``clients``, ``rejected``, ``unanswered``, ``bytes-down`` and ``bytes-up``;
+            with a result those of `train_metrics` and ``train_metrics_aggr_fn``; those
+            of the participation; ``epsilon`` and ``delta`` with noise.
         """
         pending = self.training = self.pending
         use = None
@@ -191,7 +193,7 @@ class Averaging(
     def _aggregate_checked(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return the result of `aggregate`; None if it is no model."""
+        """Return the result of `aggregate`; None if it cannot be used."""
         self._used.clear()
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -250,13 +252,13 @@ class Averaging(
     def _clip_about_last(
         self, weights: Sequence[float], replies: Sequence[Reply]
     ) -> Arrays | None:
-        """Return x + v, where v is the change of the last and then of this round.
+        """Return x + v; v is the last round's change, updated by this round's replies.
 
         Centered clipping with one iteration a round (Karimireddy, He and Jaggi, ICML
         2021): v ← v + mean_i (Δ_i − v) min(1, τ / ‖Δ_i − v‖), where Δ_i are the
         clients' changes of x, which was sent. This equals `clip` about x + v, with
-        v = 0 in the first round. In the paper workers send momentum; here Δ_i is the
-        sum of a client's local epochs and is not averaged over rounds.
+        v = 0 in the first round. In the paper workers send momentum; here Δ_i is a
+        client's total change in this round, without momentum across rounds.
         """
         sent, last = self._centre(), self.state.get(LAST_CHANGE, {})
         centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
@@ -274,13 +276,13 @@ class Averaging(
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
-        The buckets follow from the seed and the round alone.
+        The seed and the round determine the buckets.
         """
         self._used.add("aggregation")
-        own, rule = self.settings, self._rule
-        if own.bucket_size > 1 and own.aggregation != "mean":
-            entropy = [own.seed, BUCKETS, self.pending.server_round]
-            rule = bucketed(rule, own.bucket_size, np.random.default_rng(entropy))
+        settings, rule = self.settings, self._rule
+        if settings.bucket_size > 1 and settings.aggregation != "mean":
+            entropy = [settings.seed, BUCKETS, self.pending.server_round]
+            rule = bucketed(rule, settings.bucket_size, np.random.default_rng(entropy))
         return rule(weights, replies, centre)
 
     def weights(self, replies: list[Message]) -> list[float]:
@@ -335,14 +337,14 @@ class Averaging(
 
 
 def averages_on_arrival(strategy: Strategy) -> bool:
-    """Return whether a strategy needs the arrays of a reply for a mean only."""
+    """Return whether a strategy needs the replies' arrays for the plain mean only."""
     return (
         isinstance(strategy, Averaging)
         and strategy.traits.needs_only_mean
-        and (own := strategy.settings).aggregation == "mean"
-        and (own.weighting == "uniform" or own.largest_share == 1)
+        and (settings := strategy.settings).aggregation == "mean"
+        and (settings.weighting == "uniform" or settings.largest_share == 1)
         and not (strategy.privacy or strategy._custom_metrics)
-        # Others may combine replies of several rounds.
+        # Other participations may combine replies of several rounds.
         and type(strategy.participation) is Participation
     )
 
@@ -350,7 +352,7 @@ def averages_on_arrival(strategy: Strategy) -> bool:
 def _metrics_by(
     function: MetricsFunction | None, key: str
 ) -> Callable[[list[Message]], dict[str, Any]]:
-    """Return a function that applies Flower's kind of aggregation to replies."""
+    """Return a function that applies a `MetricsFunction` to replies; {} if None."""
 
     def aggregate(replies: list[Message]) -> dict[str, Any]:
         if function is None or not replies:

@@ -26,7 +26,7 @@ from flwr_frl.task.checkpoint import (
 from flwr_frl.task.files import PRIVATE, write_atomically
 from flwr_frl.task.settings import Settings, SettingsError
 
-# What may differ between a run and its continuation.
+# Settings that may differ between a run and its continuation.
 MAY_DIFFER = frozenset(
     (
         "cache-dir",
@@ -52,10 +52,11 @@ MAY_DIFFER = frozenset(
         "tracker-uri",
     )
 )
-# The JSON values without parts, which are also the keys that JSON can encode.
+# Types of scalar JSON values, which are also the types of keys that JSON can encode.
 PLAIN = (str, int, float, type(None))
 PLAIN_TYPES = frozenset(PLAIN)
-# Defaults of an earlier version and of this one: a run that named neither goes on.
+# Defaults of an earlier version and of this one. A run with the former default can be
+# resumed with the current one.
 FORMER_DEFAULTS = {
     "bandit-radius": (0.0, "0"),
     "compressor-k": (0.01, 0.1),
@@ -67,7 +68,7 @@ FORMER_DEFAULTS = {
 
 
 def token_in(path: Path) -> str:
-    """Return the name of the run that wrote a checkpoint; ``unknown`` if damaged."""
+    """Return the token of the run that wrote a checkpoint; ``unknown`` if damaged."""
     try:
         token = read_about(path)["values"]["run"]
     except (SafetensorError, OSError, LookupError, ValueError, TypeError):
@@ -84,7 +85,8 @@ class State(NamedTuple):
         Arrays of the tree ``strategy.state``, by the keys on their paths, joined by
         ``/``.
     values : dict
-        JSON values: those of every strategy, and the rest of the tree as ``state``.
+        JSON values: those that every strategy saves, and the rest of the tree under
+        ``state``.
     """
 
     arrays: Arrays
@@ -94,8 +96,8 @@ class State(NamedTuple):
 def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], State]:
     """Return a function that returns a tree and values as they are now.
 
-    Called after each round: dicts of ``values`` are copied, in far less time than it
-    takes to encode them, and only the returned function encodes anything.
+    Called after each round, so it only copies the dicts, which takes far less time than
+    encoding them. The returned function encodes the copies.
 
     Parameters
     ----------
@@ -128,9 +130,10 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
 
 
 def restore_tree(tree: dict[str, Any], state: State, others: Collection[str]) -> None:
-    """Restore a tree in place; what the state lacks stays as it is.
+    """Restore a tree in place; keys that the state lacks keep their values.
 
-    Earlier versions saved the tree's values beside ``others``, those of every strategy.
+    ``others`` are the names of the values that every strategy saves. Earlier versions
+    saved the tree's values beside them.
     """
     flat = {n: v for n, v in state.values.items() if n not in others}
     restored: dict[str, Any] = {}
@@ -142,9 +145,9 @@ def restore_tree(tree: dict[str, Any], state: State, others: Collection[str]) ->
         place[last] = array
     _merge(restored, state.values.get("state", flat))
     for key, value in restored.items():
-        if isinstance(value, dict) and isinstance(known := tree.get(key), dict):
-            known.clear()
-            known.update(value)
+        if isinstance(value, dict) and isinstance(former := tree.get(key), dict):
+            former.clear()
+            former.update(value)
         else:
             tree[key] = value
 
@@ -189,7 +192,7 @@ def _copied(value: Any) -> Any:
 
 
 def _path_of(name: str) -> list[str]:
-    """Return the keys of a name, of which the middle one may have any ``/`` in it."""
+    """Split a name into at most three keys; the middle one may contain ``/``."""
     first, slash, rest = name.partition("/")
     if not slash:
         return [name]
@@ -234,7 +237,7 @@ class Checkpoint:
 
         After an `OSError` the former checkpoint is still there.
         """
-        own, values = self.state
+        state_arrays, values = self.state
         about = {
             "round": self.server_round,
             "seconds": self.seconds,
@@ -242,18 +245,18 @@ class Checkpoint:
             "values": values,
             # The order of names is lost in the file's sorted header.
             "names": list(self.arrays),
-            "state-names": list(own),
+            "state-names": list(state_arrays),
         }
         shared = {name: values_of(array) for name, array in self.arrays.items()}
-        data = pack(Content(about, shared, own))
+        data = pack(Content(about, shared, state_arrays))
         write_atomically(directory / name, data, mode=PRIVATE)
 
     @classmethod
     def read(cls, directory: Path, settings: Settings) -> "Checkpoint":
-        """Read the checkpoint of a run that is to go on with the same settings.
+        """Read the checkpoint of a run that is to be resumed with these settings.
 
         Raises `SettingsError` if there is none in the run's output directory, it is
-        damaged, or it was made with other settings (`MAY_DIFFER`).
+        damaged, or settings differ that are not in `MAY_DIFFER`.
         """
         path = directory / FILE
         if not path.is_file():
@@ -262,11 +265,11 @@ class Checkpoint:
                 "its end, on Ctrl-C and every checkpoint-every rounds"
             )
         try:
-            about, shared, own = read(path)
+            about, shared, saved = read(path)
             former = with_earlier_settings(about["settings"])
             arrays = {name: shared[name] for name in about["names"]}
             # Checkpoints of older versions do not have this list.
-            own = {name: own[name] for name in about.get("state-names", own)}
+            saved = {name: saved[name] for name in about.get("state-names", saved)}
             server_round, seconds = int(about["round"]), float(about["seconds"])
             values = dict(about["values"])
         except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
@@ -286,4 +289,6 @@ class Checkpoint:
                 f"resume: {str(directory)!r} was made with other settings: "
                 + ", ".join(differ)
             )
-        return cls(server_round, to_record(arrays), State(own, values), seconds, former)
+        return cls(
+            server_round, to_record(arrays), State(saved, values), seconds, former
+        )

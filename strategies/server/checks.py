@@ -23,13 +23,14 @@ MOST_EXAMPLES = 2**53
 # Largest valid number, so that sums stay finite: float32's limit, which only float64
 # can exceed.
 LARGEST = 3.4028235e38
-# Number of values that a client may report, and length of their names.
+# Largest number of values that a client may report, and largest length of their names.
 MOST_VALUES, LONGEST_NAME = 100, 100
-# Length of a value; a mask of classes has one character a class.
+# Largest length of a value; a mask of classes has one character per class.
 LONGEST_VALUE = 100_000
-# Length of a client's text in a log line.
+# Largest length of a client's text in a log line.
 LONGEST_LINE = 300
-# Properties that describe the model; only the digest is compared.
+# Properties that describe the model. Clients with the same `STRUCTURE`, a digest, have
+# the same model; the others explain a difference.
 COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, FROZEN_DIGEST, STRUCTURE)
 
 
@@ -38,7 +39,7 @@ class InvalidReplyError(ValueError):
 
 
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
-    """Return a client's text as one line: escaped, and cut at 300 characters."""
+    """Return a client's text as one line: escaped, at most ``longest`` characters."""
     # Do not process much more text than is returned.
     words = " ".join(str(text)[: 20 * longest].split())
     escaped = "".join(
@@ -81,8 +82,9 @@ def class_counts(properties: Mapping[str, object]) -> dict[str, int]:
 def check_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's properties.
 
-    Raises `InvalidReplyError` unless there are at most 100 values of reasonable length
-    and size, names are printable, and numbers of examples are integers, at least 0.
+    Raises `InvalidReplyError` unless there are at most 100 values of limited length and
+    size, names are printable, texts are strings, and numbers of examples are integers,
+    at least 0.
     """
     _check_names(properties)
     for name, value in properties.items():
@@ -102,7 +104,7 @@ def check_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _length(value: object) -> int:
-    """Return about how many bytes a value has."""
+    """Return the approximate size of a value in bytes."""
     if isinstance(value, list):
         return sum(map(_length, value))
     return len(value) if isinstance(value, str | bytes) else 8
@@ -111,8 +113,9 @@ def _length(value: object) -> int:
 def check_values(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers among a reply's metrics.
 
-    Raises `InvalidReplyError` if there are more than 100, one is not finite or too
-    large, an accuracy is not in [0, 1], or ``num-examples`` is not a valid number.
+    Raises `InvalidReplyError` if there are more than 100 values, a number is not finite
+    or too large, an accuracy is not in [0, 1], or ``num-examples`` is not a valid
+    number.
     """
     _check_names(values)
     metrics = {n: v for n, v in values.items() if isinstance(v, (int, float))}
@@ -144,7 +147,7 @@ def _check_count(name: str, value: object) -> None:
 
 
 def vote(reported: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the description of the model by most clients, from their properties."""
+    """Return the description of the model that most clients report."""
     structures = [(p.get(STRUCTURE, ""), p) for p in reported]
     votes = Counter(structure for structure, _ in structures)
     # Ties go to the smaller digest, so that a restart decides the same.
@@ -155,7 +158,7 @@ def vote(reported: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Return why a client with another structure than most cannot take part."""
+    """Return why a client whose structure differs from the usual one is refused."""
     size, usual_size = (
         " x ".join(str(properties.get(name, "?")) for name in INPUTS)
         for properties in (its, usual)

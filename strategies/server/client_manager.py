@@ -53,7 +53,7 @@ class ClientInfo:
     Parameters
     ----------
     name : str
-        The same in every run; the node id for a client that answers no queries.
+        The client's name, the same in every run; the node id for a client without one.
     properties : mapping
         All properties that it reported.
     """
@@ -82,7 +82,7 @@ class Refusal:
     rests : int, default 0
         How often it is still skipped before it is asked again.
     twin : int, optional
-        The node that has the same name. Once it is gone, this one is asked at once.
+        The node that has the same name. Once it has left, this one is asked at once.
     """
 
     name: str
@@ -107,13 +107,13 @@ class ClientManager:
     refusals : dict of int to Refusal
         Nodes that cannot take part.
     here : frozenset of int
-        Nodes that were available the last time.
+        Nodes that were available at the last `identify`.
     busy : frozenset of int
-        Nodes that were connected then but still owed a reply.
+        Nodes that were connected then but not available, as they still owe a reply.
     silent : frozenset of int
-        Nodes that are sent only training messages, as they did not reply.
+        Nodes that are sent no evaluations for now, as they did not reply.
     labels : dict of str to str
-        Folder names of simulated clients, by the clients' names.
+        Names of simulated clients' data folders, by the clients' names.
     settled : dict of str to object
         Description of the model that all clients must share, once any has trained.
     keyed : bool
@@ -121,11 +121,11 @@ class ClientManager:
     keys : dict of str to str
         Digests of these keys, by name.
     registered : RegisteredNames
-        Names for clients that have none of their own.
+        Names of nodes in the SuperLink, for clients without a configured name.
     round_timeout : float
-        Seconds for queries that take clients as long as training.
+        Seconds to wait for participants, and for queries that take as long as training.
     failure : str
-        Why the last query failed.
+        Why the last client was refused or did not answer a query.
     refusal_of : callable
         Returns why a strategy cannot use a client; empty if it can. Once the model is
         settled, it is called only after a change of the connected nodes.
@@ -142,14 +142,14 @@ class ClientManager:
         self.refusals: dict[int, Refusal] = {}
         self.here = self.busy = self.silent = frozenset[int]()
         self.labels: dict[str, str] = {}
-        # The client that each name or label in files and logs stands for.
+        # The client to which each name or label in files and logs refers.
         self._owners: dict[str, str] = {}
-        # `labels` that are in use, until a client is added.
+        # Cache of the `labels` in use; None after a client was added.
         self._used_labels: dict[str, str] | None = None
         # Nodes of the last `identify` with a settled model: all, unknown, taking part.
         self._nodes: list[int] | None = None
         self._unknown, self._taking_part = list[int](), list[int]()
-        # Description of the model by most clients; then `settled`.
+        # Description of the model that most clients report; later `settled`.
         self._usual: dict[str, Any] = {}
         self.settled: dict[str, Any] = {}
         self.keyed = False
@@ -165,10 +165,10 @@ class ClientManager:
         """Ask unknown nodes for their properties; return the nodes that can take part.
 
         With the run's token, clients also report which state of the run they have. A
-        node that does not answer is asked again the next time, and a refused one after
-        a while. A client is refused if the structure of its shared arrays differs from
-        most clients' (or the run's, once it has begun). The nodes are in the order of
-        their clients' names.
+        node that does not answer is asked again at the next call, and a refused one
+        after a number of calls. A client is refused if the structure of its shared
+        arrays differs from most clients' (once one has trained, from the run's). The
+        nodes are in the order of their clients' names.
         """
         # Once the run has begun, nodes that leave must not block it.
         awaited = 1 if self.known else self.min_available_nodes
@@ -204,7 +204,7 @@ class ClientManager:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in known.items() if not c.is_newcomer}
         self._taking_part = _by_name(trained)
-        # Until then votes and a strategy's `refusal_of` may change.
+        # Until the model is settled, votes and a strategy's `refusal_of` may change.
         self._nodes = nodes if self.settled else None
         self._unknown = [node for node in nodes if node not in self.known]
         return list(self._taking_part)
@@ -215,7 +215,7 @@ class ClientManager:
         if refusal is None:
             return False
         if refusal.twin is not None and refusal.twin not in self.here:
-            # It is the former node of the same client.
+            # The twin was the former node of the same client.
             refusal.twin, refusal.rests = None, 0
         refusal.rests -= 1
         return refusal.rests >= 0
@@ -227,7 +227,7 @@ class ClientManager:
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
         reported: dict[int, Mapping[str, Any]] = {}
-        # Each node without a query handler would log a traceback.
+        # Ask one node first: each node without a query handler would log a traceback.
         first = 1 if self.foreign_app else len(nodes)
         for asked in nodes[:first], nodes[first:]:
             if self.answers_no_query:
@@ -267,7 +267,7 @@ class ClientManager:
     def _add(
         self, node: int, properties: dict[str, Any], taken: dict[str, int], key: str
     ) -> None:
-        """Store or refuse a node's client; ``taken`` has the nodes of all names."""
+        """Store or refuse a node's client; ``taken`` maps used names to their nodes."""
         name = properties.get(CLIENT, str(node))
         if key and self.keys.setdefault(name, key) != key:
             text = f"calls itself {name!r}, which is the name of another key"
@@ -285,7 +285,7 @@ class ClientManager:
             return
         self.known[node] = ClientInfo(name, properties)
         self._used_labels = None
-        # A label is not used if it is the label of another client, or its name.
+        # A label is not used if it is another client's label or name.
         self._owners[name] = name
         with contextlib.suppress(InvalidReplyError):
             label = check_name(properties.get(OWN_NAME))
@@ -315,11 +315,11 @@ class ClientManager:
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id as text for an unknown node."""
-        known = self.known.get(node)
-        return known.name if known else str(node)
+        client = self.known.get(node)
+        return client.name if client else str(node)
 
     def label(self, name: str) -> str:
-        """Return a client's name in files and logs: its folder's, or its own."""
+        """Return a client's name in files and logs: its label, or else its name."""
         label = self.labels.get(name, name)
         return label if self._owners.get(label) == name else name
 
@@ -337,8 +337,8 @@ class ClientManager:
 
     def declared(self, reply: Message, name: str) -> float:
         """Return a number that a reply's client declared at first; inf for none."""
-        known = self.known.get(reply.metadata.src_node_id)
-        return float(known.properties.get(name, math.inf)) if known else math.inf
+        client = self.known.get(reply.metadata.src_node_id)
+        return float(client.properties.get(name, math.inf)) if client else math.inf
 
     def usual_bytes(self, name: str, default: float = 0.0) -> float:
         """Return the number of bytes that most clients report under a name."""
@@ -351,7 +351,7 @@ class ClientManager:
     def answering(self, nodes: list[int]) -> list[int]:
         """Return the nodes that can be sent an evaluation or query; log the others.
 
-        The grid would not send it to the others.
+        The grid would not send them the message.
         """
         if left := [node for node in nodes if node in self.silent]:
             names = several([self.name_of(node) for node in left])
@@ -366,8 +366,8 @@ class ClientManager:
     def wait_for_others(self, grid: Grid, until: float) -> None:
         """Wait up to a minute for a change of the connected nodes.
 
-        ``until``, by `time.monotonic`, may end it sooner. None of the connected nodes
-        can take part; silent and refused ones are asked again.
+        The wait ends at ``until``, by `time.monotonic`, at the latest. Called if none
+        of the connected nodes can take part; silent and refused ones are asked again.
         """
         names = several([self.name_of(node) for node in sorted(self.here)])
         text = "waiting for clients: of the nodes that are here none takes part: %s"
@@ -381,7 +381,7 @@ class ClientManager:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values that a checkpoint keeps; they must not be changed."""
+        """Return the values for a checkpoint; they must not be changed."""
         if self._used_labels is None:
             named = self.labels.items()
             self._used_labels = {n: text for n, text in named if self.label(n) == text}

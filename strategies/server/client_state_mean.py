@@ -23,10 +23,10 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
     stay in the mean for good. With ``server-dp-noise``, and with any ``aggregation``
     but the mean, clients therefore send the difference of their state from the arrays
     that they were sent, and the mean is approximate. If all clients take part in a
-    round and nothing is clipped or added, both are the same.
+    round and nothing is clipped or added, both kinds of replies give the same mean.
 
     After the server was restored from a backup, the mean is reset if a client's state
-    is newer than the mean has it.
+    is newer than the one that the mean contains.
     """
 
     def __init__(self, **base: Any) -> None:
@@ -37,7 +37,7 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
     def in_mean(self) -> set[str]:
         """Names of the clients whose state is in the mean."""
         names = self.state[MEMBERS]
-        # The first checkpoints had the acknowledged rounds only.
+        # Checkpoints of early versions contain the acknowledged rounds only.
         return set(self.ledger.acknowledged if names is None else names)
 
     @in_mean.setter
@@ -61,7 +61,7 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return also from where the client's change is to be measured."""
+        """Add the entries that determine from where a client measures its change."""
         content = super().content(node, arrays, config)
         record = cast(ConfigRecord, content[self.configrecord_key])
         record[IN_MEAN] = self.name_of(node) in self.in_mean
@@ -69,7 +69,7 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
         return content
 
     def roll_back(self, name: str) -> None:
-        """Reset the mean as well, if it contains a state that the client has left."""
+        """Reset the mean as well, if it contains an older state of the client."""
         before = self.ledger.acknowledged.get(name)
         super().roll_back(name)
         moved = self.ledger.acknowledged.get(name) != before
@@ -87,9 +87,9 @@ class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=T
     A client that trains for the first time begins at x̄, so x̄ stays the plain mean of
     the models that the N clients keep, although the server sees their changes only. A
     client that leaves for good is still one of the N: its last model stays in the mean.
-    A client that has lost its model begins at x̄ again, but the lost model, which nobody
-    knows, stays in the mean as well: x̄ is then off by 1/N of the distance between the
-    two. The log names the client.
+    A client that has lost its model begins at x̄ again, but the lost model, which the
+    server cannot subtract, stays in the mean: x̄ is then off by 1/N of the distance
+    between the two. The log names the client.
 
     If the mean is approximate, Δx_i is x_i − x̄.
     """
@@ -101,7 +101,7 @@ class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=T
         require(weighting == "uniform", "weighting", weighting, allowed)
 
     def begin_anew(self, name: str) -> None:
-        """Set N to 0: the next replies are whole models again, minus x̄."""
+        """Set N to 0: the next changes are again measured from x̄."""
         self.in_mean = set()
         log(WARNING, "the mean begins anew: it had an older model of client %s", name)
 

@@ -25,7 +25,7 @@ LOSSES = ("train-loss", "train_loss", "loss")
 
 @dataclass
 class Evaluation:
-    """Who is evaluated, and each client's test metrics.
+    """Sampling of the clients to evaluate, and each client's test metrics.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Evaluation:
         self.rounds |= dict.fromkeys(self.names, server_round)
         every = [metrics for *_, metrics in tested]
         most = [clients.declared(reply, NUM_TEST_EXAMPLES) for reply in self.replies]
-        # Without any new metrics the earlier ones are no evaluation of this round.
+        # Earlier metrics alone would not be an evaluation of this round.
         busy = clients.busy_clients() if tested else []
         before = [client for client in busy if client.name in self.metrics]
         every += [self.metrics[client.name] for client in before]

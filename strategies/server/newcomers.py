@@ -63,7 +63,9 @@ def let_join(
     server_round: int,
     timeout: float,
 ) -> ByExamples:
-    """Let every newcomer train its personal part on few and more examples, and test it.
+    """Let newcomers train their personal parts on growing fractions of their examples.
+
+    After each training the model is tested.
 
     Parameters
     ----------
@@ -81,8 +83,8 @@ def let_join(
     Returns
     -------
     dict
-        Metrics by newcomer and number of examples (``num-examples``). Newcomers that
-        did not answer for all their examples are left out.
+        Metrics by newcomer and number of examples (``num-examples``). Newcomers without
+        a valid reply to the last request, for all their examples, are left out.
     """
     nodes = strategy.clients.newcomers()
     metrics_of: ByExamples = {}
@@ -102,7 +104,7 @@ def let_join(
             # The number of examples for training in place of those for the test.
             count = metrics[NUM_EXAMPLES] = int(metrics.pop(FITTED))
             entries = metrics_of.setdefault(name, [])
-            # Two fractions of few examples may be the same number.
+            # With few examples, two fractions may be the same number of examples.
             entries[:] = [*(m for m in entries if m[NUM_EXAMPLES] != count), metrics]
         answered = set(strategy.pending.names(valid))
     # Without all its examples a newcomer's value cannot be compared with the others'.
@@ -169,7 +171,7 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
     from matplotlib.figure import Figure
 
     def has(quality: str) -> bool:
-        return all(quality in m for run in drawn.values() for own in run for m in own)
+        return all(quality in m for run in drawn.values() for each in run for m in each)
 
     quality = next((name for name in QUALITY if has(name)), None)
     if quality is None:
@@ -217,10 +219,10 @@ def curve(
     its smallest number in place of the missing ones.
     """
     longest = max(map(len, entries))
-    padded = [[own[0]] * (longest - len(own)) + list(own) for own in entries]
+    padded = [[row[0]] * (longest - len(row)) + list(row) for row in entries]
 
     def means(name: str) -> list[float]:
-        table = np.array([[metrics[name] for metrics in own] for own in padded])
+        table = np.array([[metrics[name] for metrics in row] for row in padded])
         return [float(mean) for mean in table.mean(0)]
 
     return means(NUM_EXAMPLES), means(quality)

@@ -35,7 +35,7 @@ class Participation:
     waits_for_all: bool = True
 
     def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
-        """Raise `SettingsError` if nobody is sampled.
+        """Raise `SettingsError` if no client would be sampled.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class Participation:
         """
 
     def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
-        """Note the clients whose replies counted, the sent arrays and the new ones."""
+        """Record whose replies counted, the sent arrays and the new ones."""
 
     @property
     def updates(self) -> dict[str, int] | None:

@@ -24,8 +24,8 @@ from flwr_frl.strategies.server.replies import (
 from flwr_frl.task.messages import BYTES, PROPERTIES, SERVER_ROUND
 from flwr_frl.task.records import entries_of
 
-# Bytes of replies that are made before they are averaged, if clients of this process
-# make them on demand. One by one, small models take 6 % longer.
+# Total size in bytes of the replies that are requested before they are averaged, if
+# clients of this process train on demand. One by one, small models take 6 % longer.
 CHUNK_BYTES = 2**26
 
 
@@ -51,9 +51,9 @@ class PendingRound:
     Attributes
     ----------
     config : ConfigRecord
-        Config of the messages, without what each client's own adds.
+        Config of the messages, without the entries that are added for each client.
     asked_in : dict of int to int
-        Rounds of the messages that nodes answer, if they are of an earlier round.
+        Round of the message that a node answers, if it may be an earlier round.
     expected : dict of str to ArrayRecord
         Arrays whose names, shapes and dtypes replies must have, by key of the record.
     attached_bytes : int
@@ -65,7 +65,7 @@ class PendingRound:
     unused : dict of str to str
         Clients that could not use their saved state, with the reason.
     bytes_down, bytes_up : int
-        Bytes of all messages to clients, and of the replies before the round closed.
+        Bytes of all messages to clients, and of the replies until the round closed.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class PendingRound:
     def ask(self, messages: list[Message]) -> list[Message]:
         """Store who is asked, count the bytes, and return the same messages."""
         self.asked |= {message.metadata.dst_node_id for message in messages}
-        # While the messages exist, so do their records, whose ids are their own.
-        known = dict(self._expected_bytes()[1])
-        self.bytes_down += sum(count_bytes(message, known) for message in messages)
+        # The records' ids are unique as long as the messages hold the records.
+        sizes = dict(self._expected_bytes()[1])
+        self.bytes_down += sum(count_bytes(message, sizes) for message in messages)
         return messages
 
     def asked_names(self) -> list[str]:
@@ -125,7 +125,7 @@ class PendingRound:
         return self._sized
 
     def is_valid(self, reply: Message, check: Callable[[Message], object]) -> bool:
-        """Return whether a reply is valid, as `close` finds without a second check."""
+        """Return whether a reply is valid; `close` then need not check it again."""
         size = count_bytes(reply)
         try:
             self.check_content(reply, size)
@@ -164,7 +164,7 @@ class PendingRound:
             )
 
     def _round_of(self, reply: Message) -> float:
-        """Return the round of a reply, as its client reports it if it does."""
+        """Return a reply's round: the reported one, or else that of its message."""
         return check_metrics(reply).get(SERVER_ROUND, self._asked_in(reply))
 
     def _asked_in(self, reply: Message) -> int:
@@ -202,7 +202,7 @@ class PendingRound:
         Parameters
         ----------
         replies : iterable of Message
-            Replies in any order; each is looked at as it arrives.
+            Replies in any order; each is checked as it arrives.
         check : callable
             Raises `InvalidReplyError` for an invalid reply, which is logged with the
             client's name and the reason.
@@ -239,7 +239,7 @@ class PendingRound:
         return [valid[node] for node in order]
 
     def _in_chunks(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """Yield replies of which as many as fit in `CHUNK_BYTES` are made at a time."""
+        """Yield replies; as many as fit in `CHUNK_BYTES` are requested at a time."""
         expected = self.largest_reply - REPLY_ALLOWANCE
         waiting, size = iter(replies), max(1, int(CHUNK_BYTES / (expected + 1)))
         while chunk := deque(islice(waiting, size)):
@@ -306,8 +306,7 @@ class PendingRound:
     def rounds(self, replies: Iterable[Message]) -> dict[str, int]:
         """Return the rounds of replies, by the clients' names.
 
-        A reply that a grid has delayed is of an earlier round; `check_train_reply` of a
-        subclass may accept it.
+        A reply may be of an earlier round, if a grid delivers it late.
         """
         return {
             self.name_of(reply.metadata.src_node_id): int(

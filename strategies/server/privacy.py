@@ -116,14 +116,14 @@ class ClientPrivacy:
     def read(self, directory: Path) -> None:
         """Continue the account that a run has left in a folder.
 
-        It has every mean that may have left the server, including rounds after the last
-        checkpoint, which are repeated with other noise. Raises `SettingsError` if it
-        cannot be read.
+        It counts every mean that may have left the server, including rounds after the
+        last checkpoint, which are repeated with other noise. Raises `SettingsError` if
+        it cannot be read or has another noise multiplier.
         """
         path = directory / FILE
         try:
-            known = json.loads(path.read_bytes())
-            noise, asked = float(known["noise"]), known["asked"]
+            account = json.loads(path.read_bytes())
+            noise, asked = float(account["noise"]), account["asked"]
             self.asked = {str(name): int(count) for name, count in asked.items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingsError(
@@ -170,7 +170,7 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
-    """Raise `SettingsError` if noise would make a model of these arrays useless."""
+    """Raise `SettingsError` if an array has integers, as counters of batch norms."""
     for name, array in arrays.items():
         if not array.dtype.startswith("float"):
             raise SettingsError(

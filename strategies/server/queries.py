@@ -76,7 +76,7 @@ def common_initial_arrays(
             break
     if not votes:
         raise nothing_sent(clients, INITIAL_ARRAYS)
-    # `max` returns the first of equals, that of the first name.
+    # Of equal counts, `max` returns the first, which belongs to the first name.
     agreed = max(votes, key=lambda digest: votes[digest])
     if frozen := clients.usual_bytes(FROZEN_BYTES):
         sent = clients.usual_bytes(SHARED_BYTES)
@@ -90,7 +90,7 @@ def common_initial_arrays(
 
 
 def nothing_sent(clients: ClientManager, what: str) -> SettingsError:
-    """Return the error that no client has sent its arrays, with the last reason."""
+    """Return the error for the case that no client has sent its arrays."""
     reason = clients.failure or "none, as there are no clients"
     return SettingsError(
         f"no client has sent its {what}; the last to fail was {reason}"
@@ -103,7 +103,7 @@ def _digest(record: ArrayRecord) -> str:
     for name, array in record.items():
         digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
         if isinstance(array, MemoryArray):
-            # The same bytes, which are not written for it.
+            # The bytes of `array.data`, without serialising the array.
             values = array.values
             digest.update(header(values.shape, values.dtype))
             digest.update(raw(values))

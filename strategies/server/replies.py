@@ -29,7 +29,7 @@ RecordType = ArrayRecord | MetricRecord | ConfigRecord
 # Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
 # headers, names, metrics and attachments.
 REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
-# Numbers of an array that are scaled at a time: they stay in the cache.
+# Number of entries that are scaled at a time, so that they stay in the cache.
 CHUNK = 2**16
 # Upper bound of an .npy header.
 MAX_HEADER = 4096
@@ -38,10 +38,10 @@ MAX_HEADER = 4096
 def decode(array: Array, like: Array) -> NDArray:
     """Return an untrusted array's values as a read-only view.
 
-    ``like`` is the array that was sent. Raises `InvalidReplyError` if kind, shape,
-    dtype or length differ, in the declared fields or in the bytes themselves, or a
-    value is not finite. Nothing is unpickled, and no memory is allocated by a size that
-    a reply declares.
+    ``like`` is the array that was sent. Raises `InvalidReplyError` if serialisation
+    type, shape, dtype or length differ, in the declared fields or in the bytes
+    themselves, or a value is not finite or too large. Nothing is unpickled, and a size
+    that a reply declares never determines how much memory is allocated.
     """
     shape, dtype = tuple(like.shape), np.dtype(like.dtype)
     if array.stype != like.stype:
@@ -172,10 +172,10 @@ def check_weight(reply: Message, name: str) -> None:
 
 
 def check_evaluation(reply: Message, weight: str = "") -> dict[str, float]:
-    """Return an evaluation's metrics, as `check_metrics`; none without test examples.
+    """Return an evaluation's metrics, as `check_metrics`; {} without test examples.
 
-    Without examples the loss may be NaN, which is not an error. ``weight`` is a metric
-    that must be there, as a weight.
+    Without examples the loss may be NaN, which is not an error. If ``weight`` is not
+    empty, the reply must have this metric, and it must be a valid weight.
     """
     if any(record.get("num-examples") == 0 for record in _metric_records(reply)):
         return {}
@@ -197,7 +197,7 @@ def attached(reply: Message, name: str) -> object:
 
 
 def reply_properties(reply: Message) -> Mapping[str, Any]:
-    """Return the properties in a reply; none if it has none."""
+    """Return the properties in a reply; empty if there are none."""
     # Flower's `config_records` copies the dictionary.
     record = entries_of(reply.content).get(PROPERTIES)
     return entries_of(record) if isinstance(record, ConfigRecord) else {}
@@ -234,9 +234,9 @@ class RunningMean:
                 add_scaled(self._sums[name], value, weight)
 
     def result(self) -> Arrays | None:
-        """Return the mean, once; None if the weights sum to 0.
+        """Return the mean, only once; None if the weights sum to 0.
 
-        It has the dtypes of the first arrays; integers are rounded.
+        The mean has the dtypes of the first arrays; integers are rounded.
         """
         if self._total == 0:
             return None
@@ -291,13 +291,13 @@ def rounded_to(
     dtype: np.dtype[Any], values: npt.NDArray[np.float64]
 ) -> npt.NDArray[Any]:
     """Return float64 numbers in another dtype, rounded for integers."""
-    whole = np.issubdtype(dtype, np.integer)
+    is_integer = np.issubdtype(dtype, np.integer)
     # Arrays without dimensions stay arrays.
-    return np.asarray(np.rint(values) if whole else values).astype(dtype)
+    return np.asarray(np.rint(values) if is_integer else values).astype(dtype)
 
 
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:
-    """Return whether all values are finite in float32."""
+    """Return whether all values are finite and within float32's range."""
     return all(map(_is_finite_in_float32, arrays.values()))
 
 
@@ -319,7 +319,7 @@ def as_float16(arrays: ArrayRecord) -> ArrayRecord:
     record = ArrayRecord()
     for name, array in arrays.items():
         if array.dtype == "float32":
-            # The largest number rather than infinity.
+            # Values beyond float16's range become its largest number, not infinity.
             values = np.clip(values_of(array), limit.min, limit.max)
             array = MemoryArray(np.asarray(values, np.float16))
         record[name] = array
@@ -337,8 +337,8 @@ def as_float32(arrays: Arrays) -> Arrays:
 def count_bytes(message: Message, known: dict[int, int] | None = None) -> int:
     """Return the bytes of a message's content: serialised arrays, values and names.
 
-    Flower's envelope is not counted. ``known`` has the bytes of records by their id,
-    for several messages that share records; it is extended.
+    Flower's envelope is not counted. ``known`` caches the bytes of records by their id,
+    for several messages that share records.
     """
     if not message.has_content():
         return 0

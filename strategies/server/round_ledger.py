@@ -42,7 +42,7 @@ class RoundLedger:
     counted: int = 0
     resumed: int | None = None
     seen: dict[str, int] = field(default_factory=dict)
-    # Rounds of which clients have saved state.
+    # Rounds whose state each client has saved, by name.
     _kept: dict[str, list[int]] = field(default_factory=dict)
     # `acknowledged` in the last checkpoint.
     _saved: dict[str, int] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class RoundLedger:
     _unused: dict[str, str] = field(default_factory=dict)
 
     def is_rolled_back(self, name: str, properties: Mapping[str, Any]) -> bool:
-        """Return whether a client, asked for the first time, is ahead of the server.
+        """Return whether a client is ahead of the server; False after the first call.
 
-        This happens after the server was restored from a backup.
+        A client is ahead after the server was restored from a backup.
         """
         if self.resumed is None or name in self._kept:
             return False
@@ -70,10 +70,10 @@ class RoundLedger:
         return True
 
     def continue_from(self, name: str) -> None:
-        """Continue from the newest round that a client and the server both know.
+        """Let a client continue from its last round that counted.
 
-        If the client no longer has that round, continue from the client's newest, so
-        that nothing learned is lost.
+        If the client no longer has the state of that round, it continues from its
+        newest, so that nothing learned is lost.
         """
         newest, rounds = self.acknowledged.get(name, 0), self._kept[name]
         if newest not in rounds:
@@ -93,7 +93,7 @@ class RoundLedger:
         for name, reason in reasons.items():
             if self._unused.get(name) != reason:
                 self._unused[name] = reason
-                # It starts afresh, or from an older version.
+                # The client starts from an older state, or without one.
                 text = "client %s goes on without what it had kept last: %s"
                 log(WARNING, text, name, reason)
 
@@ -109,7 +109,7 @@ class RoundLedger:
         ----------
         rounds : mapping of str to int
             Round of each client's reply, by the client's name. A delayed reply is of an
-            earlier round, which is the version that the client has saved.
+            earlier round, under which the client has saved its state.
         server_round : int
             The round in which they count.
         """
@@ -122,15 +122,16 @@ class RoundLedger:
     def config(
         self, name: str, server_round: int, checkpoints: bool
     ) -> dict[str, int | str]:
-        """Return the config values that tell a client about the run.
+        """Return the entries about the run in a client's config.
 
-        They are the run, the client's last round that has counted, and the round to
-        which a resume would return. ``checkpoints`` is True if the run writes any.
+        They are the run's token, the client's last round that has counted, and the
+        round to which a resume would return. ``checkpoints`` is True if the run writes
+        any.
         """
         acknowledged, checkpointed = self.acknowledged.get(name, 0), self.checkpointed
         resumable = checkpoints or checkpointed > 0
-        # A delayed reply has counted after the checkpoint of a later round was written,
-        # which therefore needs an earlier version of this client.
+        # If a delayed reply counted after a later round's checkpoint was written, this
+        # checkpoint relies on an earlier state of this client.
         saved = self._saved.get(name, 0)
         if saved < acknowledged <= checkpointed:
             checkpointed = saved

@@ -31,7 +31,7 @@ from flwr_frl.task.settings import (
     require,
 )
 
-# Takes the run's token and each client's last round that has counted.
+# Called with the run's token and each client's last round that has counted.
 KeepClients = Callable[[str, Mapping[str, int]], None]
 
 
@@ -50,11 +50,11 @@ class RunSettings(Checked):
     num_server_rounds : int, default 30
         Number of rounds.
     round_timeout : float, default 3600
-        Seconds to wait for the replies of a round. The default in ``simulation.py`` is
-        one year.
+        Seconds to wait for the replies of a round. The default of ``simulation.py`` and
+        ``simulate`` is one year.
     max_empty_rounds : int, default 0
         Number of consecutive rounds without a valid reply after which the run ends; 0
-        sets no limit. The default in ``simulation.py`` is 3.
+        sets no limit. The default of ``simulation.py`` and ``simulate`` is 3.
     evaluate_every : int, default 5
         Rounds between two evaluations; 0 evaluates the last rounds only.
     evaluate_last : int, default 10
@@ -241,6 +241,8 @@ class Rounds:
         The simulated time.
     seconds_before : float, default 0
         Time that a resumed run has taken so far.
+    keep_clients : callable, optional
+        Saves simulated clients' states before the last checkpoint (`KeepClients`).
     """
 
     def __init__(
@@ -293,12 +295,12 @@ class Rounds:
                     after_round=self._after_round,
                 )
         except (Exception, KeyboardInterrupt, SystemExit):
-            # Whatever ended the run, it can be resumed.
+            # The run can be resumed, regardless of what ended it.
             if self._unwritten is not None:
                 self._write(self._unwritten(), last=True)
             raise
         if after >= self.settings.num_server_rounds:
-            # The resumed run lacks its report only, which needs each client's metrics.
+            # Only the report is missing, which needs each client's metrics.
             evaluate(self.strategy, grid, arrays, after, self.settings.round_timeout)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
@@ -334,11 +336,11 @@ class Rounds:
         tested = self.strategy.evaluation
         names = tested.names if metrics.get("evaluated") else []
         clients = {label(name): dict(tested.metrics[name]) for name in names}
-        for own in clients.values():
-            own.pop(NUM_EXAMPLES, None)
+        for client_metrics in clients.values():
+            client_metrics.pop(NUM_EXAMPLES, None)
         self.report.add(row, clients)
         self.watch.after_round()
-        # The strategy reports that it has nobody left to ask.
+        # No client is left to ask, as `RepresentationTransfer` reports.
         idle = metrics.get("asked") == 0
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         limit = self.settings.max_empty_rounds
@@ -385,7 +387,7 @@ class Rounds:
     def _write(self, checkpoint: Checkpoint, last: bool) -> None:
         server_round, (_, values) = checkpoint.server_round, checkpoint.state
         if last and self._keep_clients:
-            # First, as the checkpoint relies on the clients' state.
+            # Before the checkpoint is written, which relies on the clients' state.
             self._keep_clients(str(values["run"]), values["acknowledged"])
         try:
             checkpoint.write(self.report.directory)
