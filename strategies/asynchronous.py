@@ -1,4 +1,4 @@
-"""Asynchronous participation: who is at work, and what a change counts.
+"""Asynchronous participation: which clients are at work, and the weight of a change.
 
 Used by FedBuff and FedAsync; `flwr_frl.strategies.grids.asynchronous` delivers the
 replies.
@@ -21,12 +21,12 @@ from flwr_frl.task.settings import SettingsError, require
 
 # Key of the clients at work in the state of the wrapped strategy.
 ASYNCHRONOUS = "asynchronous"
-# Ends of the names of batch-norm statistics, which must stay averages.
+# Suffixes of the names of batch-norm statistics, which must stay averages.
 STATISTICS = ("running_mean", "running_var")
 
 
 class IdleNodes:
-    """Nodes that can be asked in a version, and the random draws among them.
+    """The nodes without work that can be asked in a version; draws among them.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class IdleNodes:
         self._nodes, self._permuted = nodes, False
 
     def sample(self, count: int) -> list[int]:
-        """Remove and return at most this number of nodes, as `Participation.sample`."""
+        """Remove at most this number of nodes, drawn as by `Participation.sample`."""
         nodes, count = self._nodes, min(count, len(self._nodes))
         chosen = sorted(self._rng.choice(len(nodes), count, replace=False))
         drawn = [nodes[i] for i in chosen]
@@ -54,9 +54,9 @@ class IdleNodes:
         return drawn
 
     def draw(self, count: int) -> list[int]:
-        """Remove and return at most this number of nodes, each in constant time.
+        """Remove and return at most this number of nodes.
 
-        The first draw permutes all nodes.
+        The first draw permutes all nodes, so that later ones take constant time a node.
         """
         if not self._permuted:
             order = self._rng.permutation(len(self._nodes))
@@ -65,11 +65,12 @@ class IdleNodes:
 
 
 class Asynchronous(Participation):
-    """Keep C clients at work, and make a version of every B changes.
+    """Keep C clients at work, and make a new version after every B changes.
 
-    Its state, in the wrapped strategy's, has the clients at work (``since`` which
-    version, and ``due`` when), the arrays of these versions (each once), and how many
-    changes counted, by client and by staleness.
+    The state is part of the wrapped strategy's state. For each client at work it has
+    the version that the client was sent (``since``) and the time at which its reply is
+    due (``due``); it also has the arrays of these versions, and the numbers of changes
+    that counted, by client (``updates``) and by ``staleness``.
 
     Parameters
     ----------
@@ -112,8 +113,8 @@ class Asynchronous(Participation):
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
-        # About the current version: idle nodes, shared arrays, nodes whose replies have
-        # arrived, staleness of the changes that count, dropped changes.
+        # Of the current version: nodes without work, shared arrays, nodes whose replies
+        # have arrived, staleness of the changes that count, number of dropped changes.
         self._idle = IdleNodes([], self.seed, 0)
         self._current: Arrays = {}
         self._arrived: set[int] = set()
@@ -132,7 +133,7 @@ class Asynchronous(Participation):
         return {int(age): count for age, count in self._state["staleness"].items()}
 
     def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
-        """Raise `SettingsError` unless there are as many clients as work at a time."""
+        """Raise `SettingsError` if there are fewer than C clients."""
         allowed = f"at most {num_clients}, the number of clients"
         valid = self.concurrency <= num_clients
         require(valid, "concurrency", self.concurrency, allowed)
@@ -154,7 +155,7 @@ class Asynchronous(Participation):
     # Who is asked.
 
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
-        """Return clients for a new version, so that C clients are at work."""
+        """Return the nodes to ask at the start of a version, so that C are at work."""
         if server_round != self.version:
             self.version = server_round
             self._arrived, self._staleness, self._dropped = set(), {}, 0
@@ -220,7 +221,7 @@ class Asynchronous(Participation):
         return recent
 
     def give_up(self, node: int) -> None:
-        """Record that nobody waits for a node any longer."""
+        """Record that a node's reply is no longer awaited."""
         self._stop(node)
         self._idle.replace(self._idle_nodes())
 
@@ -232,7 +233,7 @@ class Asynchronous(Participation):
         return version
 
     def drop(self, reply: Message) -> None:
-        """Count a change that is too old; its client's personal part still counts."""
+        """Count a change that is too old; the client still keeps its personal part."""
         self._dropped += 1
         pending = self.strategy.pending
         pending.bytes_up += count_bytes(reply)
@@ -240,7 +241,7 @@ class Asynchronous(Participation):
             self.strategy.ledger.acknowledge(pending.rounds([reply]), self.version)
 
     def message(self, node: int) -> Message:
-        """Return the message that a node has received, made again from its version."""
+        """Rebuild the message that a node was sent, from the arrays of its version."""
         pending, strategy = self.strategy.pending, self.strategy
         version = pending.asked_in[node]
         config = ConfigRecord({**pending.config, SERVER_ROUND: version})
@@ -251,11 +252,11 @@ class Asynchronous(Participation):
     # Changes.
 
     def rebased(self, node: int, arrays: Arrays) -> Arrays:
-        """Return x + η s(τ) Δ, in which x is the current version and Δ the change.
+        """Return x + η s(τ) Δ, where x is the current version and Δ the change.
 
         The mean of the results is the current version plus the mean weighted change.
-        Batch-norm statistics become (1 − s(τ)) x + s(τ) y, so that variances stay
-        positive. A change of the current version with weight 1 stays as it is.
+        Received batch-norm statistics y become (1 − s(τ)) x + s(τ) y, so that variances
+        stay positive. Arrays with τ = 0 and η = 1 are returned unchanged.
         """
         staleness = self._staleness[node]
         if staleness == 0 and self.step_size == 1:
@@ -278,7 +279,7 @@ class Asynchronous(Participation):
         return moved
 
     def close(self) -> dict[str, float | list[int]]:
-        """Forget versions of which nobody is at work; return ``staleness`` etc."""
+        """Remove versions on which no client works; return ``staleness`` etc."""
         pending, state = self.strategy.pending, self._state
         rejected = {name for name, _ in pending.rejections}
         counted = {

@@ -80,7 +80,7 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
         # w⁰.
         self.start_model: Arrays = self.state.setdefault("start", {})
-        # What the clients of the current messages are sent, by name.
+        # Arrays in the current messages, by the client's name.
         self._sent: Mapping[str, Arrays] = {}
 
     def open_round(
@@ -102,9 +102,9 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return the client's own arrays if it has trained."""
-        own = self._sent.get(self.name_of(node))
-        arrays = arrays if own is None else to_record(own)
+        """Send u_i or w_i to a client that has trained, the shared arrays to others."""
+        model = self._sent.get(self.name_of(node))
+        arrays = arrays if model is None else to_record(model)
         return super().content(node, arrays, config)
 
     def messages_for(self, clients: list[str]) -> dict[str, Arrays]:

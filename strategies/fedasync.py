@@ -12,8 +12,9 @@ class FedAsync(FedBuff):
     """Algorithm 1: x ← (1 − α s(τ)) x + α s(τ) y_i with every model y_i that arrives.
 
     s(τ) = (1 + τ)^−a is the polynomial function of section 5.2. The clients of the
-    paper train with a proximal term: that is ``async-base="fedprox"``. In the paper
-    clients ask for work whenever they like; here C are at work at any time.
+    paper train with a proximal term, as with ``async-base="fedprox"``. In the paper
+    clients request work at any time; here the server keeps C of them at work.
+    Statistics of batch norms are mixed with the weight s(τ), without α.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """FedBuff (Nguyen et al., AISTATS 2022): asynchronous rounds with a buffer.
 
 No client waits for another: C clients are at work at any time, and the server makes a
-new version as soon as B changes have arrived, of whatever version they are. The base
-algorithm, with its personal parts, is unchanged.
+new version as soon as B changes have arrived, regardless of the versions from which
+they started. The base algorithm, with its personal parts, is unchanged.
 """
 
 from logging import INFO
@@ -21,15 +21,15 @@ from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import Free, Range, Settings, build, require, validate
 
 NEEDED = "averages and does not need all replies of a round"
-# Rules that bound each change alone, and the fewest changes of which a rule that
-# compares them can outvote one.
+# Rules that work with any number of changes. The others compare changes, and need at
+# least this number of them to outvote one.
 WITH_FEW = ("mean", "clip", CENTERED_CLIP)
 OUTVOTED = 3
 
 
 class FedBuff(
     Wrapping,
-    # Simulated clients have no speed of their own, and all are compared by one clock.
+    # In simulation a speed model determines the order in which replies arrive.
     simulation_defaults={"speed-model": "fixed"},
 ):
     """Algorithm 1: x ← x + η_g/B Σ s(τ_i) Δ_i as soon as B changes have arrived.
@@ -37,7 +37,7 @@ class FedBuff(
     Δ_i is the difference of client i's arrays from the version that it was sent, τ_i
     the number of versions since then, and s(τ) = (1 + τ)^−a (section 5). With
     ``weighting`` or ``aggregation`` the base combines the same changes by its rule.
-    Personal parts stay with their clients and are as new as their last training. Client
+    Personal parts stay with their clients and change in their own training only. Client
     i is asked again, with the newest version, once its change has been used.
 
     Parameters
@@ -122,7 +122,7 @@ class FedBuff(
         return wrapped
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """Run as Flower's ``Strategy.start``; ``num_rounds`` is that of versions."""
+        """Run as Flower's ``Strategy.start``; ``num_rounds`` counts versions."""
         return self.strategy.start(grid, *args, **kwargs)
 
     def summary(self) -> None:

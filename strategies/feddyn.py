@@ -42,7 +42,8 @@ class FedDyn(
     ----------
     feddyn_alpha : float, default 0.01
         α of the dynamic regularizer (equation 1). The paper tries 0.1, 0.01 and 0.001.
-        Clients receive it with each message, under the key of Flower's FedProx.
+        Clients receive it with each training message, under the key of Flower's
+        FedProx.
     **base
         Arguments of `BaseStrategy`.
     """
@@ -58,7 +59,7 @@ class FedDyn(
         require(weighting == "uniform", "weighting", weighting, allowed)
         self.state[GRADIENTS] = {}
         self.state[SEEN] = []
-        # A client of which the restored h contains an older λ_k.
+        # A client whose λ_k in the restored h is out of date; empty if there is none.
         self._older = ""
 
     @property
@@ -68,7 +69,7 @@ class FedDyn(
         return {name: total / m for name, total in self.state[GRADIENTS].items()}
 
     def identify(self, grid: Grid) -> list[int]:
-        """Return the nodes that can take part; from now on they are among the m."""
+        """Return the nodes that can take part; from now on m includes their clients."""
         nodes = super().identify(grid)
         names = {self.clients.known[node].name for node in nodes}
         self.state[SEEN] = sorted(names.union(self.state[SEEN]))

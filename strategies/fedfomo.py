@@ -74,14 +74,14 @@ class FedFomo(
         server_round: int,
         kind: str,
     ) -> list[Message]:
-        """Choose models for clients that train or join."""
+        """Send chosen models to clients that train or join, as `content` does."""
         self._kind, self._candidates = kind, {}
         return super().open_round(nodes, arrays, config, server_round, kind)
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return the models for a client, stacked; none for an evaluation."""
+        """Return the models for a client, stacked; no models for an evaluation."""
         name = self.name_of(node)
         if self._kind != MessageType.EVALUATE:
             chosen = self.choose(name, self.pending.server_round)
@@ -103,8 +103,8 @@ class FedFomo(
         others = sorted(self.models.keys() - {client})
         # A random order before the stable sort, for ties.
         others = [others[i] for i in rng.permutation(len(others))]
-        known = self.affinity.get(client, {})
-        others.sort(key=lambda other: -known.get(other, 0.0))
+        affinity = self.affinity.get(client, {})
+        others.sort(key=lambda other: -affinity.get(other, 0.0))
         decayed = self.fomo_epsilon - self.fomo_epsilon_decay * (server_round - 1)
         chosen = []
         for _ in range(min(self.fomo_models, len(others))):
@@ -134,10 +134,10 @@ class FedFomo(
             model = {n: a.copy() for n, a in self.arrays(reply).items()}
             weights = model.pop(FOMO_WEIGHTS).tolist()
             self.models[name] = model
-            own = dict(self.affinity.get(name, {}))
+            affinity = dict(self.affinity.get(name, {}))
             for other, weight in zip(
                 self._candidates.get(name, []), weights, strict=False
             ):
-                own[other] = own.get(other, 0.0) + weight
-            self.affinity[name] = own
+                affinity[other] = affinity.get(other, 0.0) + weight
+            self.affinity[name] = affinity
         return self.pending.sent

@@ -17,7 +17,7 @@ from flwr_frl.task.messages import HEAD, PROTOTYPE_COUNTS, PROTOTYPES
 Matrix = npt.NDArray[np.float64]
 # Arrays that clients send besides the model and the prototypes.
 CLASS_FEATURES, VARIANCE = "statistics.features", "statistics.variance"
-# Share of a value by which another combination must be lower; less is rounding.
+# Relative decrease below which a better combination is attributed to rounding.
 TOLERANCE = 1e-12
 
 
@@ -33,16 +33,17 @@ class FedPAC(
     The weights α_i minimise the estimated test loss, Σ_j α_ij² V_j plus the squared
     distance of Σ_j α_ij h_j from h_i, over the simplex. Here h_i are the
     class means of the features, each times the class's share of the examples, and V_i
-    is the variance of their estimate; both are of the received representation.
+    is the variance of their estimate. Both are computed with the representation that
+    the client received.
 
     The centroids of the classes are FedProto's: with ``weighting="examples"`` they are
     weighted by the number of examples of the class, as in the paper. A class that no
     client of a round has keeps its centroid.
 
     A client that is not sampled keeps its last head; one that has not trained has the
-    initial head. A checkpoint has all heads, by the clients' names. The authors' code
-    sets α below 0.001 to 0 and changes the quadratic program if its matrix has an
-    eigenvalue below 0; here it is solved unchanged.
+    initial head. A checkpoint contains the heads of all clients that have trained. The
+    authors' code sets α below 0.001 to 0 and changes the quadratic program if its
+    matrix has an eigenvalue below 0; here the program is solved unchanged.
     """
 
     def configure_train(
@@ -70,9 +71,9 @@ class FedPAC(
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
         """Return the mean representation and the centroids; combine the heads."""
         centroids = super().aggregate(server_round, replies)
-        own = [partial(self._representation, reply) for reply in replies]
+        decoded = [partial(self._representation, reply) for reply in replies]
         centre = _representation_of(self._centre())
-        mean = self.apply_rule(self.weights(replies), own, centre) or centre
+        mean = self.apply_rule(self.weights(replies), decoded, centre) or centre
         statistics = [self.arrays(reply) for reply in replies]
         weights = combination_weights(
             np.stack([s[CLASS_FEATURES] for s in statistics]).astype(np.float64),
@@ -112,26 +113,26 @@ def combination_weights(features: Matrix, variances: Matrix) -> Matrix:
     """
     flat = features.reshape(len(features), -1)
     rows = []
-    for i, own in enumerate(flat):
-        away = own - flat
+    for i, target in enumerate(flat):
+        away = target - flat
         rows.append(simplex_minimum(np.diag(variances) + away @ away.T, i))
     return np.stack(rows)
 
 
 def simplex_minimum(matrix: Matrix, start: int) -> Matrix:
-    """Return the minimum of αᵀ P α over α ≥ 0 with Σ α = 1.
+    """Return the α ≥ 0 with Σ α = 1 that minimises αᵀ P α.
 
     Wolfe's active-set method (Mathematical Programming, 1976), which is exact after
-    finitely many steps: the weight that lowers the value most becomes positive; then
-    the minimum over the positive weights alone, which sum to 1, is approached until it
-    is reached or a weight is 0.
+    finitely many steps. In each step the weight that lowers the value most joins the
+    positive ones. Then α moves towards the minimum over the positive weights alone,
+    until it is reached or one of them becomes 0 and leaves.
 
     Parameters
     ----------
     matrix : ndarray, shape (n, n)
         P, positive semi-definite.
     start : int
-        Weight that is 1 at first, and stays so if no other choice is better.
+        Index of the weight that is 1 at first, and stays 1 if no other α is better.
     """
     n = len(matrix)
     alpha = np.eye(n)[start]
@@ -159,8 +160,8 @@ def simplex_minimum(matrix: Matrix, start: int) -> Matrix:
 
 
 def affine_minimum(matrix: Matrix) -> Matrix:
-    """Return the minimum of αᵀ P α over all α with Σ α = 1."""
-    # In units in which the diagonal is 1, however much clients differ.
+    """Return the α with Σ α = 1, of any sign, that minimises αᵀ P α."""
+    # Scale P to a unit diagonal, as clients' entries may differ by orders of magnitude.
     units = 1 / np.sqrt(np.maximum(matrix.diagonal(), np.finfo(float).tiny))
     ones = (units / units.max())[:, None]
     scaled = units[:, None] * matrix * units

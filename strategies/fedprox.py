@@ -18,7 +18,7 @@ class FedProx(BaseStrategy, client="flwr_frl.clients.fedprox:FedProxClient"):
     ----------
     proximal_mu : float, default 0.01
         μ of the proximal term μ/2 ‖w − wᵗ‖² (algorithm 2); 0 is FedAvg. Clients receive
-        it with each message, under the key of Flower's FedProx.
+        it with each training message, under the key of Flower's FedProx.
     **base
         Arguments of `BaseStrategy`.
     """

@@ -96,7 +96,7 @@ class FedRepLinear(
         answers = query_arrays(self.clients, grid, nodes, STATISTICS)
         sent = [record["moments"] for _, record in answers if "moments" in record]
         shapes = Counter(tuple(array.shape) for array in sent)
-        # The most common shape; arrays of others cannot be added.
+        # The most common shape; arrays of other shapes are left out.
         usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
         moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
         if not moments:
@@ -109,7 +109,7 @@ class FedRepLinear(
         else:
             combined = self.apply_rule(votes, single, centre) or centre
         moment = combined["moments"].astype(np.float64)
-        # Noise is not symmetric, and `eigh` reads one triangle only.
+        # Noise is not symmetric, but `eigh` reads one triangle only.
         moment = (moment + moment.T) / 2 if self.privacy else moment
         # `eigh` returns the eigenvalues in ascending order.
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]
@@ -123,6 +123,6 @@ class FedRepLinear(
         if arrays is None or not self.orthonormalize:
             return arrays
         q, r = np.linalg.qr(arrays[REPRESENTATION_WEIGHT].numpy().T)
-        # The Q nearest to B: the columns keep their signs for the clients' heads.
+        # Columns of Q keep the signs of B's, on which the clients' heads rely.
         q *= np.where(np.diag(r) < 0, -1, 1).astype(q.dtype)
         return to_record({REPRESENTATION_WEIGHT: q.T})

@@ -65,7 +65,7 @@ class HeadsOnServer(BaseStrategy):
 
 
 class TrainedHeads(HeadsOnServer):
-    """Heads that begin as the head of the initial model, which is one linear layer."""
+    """Heads that start as the head of the initial model, which is one linear layer."""
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
@@ -159,7 +159,7 @@ class FLUTE(
         self.clients.refusal_of = self._refusal_of
 
     def _refusal_of(self, client: ClientInfo) -> str:
-        """Return why a client cannot take part: it does not report its classes."""
+        """Return "" if a client reports its classes, or else why it is refused."""
         reported = client.properties.get("classes", "")
         mask = str(reported)
         right_length = len(mask) == len(self.initial_head.get(HEAD_WEIGHT, mask))
@@ -310,12 +310,12 @@ class FLUTELinear(
             self.settings.aggregation != "mean"
             and (combined := self.mean(replies)) is not None
         ):
-            # The sum is n times the mean, or what is in its place.
+            # In place of the sum, n times the result of the rule.
             grad_b = len(replies) * np.asarray(combined[name_b].T, np.float64)
         bb, ww = b.T @ b, w @ w.T
         reg_b = 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
         reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
-        # η_r/η_l. At the default of 1 the rounding is that of a single step size.
+        # η_r/η_l. At the default of 1 the results equal those of a single step size.
         ratio = (self.regularizer_learning_rate or self.learning_rate) / (
             self.learning_rate
         )

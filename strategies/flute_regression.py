@@ -1,8 +1,9 @@
 """FLUTE for regression: the linear case's regularizer, with any representation.
 
-FLUTE (Liu et al., ICML 2024) names a regularizer for classes as one example. This one
-is that of its linear case, in which BᵀB is the second moment of the features Bᵀx of
-whitened inputs; other representations have their features' second moment in its place.
+FLUTE (Liu et al., ICML 2024) gives its regularizer for classification as one example.
+The one below is that of its linear case, in which BᵀB is the second moment of the
+features Bᵀx of whitened inputs. Any other representation uses the second moment of its
+features instead.
 """
 
 from typing import Annotated, Any

@@ -21,7 +21,7 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
 
     The server sends all k models. Client i chooses ĵ = argmin_j F_i(θ_j), trains θ_ĵ
     and returns it with ĵ; then θ_j is the mean of the models of the clients with
-    ĵ = j (option II is this averaging of models). A cluster that nobody has chosen
+    ĵ = j (option II is this averaging of models). A cluster that no client has chosen
     keeps its model.
 
     The models start from different random values, as in the authors' experiments; the
@@ -31,9 +31,9 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
     Restarts are not built in; run with ``--seeds``. Sharing the first layers between
     clusters, as for the paper's FEMNIST, is not implemented.
 
-    Clients that are not sampled choose anew in each evaluation, and so do clients that
-    join later; no state besides the k models is kept on either side, so a resumed run
-    needs nothing else. Messages to clients are k models long.
+    All clients choose anew in each evaluation, including clients that join later. No
+    state besides the k models is kept on either side, so a resumed run needs nothing
+    else. A message to a client contains k models.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
         return messages
 
     def check_train_reply(self, reply: Message) -> None:
-        """Reject a reply that names no cluster as well."""
+        """Reject replies without a valid cluster as well."""
         super().check_train_reply(reply)
         chosen = check_metrics(reply, [CLUSTER])[CLUSTER]
         if chosen not in range(self.num_clusters):

@@ -4,7 +4,7 @@ from flwr_frl.strategies.fedavg import FedAvg
 
 
 class KNNPer(FedAvg, client="flwr_frl.clients.knn_per:KNNPerClient"):
-    """FedAvg, whose clients mix its predictions with those of nearest neighbours.
+    """FedAvg whose clients mix its predictions with those of nearest neighbours.
 
     Training, messages and the server are FedAvg's (the first step of algorithm 1); only
     the model that clients deploy differs. The authors train the model first and mix

@@ -6,7 +6,7 @@ from flwr_frl.strategies.base import BaseStrategy
 
 
 class Local(BaseStrategy, client="flwr_frl.clients.local:LocalClient", averages=False):
-    """Let the sampled clients train on their own; messages carry no arrays."""
+    """Let the sampled clients train without sharing; messages contain no arrays."""
 
     def aggregate(
         self, server_round: int, replies: list[Message]

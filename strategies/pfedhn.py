@@ -37,15 +37,15 @@ class PFedHN(
     momentum on φ and v_i along (∂θ_i/∂(φ, v_i))ᵀ Δθ_i, a vector-Jacobian
     product by the chain rule. The paper samples one client a round. Here φ makes one
     step a round along the mean over the round's clients, and each v_i its own; with one
-    client a round this is the paper's algorithm. A step for one client after the other,
-    which would make as many steps as the paper, diverged on the digits: Δθ_i belongs to
-    the φ that was sent.
+    client a round this is the paper's algorithm. One step for each client in turn, as
+    many as in the paper, diverged on the digits, since Δθ_i was computed for the φ that
+    was sent.
 
     h is a multilayer perceptron with ReLU and, for each parameter of the model, a
     linear output, with PyTorch's initial distributions. Each client's gradient is
     clipped to a norm of 50, as in the authors' code. There weight decay and momentum
-    also move the v_i of clients that are not sampled; here these stay. All arithmetic
-    is in NumPy, so a server needs no torch.
+    also move the v_i of clients that are not sampled; here these do not move. All
+    arithmetic is in NumPy, so a server needs no torch.
 
     A client that is not sampled still gets a new model, since φ has changed; one that
     has never trained gets that of its random v_i. A client that joins later would need
@@ -105,7 +105,7 @@ class PFedHN(
         server_round: int,
         kind: str,
     ) -> list[Message]:
-        """Make h before the first round."""
+        """Initialise h before the first round."""
         self._like = {name: array.numpy() for name, array in arrays.items()}
         if not self.network:
             width = self.embedding_width or 1 + len(self.clients.known) // 4
@@ -123,13 +123,13 @@ class PFedHN(
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return the client's θ_i."""
+        """Send the client's θ_i."""
         name = self.name_of(node)
         model = self.models.get(name) or self._model(self._embedding(name)["values"])
         return super().content(node, to_record(model), config)
 
     def _embedding(self, client: str) -> Network:
-        """Return a client's v_i and its momentum; a random v_i before it trains."""
+        """Return a client's v_i and its momentum; v_i is random before it trains."""
         if client in self.embeddings:
             return self.embeddings[client]
         width = int(self.network["values"]["0.weight"].shape[1])
@@ -156,12 +156,14 @@ class PFedHN(
         total = {name: np.zeros_like(value) for name, value in values.items()}
         embeddings: dict[str, Network] = {}
         for name, reply in zip(self.pending.names(replies), replies, strict=True):
-            own = _copies(self._embedding(name))
+            embedding = _copies(self._embedding(name))
             flat = [change.ravel() for change in self.arrays(reply).values()]
             direction = np.concatenate(flat).astype(np.float32)
-            gradients = clipped(pulled_back(values, own["values"], -direction))
-            self._step(own["values"], own["momentum"], gradients.pop(EMBEDDING))
-            embeddings[name] = own
+            gradients = clipped(pulled_back(values, embedding["values"], -direction))
+            self._step(
+                embedding["values"], embedding["momentum"], gradients.pop(EMBEDDING)
+            )
+            embeddings[name] = embedding
             for layer, gradient in gradients.items():
                 total[layer] += gradient / np.float32(len(replies))
         network = {kind: _copies(arrays) for kind, arrays in self.network.items()}
@@ -173,8 +175,8 @@ class PFedHN(
             return None
         self.network.update(network)
         self.embeddings.update(embeddings)
-        for name, own in self.embeddings.items():
-            self.models[name] = self._model(own["values"])
+        for name, embedding in self.embeddings.items():
+            self.models[name] = self._model(embedding["values"])
         return self.pending.sent
 
     def _step(self, value: Floats, momentum: Floats, gradient: Floats) -> None:

@@ -49,7 +49,7 @@ class SCAFFOLD(
         super().__init__(**base)
         self.global_learning_rate = global_learning_rate
         validate(self)
-        # A cap depends on who else is in a round, and c needs weights that stay.
+        # A cap depends on the other clients of a round, but c needs constant weights.
         valid = self.settings.weighting == "uniform" or self.settings.largest_share == 1
         allowed = "1 with weighting='examples': c is the mean by weights that stay"
         require(valid, "largest-share", self.settings.largest_share, allowed)
@@ -57,7 +57,7 @@ class SCAFFOLD(
         self.client_weights: dict[str, float]
         self.client_weights = self.state.setdefault("client_weights", {})
         self.state["total"] = 0.0
-        # A client of which the restored c contains an older c_i.
+        # A client whose c_i in the restored c is out of date; empty if there is none.
         self._older = ""
 
     def identify(self, grid: Grid) -> list[int]:
