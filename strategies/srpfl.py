@@ -1,7 +1,7 @@
 """SRPFL (Tziotis et al., TMLR 2023): start with the fastest clients, then double.
 
 Each round ends with the first n replies, and n doubles from stage to stage. A client
-whose reply comes later keeps its personal part as it was. SRPFL wraps any strategy, as
+whose reply comes later keeps its previous personal part. SRPFL wraps any strategy, as
 Flower's differential-privacy strategies do.
 """
 
@@ -55,7 +55,7 @@ class SRPFL(
     Parameters
     ----------
     strategy : Strategy
-        The strategy that aggregates the replies: one of ours, or Flower's.
+        The strategy that aggregates the replies: a `BaseStrategy`, or one of Flower's.
     initial_nodes : int, default 2
         The number of replies n in the first stage; it doubles with each stage.
     rounds_per_stage : int, sequence of int or str, default "auto"
@@ -140,7 +140,7 @@ class SRPFL(
 
     @classmethod
     def wrapped_settings(cls, settings: Settings) -> Settings:
-        """Return the settings of the strategy that is wrapped."""
+        """Return the settings of the wrapped strategy."""
         wrapped = super().wrapped_settings(settings)
         return {**wrapped, **(strategy_class(wrapped).traits.srpfl_settings or {})}
 

@@ -32,7 +32,7 @@ EDGES = "graph-edges"
 BOXES = ("names", "pending", "lost")
 # Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
-# Sketches of models have no larger entries.
+# Sketches with larger entries are invalid.
 LARGEST_SKETCHED = 1e9
 
 
@@ -133,12 +133,12 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         entries = cast(ConfigRecord, content[self.configrecord_key])
         name = self.name_of(node)
         i = self.boxes.number[name]
-        own: dict[str, Any] = {
+        about: dict[str, Any] = {
             EXCHANGED_ROUND: self._exchanged_round,
             "consensus-step": self.step.value,
             "neighbour-weight": float(1 - self.boxes.weights[i, i]),
         }
-        fill(entries, own | self.boxes.lists_for(name))
+        fill(entries, about | self.boxes.lists_for(name))
         return content
 
     def check_train_reply(self, reply: Message) -> None:
@@ -219,7 +219,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
     # State.
 
     def snapshot(self) -> Callable[[], State]:
-        """List the messages on demand only: dense graphs have very many."""
+        """Return the state; messages are listed on demand, as there may be many."""
         base, boxes, edges = super().snapshot(), self.boxes.copy(), self._edges
 
         def state() -> State:
@@ -256,7 +256,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         self.boxes.load_state_dict(arrays, values)
 
     def summary(self) -> None:
-        """Log what will run."""
+        """Log the configuration."""
         super().summary()
         log(INFO, "\t└──> Graph: %s, %s weights", self.graph, self.mixing)
 

@@ -71,7 +71,8 @@ class GraphStrategy(BaseStrategy):
         self.boxes = Mailboxes([], np.zeros((0, 0)), [])
         self._edges = np.zeros((0, 2), np.int64)
         self._latecomers: set[str] = set()
-        # Clients ahead of the server's checkpoint: since the last `identify`, and ever.
+        # Clients ahead of the server's checkpoint: those found in the current call of
+        # `identify`, and all so far.
         self._ahead: list[str] = []
         self._ever_ahead: set[str] = set()
 

@@ -21,12 +21,12 @@ from flwr_frl.strategies.grids.patient import GridDecorator, PatientGrid
 from flwr_frl.strategies.server.checks import several
 
 # Seconds between two pulls: the minimum, the fraction of the time waited so far, and
-# the maximum. SuperNodes pull every 3 s, so a smaller minimum would gain nothing, but
-# pulls took half of the SuperLink's time.
+# the maximum. SuperNodes pull every 3 s, so a smaller minimum would not shorten rounds;
+# with one, pulls took half of the SuperLink's time.
 PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.3, 0.05, 3.0
-# Number of messages whose replies are pulled at a time; each is a separate request.
+# Number of messages whose replies are pulled at a time. Each takes a separate request.
 LOOKED_AT = 100
-# Seconds after which awaited clients are logged; doubles each time.
+# Seconds after which missing nodes are first logged; the time doubles each time.
 FIRST_WORD = 60.0
 
 
@@ -36,10 +36,10 @@ def with_retries(
     longest: float = math.inf,
     largest_reply: Callable[[str], float] = lambda kind: math.inf,
 ) -> Grid:
-    """Return a grid that survives outages and silent nodes; the same in simulation.
+    """Return a grid that survives outages and silent nodes.
 
     ``name_of`` and ``longest`` are arguments of `RealArrivals`, ``largest_reply`` is
-    one of `PatientGrid`.
+    one of `PatientGrid`. Grids in simulation are returned unchanged.
     """
     if isinstance(grid, ArrivalGrid) or getattr(grid, "in_process", False):
         return grid
@@ -72,8 +72,9 @@ class ArrivalGrid(GridDecorator):
         """Close the next `send_and_receive` after this number of valid replies.
 
         ``is_valid`` returns whether a reply without error counts; all do by default.
-        ``weight_of`` returns for how many replies that of a node counts, by default
-        one. Nodes in ``required`` have a place among them, however late they reply.
+        ``weight_of`` returns the weight of a node's reply, as a number of replies; 1 by
+        default. Places are reserved for the nodes in ``required``, even if other nodes
+        reply earlier.
         """
         self._wanted = count
         self._is_valid = is_valid or (lambda reply: True)
@@ -81,7 +82,7 @@ class ArrivalGrid(GridDecorator):
         self._required = required
 
     def weight(self, messages: Iterable[Message], everybody: bool) -> int:
-        """Return for how many replies those to some messages count."""
+        """Return the total weight of the replies; 1 each if ``everybody``."""
         nodes = [message.metadata.dst_node_id for message in messages]
         return len(nodes) if everybody else sum(map(self._weight_of, nodes))
 
@@ -96,7 +97,7 @@ class ArrivalGrid(GridDecorator):
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
     ) -> list[Message]:
-        """Return the first ``wanted`` valid replies (None: all) and the errors before.
+        """Return replies and errors until ``wanted`` replies are valid (None: all).
 
         After ``timeout`` seconds the round closes with the replies so far.
         """
@@ -113,7 +114,7 @@ class _OwedReply:
     expires : float
         End of the message's time to live, by `time.time`.
     until : float
-        Until when the node is not asked again, by `time.monotonic`.
+        Time until which the node is not asked again, by `time.monotonic`.
     wait : float
         Seconds for which the reply was awaited.
     """
@@ -128,7 +129,7 @@ class _OwedReply:
 class _Silence:
     """Number of consecutive messages that a node has not answered, and since when.
 
-    Its pause is a multiple of the last waiting time.
+    The node's pause is a multiple of the last waiting time.
     """
 
     times: int
@@ -145,10 +146,11 @@ class RealArrivals(ArrivalGrid):
     """Close rounds by the real order of arrival, and do not wait for silent nodes.
 
     A node that still owes a reply is unavailable (`get_node_ids`) until it has
-    answered; it is silent if it takes longer than a round may. After the k-th time in a
-    row a silent node is not asked to train for 2^(k−1) − 1 rounds' time, nor to do
-    anything else for 2^k − 1. It is available again as soon as its reply arrives. Late
-    replies are pulled and dropped, so that they do not accumulate in the SuperLink.
+    answered; it is silent if it takes longer than its round's waiting time. After the
+    k-th time in a row, a silent node receives no training messages for 2^(k−1) − 1
+    waiting times, and no other messages for 2^k − 1. It is available again as soon as
+    its reply arrives. Late replies are pulled and dropped, so that they do not
+    accumulate in the SuperLink.
 
     Parameters
     ----------
@@ -182,7 +184,7 @@ class RealArrivals(ArrivalGrid):
         return sorted(map(self.name_of, self._silent))
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that are not paused; if all are, those that owe no reply."""
+        """Return the nodes that are available; if none is, those that owe no reply."""
         self.drain()
         nodes = list(self.grid.get_node_ids())
         self.connected = frozenset(nodes)
@@ -198,7 +200,7 @@ class RealArrivals(ArrivalGrid):
         return {debt.node for debt in self._owed.values() if debt.until > now}
 
     def _is_silent(self, node: int, kind: str) -> bool:
-        """Return whether a node is paused, as it did not answer."""
+        """Return whether a node is paused for messages of a kind."""
         silence = self._silent.get(node)
         if silence is None:
             return False
@@ -206,7 +208,7 @@ class RealArrivals(ArrivalGrid):
         return silence.lasts(doublings)
 
     def silent_for(self, kind: str) -> frozenset[int]:
-        """Return the silent nodes that are sent no message of a kind now."""
+        """Return the nodes that are paused for messages of a kind."""
         return frozenset(n for n in self._silent if self._is_silent(n, kind))
 
     def forgive(self) -> None:
@@ -217,7 +219,7 @@ class RealArrivals(ArrivalGrid):
     def drain(self) -> None:
         """Drop late replies that have arrived, and forget expired messages.
 
-        Of very many messages, stop when a pull returns nothing.
+        If there are very many messages, stop when a pull returns nothing.
         """
         for _ in range(math.ceil(len(self._owed) / LOOKED_AT)):
             late = self._look(self._owed, LOOKED_AT)
@@ -280,7 +282,7 @@ class RealArrivals(ArrivalGrid):
         valid = 0
         patience = Patience(wait)
         while current and valid < wanted:
-            # Check all if the first replies count, and before the round closes.
+            # Check all messages if the order of arrival matters or time is up.
             over = patience.is_over()
             most = len(current) if over or first else LOOKED_AT
             # Within one pull, replies are ordered by their creation.
@@ -345,7 +347,7 @@ class RealArrivals(ArrivalGrid):
             alone = node in busy or self._is_silent(node, kind)
             (left if alone else kept).append(message)
         if not kept:
-            # Nobody else can train.
+            # No other node can train.
             kept = [
                 m
                 for m in left
@@ -383,7 +385,7 @@ class Patience:
         return time.monotonic() >= self._began + self._timeout
 
     def wait(self, missing: Iterable[str]) -> None:
-        """Wait until the next pull; log now and then who is missing."""
+        """Wait until the next pull; log missing nodes at growing intervals."""
         waited = time.monotonic() - self._began
         if waited >= self._next_word:
             self._next_word *= 2

@@ -1,8 +1,8 @@
-"""Grids for asynchronous rounds: clients stay at work while the server goes on.
+"""Grids for asynchronous rounds: clients may work over several versions of the model.
 
-A call of `send_and_receive` with training messages closes a version: it returns as soon
-as enough changes have arrived, of whatever version they are. The other clients' replies
-belong to later calls.
+After `wait_for`, a call of `send_and_receive` closes a version: it returns as soon as
+enough changes have arrived, whichever versions they started from. The other clients'
+replies belong to later calls.
 """
 
 import heapq
@@ -27,7 +27,7 @@ from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 
 
 class Work(Protocol):
-    """Which clients are at work, as a grid needs to know it."""
+    """The interface by which a grid reads and records which clients are at work."""
 
     version: int
 
@@ -41,7 +41,7 @@ class Work(Protocol):
         """Record that a node is done; return whether its change is recent enough."""
 
     def give_up(self, node: int) -> None:
-        """Record that nobody waits for a node any longer."""
+        """Record that a node's reply is no longer awaited."""
 
     def drop(self, reply: Message) -> None:
         """Count a reply whose change is too old."""
@@ -50,7 +50,7 @@ class Work(Protocol):
         """Return training messages of the current version for idle clients."""
 
     def message(self, node: int) -> Message:
-        """Return the message that a node has received, made again."""
+        """Rebuild the message that a node was sent."""
 
 
 class SimulatedWork(ArrivalGrid):
@@ -73,8 +73,7 @@ class SimulatedWork(ArrivalGrid):
     def __init__(self, clock: SimulatedArrivals, work: Work) -> None:
         super().__init__(clock)
         self.clock, self.work = clock, work
-        # Messages of clients at work, by node; after a resumed run's start some are
-        # missing.
+        # Messages of clients at work, by node. Those sent before a resume are missing.
         self._sent: dict[int, Message] = {}
 
     def first_replies(
@@ -96,7 +95,7 @@ class SimulatedWork(ArrivalGrid):
         replies: list[Message] = []
         missing = wanted
         while missing > 0 and queue:
-            # By node, whether its change is recent enough; and the number of those.
+            # Whether each node's change is recent enough, and how many are.
             delivered: dict[int, bool] = {}
             recent = 0
             while recent < missing and queue:
@@ -125,7 +124,7 @@ class SimulatedWork(ArrivalGrid):
         self._sent |= {m.metadata.dst_node_id: m for m in messages}
 
     def _message(self, node: int) -> Message:
-        """Return a client's message, made again if its time to live is nearly over."""
+        """Return a client's message, rebuilt if it has used half its time to live."""
         sent = self._sent.pop(node, None)
         if sent is not None:
             about = sent.metadata
@@ -154,12 +153,12 @@ class RealWork(RealArrivals):
         self._owed, self._silent = grid._owed, grid._silent
         # Messages at work and when they were sent, by message id.
         self._sent: dict[str, tuple[Message, float]] = {}
-        # Replies that have arrived, and the nodes that were asked; what a version does
-        # not need belongs to the next one.
+        # Replies that have arrived, with the nodes that were asked. Replies that a
+        # version does not need belong to the next one.
         self._ready: deque[tuple[Message, int]] = deque()
 
     def silent_for(self, kind: str) -> frozenset[int]:
-        """Return the nodes that are sent no message of a kind now."""
+        """Return the nodes that are paused for messages of a kind, or at work."""
         nodes = {message.metadata.dst_node_id for message, _ in self._sent.values()}
         return super().silent_for(kind) | nodes
 
@@ -210,8 +209,8 @@ class RealWork(RealArrivals):
         arrived = []
         for reply in self.grid.pull_messages(ids):
             # Skip repeated replies.
-            if found := self._sent.pop(reply.metadata.reply_to_message_id, None):
-                node = found[0].metadata.dst_node_id
+            if asked := self._sent.pop(reply.metadata.reply_to_message_id, None):
+                node = asked[0].metadata.dst_node_id
                 self._silent.pop(node, None)
                 arrived.append((reply, node))
         return sorted(arrived, key=lambda pair: (pair[0].metadata.created_at, pair[1]))

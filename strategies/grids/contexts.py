@@ -6,7 +6,7 @@ from flwr.app import Context, RecordDict, UserConfig
 
 
 class Contexts(MutableMapping[int, Context]):
-    """The contexts of virtual nodes, each made when it is needed.
+    """The contexts of virtual nodes, created on demand.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Contexts(MutableMapping[int, Context]):
         return len(self._held)
 
     def look_up(self, node: int) -> Context:
-        """Return a node's context, which is not held if it is a new one."""
+        """Return a node's context; a new one is not stored."""
         return self._held[node] or Context(
             run_id=1,
             node_id=node,
@@ -52,5 +52,5 @@ class Contexts(MutableMapping[int, Context]):
         )
 
     def held(self) -> list[Context]:
-        """Return the contexts that have been made and held."""
+        """Return the stored contexts."""
         return [context for context in self._held.values() if context]

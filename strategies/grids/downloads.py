@@ -18,15 +18,15 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 
 class ReplyTooLargeError(ValueError):
-    """A reply is larger than what was expected allows."""
+    """A reply is larger than its limit."""
 
 
 class Downloads:
-    """Pulls replies from the SuperLink, up to a limit of their size.
+    """Pulls replies from the SuperLink, up to a size limit.
 
-    Flower downloads and decodes all objects of a reply in one call. No manifest has
-    their sizes, but each response has a content length, which httpx passes to its event
-    hooks before it reads the body.
+    Flower downloads and decodes all objects of a reply in one call. No manifest
+    contains their sizes, but each HTTP response has a content length, and httpx calls
+    its event hooks before it reads the body.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Downloads:
         # Sizes of the objects of the reply that is being pulled; 0 if unknown.
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
-        # Flower offers no other way to its connection.
+        # Flower has no public access to its connection.
         self._runtime: Any = getattr(grid, "_runtime_client", None)
         if self._runtime is not None:
             self._runtime._client.event_hooks["response"].append(self._check)
@@ -62,7 +62,7 @@ class Downloads:
             self._most = math.inf
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise `ReplyTooLargeError` rather than download too much."""
+        """Raise `ReplyTooLargeError` before a body beyond the limit is read."""
         path, size = response.url.path, int(response.headers.get("content-length", 0))
         if path.endswith("/pull-messages"):
             self._reply = ""

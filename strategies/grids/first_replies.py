@@ -20,12 +20,12 @@ from flwr_frl.strategies.grids.stages import automatic_stages
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.task.settings import require
 
-# Keys in the wrapped strategy's state. The number of rounds that ``auto`` divides into
-# stages:
+# Keys in the wrapped strategy's state.
+# Number of rounds that ``auto`` divides into stages.
 STAGED = "staged-rounds"
-# the names of the clients that take part in all later rounds:
+# Names of the clients that take part in all later rounds.
 KEPT = "kept-clients"
-# the stage, from 0, and the first round's squared change:
+# Stage, from 0, with its first round; and the squared change of the first round.
 STAGE, FIRST_CHANGE = "srpfl-stage", "first-change"
 
 
@@ -65,7 +65,7 @@ class FirstReplies(Participation):
     Parameters
     ----------
     sampling : Participation
-        How clients are sampled, which SRPFL does not change.
+        The strategy's sampling, which SRPFL does not change.
     initial_nodes : int
         The number of replies n in the first stage.
     lengths : sequence of int, optional
@@ -200,7 +200,7 @@ class FirstReplies(Participation):
             log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
 
     def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
-        """Keep the clients that took part, and end the stage if the change is small."""
+        """Record the clients that took part; end the stage if the change is small."""
         if self.options.sample_for == "run":
             self._state[KEPT] = sorted({*self._state.get(KEPT, []), *names})
         if not self.options.threshold or self._is_last:

@@ -1,4 +1,4 @@
-"""Nodes as a grid shows them: their public keys, and apps without a query handler."""
+"""Information about a grid's nodes: connections, registered names, public keys."""
 
 import contextlib
 import hashlib
@@ -19,14 +19,14 @@ from flwr_frl.task.records import fill
 # Flower's error for an app without a query handler, such as its templates.
 ANSWERS_NO_QUERY = "No query function registered"
 
-# Seconds between two looks at the connected nodes, and between two log messages.
+# Seconds between two checks of the connected nodes, and between two log messages.
 POLL_INTERVAL, WAITING_INTERVAL = 0.5, 60.0
 
 
 def connected_nodes(
     grid: Grid, awaited: int, name_of: Callable[[int], str]
 ) -> list[int]:
-    """Return the connected nodes once their number is as awaited."""
+    """Return the connected nodes once there are at least ``awaited``."""
     logged, at = -1, 0.0
     while len(nodes := sorted(grid.get_node_ids())) < awaited:
         if len(nodes) != logged or time.monotonic() - at >= WAITING_INTERVAL:
@@ -39,7 +39,7 @@ def connected_nodes(
 
 
 def wait_for_change(grid: Grid, here: frozenset[int], until: float) -> None:
-    """Wait up to a minute, and until a time, for other nodes than these."""
+    """Wait until other nodes are connected, up to a minute and not beyond ``until``."""
     until = min(until, time.monotonic() + WAITING_INTERVAL)
     while here == frozenset(grid.get_node_ids()) and time.monotonic() < until:
         time.sleep(POLL_INTERVAL)
@@ -66,7 +66,7 @@ def without_query_errors() -> Iterator[None]:
 class RegisteredNames:
     """Names with which SuperNodes were registered (``flwr supernode register --name``).
 
-    A client without a name of its own takes the registered one from each message.
+    Each message contains the name, for clients without another one.
     """
 
     def __init__(self) -> None:
@@ -75,9 +75,9 @@ class RegisteredNames:
     def queries(
         self, grid: Grid, nodes: Iterable[int], config: Mapping[str, str]
     ) -> list[Message]:
-        """Read the names anew, and return a query to each node.
+        """Read the names from the grid again, and return a query to each node.
 
-        A name that several connected nodes have is not used.
+        A name that several nodes share is not used.
         """
         get_nodes = getattr(grid, "get_nodes", None)
         named = [node for node in (get_nodes() if get_nodes else []) if node.name]
@@ -93,8 +93,8 @@ class RegisteredNames:
         self, node: int, config: Mapping[str, str], kind: str = MessageType.QUERY
     ) -> Message:
         """Return a query to a node; empty values of the config are left out."""
-        given = {name: value for name, value in config.items() if value}
-        about = fill(ConfigRecord(), {**given, **self.config(node)})
+        values = {name: value for name, value in config.items() if value}
+        about = fill(ConfigRecord(), {**values, **self.config(node)})
         content = fill(RecordDict(), {CONFIG: about} if about else {})
         return Message(content, node, kind)
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def delegate(attribute: str, name: str) -> Any:
-    """Return a property: the attribute ``name`` of an object's own ``attribute``."""
+    """Return a property that reads ``name`` from the object in ``attribute``."""
     return property(lambda self: getattr(getattr(self, attribute), name))
 
 
@@ -44,7 +44,7 @@ class GridDecorator(Grid):
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    # `Grid` has these; all others, such as ``forgive``, are looked up.
+    # `Grid` defines these, so that `__getattr__` is not called for them.
     set_run = delegate("grid", "set_run")
     run = delegate("grid", "run")
     create_message = delegate("grid", "create_message")
@@ -68,13 +68,13 @@ class _Open(NamedTuple):
 class PatientGrid(GridDecorator):
     """Waits out outages of the SuperLink, and pulls every reply separately.
 
-    Flower decodes replies while it pulls them, without a guard: one client's reply can
-    raise anything, and all replies of the same pull are lost. So replies are pulled one
-    by one, and an unreadable one becomes an error reply of its node. If the SuperLink
-    answers with 500, as while its database is locked, a pull stops there, and other
-    requests are repeated for `OUTAGE_LIMIT`. A message that is pushed again is
-    delivered once: its id is a digest of its content, and the SuperLink keeps one of
-    each.
+    Flower decodes replies while it pulls them and does not catch exceptions: one
+    client's reply can raise any exception, and all replies of the same pull are lost.
+    So replies are pulled one by one, and an unreadable one becomes an error reply of
+    its node. If the SuperLink cannot be reached or answers with a server error, as
+    while its database is locked, a pull stops there, and other requests are repeated
+    for `OUTAGE_LIMIT`. A message that is pushed again is delivered once: its id is a
+    digest of its content, and the SuperLink stores one message per id.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ class PatientGrid(GridDecorator):
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived, one a message.
+        """Return the replies that have arrived, at most one per message.
 
-        An outage is detected and logged at the first message.
+        At an outage the pull stops, and the first of consecutive outages is logged.
         """
         self._stopped &= self._open.keys()
         replies = []
@@ -185,7 +185,7 @@ class PatientGrid(GridDecorator):
     def _check(self, reply: Message, message: Message) -> None:
         """Raise unless a reply answers a message, from its node or the SuperLink.
 
-        The envelope is what the client has sent, so it may be forged.
+        The client writes the envelope, so it may be forged.
         """
         about, asked = reply.metadata, message.metadata
         if about.reply_to_message_id != asked.message_id:

@@ -14,7 +14,7 @@ from flwr.common import log
 
 from flwr_frl.task.settings import SettingsError
 
-# Processes that share a GPU; more would wait for each other and take memory.
+# Number of processes that share a GPU; more would wait for each other and use memory.
 WORKERS_A_GPU = 4
 # Seconds within which a Ray cluster must answer, and one of its workers must start.
 ANSWERS_WITHIN, STARTS_WITHIN = 10.0, 300.0
@@ -27,10 +27,10 @@ _written: dict[str, int] = {}
 class RayWorkers:
     """Worker processes, which get work once they have started.
 
-    There is one worker a core of the cluster on the CPU, and `WORKERS_A_GPU` a GPU,
-    which Ray assigns; a GPU that is named by its number is shared by the same number.
-    Ray restarts a worker that dies. They are reused by the next run in this process,
-    unless a module has been edited.
+    On the CPU there is one worker per core of the cluster. On GPUs that Ray assigns,
+    and on a single device such as ``cuda:1``, there are at most `WORKERS_A_GPU` for
+    each. Ray restarts a worker that dies. The next run in this process reuses the
+    workers, unless a module has been edited.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class RayWorkers:
         Raises
         ------
         SettingsError
-            If none has started in time.
+            If none has started in time, or none is starting.
         """
         left = self._since + STARTS_WITHIN - time.monotonic()
         if not self.starting:
@@ -136,9 +136,10 @@ def _are_edited() -> bool:
 
 
 def shares(device: str, resources: Mapping[str, float]) -> tuple[int, float]:
-    """Return how many workers there are, and which share of a GPU each has.
+    """Return the number of workers, and the share of a GPU that Ray assigns to each.
 
-    ``resources`` are those of the cluster.
+    ``resources`` are those of the cluster. The share is 0 on the CPU and on a device
+    that is named by its number.
     """
     cores, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
     if device in ("auto", "cuda") and gpus:
@@ -238,7 +239,7 @@ def _orphans() -> list[int]:
             command = (process / "cmdline").read_bytes()
             # The name, in parentheses, may contain anything; state and parent follow.
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            own = process.stat().st_uid == os.getuid()
-            if own and command.startswith(b"ray::") and parent == "1":
+            is_ours = process.stat().st_uid == os.getuid()
+            if is_ours and command.startswith(b"ray::") and parent == "1":
                 orphans.append(int(process.name))
     return sorted(orphans)

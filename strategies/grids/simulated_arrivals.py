@@ -19,8 +19,8 @@ def _round_of(message: Message) -> int:
 class SimulatedArrivals(ArrivalGrid):
     """Close rounds at the replies of the fastest clients by a speed model.
 
-    Slower clients are not asked at all. A clock adds up the rounds' times: that of the
-    slowest used client plus the communication.
+    Slower clients are not asked at all. A clock adds up the times of the rounds. A
+    round takes as long as its slowest used client, plus the communication time.
 
     Parameters
     ----------

@@ -75,7 +75,6 @@ class InlineGrid(Grid):
         Number of virtual nodes; node i + 1 has the partition id i.
     run_config : UserConfig, optional
         The clients' run config.
-
     """
 
     # on_demand: clients train while their replies are iterated over. in_process: no
@@ -100,7 +99,7 @@ class InlineGrid(Grid):
         self._shown: set[str] = set()
 
     def _show(self, tracebacks: dict[str, str]) -> None:
-        """Log each exception of clients once, as they have no log of their own."""
+        """Log each exception of clients once, as they have no separate log."""
         for reason, text in tracebacks.items():
             if reason not in self._shown:
                 self._shown.add(reason)
@@ -135,7 +134,7 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer messages, one after the other."""
+        """Answer messages in this process."""
         taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
         return self._answers(taken) if self.on_demand else list(self._answers(taken))
 
@@ -164,17 +163,17 @@ class InlineGrid(Grid):
             look_up = contexts.look_up
         nodes = [message.metadata.dst_node_id for message in messages]
         # Messages to one node share its context.
-        found = {node: look_up(node) for node in dict.fromkeys(nodes)}
-        return [found[node] for node in nodes]
+        by_node = {node: look_up(node) for node in dict.fromkeys(nodes)}
+        return [by_node[node] for node in nodes]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Answer messages, one after the other, whatever the timeout."""
+        """Answer messages in this process; the timeout is ignored."""
         return self.pull_messages(self.push_messages(messages))
 
     def close(self) -> None:
-        """Cancel unfinished work; none in one process."""
+        """Do nothing: there is no unfinished work in one process."""
 
 
 class RayGrid(InlineGrid):
@@ -346,8 +345,8 @@ class _Worker:
 
 def _content(state: RecordDict) -> dict[str, dict[str, Any]]:
     """Return a copy of a state for comparison; arrays are never changed in place."""
-    found = {name: dict(record) for name, record in state.items()}
+    entries = {name: dict(record) for name, record in state.items()}
     return {
-        name: own if isinstance(state[name], ArrayRecord) else deepcopy(own)
-        for name, own in found.items()
+        name: entry if isinstance(state[name], ArrayRecord) else deepcopy(entry)
+        for name, entry in entries.items()
     }

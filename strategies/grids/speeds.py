@@ -32,9 +32,7 @@ DRAWS = 1000
 
 
 class SpeedModel:
-    """Computation times of M clients, by the order of their names.
-
-    An unknown model or file, a negative time or too few of them are a `SettingsError`.
+    """Computation times of M clients, in the order of their names.
 
     Parameters
     ----------
@@ -44,6 +42,12 @@ class SpeedModel:
         Number of clients M.
     seed, straggler_fraction, redraw
         As in `SpeedSettings`.
+
+    Raises
+    ------
+    SettingsError
+        If the model or file is unknown, the fraction is out of its range, or the file
+        has a negative time or too few times.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class SpeedModel:
             raise unknown("speed-model (or file)", name, ("none", *MODELS))
 
     def times(self, server_round: int) -> Times:
-        """Return each client's time in a round (from 1), in units of the mean."""
+        """Return each client's time in a round (from 1), in the model's unit."""
         if self._listed is not None:
             return self._listed
         once = np.random.default_rng([self.seed, 0x59EED])
@@ -104,7 +108,8 @@ def _fixed(model: SpeedModel, once: Generator, each: Generator) -> Times:
     return once.exponential(1.0, model.num_clients)
 
 
-# Each takes a model, a generator that is the same in each round, and one of the round.
+# Functions of a model, a generator with the same seed in all rounds, and one with a
+# different seed in each.
 MODELS: dict[str, Callable[[SpeedModel, Generator, Generator], Times]] = {
     "fixed": _fixed,
     "dynamic": _dynamic,
@@ -114,7 +119,7 @@ MODELS: dict[str, Callable[[SpeedModel, Generator, Generator], Times]] = {
 
 
 def read_times(path: Path, num_clients: int) -> Times:
-    """Read a time for each client: a number a line, further lines passed over.
+    """Read a time for each client, one number per line; further lines are ignored.
 
     Raises `SettingsError` if a line is not a number, a time is negative or not finite,
     or there are too few.
@@ -173,8 +178,8 @@ class SpeedSettings(Checked):
 
 def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:
     """Return the speed model of the settings (`SpeedSettings`); None for ``none``."""
-    own = build(SpeedSettings, settings)
-    if own.speed_model == "none":
+    speeds = build(SpeedSettings, settings)
+    if speeds.speed_model == "none":
         return None
-    details = own.seed, own.straggler_fraction, own.redraw_speeds
-    return SpeedModel(own.speed_model, num_clients, *details)
+    details = speeds.seed, speeds.straggler_fraction, speeds.redraw_speeds
+    return SpeedModel(speeds.speed_model, num_clients, *details)

@@ -13,9 +13,9 @@ from flwr_frl.task.settings import require
 def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:
     """Return the lengths of all stages but the last, which has all N sampled clients.
 
-    These stages divide the first half of the rounds, rounded down, equally; a remainder
-    makes the first ones one round longer. If they are more than the rounds of that
-    half, the later ones have no rounds.
+    These stages divide the first half of the rounds, rounded down, equally. If there is
+    a remainder, the first stages are one round longer. If there are more stages than
+    rounds in that half, the later ones have no rounds.
     """
     stages = 0
     while initial_nodes * 2**stages < sampled:
@@ -27,7 +27,7 @@ def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]
 def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
     """Return the lengths of stages from a number, a list, or text with commas.
 
-    Raises `SettingsError` if there is none, or one is not a number of at least 1.
+    Raises `SettingsError` if there are none, or one is not an integer of at least 1.
     """
     if isinstance(lengths, str):
         parts = [part.strip() for part in lengths.split(",") if part.strip()]
