@@ -1,1 +1,1 @@
-"""What a run writes and shows: metrics, tables, plots, the page, trackers, seeds."""
+"""The output of runs: metrics, tables, plots, the page, trackers, several seeds."""

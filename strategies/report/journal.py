@@ -47,8 +47,8 @@ class Journal:
 
     Rows stay in memory until `flush` has written them, so that a full disk only delays
     them. A crash damages at most the last line, which is dropped when the run is
-    resumed. If another program cuts or removes the file, writing goes on after the
-    lines that are left.
+    resumed. If another program cuts or removes the file, rows are appended to the
+    undamaged lines that are left.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Journal:
     def __init__(self, path: Path, former: Path, after: int) -> None:
         self.path = path
         self.rows = [without_clients(row) for _, row in _complete(former, after)]
-        # Where the file's beginning is to be copied from; None once it has been.
+        # File and last round of the rows to copy to the file's start; None once copied.
         self._source: tuple[Path, float] | None = (former, after)
         self._pending: list[bytes] = []
         # The size of the file up to the last complete line.
@@ -76,8 +76,8 @@ class Journal:
     def add(self, row: Row, clients: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the row of a round and its clients' metrics; `flush` writes them."""
         self.rows.append(row)
-        whole = {**row, CLIENT_METRICS: clients} if clients else row
-        self._pending.append(f"{strict_json(whole)}\n".encode())
+        entry = {**row, CLIENT_METRICS: clients} if clients else row
+        self._pending.append(f"{strict_json(entry)}\n".encode())
 
     def flush(self) -> None:
         """Write pending rows to the disk. After an `OSError` the next call retries."""
@@ -151,7 +151,7 @@ def client_means(path: Path, metric: str, after: int) -> dict[str, float]:
             for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
                 if isinstance(metrics.get(metric), int | float):
                     values.setdefault(client, []).append(metrics[metric])
-    return {client: sum(found) / len(found) for client, found in values.items()}
+    return {client: sum(each) / len(each) for client, each in values.items()}
 
 
 def join_csv(path: Path, parts: Iterable[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Parallel runs of one command, each in a process of its own."""
+"""Parallel runs of one command, in separate processes."""
 
 import logging
 import multiprocessing
@@ -44,9 +44,9 @@ def run_parallel(
     ResourceError
         If a process was killed.
     KeyboardInterrupt
-        On Ctrl-C, after all processes have ended as by Ctrl-C.
+        On Ctrl-C, after the calls in all processes were interrupted.
     Exception
-        The first exception of a call, after the other calls have ended likewise.
+        The first exception of a call, after the other calls were interrupted.
     """
     if jobs == 1:
         return [function(*item) for item in items]

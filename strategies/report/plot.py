@@ -22,13 +22,13 @@ from flwr_frl.task.files import write_atomically
 
 # The simulated time of a run so far.
 CLOCK = "seconds-simulated"
-# Shown on a logarithmic axis.
+# Metrics with a logarithmic axis.
 ERRORS = ("distance", "error", "loss")
 # The opacity of a standard deviation.
 SHADE = 0.2
 # The most labels in a legend inside the axes, and the columns of one below them.
 INSIDE, COLUMNS = 6, 6
-# Line styles; the next one is used when all colours have been.
+# Line styles. Each is used with all colours before the next one is.
 STYLES = ("-", "--", ":", "-.")
 
 

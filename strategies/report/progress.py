@@ -1,4 +1,4 @@
-"""The progress of a run in words and numbers: its last row and the remaining time."""
+"""Descriptions of a run's progress: its last row and the remaining time."""
 
 from collections.abc import Sequence
 from itertools import islice

@@ -1,4 +1,4 @@
-"""The report of one run: its files, its progress bar, its part in the comparison."""
+"""The report of one run: its files, progress bar and entry in the comparison."""
 
 from collections.abc import Mapping
 from logging import WARNING
@@ -70,8 +70,8 @@ class Report:
         for row in self.rows:
             self._latest |= row
         self._flush("metrics of earlier rounds")
-        known = {row["round"] for row in self.rows}
-        if lost := [str(n) for n in range(1, after + 1) if n not in known]:
+        present = {row["round"] for row in self.rows}
+        if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
         self.progress = Progress(
             TextColumn("{task.description}"),

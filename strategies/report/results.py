@@ -59,7 +59,7 @@ MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def quality(names: Container[str]) -> str:
-    """Return the preferred metric of `QUALITY` among ``names``."""
+    """Return the first metric of `QUALITY` in ``names``; ``accuracy`` if none is."""
     return next((name for name in QUALITY if name in names), "accuracy")
 
 
@@ -162,7 +162,7 @@ def summarize(
     of_clients = {name for metrics in clients.values() for name in metrics}
     task_metrics = sorted(of_clients.difference(SUMMARIZED, NOT_SUMMARIZED))
     for name in (*SUMMARIZED, *task_metrics):
-        # A client may have named a metric like one of a row's lists.
+        # A client's metric may have the name of one of the row's lists.
         values = [row[name] for row in final if isinstance(row.get(name), int | float)]
         if values:
             summary[name] = float(np.mean(values))
@@ -196,7 +196,7 @@ def missing_metrics(
     clients : mapping
         The final metrics of each client. Clients without a loss were not tested.
     requested : str, default ""
-        The setting ``metrics``. Possibly no client has a value of these.
+        The setting ``metrics``. These are checked even if no client reports them.
 
     Returns
     -------
@@ -272,15 +272,15 @@ def _finite(value: Any) -> Any:
 def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     """Return the best evaluated round, and the number of evaluations after it.
 
-    The best one is the first with the highest mean accuracy, or the lowest mean loss
-    where there is no accuracy. It is 0 without a mean.
+    The best one is the first with the highest mean accuracy, or the lowest mean loss if
+    there is no accuracy. Without any mean, the round is 0.
 
     Parameters
     ----------
     rows : iterable of mapping
         The metrics of the rounds, in order.
     """
-    best, found, since = -math.inf, 0, 0
+    best, best_at, since = -math.inf, 0, 0
     for row in rows:
         if not row.get("evaluated"):
             continue
@@ -289,5 +289,5 @@ def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
         if (value is None or math.isnan(value)) and loss is not None:
             value = -loss
         if value is not None and value > best:
-            best, found, since = value, row["round"], 0
-    return found, since
+            best, best_at, since = value, row["round"], 0
+    return best_at, since

@@ -146,8 +146,8 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     -------
     dict
         The mean of each entry that all summaries have, or the maximum of a privacy
-        bound; ``NAME-std-seeds``, the sample standard deviation (n - 1), from two seeds
-        on; ``seeds``, their number.
+        bound; with at least two seeds ``NAME-std-seeds``, the sample standard deviation
+        (n - 1), except for `WITHOUT_DEVIATION`; ``seeds``, the number of seeds.
     """
     # Values that are not finite are stored as null.
     common = [

@@ -1,6 +1,6 @@
 """Experiment trackers: TensorBoard, MLflow, Weights & Biases, or a custom one.
 
-Each tracker runs in a thread of its own, so that a slow or unreachable server does not
+Each tracker runs in a separate thread, so that a slow or unreachable server does not
 delay a round. An exception of a tracker is logged and ends the tracking, not the run.
 """
 
@@ -166,7 +166,7 @@ class MLflow(Tracker):
     The default address is ``MLFLOW_TRACKING_URI``, or else MLflow's default.
     """
 
-    # By this tag a resumed run is found again.
+    # Tag by which the run is found when it is resumed.
     TAG = "flwr-frl.run"
 
     def start(self, about: About) -> None:

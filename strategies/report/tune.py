@@ -111,8 +111,8 @@ def tune(
     prepare : callable
         Checks an algorithm's settings; returns its runs.
     carry_out : callable
-        Makes runs; returns the outcome of each group. With True, a failed run is an
-        outcome instead of an exception.
+        Carries out groups of runs; returns the outcome of each. If its second argument
+        is True, a failed run is an outcome instead of an exception.
 
     Returns
     -------
@@ -137,8 +137,8 @@ def tune(
 
     def plan(algorithm: str, settings: Settings, name: str) -> RunGroup:
         place = f"{short_name(algorithm)}/{name}"
-        own = in_folder(settings, str(output), place, [algorithm])
-        return prepare(algorithm, own)
+        placed = in_folder(settings, str(output), place, [algorithm])
+        return prepare(algorithm, placed)
 
     # Everything is checked before anything runs.
     planned: dict[str, list[tuple[Point, RunGroup]]] = {}

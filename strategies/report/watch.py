@@ -1,4 +1,4 @@
-"""The progress of a run: a line of log per round, and ``status.json`` for the page."""
+"""The progress of a run: one log line per round, and ``status.json`` for the page."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.task.files import write_atomically
 
-# The least number of seconds between two writes of the status, and the least multiple
-# of what a write takes, as the status has an entry for each client.
+# The least time between two writes of the status: in seconds, and as a multiple of the
+# time that a write takes, as the status has an entry for each client.
 INTERVAL, WRITE_MULTIPLE = 1.0, 20.0
 
 
@@ -38,12 +38,13 @@ class Watch:
     def __init__(self, strategy: BaseStrategy, report: Report) -> None:
         self.strategy, self.report = strategy, report
         self.rounds = int(report.settings["num-server-rounds"])
-        # Names of the connected clients by node, the nodes themselves, and how many
-        # clients have ever been known.
+        # Names of the connected clients by node, the set of these nodes, and the number
+        # of identified clients at the last update.
         self._connected: dict[int, str] = {}
         self._here = frozenset[int]()
         self._num_known = 0
-        # When the others were last seen, and the last problem with a client, by name.
+        # By name: when clients that have left were last seen, and each client's last
+        # problem.
         self._last_seen: dict[str, float] = {}
         self._problems: dict[str, str] = {}
         self._written = self._write_seconds = 0.0
@@ -66,7 +67,7 @@ class Watch:
         row, (joined, left) = self.report.rows[-1], self._update_connected()
         training, latest = self.strategy.training, self.strategy.pending
         self._add_problems(training, f"round {row['round']}")
-        # The latest exchange is the evaluation if the round had one.
+        # The latest messages are those of the evaluation if the round had one.
         if latest is not training:
             self._add_problems(latest, f"evaluation of round {row['round']}")
         silent = training.silent if self.strategy.participation.waits_for_all else []
@@ -97,7 +98,7 @@ class Watch:
         """Return the clients that have joined and left since the last call."""
         clients = self.strategy.clients
         nodes, num_known = clients.here, len(clients.known)
-        # The same object, as a rule: to compare 100,000 nodes takes 5 ms.
+        # Usually the same object; comparing 100,000 nodes takes 5 ms.
         same = nodes is self._here or nodes == self._here
         if same and num_known == self._num_known:
             return [], []

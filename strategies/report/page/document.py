@@ -31,7 +31,7 @@ from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.task.files import write_atomically
 
 NOTHING = "-"
-# Metrics that the table of runs or a chart of its own shows.
+# Metrics that the table of runs or a separate chart shows.
 SHOWN_ELSEWHERE = (
     *("round", "seconds", "train-loss", "bytes-down", "bytes-up"),
     *(TRAFFIC, UPDATES),
@@ -42,7 +42,8 @@ COSTS = {
     UPDATES: "client updates",
     TRAFFIC: "MB, down and up",
 }
-# The columns of the table of clients, the fourth without its name: classes by heading.
+# Columns of the table of clients: CSS class by heading. The heading ``quality`` is
+# replaced by the name of the metric.
 CLIENT_COLUMNS = {
     "client": "name",
     "last seen": "",
@@ -139,7 +140,7 @@ def _looks(runs: Sequence[RunView]) -> Looks:
 def _table(
     about: str, columns: Mapping[str, str], rows: Iterable[Sequence[str]], body: str
 ) -> str:
-    """Return a table in a box that scrolls; columns are classes by heading."""
+    """Return a table in a box that scrolls; ``columns`` has CSS classes by heading."""
     heads = (
         f'<th class="{kind}">{escape(head)}</th>' for head, kind in columns.items()
     )
@@ -187,7 +188,7 @@ def _runs(runs: Sequence[RunView], looks: Looks) -> str:
     measures = ", ".join(sorted({quality(run.series) for run in runs}))
     heads = [f"latest {measures}", "round", "training loss", "MB down", "MB up"]
     columns = {"run": "name", **dict.fromkeys([*heads, "time", "written"], "")}
-    # A page with other parts than before is replaced as a whole.
+    # If the id of a part changes, the script replaces the page's whole content.
     body = f"latest-{escape(measures)}"
     return _table('id="runs"', columns, map(cells, runs), body)
 
@@ -308,16 +309,16 @@ def _clients(run: RunView, is_open: bool) -> str:
 def _client(client: Mapping[str, Any], form: Format) -> list[str]:
     last_seen, node = number(client.get("last-seen")), client.get("node")
     kind, seen = ("here", "connected") if node else ("", _time(last_seen))
-    whole = "{:,.0f}".format
+    integer = "{:,.0f}".format
     counts = (client["rejected"], client["unanswered"])
     return [
         _cell(escape(shown(client.get("client", "?"))), "name"),
         _cell(seen, kind, last_seen or 0.0),
-        _number(client.get("last-round"), whole),
+        _number(client.get("last-round"), integer),
         _number(client.get("quality"), form),
-        _number(client.get("num-examples"), whole),
-        _number(client.get("num-test-examples"), whole, "wide"),
-        *(_number(count, whole, "bad" if count else "") for count in counts),
+        _number(client.get("num-examples"), integer),
+        _number(client.get("num-test-examples"), integer, "wide"),
+        *(_number(count, integer, "bad" if count else "") for count in counts),
         _cell(escape(shown(node or "")), "wide"),
         _cell(escape(one_line(client.get("reason") or "")), "why"),
     ]

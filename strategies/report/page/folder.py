@@ -26,7 +26,8 @@ from flwr_frl.strategies.report.results import (
 )
 from flwr_frl.strategies.server.checks import one_line
 
-# How deep runs are nested: they may be of a seed, of a point and of an earlier command.
+# How deep folders are searched for runs. Seeds, points of a grid and archived runs each
+# add levels.
 DEPTH = 4
 MAX_NAME = 120
 # Larger values of staleness are not shown.
@@ -58,12 +59,12 @@ class RunView:
     left : float, optional
         The remaining time, in seconds, when the status was written.
     written : float
-        When a file was last written, in seconds since the epoch.
+        When the metrics or the status were last written, in seconds since the epoch.
     measure : str
         The metric by which clients are shown.
     clients : list of dict
-        Entries of ``status.json``, unchecked, with ``rejected`` and ``unanswered``: in
-        how many rounds the client's reply was rejected or missing.
+        Entries of ``status.json``, unchecked, with the numbers of rounds in which the
+        client's reply was rejected (``rejected``) or missing (``unanswered``).
     staleness : tuple of int
         Number of changes by their staleness, from 0; empty for synchronous rounds.
     """
@@ -86,7 +87,7 @@ class RunView:
 
 
 class Results:
-    """A results folder, of which only changed runs are read and drawn again.
+    """A results folder. Only changed runs are read again.
 
     A run has changed if the size or the modification time of one of its files has.
 

@@ -138,7 +138,7 @@ def served_for(settings: Settings) -> Iterator[None]:
 def served(folder: Path, port: int, host: str = LOOPBACK) -> Iterator[str]:
     """Serve the page in a thread while the context lasts; yield its address."""
     server = PageServer(folder, port, host)
-    # The thread checks every 0.1 s whether it is to end.
+    # The thread checks every 0.1 s whether it should end.
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:
