@@ -113,7 +113,7 @@ class Asynchronous(Participation):
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
-        # Of the current version: nodes without work, shared arrays, nodes whose replies
+        # The current version's nodes without work, shared arrays, nodes whose replies
         # have arrived, staleness of the changes that count, number of dropped changes.
         self._idle = IdleNodes([], self.seed, 0)
         self._current: Arrays = {}
@@ -152,7 +152,7 @@ class Asynchronous(Participation):
             self._state |= {"since": {}, "due": {}, "versions": {}}
         return adapted
 
-    # Who is asked.
+    # Sampling.
 
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
         """Return the nodes to ask at the start of a version, so that C are at work."""
@@ -192,7 +192,7 @@ class Asynchronous(Participation):
         about = sent, pending.config, MessageType.TRAIN
         return pending.ask([self.strategy._message(node, *about) for node in nodes])
 
-    # Who is at work (`Work`).
+    # Clients at work (the interface `Work`).
 
     def due(self) -> dict[int, float]:
         """Return the nodes at work, and when their replies are due."""

@@ -1,4 +1,4 @@
-"""The base of all strategies: what every algorithm's server has in common."""
+"""The base class of all strategies."""
 
 import math
 import time

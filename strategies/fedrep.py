@@ -44,7 +44,7 @@ class FedRepLinear(
     client="flwr_frl.clients.fedrep:FedRepLinearClient",
     supports_client_dp=True,
     asynchronous=True,
-    # SRPFL's own linear case always has the QR step (its algorithm 2).
+    # The linear case in SRPFL's paper always has the QR step (its algorithm 2).
     srpfl_settings={"orthonormalize": True},
 ):
     """Algorithm 2: a linear representation B, sent as Bᵀ of shape (k, d).

@@ -26,7 +26,7 @@ class MultiTask(
     client="flwr_frl.clients.multi_task:MultiTaskClient",
     task_overrides={"qcqp": _SYNTHETIC, "multi-task-logistic": _SYNTHETIC},
 ):
-    """Relay compressed copies between neighbours; every node has its own model.
+    """Relay compressed copies between neighbours; every node has a separate model.
 
     Neighbours iterate in lockstep, so the others wait for a node that is offline. The
     values of the mixing weights are not used.

@@ -1,4 +1,4 @@
-"""What a strategy declares about itself: its settings, requirements and capabilities.
+"""Declarations of a strategy: its settings, requirements and capabilities.
 
 A subclass declares its traits in its class statement::
 
@@ -190,10 +190,10 @@ class StrategySettings(Checked):
     Parameters
     ----------
     fraction_train : float, default 0.5
-        Fraction of the known clients that train in a round, rounded down.
+        Fraction of the connected clients that train in a round, rounded down.
     fraction_evaluate : float, default 1
-        Fraction of the known clients in an evaluation, rounded down but at least one
-        client; 0 evaluates none. The results of a client are those of its last
+        Fraction of the connected clients in an evaluation, rounded down but at least
+        one client; 0 evaluates none. The results of a client are those of its last
         evaluation.
     min_train_nodes : int, default 1
         Minimum number of clients that train in a round.

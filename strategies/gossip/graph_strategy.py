@@ -118,14 +118,14 @@ class GraphStrategy(BaseStrategy):
         return super()._expected_clients() - self.boxes.lost
 
     def roll_back(self, name: str) -> None:
-        """Defer the decision to `identify`, which knows whether most clients agree."""
+        """Defer the decision to `identify`, which can count the clients ahead."""
         self._ahead.append(name)
 
     def _lose_ahead(self, ahead: list[str]) -> None:
         """Lose nodes that are ahead of the server; `SettingsError` if most nodes are.
 
-        A node cannot go back, as its neighbours' estimates are of its newest round. A
-        minority, however, must not be able to end the run.
+        A node cannot return to an earlier round, as its neighbours' estimates are of
+        its newest one. A minority, however, must not be able to end the run.
         """
         self._ever_ahead.update(ahead)
         majority = 2 * len(self._ever_ahead) > len(self.boxes.names)

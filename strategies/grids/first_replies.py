@@ -31,7 +31,7 @@ STAGE, FIRST_CHANGE = "srpfl-stage", "first-change"
 
 @dataclass(frozen=True)
 class StageOptions:
-    """How SRPFL's stages choose clients and end.
+    """Options of SRPFL's stages: their clients and when they end.
 
     Parameters
     ----------

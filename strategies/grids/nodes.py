@@ -100,7 +100,7 @@ class RegisteredNames:
 
 
 def keys_of(grid: Grid) -> dict[int, str]:
-    """Return digests of the public keys that the grid knows, by node."""
+    """Return digests of the nodes' public keys, by node; empty without keys."""
     get_nodes = getattr(grid, "get_nodes", None)
     return {
         node.node_id: hashlib.sha256(node.public_key).hexdigest()

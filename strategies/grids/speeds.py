@@ -146,7 +146,7 @@ def read_times(path: Path, num_clients: int) -> Times:
 
 @dataclass(frozen=True)
 class SpeedSettings(Checked):
-    """How fast simulated clients are (SRPFL, section 5 and appendix C).
+    """Speeds of simulated clients (SRPFL, section 5 and appendix C).
 
     Parameters
     ----------

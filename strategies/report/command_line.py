@@ -9,7 +9,7 @@ from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.command_line import Parser
 from flwr_frl.task.settings import SettingsError, defaults
 
-# As in flwr.common.config.parse_config_args.
+# A pair ``name=value``, as in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
 # Flags that stand for a setting: the setting's name and the flag's help.
 SETTING_FLAGS = {

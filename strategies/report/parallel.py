@@ -80,7 +80,7 @@ def run_parallel(
 class _Worker:
     """The state of this process, if it is a worker."""
 
-    # Whether a call is in progress, and whether the process was asked to end.
+    # ``busy``: a call is in progress. ``ending``: the process was asked to end.
     busy = ending = False
 
 

@@ -35,7 +35,7 @@ from flwr_frl.task.settings import (
 
 # The name of MLflow's experiment and of W&B's project.
 PROJECT = "flwr-frl"
-# How long a tracker may take to send its remaining data, in seconds.
+# Seconds that a tracker may take to send its remaining data.
 PATIENCE = 60.0
 # The most parameters that MLflow accepts in a request, and their greatest length.
 MAX_PARAMETERS, MAX_LENGTH = 100, 6000

@@ -132,7 +132,7 @@ class Watch:
         return [
             {
                 "client": manager.label(name),
-                # As text, since JavaScript's numbers have too few digits.
+                # A string, since JavaScript's numbers have too few digits.
                 "node": str(nodes[name]) if name in nodes else None,
                 "last-seen": now if name in nodes else self._last_seen.get(name),
                 "last-round": strategy.ledger.acknowledged.get(name, 0),

@@ -1,1 +1,1 @@
-"""What a server needs besides an algorithm: clients, replies, rounds, results."""
+"""The parts of a server that algorithms share: clients, replies, rounds, privacy."""

@@ -46,7 +46,7 @@ from flwr_frl.task.settings import SettingsError
 MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
 # Distinguishes the draws of buckets from others of the same seed.
 BUCKETS = 0xB0C4
-# Key of the last change that `centered-clip` has made, in the strategy's state.
+# Key of the last round's change, for `centered-clip`, in the strategy's state.
 LAST_CHANGE = "last-change"
 
 

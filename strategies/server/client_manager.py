@@ -1,4 +1,4 @@
-"""The clients of a run: each node is asked once, then known by its client's name."""
+"""The clients of a run, identified by names rather than by node ids."""
 
 import contextlib
 import math
@@ -159,7 +159,7 @@ class ClientManager:
         self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
         self.foreign_app = self.answers_no_query = False
 
-    # Who takes part.
+    # Identification.
 
     def identify(self, grid: Grid, run_token: str = "") -> list[int]:
         """Ask unknown nodes for their properties; return the nodes that can take part.
@@ -184,12 +184,12 @@ class ClientManager:
             self._ask(asked, grid, run_token)
         elif unchanged:
             return list(self._taking_part)
-        known = {n: self.known[n] for n in nodes if n in self.known}
-        if not known:
+        here = {n: self.known[n] for n in nodes if n in self.known}
+        if not here:
             return []
-        usual = self._usual = self.settled or vote(c.properties for c in known.values())
+        usual = self._usual = self.settled or vote(c.properties for c in here.values())
         refused = []
-        for node, client in sorted(known.items()):
+        for node, client in sorted(here.items()):
             if client.properties.get(STRUCTURE, "") == usual[STRUCTURE]:
                 reason = self.refusal_of(client)
             else:
@@ -197,12 +197,12 @@ class ClientManager:
             if not reason:
                 self.refusals.pop(node, None)
                 continue
-            del known[node]
+            del here[node]
             if self._refuse(node, client.name, reason):
                 refused.append(self.registered.query(node, {REFUSAL: reason}))
         if refused:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
-        trained = {n: c for n, c in known.items() if not c.is_newcomer}
+        trained = {n: c for n, c in here.items() if not c.is_newcomer}
         self._taking_part = _by_name(trained)
         # Until the model is settled, votes and a strategy's `refusal_of` may change.
         self._nodes = nodes if self.settled else None

@@ -87,7 +87,7 @@ class PendingRound:
         self.bytes_down = self.bytes_up = 0
         # The expected records, and the number of bytes of each by its id.
         self._sized: tuple[tuple[ArrayRecord, ...], dict[int, int]] = (), {}
-        # Numbers of bytes of the replies that `is_valid` has found valid.
+        # Sizes in bytes of the replies that `is_valid` has accepted.
         self._valid: WeakKeyDictionary[Message, int] = WeakKeyDictionary()
         # Decoded arrays, which are views of the replies' bytes, by reply and key.
         self._arrays: WeakKeyDictionary[Message, dict[str, _Decoded]]

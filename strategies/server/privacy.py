@@ -183,7 +183,8 @@ def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
 def client_privacy(noise: float, clip: float, delta: float) -> ClientPrivacy | None:
     """Return the mechanism that the settings describe; None without noise.
 
-    Raises `SettingsError` if some of the settings are given and others are missing.
+    Raises `SettingsError` unless all three settings are 0, or all are above 0 and the
+    noise is not too small.
     """
     require_all_of_noise("server-dp", noise, clip, delta)
     return ClientPrivacy(noise, clip, delta) if noise else None

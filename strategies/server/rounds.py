@@ -71,7 +71,8 @@ class RunSettings(Checked):
     output : str, default "results"
         Folder of the results.
     checkpoint_every : int, default 0
-        Rounds between two checkpoints; 0 writes one at the end and on Ctrl-C only.
+        Rounds between two checkpoints; 0 writes one only when the run ends, fails or is
+        interrupted.
     patience : int, default 0
         Number of successive evaluations without improvement after which the run ends
         early; 0 disables early stopping. The clients' mean validation accuracy must
