@@ -150,8 +150,8 @@ class BaseStrategy(Averaging):
     def _connected_nodes(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; wait for one up to ``round-timeout``.
 
-        If no eligible client is connected but earlier participants may return, wait.
-        In-process grids return at once.
+        The wait ends as soon as no earlier participant is missing, since only missing
+        ones may return. With in-process grids there is no wait.
         """
         until = time.monotonic() + self.clients.round_timeout
         while not (nodes := self.identify(grid)):

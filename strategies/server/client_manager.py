@@ -359,15 +359,15 @@ class ClientManager:
         return [node for node in nodes if node not in self.silent]
 
     def connected_names(self) -> set[str]:
-        """Return the names of the connected clients, refused ones included."""
+        """Return the names of the available clients, refused ones included."""
         clients = [self.known.get(n) or self.refusals.get(n) for n in self.here]
         return {client.name for client in clients if client}
 
     def wait_for_others(self, grid: Grid, until: float) -> None:
-        """Wait up to a minute for a change of the connected nodes.
+        """Wait up to a minute for a change of the available nodes.
 
         The wait ends at ``until``, by `time.monotonic`, at the latest. Called if none
-        of the connected nodes can take part; silent and refused ones are asked again.
+        of the available nodes can take part; silent and refused ones are asked again.
         """
         names = several([self.name_of(node) for node in sorted(self.here)])
         text = "waiting for clients: of the nodes that are here none takes part: %s"
