@@ -26,7 +26,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 class IdleNodes:
-    """The nodes without work that can be asked in a version; draws among them.
+    """The nodes without work that can be asked in a version, drawn at random.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class IdleNodes:
         self._nodes, self._permuted = nodes, False
 
     def sample(self, count: int) -> list[int]:
-        """Remove at most this number of nodes, drawn as by `Participation.sample`."""
+        """Remove and return up to ``count`` nodes, as `Participation.sample` does."""
         nodes, count = self._nodes, min(count, len(self._nodes))
         chosen = sorted(self._rng.choice(len(nodes), count, replace=False))
         drawn = [nodes[i] for i in chosen]
@@ -54,7 +54,7 @@ class IdleNodes:
         return drawn
 
     def draw(self, count: int) -> list[int]:
-        """Remove and return at most this number of nodes.
+        """Remove and return up to ``count`` nodes.
 
         The first draw permutes all nodes, so that later ones take constant time a node.
         """
@@ -233,7 +233,7 @@ class Asynchronous(Participation):
         return version
 
     def drop(self, reply: Message) -> None:
-        """Count a change that is too old; the client still keeps its personal part."""
+        """Count a change that is too old; the client's personal part still counts."""
         self._dropped += 1
         pending = self.strategy.pending
         pending.bytes_up += count_bytes(reply)

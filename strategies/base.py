@@ -281,7 +281,7 @@ class BaseStrategy(Averaging):
     # State.
 
     def snapshot(self) -> Callable[[], State]:
-        """Return a function that returns the present state, even after changes."""
+        """Return a function that returns, at any later time, the state as it is now."""
         values = {**self.ledger.state_dict(), **self.clients.state_dict()}
         return snapshot_of(self.state, values)
 

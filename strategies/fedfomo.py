@@ -74,7 +74,7 @@ class FedFomo(
         server_round: int,
         kind: str,
     ) -> list[Message]:
-        """Send chosen models to clients that train or join, as `content` does."""
+        """Store the kind of message; `content` sends no models for evaluations."""
         self._kind, self._candidates = kind, {}
         return super().open_round(nodes, arrays, config, server_round, kind)
 

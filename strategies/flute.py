@@ -315,7 +315,7 @@ class FLUTELinear(
         bb, ww = b.T @ b, w @ w.T
         reg_b = 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
         reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
-        # η_r/η_l. At the default of 1 the results equal those of a single step size.
+        # η_r/η_l. At the default of 1 results are bit-identical to a single step size.
         ratio = (self.regularizer_learning_rate or self.learning_rate) / (
             self.learning_rate
         )

@@ -256,7 +256,7 @@ class Checkpoint:
         """Read the checkpoint of a run that is to be resumed with these settings.
 
         Raises `SettingsError` if there is none in the run's output directory, it is
-        damaged, or settings differ that are not in `MAY_DIFFER`.
+        damaged, or a setting differs that is not in `MAY_DIFFER`.
         """
         path = directory / FILE
         if not path.is_file():

@@ -53,7 +53,7 @@ class ClientInfo:
     Parameters
     ----------
     name : str
-        The client's name, the same in every run; the node id for a client without one.
+        The client's name, the same in every run; the node id if it reports none.
     properties : mapping
         All properties that it reported.
     """
