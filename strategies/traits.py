@@ -78,8 +78,8 @@ class Traits:
         (`flwr_frl.strategies.fedbuff`).
     needs_only_mean : bool, default True
         True if `mean` is all that the strategy needs of the arrays in replies to
-        training. A simulation in one process then averages each reply as it arrives,
-        and its memory does not grow with the number of clients.
+        training. A simulation in one process without a speed model then averages each
+        reply as it arrives, and its memory does not grow with the number of clients.
     fixed_shapes : bool, default True
         True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
         arrays that were sent.
