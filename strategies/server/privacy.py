@@ -7,6 +7,7 @@ and sends a change of 0).
 """
 
 import json
+import operator
 from collections.abc import Sequence
 from logging import ERROR
 from pathlib import Path
@@ -107,11 +108,24 @@ class ClientPrivacy:
 
     # The account survives a crash of the run.
 
-    def keep_in(self, directory: Path) -> None:
-        """Keep the account in a folder, and continue an earlier one there."""
-        if not self.asked and (directory / FILE).is_file():
+    def keep_in(self, directory: Path, resumed: bool = False) -> None:
+        """Keep the account in a folder, and continue an earlier one there.
+
+        A mean that has been computed before, such as the initial arrays, is added. The
+        account of a resumed run already includes it. Raises `SettingsError` if the
+        account cannot be read or written.
+        """
+        before = self.asked
+        if (directory / FILE).is_file():
             self.read(directory)
+            combine = max if resumed else operator.add
+            self.asked = {
+                name: combine(self.asked.get(name, 0), before.get(name, 0))
+                for name in (*self.asked, *before)
+            }
         self.directory = directory
+        if before and not self._written():
+            raise SettingsError(f"{FILE} cannot be written to {str(directory)!r}")
 
     def read(self, directory: Path) -> None:
         """Continue the account that a run has left in a folder.

@@ -49,6 +49,19 @@ def test_one_command_reports_epsilon_for_each_algorithm(tmp_path, capsys):
     assert f"{expected:.4g}" in capsys.readouterr().out
 
 
+def test_moments_are_counted_with_the_rounds_of_a_killed_run(tmp_path, monkeypatch):
+    settings = {**PRIVATE, "task": "linear", "initialization": "moments"}
+    with monkeypatch.context() as patched:
+        die_in(patched, 3)
+        with pytest.raises(Killed):
+            run(tmp_path, "fedrep", "--rounds", "5", **settings)
+    account = tmp_path / "fedrep" / FILE
+    # The moments and three rounds, twice
+    assert {*json_of(account)["asked"].values()} == {4}
+    assert run(tmp_path, "fedrep", "--rounds", "3", **settings) == 0
+    assert {*json_of(account)["asked"].values()} == {8}
+
+
 def test_rounds_released_by_a_killed_run_are_counted(tmp_path, monkeypatch):
     settings = {**PRIVATE, "checkpoint_every": 2}
     with monkeypatch.context() as patched:

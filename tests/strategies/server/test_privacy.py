@@ -214,6 +214,31 @@ def test_account_is_written_before_the_mean_is_computed(tmp_path) -> None:
         private(2.0, 2.0).keep_in(tmp_path)
 
 
+def test_means_before_the_account_has_a_folder_are_added_to_it(tmp_path) -> None:
+    # An initial array is a mean; a killed run has left an account in the folder.
+    killed, begun = private(1.0, 2.0), private(1.0, 2.0)
+    killed.keep_in(tmp_path)
+    killed.mean("ab", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
+    begun.mean("bc", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
+    begun.keep_in(tmp_path)
+    counts = {"a": 1, "b": 2, "c": 1}
+    assert begun.asked == counts
+    assert json.loads((tmp_path / FILE).read_text())["asked"] == counts
+    # The account of a resumed run is the one in the folder.
+    resumed = private(1.0, 2.0)
+    resumed.read(tmp_path)
+    resumed.keep_in(tmp_path, resumed=True)
+    assert resumed.asked == counts
+
+
+def test_initial_mean_that_cannot_be_entered_ends_the_run(tmp_path) -> None:
+    account = private(1.0, 2.0)
+    account.mean("ab", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match=r"^privacy.json cannot be written to "):
+        account.keep_in(tmp_path / "file")
+
+
 @pytest.mark.parametrize("damage", ["", "[]", '{"noise": 1.0, "asked": [1]}'])
 def test_damaged_account_fails_with_a_one_line_error(tmp_path, damage) -> None:
     (tmp_path / FILE).write_text(damage)
