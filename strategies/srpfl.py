@@ -33,6 +33,7 @@ from flwr_frl.task.settings import (
     Free,
     Range,
     Settings,
+    declared,
     require,
     validate,
 )
@@ -159,6 +160,8 @@ class SRPFL(
         trained = int(settings["num-clients"]) - int(settings["new-clients"])
         speeds = speed_model(settings, trained)
         contraction = float(settings["contraction"])
+        # The theory is computed before an instance is validated.
+        declared(cls)["contraction"].check("contraction", contraction)
         if stages in THEORIES and speeds is not None:
             sampled = len(wrapped.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
@@ -175,6 +178,7 @@ class SRPFL(
             wrapped,
             initial_nodes,
             stages,
+            contraction=contraction,
             stage_threshold=float(settings["stage-threshold"]),
             sample_for=str(settings["sample-for"]),
             doubles=str(settings["doubles"]),

@@ -97,7 +97,9 @@ class Watch:
     def _update_connected(self) -> tuple[list[str], list[str]]:
         """Return the clients that have joined and left since the last call."""
         clients = self.strategy.clients
-        nodes, num_known = clients.here, len(clients.known)
+        # Nodes that still owe a reply are connected, too.
+        nodes = clients.here | clients.busy if clients.busy else clients.here
+        num_known = len(clients.known)
         # Usually the same object; comparing 100,000 nodes takes 5 ms.
         same = nodes is self._here or nodes == self._here
         if same and num_known == self._num_known:

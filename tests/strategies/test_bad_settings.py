@@ -141,6 +141,15 @@ def test_invalid_value_is_rejected_with_its_code(algorithm, given, code):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("stages", ["auto", "theory", "theory-exact"])
+@pytest.mark.parametrize("contraction", [0.0, 1.0, 1.5])
+def test_contraction_out_of_range_is_rejected(contraction, stages):
+    settings = {"contraction": contraction, "rounds-per-stage": stages}
+    with pytest.raises(SettingsError) as caught:
+        running.check(["srpfl"], settings, "inline")
+    assert caught.value.code == "contraction"
+
+
 @pytest.mark.parametrize(
     ("algorithm", "given", "words"),
     [

@@ -26,9 +26,9 @@ from flwr_frl.strategies.report.results import (
 )
 from flwr_frl.strategies.server.checks import one_line
 
-# How deep folders are searched for runs. Seeds, points of a grid and archived runs each
-# add levels.
-DEPTH = 4
+# How deep folders are searched for runs. The deepest are archived runs of a search over
+# several seeds: ALGORITHM/POINT/SEED/EARLIER/ALGORITHM.
+DEPTH = 5
 MAX_NAME = 120
 # Larger values of staleness are not shown.
 MAX_STALENESS = 10_000

@@ -112,6 +112,30 @@ def test_each_round_logs_one_line(watched, tmp_path):
     )
 
 
+class Owing(InlineGrid):
+    """After the first call, node 3 owes a reply and is not available."""
+
+    connected = frozenset({1, 2, 3})
+    nodes = (1, 2, 3)
+
+    def get_node_ids(self):
+        available, self.nodes = self.nodes, (1, 2)
+        return list(available)
+
+
+def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    settings = {"output": str(tmp_path), "num-server-rounds": 3}
+    strategy, report = averaging(), Report(server_settings(settings))
+    watch, grid = Watch(strategy, report), Owing(honest, 3)
+    for server_round in (1, 2):
+        strategy.identify(grid)
+        report.add({"round": server_round, "clients": 2})
+        watch.after_round()
+    assert strategy.clients.here == {1, 2}
+    assert caplog.messages[-1] == "round 2 of 3: 2 clients"
+
+
 @pytest.mark.parametrize("on", ["test", "validation"])
 def test_the_line_names_the_evaluated_examples(on, tmp_path, caplog):
     caplog.set_level(logging.INFO, "flwr")

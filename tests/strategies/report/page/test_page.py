@@ -116,6 +116,13 @@ def test_curves_of_all_runs_in_the_folder(tmp_path):
     assert looks == [("c0", False), ("c1", False), ("c0", True)]
 
 
+def test_archived_runs_of_a_search_over_seeds_are_shown(tmp_path):
+    name = "fedper/point-0/seed-1/earlier-1a2b/fedper"
+    write(tmp_path, name)
+    rows = Reader(page(Results(tmp_path))).tables["runs"]
+    assert [row[0] for row in rows[1:]] == [name]
+
+
 def test_charts_of_accuracy_by_cost_and_of_updates(tmp_path):
     write(tmp_path)
     assert "By cost" not in page(Results(tmp_path))
