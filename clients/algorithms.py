@@ -45,7 +45,7 @@ def load_client(path: str) -> type[Client]:
     Raises
     ------
     SettingsError
-        If it cannot be imported, is no `Client`, or cannot be fine-tuned.
+        If it cannot be imported, is not a `Client`, or cannot be fine-tuned.
     """
     plain = path.removesuffix(FINE_TUNED)
     kind = load(plain, "client")
@@ -86,9 +86,9 @@ def takes_newcomers(settings: Settings) -> bool:
     Returns
     -------
     bool
-        True if the strategy, and one that it wraps, declares it.
+        True if the strategy, and the one that it wraps, if any, declare it.
     """
-    # The class is asked, as an instance would allocate its state.
+    # The traits of the class suffice; an instance would allocate its state.
     owners = settings_owners(settings)
     return all(owner.traits.takes_newcomers for owner in owners)
 
@@ -105,7 +105,7 @@ def check_named(followed: Followed) -> None:
     if is_path(followed.withheld.get("task", "")):
         followed.need(["task"])
     settings = resolve(followed.settings, strict=False)
-    # A strategy that wraps another one names it.
+    # A strategy that wraps another one names it in a setting.
     strategy = strategy_class(settings)
     followed.need({getattr(strategy, "base_setting", "")} & {*declared(strategy)})
     followed.need(declared(client_class(settings)))
@@ -114,7 +114,7 @@ def check_named(followed: Followed) -> None:
 def check_countable(settings: Settings) -> None:
     """Raise `SettingsError` if ``dp-noise`` is set and the client does not support it.
 
-    The error names the algorithms that do.
+    The error lists the algorithms that support it.
     """
     noise, algorithm = settings["dp-noise"], str(settings["algorithm"])
     if noise == 0 or client_class(settings).traits.supports_example_dp:
@@ -130,7 +130,7 @@ def check_countable(settings: Settings) -> None:
 
 
 def check_optimizer(settings: Settings) -> None:
-    """Raise `SettingsError` if the client cannot use the settings of the optimiser."""
+    """Raise `SettingsError` if the client does not support the optimiser settings."""
     traits, algorithm = client_class(settings).traits, str(settings["algorithm"])
     state = settings.get("optimizer-state", RENEWED)
     by_train = traits.supports_example_dp and not traits.assumes_sgd

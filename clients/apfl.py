@@ -60,7 +60,7 @@ class APFLClient(Client, also_test_global=True):
         return self.send(loss)
 
     def personalize(self) -> None:
-        """Train v_i from w, and α_i, for ``newcomer-epochs`` with w fixed."""
+        """Train v_i, starting from w, and α_i for ``newcomer-epochs`` with w fixed."""
         v = copy.deepcopy(self.model)
         self.mix(v, self.settings.newcomer_epochs, moves_global=False)
 
@@ -98,7 +98,7 @@ class APFLClient(Client, also_test_global=True):
         return mean
 
     def global_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return w's loss and the proximal term if the server sends μ."""
+        """Return w's loss, plus the proximal term if the server sends μ."""
         loss = self.training_loss(self.model(inputs), targets)
         return loss + self.proximal(inputs, self.model)
 

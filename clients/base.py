@@ -167,7 +167,7 @@ class Client(ParameterGroups, NumPyClient):
 
     @cached_property
     def training_loss(self) -> Loss:
-        """The task's loss with ``class-weights``; custom training steps use it, too."""
+        """The task's loss with ``class-weights``, for custom training steps as well."""
         text = getattr(self.settings, "class_weights", "none")
         if text == "none":
             return self.task.loss
@@ -176,7 +176,7 @@ class Client(ParameterGroups, NumPyClient):
     # Queries before the first round.
 
     def get_properties(self, config: Config) -> Config:
-        """Return what the server needs to know about this client.
+        """Return this client's properties, which the server queries before round 1.
 
         Returns
         -------
@@ -184,14 +184,14 @@ class Client(ParameterGroups, NumPyClient):
             ``num-examples`` (training), ``num-test-examples``, ``shared-bytes`` (size
             of the shared arrays), and ``structure``, a digest of everything that all
             clients must have in common. If two structures differ, ``num-classes``,
-            ``classes-digest`` and ``frozen-digest`` tell whether the classes or the
+            ``classes-digest`` and ``frozen-digest`` show whether the classes or the
             frozen parts of shared groups are the reason. ``frozen-bytes`` is the size
-            of all frozen parts.
+            of all frozen parts. Without frozen parts both are absent.
 
         Raises
         ------
         SettingsError
-            If the examples do not fit the task's model and loss.
+            If the examples, the settings or the groups do not fit the model and loss.
         """
         classes = tuple(map(str, self.task.classes or ()))
         about_frozen = self._about_frozen()
@@ -199,7 +199,7 @@ class Client(ParameterGroups, NumPyClient):
         _ = self.training_loss  # Checks the class weights.
         if self._private:
             self._private.check(self.task.scratch_model)
-        # All models of a task are alike.
+        # All models of a task have the same structure.
         check_groups(self, self.task.scratch_model)
         shared = initial_arrays(self, self.shared)
         structure = self._structure()
@@ -215,7 +215,7 @@ class Client(ParameterGroups, NumPyClient):
         }
 
     def _about_frozen(self) -> Config:
-        """Return properties of the model's frozen part; none if it has none."""
+        """Return properties of the model's frozen part; empty if nothing is frozen."""
         model = self.task.scratch_model
         if not model.structure.hidden_buffers:
             return {}
@@ -341,7 +341,7 @@ class Client(ParameterGroups, NumPyClient):
         groups = groups_to_fit(type(self))
         if not groups:
             return
-        # Groups that a class declares for newcomers may be trained without the others.
+        # The groups of the trait `newcomer_groups` can be trained without the others.
         needed = self.traits.newcomer_groups or (*self.shared, *self.personal)
         if {*needed} <= {*WHOLE}:
             part = PARTS[tuple(group for group in WHOLE if group in groups)]
@@ -360,12 +360,12 @@ def example_counts(task: Task, index: int) -> Config:
 
 
 def fit_rounds(client: Client, rounds: int) -> None:
-    """Fit a client for some rounds with the same shared arrays, without its replies."""
+    """Call `fit` for some rounds with the same shared arrays; discard its replies."""
     names = array_names(client, client.shared)
     parameters = [to_numpy(client.received[name]) for name in names]
     context = Context(0, 0, {}, RecordDict(), {})
     for server_round in range(1, rounds + 1):
-        # Each round continues from the version that the last one has saved.
+        # A new state object loads the version that the previous round has saved.
         client.state = PersonalState(context)
         client.fit(parameters, {SERVER_ROUND: server_round})
     client.state, client.attachments = PersonalState(context), {}

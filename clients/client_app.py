@@ -71,6 +71,8 @@ class App(ClientApp):
     ----------
     run_config : UserConfig, optional
         Settings; ``cohort`` and ``device`` default to ``auto``.
+    mods : sequence of Mod
+        Flower's mods around training.
     """
 
     def __init__(self, run_config: UserConfig | None, mods: Sequence[Mod]) -> None:
@@ -87,14 +89,14 @@ class App(ClientApp):
         """Return a client's settings and its message's config; use its device."""
         record = message.content.get(CONFIG)
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
-        # Only flwr-frl's ServerApp names the run.
+        # Only flwr-frl's ServerApp sends the name of the run.
         setup = client_setup(context, self.run_config, strict=RUN in record)
         self._use_device(setup)
         return setup, check_config(record)
 
     @staticmethod
     def _use_device(setup: Setup) -> None:
-        # Setting the same number again takes longer than reading it.
+        # Reading the number takes less time than setting it again.
         if torch.get_num_threads() != setup.device.torch_threads:
             torch.set_num_threads(setup.device.torch_threads)
         use(setup.device.device)
@@ -121,16 +123,21 @@ class App(ClientApp):
     ) -> Iterator[Message]:
         """Answer messages of several clients together.
 
-        Nodes of a graph exchange and train as rows of matrices, and clients with the
-        same model test it as one, if they can; others as in
-        `flwr_frl.task.training.each_together`.
+        Where possible, the nodes of a graph train and exchange messages as rows of
+        matrices, and clients that test the same model form one batch. All others run
+        in `flwr_frl.task.training.each_together`.
 
         Parameters
         ----------
         works : sequence of callable
-            Answer one message each, one by one.
+            Each answers one message on its own.
         messages, contexts : sequence
             The messages, and the contexts of their nodes.
+
+        Returns
+        -------
+        iterator of Message
+            The replies, in the order of the messages.
         """
         if self.size <= 1 or all_of(MessageType.QUERY, messages):
             return (work() for work in works)
@@ -178,7 +185,7 @@ def all_of(kind: str, messages: Iterable[Message]) -> bool:
 
 
 def named(context: Context, message: Message) -> Context:
-    """Return the context, with the registered name of a node that has no other name."""
+    """Return the context; a node without a name gets the one registered in Flower."""
     node = context.node_config
     if "client-name" in node or "partition-id" in node:
         return context
@@ -260,7 +267,7 @@ def make_app(
             refusal = config.get(REFUSAL)
             properties |= properties_of(context, setup, config)
         except SettingsError as error:
-            # Raised, it would be buried in a traceback of Flower's.
+            # If it were raised, Flower would bury it in a traceback.
             refusal = properties[REFUSAL] = str(error)
         if refusal is not None:
             log(ERROR, "client %s takes no part: %s", name, refusal)
@@ -282,7 +289,7 @@ def make_app(
     @app.query(STATISTICS)
     def query_statistics(message: Message, context: Context) -> Message:
         _, client, config = open_message(message, context)
-        # A hook of the clients whose strategies query statistics.
+        # Only clients whose strategies query statistics define this method.
         statistics: Any = getattr(client, "statistics", None)
         arrays = statistics(config) if statistics else {}
         copies = {name: np.array(value, order="C") for name, value in arrays.items()}

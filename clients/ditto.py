@@ -13,7 +13,7 @@ from flwr_frl.task.training import Proximal
 
 @dataclass(frozen=True)
 class DittoSettings(TrainingSettings):
-    """Settings of Ditto's clients; ``representation_epochs`` concern the global model.
+    """Settings of Ditto's clients; ``representation_epochs`` are for the global model.
 
     Parameters
     ----------

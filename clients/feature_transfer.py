@@ -56,8 +56,8 @@ class FeatureTransferSettings(FedRepSettings, RoleSettings):
         Epochs in which a source trains its whole model.
     phase_two_epochs : int, default 0
         Epochs of phase 2, in which a target trains its whole model, the sources'
-        representations included, on a random half of its examples; the head is then
-        trained on the other half. 0 leaves phase 2 out.
+        representations included, on a random half of its examples. Phase 1 then uses
+        the other half only. 0 leaves phase 2 out.
     """
 
     rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01
@@ -70,7 +70,7 @@ class FeatureTransferClient(TransferClient):
 
     A source trains its whole model for ``source-epochs`` and sends the representation
     φ_i. A target's features are [φ_1(x) … φ_m(x)], projected onto an orthonormal basis
-    of their span on its training examples (the principal directions whose singular
+    of their span on the examples of phase 1 (the principal directions whose singular
     values are above ``rank-tolerance`` times the largest). Phase 1 trains a linear head
     on them for ``head-epochs``. Phase 2 (``phase-two-epochs``) then trains the whole
     model, from this initialisation, on other examples (section 5.3.2): the φ_i, the
@@ -172,7 +172,7 @@ class FeatureTransferClient(TransferClient):
     def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
         """Return [φ_1(x) … φ_m(x)], shape (n, m k), given arrays of shape (m, …).
 
-        If the examples are sequences with a class at every position, so are the rows.
+        For sequences with a class at every position, there is a row for each position.
         """
         columns, at_positions = [], has_positions(examples.targets)
         for state in self._source_states(parameters):
@@ -211,7 +211,7 @@ class FeatureTransferClient(TransferClient):
     def _tested(
         self, parameters: NDArrays, saved: Arrays, examples: ExampleSet
     ) -> tuple[float, Config]:
-        """Return loss and metrics of a basis and a head on the features of sources."""
+        """Return loss and metrics of a saved basis and head on sources' features."""
         names = "basis", "head.weight", "head.bias"
         tensors = to_tensors({name: saved[name] for name in names}, self.device)
         v, weight, bias = tensors.values()

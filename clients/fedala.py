@@ -58,7 +58,7 @@ class FedALAClient(Client, also_test_global=True):
     settings: FedALASettings
 
     def initial_group(self, group: str) -> Tensors:
-        """Return the initial model for Θ_i, and weights of 1."""
+        """Return the initial model for Θ_i, weights of 1, and 0 for "not started"."""
         if group == STARTED:
             return {"value": torch.zeros(1)}
         if group == WEIGHTS:
@@ -81,7 +81,7 @@ class FedALAClient(Client, also_test_global=True):
         return self.send(loss)
 
     def learn_weights(self) -> None:
-        """Train W_i, if there are a trained local model and examples."""
+        """Train W_i if this client has trained before and has training examples."""
         weights, rate = under(WEIGHTS, self.saved), self.settings.ala_learning_rate
         if rate == 0 or not self.has_trained():
             return
@@ -129,7 +129,7 @@ class FedALAClient(Client, also_test_global=True):
             self.model.tensors[name].copy_(value)
 
     def deployed_model(self) -> SplitModel:
-        """Return the mixture of old and global model with newly learned W_i.
+        """Return the mixture of old and global model with newly trained W_i.
 
         Without training examples, W_i is unchanged.
         """

@@ -67,13 +67,13 @@ class FedASClient(
     settings: FedASSettings
 
     def initial_group(self, group: str) -> Tensors:
-        """Return zeros: there are no prototypes yet."""
+        """Return zeros, as there are no prototypes yet."""
         classes, width = self.model.linear_head("FedAS").weight.shape
         counts = torch.zeros(classes, dtype=torch.int64)
         return {"means": torch.zeros(classes, width), "counts": counts}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Align the representation, train the model, and send the trace with it."""
+        """Align the representation, train the model, and add the Fisher trace."""
         self.receive(parameters, config)
         self.align()
         loss = self.train("all", self.settings.representation_epochs)
@@ -129,7 +129,7 @@ class FedASClient(
 def alignment_loss(
     features: Tensor, targets: Tensor, means: Tensor, known: Tensor
 ) -> Tensor:
-    """Return the sum over classes of the mean squared distance to their prototype.
+    """Return the sum over classes of the mean squared distance to the prototype.
 
     Parameters
     ----------

@@ -34,14 +34,14 @@ class FedBABUClient(FineTuned, supports_example_dp=True):
     settings: FedBABUSettings
 
     def _structure(self) -> list[object]:
-        """Return also the classes and the initial head, which is not sent."""
+        """Add the classes and the initial head, which is not sent."""
         head = under(HEAD, self.task.initial_state)
-        # Sums with 3 digits, as the last digits of weights may differ by machine.
+        # Sums with 3 digits, as the last digits of weights differ between machines.
         sums = [f"{t.sum(dtype=torch.float64).item():.3g}" for t in head.values()]
         return [*super()._structure(), self.task.classes, sums]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train the representation under the initial head."""
+        """Train the representation with the initial head frozen."""
         self.receive(parameters, config)
         epochs = self.settings.representation_epochs
         return self.send(self.train("representation", epochs))

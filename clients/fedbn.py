@@ -19,7 +19,7 @@ def batch_norms(task: Task) -> None:
         raise SettingsError("it needs a model with batch norms, resnet20 say")
 
 
-# Batch norms have no gradients of single examples.
+# With batch norms, gradients of single examples are not defined.
 class FedBNClient(FedPerClient, requires=(batch_norms,), supports_example_dp=False):
     """Algorithm 1, client side: batch norms are personal."""
 
@@ -28,7 +28,7 @@ class FedBNClient(FedPerClient, requires=(batch_norms,), supports_example_dp=Fal
 
     @staticmethod
     def stays(name: str, module: nn.Module) -> bool:
-        """Return whether a module's arrays are personal; here, batch norms' arrays.
+        """Return whether a module's arrays are personal, which is True for batch norms.
 
         Parameters
         ----------
@@ -46,5 +46,5 @@ class FedBNClient(FedPerClient, requires=(batch_norms,), supports_example_dp=Fal
         return {f"{name}.{array}" for name, m in chosen for array in m.state_dict()}
 
     def _group_of(self, name: str) -> str:
-        """Return the group by module instead of by part."""
+        """Return the group of an array by its module instead of its part."""
         return NORMS if name in self.personal_names else super()._group_of(name)

@@ -65,8 +65,10 @@ class SeparatingHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return the sum of both heads' outputs."""
         pairs = self.policy(features * self.context).unflatten(-1, (2, -1))
-        own, others = pairs.softmax(-2).unbind(-2)
-        outputs: Tensor = self.personal(features * own) + self.shared(features * others)
+        shares, rest = pairs.softmax(-2).unbind(-2)
+        outputs: Tensor = self.personal(features * shares) + self.shared(
+            features * rest
+        )
         return outputs
 
 
@@ -75,10 +77,10 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
 
     The policy network Θ (a linear layer, a layer norm and a ReLU) assigns the share s^k
     of each feature h^k to the personal head W_i, and the rest r^k = 1 − s^k to the
-    frozen global head W. Its input is h ⊙ v/‖v‖, where v is the sum of W_i's rows; its
-    output are two numbers for each k, of which a softmax gives the shares. The
-    objective is the loss of W_i (s ⊙ h) + W (r ⊙ h), plus λ times the maximum mean
-    discrepancy (MMD) between h and the features of the received representation.
+    frozen global head W. Its input is h ⊙ v/‖v‖, where v is the sum of W_i's rows. Its
+    output is two numbers for each k; their softmax gives the shares. The objective is
+    the loss of W_i (s ⊙ h) + W (r ⊙ h), plus λ times the maximum mean discrepancy (MMD)
+    between h and the features of the received representation.
 
     As in the authors' code, (W_i + W)/2 is sent. The MMD of a short batch is weighted
     by its share of examples; otherwise one example would have the effect of a whole
@@ -97,14 +99,14 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
     settings: FedCPSettings
 
     def initial_group(self, group: str) -> Tensors:
-        """Return the initial head, or a policy network of the task's seed."""
+        """Return the initial head, or a policy network drawn with the task's seed."""
         if group == PERSONAL_HEAD:
             return under(HEAD, self.task.initial_state)
         with seeded(getattr(self.task, "seed", 0) or 0):
             return self.policy().state_dict()
 
     def policy(self) -> nn.Module:
-        """Return a policy network, untrained."""
+        """Return an untrained policy network."""
         weight = self.model.linear_head("FedCP").weight
         k, dtype = weight.shape[1], weight.dtype
         linear, norm = (
@@ -123,7 +125,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
         return SplitModel(self.model.representation, head)
 
     def _blank_policy(self) -> nn.Module:
-        # The values are overwritten, so they must not use the client's random numbers.
+        # The values are overwritten; drawing them must not advance the client's RNG.
         with torch.random.fork_rng(devices=[]):
             return self.policy().to(self.device)
 
@@ -154,10 +156,10 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
 
         epochs = self.settings.representation_epochs
         loss = loop(step, examples, epochs, self.settings, self.model)
-        own = under("head.personal.", model.state_dict())
-        self.saved = within(PERSONAL_HEAD, own)
+        head = under("head.personal.", model.state_dict())
+        self.saved = within(PERSONAL_HEAD, head)
         self.save(config)
-        mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in own.items()}
+        mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in head.items()}
         policy = within(POLICY, under("head.policy.", model.state_dict()))
         sent = {**model.state_dict(), **within(HEAD, mean), **policy}
         return self.send(loss, sent)
@@ -168,7 +170,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
 
 
 def discrepancy(x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared maximum mean discrepancy of two samples of one size."""
+    """Return the squared maximum mean discrepancy of two samples of equal size."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         squares = (a[:, None] - b[None]).square().sum(2)

@@ -30,7 +30,7 @@ class FedDBESettings(TrainingSettings):
         (the ½ is from the authors' code); 0 omits it.
     dbe_momentum : float, default 1
         μ of z̄_i ← (1 − μ) z̄_i + μ (mean features of a batch), from 0 in each round. A
-        short batch has weight μ n / ``batch-size``.
+        last batch of n examples has weight μ n / b if the other batches have b.
     dbe_memory : bool, default True
         Whether a client adds a trained personal bias, the memory, to its features.
     """
@@ -102,7 +102,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
             z̄.
         """
         settings, model = self.settings, self.model
-        # It shares the memory's storage. As a bias, it has no weight decay.
+        # The parameter shares the memory's storage. Named as a bias, it does not decay.
         bias = nn.ParameterDict({} if memory is None else {"bias": memory})
         optimizers = [settings.optimizer(part) for part in (freeze(model, "all"), bias)]
         mean = torch.zeros_like(self.layer.weight[0]).detach()

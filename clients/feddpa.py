@@ -38,13 +38,14 @@ class FedDPAClient(
     """FedDPA-T, which trains both adapters in every round.
 
     The deployed model computes h = W x + (1 − α) ΔW_g x + α ΔW_p x, where ΔW = B A
-    times LoRA's factor. The global adapter ΔW_g is received; in this formula it is
-    constant while the personal adapter ΔW_p trains. It is then trained alone, from the
-    received values, and sent. Each adapter has a head of its own.
+    times LoRA's factor. First, the personal adapter ΔW_p is trained in this formula,
+    with the received global adapter ΔW_g constant. Then the global adapter is trained
+    alone, from the received values, and sent. Each adapter has its own head; the
+    deployed model has that of the personal adapter.
 
     The weight α is constant. The paper also proposes one that depends on an example's
-    similarity to training examples (instance-wise dynamic weighting). The authors' code
-    begins to train the personal adapters in the second round, here in the first.
+    similarity to training examples (instance-wise dynamic weighting). In the authors'
+    code, personal adapters train from the second round on, here from the first.
     """
 
     settings_type = FedDPASettings
@@ -62,7 +63,7 @@ class FedDPAClient(
         self.train_personal(self.settings.newcomer_epochs)
 
     def train_personal(self, epochs: int) -> None:
-        """Train the personal adapter and its head beside the global adapter."""
+        """Train the personal adapter and its head with the global adapter fixed."""
         shared, self.model = self.model, self.personal_model()
         for layer in lora_layers(self.model):
             for adapter in layer.scaling:

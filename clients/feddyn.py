@@ -13,7 +13,7 @@ GRADIENT = "gradient."
 
 
 def only_parameters(task: Task) -> None:
-    """Refuse models with buffers: statistics have no gradient, which h averages."""
+    """Refuse models with buffers, which have no gradient for the server's h."""
     model = task.scratch_model
     parameters = dict(model.named_parameters(remove_duplicate=False))
     # Buffers outside of the state dict are frozen.
@@ -49,23 +49,27 @@ class FedDynClient(
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train with the regulariser, move λ_k, and send θ_k − θ.
+        """Train with the regulariser, update λ_k, and send θ_k − θ.
 
         `Client.train` adds α/2 ‖w − θ‖².
         """
         self.receive(parameters, config)
         alpha = float(config[PROXIMAL_WEIGHT])
-        own = under(GRADIENT, self.saved)
+        gradients = under(GRADIENT, self.saved)
         if not (self.state.round and config.get(IN_MEAN, True)):
             # h does not contain the λ_k of an earlier run.
-            own = {name: torch.zeros_like(value) for name, value in own.items()}
-        # In the model's order, which files do not keep: only calls whose arrays are in
-        # the same order are made together.
-        correction = {name: -own[name] for name in self.received}
+            gradients = {
+                name: torch.zeros_like(value) for name, value in gradients.items()
+            }
+        # In the order of the model, not of the file: clients train together only if
+        # their arrays are in the same order.
+        correction = {name: -gradients[name] for name in self.received}
         epochs = self.settings.representation_epochs
         loss = self.train("all", epochs, correction=correction)
         changes = difference(self.model.state_dict(), self.received)
-        moved = {name: value - alpha * changes[name] for name, value in own.items()}
+        moved = {
+            name: value - alpha * changes[name] for name, value in gradients.items()
+        }
         self.saved = within(GRADIENT, moved)
         self.save(config)
         return self.send(loss, changes)

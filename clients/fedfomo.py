@@ -52,10 +52,10 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
     positive, the client continues from its own trained model, as in PFLlib, rather than
     from the baseline. With no other model, this is local training.
 
-    The trained model and the baseline are personal; the model that is sent, others
-    receive as it is. A client that joins later starts from the initial model as its
-    own and as the baseline, weighs the received models, and trains for
-    ``newcomer-epochs``.
+    The trained model and the baseline are personal. The trained model is also sent, and
+    the server forwards it to other clients unchanged. For a client that joins later,
+    the trained model and the baseline are the initial model; it weighs the received
+    models and trains for ``newcomer-epochs``.
 
     Messages hold different numbers of models, so `flwr_frl.clients.predict` refuses a
     run of FedFomo, although clients deploy their personal model alone.
@@ -77,7 +77,7 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         return super().initial_group(group)
 
     def _structure(self) -> list[object]:
-        """Return also the classes, to which the heads of all models belong."""
+        """Add the classes, which the heads of all models must share."""
         return [*super()._structure(), self.task.classes]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -99,17 +99,17 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
 
         The returned weights are those before normalisation, which may be negative.
         """
-        own, before = under(PERSONAL_MODEL, self.saved), under(BEFORE, self.saved)
+        trained, before = under(PERSONAL_MODEL, self.saved), under(BEFORE, self.saved)
         received = under(CANDIDATES, self.received)
         count = len(next(iter(received.values())))
         others = [{n: v[i] for n, v in received.items()} for i in range(count)]
-        weights = self._weights([*others, own], before) if others else [1.0]
+        weights = self._weights([*others, trained], before) if others else [1.0]
         positive = [max(w, 0.0) for w in weights]
         total = sum(positive)
         if total == 0:
-            self.model.load(own)
+            self.model.load(trained)
         else:
-            models = [*others, own]
+            models = [*others, trained]
             self.model.load(_mean(models, [w / total for w in positive]))
         return weights[:-1]
 
@@ -131,10 +131,10 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         return loss
 
     def split(self) -> tuple[ExampleSet, ExampleSet]:
-        """Return the training examples and the validation examples.
+        """Return the examples to train on and the validation examples.
 
-        The split is the same in every round. With too few examples for one of each,
-        all are in both.
+        The split is the same in every round. If a client has too few examples to split,
+        both sets contain all of them.
         """
         examples, share = self.train_examples, self.settings.fomo_validation
         overlap = int(getattr(self.task, "overlap", 0))

@@ -1,4 +1,4 @@
-"""FedPAC (Xu et al., ICLR 2023): aligned features, and heads that are combined."""
+"""FedPAC (Xu et al., ICLR 2023): aligned features, and heads combined per client."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -39,7 +39,7 @@ class FedPACClient(
     Client,
     needs_classes=True,
     requires=(linear_head("FedPAC"),),
-    # The server keeps the heads of the clients that train, and no others.
+    # The server stores the heads of clients that train; newcomers fit their own.
     newcomer_groups=(HEAD,),
 ):
     """Algorithm 1, client side: the server sends representation, centroids and head.
@@ -59,7 +59,7 @@ class FedPACClient(
     settings: FedPACSettings
 
     def initial_group(self, group: str) -> Tensors:
-        """Return zeros: there are neither centroids nor statistics yet."""
+        """Return zeros, as there are neither centroids nor statistics yet."""
         classes, width = self.model.linear_head("FedPAC").weight.shape
         if group == STATISTICS:
             return {
@@ -109,7 +109,8 @@ class FedPACClient(
 def labelled_features(client: Client) -> tuple[Tensor, Tensor]:
     """Return the features and classes of a client's training examples.
 
-    They are not augmented; examples whose target cross-entropy ignores are left out.
+    Inputs are not augmented. Examples with a negative target, which cross-entropy
+    ignores, are left out.
 
     Returns
     -------
@@ -127,7 +128,7 @@ def labelled_features(client: Client) -> tuple[Tensor, Tensor]:
 def class_means(
     features: Tensor, targets: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean feature of each class, 0 without examples, and their numbers."""
+    """Return each class's mean feature, 0 without examples, and number of examples."""
     counts = torch.bincount(targets, minlength=classes)
     sums = features.new_zeros(classes, features.shape[1])
     sums.index_add_(0, targets, features)

@@ -101,7 +101,7 @@ class FedProtoClient(
         return self.model.linear_head("FedProto")
 
     def initial_group(self, group: str) -> Tensors:
-        """Return zeros: there are no prototypes and no saved classes yet."""
+        """Return zeros, as there are no prototypes and no saved classes yet."""
         classes, width = self.head.weight.shape
         if group == CLASSES:
             return {"own": torch.zeros(classes, dtype=torch.bool)}
@@ -112,7 +112,7 @@ class FedProtoClient(
         return {name.removeprefix(SLOT): value for name, value in empty.items()}
 
     def _structure(self) -> list[object]:
-        """Return also the classes, which the prototypes stand for."""
+        """Add the classes, which the prototypes stand for."""
         return [*super()._structure(), self.task.classes]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -140,7 +140,7 @@ class FedProtoClient(
         return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test by prototypes; the loss and metrics with ``-head`` are the head's."""
+        """Test by prototypes; the loss and metrics with ``-head`` are from the head."""
         self.receive(parameters, config)
         loss, num_examples, metrics = self.test(self.model)
         _, _, nearest = self.test(self.deployed_model())
@@ -168,8 +168,8 @@ class FedProtoClient(
     def own_classes(self) -> Tensor:
         """Return the mask of the classes that the client trains on.
 
-        A client that has never trained reads it from its examples; without examples it
-        has all classes.
+        A client that has never trained derives it from its examples; if it has none,
+        the mask contains all classes.
         """
         mask = self.saved[OWN_CLASSES]
         if not mask.any():

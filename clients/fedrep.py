@@ -60,7 +60,7 @@ class FedRepLinearSettings(Checked):
     Parameters
     ----------
     learning_rate : float, default 0.01
-        Step size η of B, and of w if it makes gradient steps.
+        Step size η of B, and of w if ``head_steps`` is above 0.
     fresh_samples : bool, default True
         Whether each round draws a fresh batch of m examples.
     head_steps : int, default 0
@@ -97,9 +97,10 @@ class FedRepLinearClient(Client, task_type=LinearTask):
         return {"moments": (x * y[:, None] ** 2).T @ x / len(y)}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Solve for the head, make one gradient step on B, and send Bᵀ, (k, d).
+        """Fit the head, make one gradient step on B, and send Bᵀ, of shape (k, d).
 
-        ``server-round`` selects the fresh batch of m examples. The loss is at (w_i, B).
+        ``server-round`` selects the fresh batch of m examples. The loss is that of the
+        new head w_i and the received B.
         """
         b = parameters[0].T
         fresh = int(config[SERVER_ROUND]) if self.settings.fresh_samples else 0
@@ -133,7 +134,7 @@ class FedRepLinearClient(Client, task_type=LinearTask):
         self.b, self.w = parameters[0].T, self._saved_head()
 
     def personalize(self) -> None:
-        """Solve for the head on B, with the first of the m examples."""
+        """Solve for the head on B with as many examples as the task has."""
         x, y = self.task.draw(self.index)
         few = len(self.task.train_examples(self.index))
         self.w = solve_head(self.b, x[:few], y[:few])
@@ -144,7 +145,7 @@ class FedRepLinearClient(Client, task_type=LinearTask):
 
 
 def solve_head(b: Matrix, x: Matrix, y: Matrix) -> Matrix:
-    """Return argmin_w ‖y − X B w‖, the head of a new client on a learned B.
+    """Return argmin_w ‖y − X B w‖, the exact head for a representation B.
 
     Parameters
     ----------

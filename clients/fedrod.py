@@ -79,7 +79,7 @@ class FedRoDClient(
     settings: TrainingSettings
 
     def get_properties(self, config: Config) -> Config:
-        """Check also that the loss is finite if a class has no examples."""
+        """Also check that the loss is finite if a class has no examples."""
         properties = super().get_properties(config)
         counts = self.log_counts(self.model.linear_head("FedRoD"))
         present = counts.isfinite().nonzero()[:1, 0]
@@ -91,14 +91,14 @@ class FedRoDClient(
         return properties
 
     def initial_group(self, group: str) -> Tensors:
-        """Return a personalised head of 0."""
+        """Return a personalised head whose parameters are 0."""
         head = under(HEAD, self.task.initial_state)
         return {name: torch.zeros_like(tensor) for name, tensor in head.items()}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train both heads for ``representation-epochs``.
 
-        The training loss is the sum of both heads'.
+        The training loss is the sum of the losses of both heads.
         """
         self.receive(parameters, config)
         generic = self.model.linear_head("FedRoD")

@@ -19,5 +19,5 @@ class FedSALoRAClient(
     personal = (LORA_B, HEAD)
 
     def _group_of(self, name: str) -> str:
-        """Return the group by matrix instead of by part."""
+        """Return the group by LoRA matrix instead of by part."""
         return LORA_B if is_lora(name, "B") else super()._group_of(name)

@@ -88,6 +88,6 @@ def fine_tuned(kind: type[C]) -> type[C]:
         "traits": replace(kind.traits, also_test_global=True),
     }
     name, bases = f"{kind.__name__}-ft", (FineTuned, kind)
-    # It has the `fit` of `kind`, whatever the first base has.
+    # The variant inherits `fit` from `kind`, so this trait must be that of `kind`.
     private = kind.traits.supports_example_dp
     return cast(type[C], type(name, bases, about, supports_example_dp=private))

@@ -72,7 +72,7 @@ class FLUTEClient(
     Client,
     needs_classes=True,
     supports_example_dp=True,
-    # The server keeps the heads of the clients that train, and no others.
+    # The server stores the heads of clients that train; newcomers fit their own.
     newcomer_groups=(HEAD,),
 ):
     """Algorithm 2, client side: the server sends representation and head.
@@ -94,7 +94,7 @@ class FLUTEClient(
         return class_mask(self.task, self.index, self.model.linear_head("FLUTE"))
 
     def get_properties(self, config: Config) -> Config:
-        """Return also ``classes``, a text of 0 and 1 for the m classes."""
+        """Add ``classes``, a string with 1 for each class of the client, else 0."""
         mask = "".join(str(int(has)) for has in self.classes[0].tolist())
         return {**super().get_properties(config), "classes": mask}
 
@@ -105,7 +105,7 @@ class FLUTEClient(
         return self.send(self.train_regularized("all", epochs))
 
     def train_regularized(self, part: Part, epochs: int) -> float:
-        """Train a part with the regularised loss, without λ1 if only the head trains.
+        """Train a part with the regularised loss; λ1 is 0 if only the head trains.
 
         Returns the mean cross-entropy over the last epoch.
         """

@@ -1,4 +1,4 @@
-"""FLUTE for regression: features that are balanced with the heads of all clients."""
+"""FLUTE for regression: the features are balanced with the heads of all clients."""
 
 from dataclasses import dataclass
 
@@ -38,12 +38,14 @@ class QuadraticPenalty:
 class FLUTERegressionClient(
     Client,
     requires=(linear_head("FLUTE for regression"),),
-    # The server keeps the heads of the clients that train, and no others.
+    # The server stores the heads of clients that train; newcomers fit their own.
     newcomer_groups=(HEAD,),
 ):
-    """The server sends representation, head and A; the second moment is returned.
+    """Train representation and head with the quadratic penalty of the matrix A.
 
-    The loss is the task's plus mean_x ψ(x)ᵀ A ψ(x).
+    The server sends representation, head and A. The client returns both parts and, in
+    place of A, the second moment of its features. The loss is the task's plus
+    mean_x ψ(x)ᵀ A ψ(x).
     """
 
     shared = (*WHOLE, COUPLING_GROUP)

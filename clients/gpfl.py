@@ -116,7 +116,7 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
     settings: GPFLSettings
 
     def initial_group(self, group: str) -> Tensors:
-        """Return embeddings from N(0, 1) and a valve of the task's seed, or zeros."""
+        """Return shares of 0; draw embeddings and valve from the task's seed."""
         weight = self.model.linear_head("GPFL").weight
         if group == SHARES:
             return {"value": torch.zeros(len(weight))}
@@ -126,7 +126,7 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
         return valve.state_dict() if group == VALVE else {"weight": embedding}
 
     def _structure(self) -> list[object]:
-        """Return also the classes, which the embeddings stand for."""
+        """Add the classes, which the embeddings stand for."""
         return [*super()._structure(), self.task.classes]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -166,13 +166,13 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
         epochs = settings.representation_epochs
         loss = loop(step, self.train_examples, epochs, settings, model)
         self.save(config)
-        own = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
-        return self.send(loss, {**model.state_dict(), **own})
+        trained = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
+        return self.send(loss, {**model.state_dict(), **trained})
 
     def valve(self) -> ConditionalValve:
         """Return the received valve."""
         width = self.model.linear_head("GPFL").in_features
-        # What is overwritten draws none of the client's random numbers.
+        # The values are overwritten; drawing them must not advance the client's RNG.
         with torch.random.fork_rng(devices=[]):
             valve = ConditionalValve(width, self.model.linear_head("GPFL").weight.dtype)
         valve.load_state_dict(under(VALVE, self.received))
@@ -181,7 +181,7 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
     def class_shares(self) -> Tensor:
         """Return the share of each class in the training examples.
 
-        Without examples, they are the saved ones, or else equal.
+        Without examples, return the saved shares, or equal shares if none are saved.
         """
         classes = self.model.linear_head("GPFL").out_features
         targets = self.task.train_examples(self.index).targets.flatten()
@@ -192,14 +192,14 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
         return (counts / counts.sum()).to(self.device)
 
     def condition(self) -> Tensor:
-        """Return p_i, of the received embeddings and the saved shares of classes."""
+        """Return p_i, the received embeddings' mean weighted by the saved shares."""
         shares = self.saved[f"{SHARES}value"]
-        # A client that has not trained yet reads them from its examples.
+        # A client that has not trained yet computes them from its examples.
         shares = shares if shares.any() else self.class_shares()
         embedding = self.received[f"{EMBEDDING}weight"]
         return shares.to(embedding.dtype) @ embedding
 
     def deployed_model(self) -> SplitModel:
-        """Return the model whose head is behind the valve, given p_i."""
+        """Return the model with the valve, conditioned on p_i, before its head."""
         head = ValvedHead(self.valve(), self.condition(), self.model.head)
         return SplitModel(self.model.representation, head)

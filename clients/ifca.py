@@ -54,7 +54,7 @@ class IFCAClient(Client):
         return initial_models(self.task, self.settings.num_clusters)
 
     def _structure(self) -> list[object]:
-        """Return also the classes, to which the heads of all models belong."""
+        """Add the classes, which the heads of all models must share."""
         return [*super()._structure(), self.task.classes]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -94,13 +94,13 @@ class IFCAClient(Client):
 def initial_models(task: Task, count: int) -> Tensors:
     """Return the initial models of ``count`` clusters, stacked along the first axis.
 
-    The first is the task's. In the others all layers are drawn anew, also where the
+    The first is the task's. In the others all layers are initialised anew, even if the
     first has pretrained weights.
 
     Raises
     ------
     SettingsError
-        If the model has no layer that can be drawn anew: equal models stay equal.
+        If no layer can be initialised anew, as equal models would stay equal.
     """
     states = [task.initial_state]
     for number in range(1, count):

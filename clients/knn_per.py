@@ -23,9 +23,9 @@ class KNNPerSettings(TrainingSettings):
     knn_neighbours : int, default 10
         Number k of neighbours; at most all training examples are used.
     knn_lambda : float, default 0.5
-        Weight λ of the neighbours' prediction; 0 is the model alone. The
-        authors choose λ for each client on validation data, in steps of 0.1; here it
-        is one value for all.
+        Weight λ of the neighbours' prediction; 0 is the model alone. The authors choose
+        λ for each client on validation data, in steps of 0.1; here all clients have the
+        same λ.
     knn_scale : float, default 1
         Length scale σ of the kernel exp(−‖z − z'‖²/(σ d)) for d features, as in the
         authors' code; the paper has exp(−‖z − z'‖).
@@ -37,11 +37,11 @@ class KNNPerSettings(TrainingSettings):
 
 
 class MixedHead(nn.Module):
-    """The head h of λ p_knn + (1 − λ) softmax(h), as logarithms.
+    """A head that returns log(λ p_knn + (1 − λ) softmax(h)) for the model's head h.
 
     p_knn(y) is the share of class y among the k stored features nearest to the input's
-    features z, each weighted by the kernel exp(−‖z − z'‖²/(σ d)). Ties
-    of distances are in the order of the examples.
+    features z, each weighted by the kernel exp(−‖z − z'‖²/(σ d)). Equal distances are
+    ordered by the index of the example.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class MixedHead(nn.Module):
 
     def nearest(self, z: Tensor, num_classes: int) -> Tensor:
         """Return p_knn, of shape (n, classes), of n features."""
-        # Not by inner products, which are inexact where distances are small.
+        # Computed by inner products, small distances would be inexact.
         exact = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(z, self.features, compute_mode=exact).square()
         ordered, places = distances.sort(dim=1, stable=True)
@@ -92,8 +92,8 @@ class MixedHead(nn.Module):
         # Normalised by the softmax, so that far neighbours do not underflow.
         shares = scores.softmax(1)
         classes = self.targets[places[:, : self.neighbours]]
-        found = shares.new_zeros(len(z), num_classes)
-        return found.scatter_add_(1, classes, shares)
+        probabilities = shares.new_zeros(len(z), num_classes)
+        return probabilities.scatter_add_(1, classes, shares)
 
 
 class KNNPerClient(
@@ -102,13 +102,13 @@ class KNNPerClient(
     """FedAvg's client; the deployed model is mixed with nearest neighbours.
 
     The datastore holds the features of all training examples under the received
-    representation and is made anew whenever a model is deployed, so that a client,
-    sampled or not, keeps no state. A client that joins after training stores the
-    examples that it has and trains nothing. A client without training examples
-    deploys the model alone.
+    representation and is rebuilt whenever a model is deployed, so that a client,
+    sampled or not, keeps no state. A client that joins after training builds its
+    datastore and trains nothing. A client without training examples deploys the model
+    alone.
 
-    With ``dp-noise`` the training is private; the datastore and the deployed model,
-    which never leave the device, are not.
+    With ``dp-noise`` the training is private. The datastore and the deployed model are
+    not, but never leave the device.
     """
 
     settings_type = KNNPerSettings

@@ -39,7 +39,7 @@ class L2GDSettings(TrainingSettings):
     l2gd_probability: Annotated[float, Range("(0, 1)")] = 0.1
 
     def __post_init__(self) -> None:
-        """Check also that an aggregation does not overshoot x̄."""
+        """Also check that an aggregation does not overshoot x̄."""
         super().__post_init__()
         # Tolerate rounding errors.
         if self.pull > 1 + 1e-9:
@@ -91,7 +91,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         """Make several aggregations."""
         # Batch norm statistics are aggregated, too; integer counts are not.
         share = 1 - max(0.0, 1 - self.settings.pull) ** times
-        # Once for each tensor, as tied parameters have several names.
+        # Each tensor is updated once, as tied parameters have several names.
         for name, x in {id(x): (n, x) for n, x in self.model.tensors.items()}.values():
             if x.is_floating_point():
                 x.lerp_(self.received[name], share)

@@ -114,7 +114,7 @@ class MultiTaskClient(Client):
     def _exchanged_entries(
         self,
     ) -> tuple[npt.NDArray[np.int64] | None, tuple[int, ...]]:
-        """Return the constrained entries, None for all, and the parameters' sizes."""
+        """Return the constrained entries, None for all, and their parameters' sizes."""
         settings = cast(MultiTaskSettings, self.settings)
         if settings.constrained_part == "all":
             return None, self.flat.sizes
@@ -127,7 +127,7 @@ class MultiTaskClient(Client):
         return entries, sizes
 
     def _structure(self) -> list[object]:
-        """Return what must be the same for all nodes: parameters, classes and C."""
+        """Return parameters, classes and C, which must be the same for all nodes."""
         named = self.model.named_parameters()
         shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
         messages = self.message_dimension, repr(self.compressor)
@@ -179,9 +179,9 @@ class MultiTaskClient(Client):
 
     @torch.no_grad()
     def receive(self, parameters: NDArrays, config: Config) -> None:
-        """Load this node's model, which is stored beside the algorithm's state."""
+        """Load this node's model, which is stored with the algorithm's state."""
         stored = self.state.load() or {}
-        # Nothing is reused from an earlier run: the neighbours start afresh, too.
+        # Nothing is reused from an earlier run, as the neighbours also start afresh.
         self.stored = stored if self.state.round else {}
         initial = self.task.initial_state
         model = {name: a for name, a in self.stored.items() if name in initial}
@@ -289,7 +289,7 @@ class MultiTaskClient(Client):
         The metrics are those of `tested`; ``constraint``, the largest g_ij at the
         node's last point; and ``iterations``. The attachment ``duals`` contains λ_ij in
         float64, in the order of the neighbours' numbers, for the server's check, and
-        ``sketch`` is as of `flwr_frl.clients.gossip.base.GossipClient.evaluate`.
+        ``sketch`` is as in `flwr_frl.clients.gossip.base.GossipClient.evaluate`.
         """
         self.receive(parameters, config)
         check_state(self.state, config)
@@ -311,7 +311,7 @@ class MultiTaskClient(Client):
 
 
 class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
-    """A node with one of the chapter's problems: random x̃, c_ij of the problem."""
+    """A node with one of the chapter's problems; x̃ starts at random values."""
 
     task: MultiTaskSetup
     settings_type = SyntheticMultiTaskSettings
@@ -328,7 +328,7 @@ class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
         return [repr(self.task), *super()._structure()]
 
     def initial_parameters(self) -> None:
-        """Return None: x̃ is random."""
+        """Return None, as x̃ is random."""
 
     def prepared(
         self, settings: Any, node: int, neighbours: tuple[int, ...]
@@ -365,7 +365,7 @@ def _prepared(
     node: int,
     neighbours: tuple[int, ...],
 ) -> tuple[SaddlePoint, Noise]:
-    """Draw a node's costs once per process instead of once per message."""
+    """Return a node's algorithm and noise, drawn once per process, not per message."""
     pairs = [(node, j) for j in neighbours]
     algorithm = setup.saddle_point([node], pairs, settings)
     return algorithm, Noise(algorithm.problem, settings.seed, settings.bandit_direction)

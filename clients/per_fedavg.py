@@ -79,7 +79,7 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
     def meta_gradient(
         self, w: Tensors, slope: Tensors, batches: Iterator[Batch]
     ) -> Tensors:
-        """Return the gradient of F_i at w from ∇f_i(w̃); equal to first order."""
+        """Return the gradient of F_i at w, which equals ∇f_i(w̃) to first order."""
         return slope
 
     def gradient(self, point: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
@@ -92,7 +92,7 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
         return loss, {n: p.grad for n, p in named.items() if p.grad is not None}
 
     def deployed_model(self) -> SplitModel:
-        """Return the model w − α ∇f_i(w), or w after ``adaptation-epochs``.
+        """Return the model w − α ∇f_i(w), or w trained for ``adaptation-epochs``.
 
         Without training examples, return the meta-model.
         """

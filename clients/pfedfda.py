@@ -20,10 +20,11 @@ from flwr_frl.task.settings import Choice, Range
 
 GAUSSIAN = "gaussian."
 MEANS, COVARIANCE = f"{GAUSSIAN}means", f"{GAUSSIAN}covariance"
-# Share of an isotropic covariance in the one that is inverted, and the number that is
-# added to the shares of classes, as in the authors' code.
+# Weight of an isotropic covariance in the matrix that is inverted. Also the number that
+# is added to each class's share of the examples. Both as in the authors' code.
 SHRINKAGE = 1e-4
-# The golden ratio, and halvings of the search for β by it; the last interval is 6e-6.
+# Factor by which each step of golden-section search for β shortens the interval, and
+# number of steps; the last interval has length 6e-6.
 RATIO, STEPS = (5**0.5 - 1) / 2, 25
 
 
@@ -117,14 +118,14 @@ class PFedFDAClient(
         return self.model.linear_head("pFedFDA")
 
     def initial_group(self, group: str) -> Tensors:
-        """Return means from U(0, 1) of the task's seed, and the identity."""
+        """Return means drawn from U(0, 1) with the task's seed, and the identity."""
         shape, dtype = self.head.weight.shape, self.head.weight.dtype
         with seeded(getattr(self.task, "seed", 0) or 0):
             means = torch.rand(shape, dtype=dtype)
         return {"means": means, "covariance": torch.eye(shape[1], dtype=dtype)}
 
     def _structure(self) -> list[object]:
-        """Return also the classes, which the means stand for."""
+        """Add the classes, which the means stand for."""
         return [*super()._structure(), self.task.classes]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -144,10 +145,10 @@ class PFedFDAClient(
         return self.send(loss, {**self.model.state_dict(), **sent})
 
     def received_gaussians(self) -> Gaussians:
-        """Return the received Gaussians in float64, on the CPU: MPS has none.
+        """Return the received Gaussians in float64 on the CPU, as MPS has no float64.
 
-        Robust rules and noise may make a covariance indefinite; negative eigenvalues
-        then become 0.
+        Robust aggregation and noise may make a covariance indefinite; negative
+        eigenvalues then become 0.
         """
         covariance = self.received[COVARIANCE].cpu().double()
         covariance = (covariance + covariance.T) / 2
@@ -157,7 +158,7 @@ class PFedFDAClient(
         return Gaussians(self.received[MEANS].cpu().double(), covariance)
 
     def adapt(self) -> Gaussians:
-        """Return the Gaussians adapted to the features; the head becomes theirs."""
+        """Return the Gaussians adapted to the features, and set the head from them."""
         pairs = (tensor.cpu() for tensor in labelled_features(self))
         received, (features, targets) = self.received_gaussians(), pairs
         features = features.double()
@@ -206,7 +207,7 @@ class PFedFDAClient(
 
     @torch.no_grad()
     def set_head(self, gaussians: Gaussians, targets: Tensor) -> None:
-        """Make the head that of the Gaussians and the targets' shares of classes."""
+        """Set the head from the Gaussians and the class shares of the targets."""
         priors = class_priors(targets, len(gaussians.means))
         weight, bias = gaussians.classifier(priors)
         self.head.weight.copy_(weight)
@@ -227,9 +228,9 @@ def class_priors(targets: Tensor, classes: int) -> Tensor:
 
 
 def stratified_halves(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of every other example of each class, and of the others.
+    """Return indices that split the examples of each class into two halves.
 
-    Classes with one example are in neither.
+    Classes with one example are in neither half.
     """
     halves: tuple[list[Tensor], list[Tensor]] = ([], [])
     for c in sorted(set(targets.tolist())):
@@ -243,7 +244,10 @@ def stratified_halves(targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def minimum_in_unit_interval(function: Callable[[float], float]) -> float:
-    """Return the minimum of a unimodal function on [0, 1], by golden-section search."""
+    """Return the argument in [0, 1] that minimises a unimodal function.
+
+    It is found by golden-section search.
+    """
     low, high = 0.0, 1.0
     left, right = high - RATIO, low + RATIO
     at_left, at_right = function(left), function(right)
@@ -256,5 +260,5 @@ def minimum_in_unit_interval(function: Callable[[float], float]) -> float:
             low, left, at_left = left, right, at_right
             right = low + RATIO * (high - low)
             at_right = function(right)
-    # The ends are never tried otherwise.
+    # The search itself never evaluates the ends.
     return min((0.0, 1.0, (low + high) / 2), key=function)

@@ -7,7 +7,8 @@ from flwr_frl.clients.device.conversions import difference
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import SettingsError, require
 
-# The hypernetwork has 100 numbers for each of them, and as many momenta: 800 MB.
+# For each of them, the hypernetwork has 100 float32 weights and as many momenta, which
+# is 800 MB in total.
 MOST_PARAMETERS = 1_000_000
 
 
@@ -28,7 +29,7 @@ def generated(task: Task) -> None:
 class PFedHNClient(
     Client, supports_example_dp=True, sends_changes=True, requires=(generated,)
 ):
-    """Algorithm 1, client side: train θ_i, and send its change; a client has no state.
+    """Algorithm 1, client side: train θ_i and send its change; no state is kept.
 
     The authors train for 50 steps with batches of 64, step size 0.005 and momentum 0.9;
     here ``representation-epochs`` and the other settings of local training apply.

@@ -18,7 +18,7 @@ from flwr_frl.task.training import Proximal, freeze, loop
 class PFedMeSettings(TrainingSettings):
     """Settings of pFedMe's clients; ``learning_rate`` is the step size of θ.
 
-    Each batch is one of the R local rounds, in ``representation_epochs`` epochs.
+    Each batch is one of the R local rounds; ``representation_epochs`` determines R.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class PFedMeClient(PersonalModelClient, assumes_sgd=True):
 
     For each batch, θ makes K steps towards argmin f(θ) + λ/2 ‖θ − w‖², starting from
     the received w and then from the previous batch's θ; then w ← w − η λ (w − θ).
-    Batch norm statistics are not parameters: they are those of θ, without η and β.
+    Batch norm statistics are not parameters. Those of θ are sent, without η and β.
     """
 
     settings_type = PFedMeSettings
@@ -67,7 +67,7 @@ class PFedMeClient(PersonalModelClient, assumes_sgd=True):
                 w[name] = w[name] + step * (value_of.detach() - w[name])
             return torch.tensor(value)
 
-        # In training mode, in which norms refuse a last batch of one example.
+        # `loop` tests in training mode whether norms accept a batch of one example.
         freeze(model, "all")
         examples, epochs = self.train_examples, settings.representation_epochs
         loss = loop(local_round, examples, epochs, settings, model)

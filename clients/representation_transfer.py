@@ -74,7 +74,8 @@ class TransferClient(
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Fit a source's model and send its representation, or fit a target's model.
 
-        A source receives the initial representation, a target the combined ones.
+        A source receives the initial representation, a target those of all sources,
+        combined.
         """
         if self.is_source:
             return self.fit_source(parameters, config)
@@ -126,7 +127,7 @@ class RepresentationTransferClient(TransferClient, task_type=TransferTask):
     phase 2 fits all parameters to the second half (see ``descent_steps``). The model
     stays on the client.
 
-    Other tasks than ``transfer`` use the `FeatureTransferClient`.
+    Tasks other than ``transfer`` use the `FeatureTransferClient`.
     """
 
     task: TransferTask

@@ -39,7 +39,7 @@ class SCAFFOLDClient(
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Make K corrected steps from x, move c_i, and send Δy_i and Δc_i."""
+        """Make K corrected steps from x, update c_i, and send Δy_i and Δc_i."""
         self.receive(parameters, config)
         c, c_i = under(CONTROL, self.received), under(OWN_CONTROL, self.saved)
         if not (self.state.round and config.get(IN_MEAN, True)):

@@ -63,8 +63,8 @@ class SQuARMSGDClient(GossipClient):
     def outgoing(self, server_round: int) -> tuple[Tensor, float]:
         """Lines 8 to 13: if ‖x − x̂‖² > c_t η_t², send q = C(x − x̂); x̂ ← x̂ + q.
 
-        This includes the first round, as in the algorithm's listing; in the section's
-        text, all nodes send in the first round.
+        The condition also holds for the first round, as in the algorithm's listing; in
+        the section's text, all nodes send in the first round.
         """
         t = self.iterations(server_round)[-1]
         difference = self.x - self.vector("estimate")
