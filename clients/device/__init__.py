@@ -1,1 +1,1 @@
-"""What a device needs besides an algorithm: its state, identity and records."""
+"""The parts of a client that all algorithms share: state, identity and records."""

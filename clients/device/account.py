@@ -1,4 +1,4 @@
-"""Account of example-level privacy: the steps of private training so far."""
+"""Privacy accounting on a device: a record of all steps of private training."""
 
 import json
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ RECORD = "privacy"
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """Train with differential privacy and account for the steps in advance.
+    """Train with differential privacy; steps are recorded before they are made.
 
-    Unlike a personal state, the account is never rolled back: a reply that did not
-    count has disclosed information all the same.
+    Unlike a personal state, the account is never rolled back, since a reply that the
+    server did not use has still disclosed information.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class PrivateTraining:
         self._steps()
 
     def train(self, call: TrainCall) -> float:
-        """Train as `flwr_frl.task.training.privacy.train_privately`."""
+        """Record the steps, and train by `train_privately`."""
         rate, steps = sampling(len(call.examples), call.sgd.batch_size)
         self._count((self.privacy.dp_noise, rate), call.epochs * steps)
         return train_privately(call, self.privacy)
@@ -113,7 +113,8 @@ class PrivateTraining:
 def check_account(private: PrivateTraining | None, directory: Path | None) -> None:
     """Raise `SettingsError` if private training would continue without noise.
 
-    The noise may be set in the node config, which only the SuperNode knows.
+    The run may have been private by ``dp-noise`` in a node config, which is not stored
+    with the run.
     """
     if private is None and directory is not None and (directory / FILE).is_file():
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""The model card: all that a trained model needs to be used elsewhere.
+"""The model card: everything needed to use a trained model elsewhere.
 
 Devices write it into their state files, and `flwr_frl.clients.predict` into the models
 that it exports.
@@ -37,7 +37,7 @@ from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training import Loss
 
-# Model values, 1 GiB of float32, that may be missing from a file of arrays.
+# Maximum number of model values that a file of arrays may lack; 1 GiB of float32.
 MAX_MISSING_VALUES = 2**28
 # Settings that only initialise a model: a trained model gets every array from a file.
 INITIAL_ONLY = ("weights",)
@@ -76,8 +76,8 @@ class Classifier(nn.Module):
 def is_built_by_name(task: object) -> TypeGuard[ImageTask]:
     """Return whether `ImageModel` describes a task's model completely.
 
-    It does not if a subclass of `ImageTask` overrides `initial_model`, or if the model
-    has adapters.
+    This is not the case if a subclass of `ImageTask` overrides `initial_model`, or if
+    the model has adapters.
     """
     if not isinstance(task, ImageTask):
         return False
@@ -190,7 +190,7 @@ class ModelCard:
 
     @classmethod
     def of_device(cls, task: Task, settings: Settings) -> Self:
-        """Return the card of a device's task, built from some settings."""
+        """Return the card of a device's task, which was built from the settings."""
         if is_built_by_name(task):
             return cls.of(task)
         return cls.from_settings(settings, 0)
@@ -199,7 +199,7 @@ class ModelCard:
     def from_settings(
         cls, settings: Settings, num_clients: int, partition: str = ""
     ) -> Self:
-        """Build a task and return its card, an `ImageModel` if that is complete.
+        """Build a task and return its card, with an `ImageModel` if that suffices.
 
         Parameters
         ----------
@@ -208,12 +208,12 @@ class ModelCard:
         num_clients : int
             Number of clients to build the task for; 0 on a device.
         partition : str, default ""
-            Import path of the partition that split the examples. Unless the settings
-            name it too, asking for a client's examples is a `SettingsError`:
-            `followed` has put another partition in its place.
+            Import path of the partition that split the examples. If the settings have
+            another one, by which `followed` has replaced it, reading a client's
+            examples raises `SettingsError`.
         """
         name = str(settings["task"])
-        # No file stores values drawn at random, so the seed must draw them again.
+        # Files lack some values drawn at random, which the seed must reproduce.
         names = {*model_settings(name), "seed"} - {*INITIAL_ONLY}
         chosen = {n: settings[n] for n in sorted(names & settings.keys())}
         chosen = {"task": name, **chosen}
@@ -230,12 +230,12 @@ class ModelCard:
     def from_metadata(
         cls, metadata: Mapping[str, str], named: Settings | None = None
     ) -> Self:
-        """Return the card from a file's metadata, as `metadata` returned them.
+        """Return the card from a file's metadata, which `metadata` has returned.
 
         Parameters
         ----------
         metadata : mapping of str to str
-            The file's; other keys are ignored.
+            The file's metadata; keys that are not part of a card are ignored.
         named : mapping, optional
             Settings that the user names, for `followed`.
 
@@ -285,7 +285,7 @@ class ModelCard:
 
     @property
     def images(self) -> ImageModel | None:
-        """The image model; None if the model takes anything but pixels."""
+        """The image model; None if the card has the task of the training instead."""
         return self.task if isinstance(self.task, ImageModel) else None
 
     @property
@@ -361,7 +361,7 @@ class ModelCard:
 
 
 def without_examples(task: Task, error: SettingsError) -> Task:
-    """Return a copy of a task that raises an error when it is asked for examples."""
+    """Return a copy of a task that raises an error when its examples are read."""
 
     def refuse(client: int) -> ExampleSet:
         raise error
@@ -378,7 +378,10 @@ def unknown_split(partition: str) -> SettingsError:
 
 
 def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
-    """Return the metadata of a client's files: its model's card and its algorithm."""
+    """Return the metadata of a client's files.
+
+    They name the algorithm and, for image tasks, the classes and the named model.
+    """
     card = dict[str, str]()
     if isinstance(task, ImageTask):
         card = ModelCard.of(task).metadata()

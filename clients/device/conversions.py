@@ -13,7 +13,7 @@ from flwr_frl.task.devices import CPU
 
 Tensors = dict[str, Tensor]
 
-# Size in bytes from which received arrays are not copied.
+# Minimum size in bytes of received arrays that are not copied.
 LARGE = 2**20
 
 
@@ -48,7 +48,8 @@ def received_tensors(
 ) -> Tensors:
     """Return arrays on a device; large read-only ones on the CPU are not copied.
 
-    All clients of a process then receive the same memory (`check_received`).
+    All clients of a process then share this memory, so they must not change it
+    (`check_received`).
     """
     large = {
         name: value
@@ -66,7 +67,7 @@ def received_tensors(
 
 
 def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:
-    """Return the changes of arrays; of booleans, whether they changed."""
+    """Return the changes of arrays; for booleans, whether they have changed."""
     return {
         n: value ^ before[n] if value.dtype == torch.bool else value - before[n]
         for n, value in after.items()

@@ -1,4 +1,4 @@
-"""Tests of a model on a client's examples."""
+"""Test a model on a client's examples."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -38,9 +38,10 @@ def evaluate_model(
     num_examples : int
         Number of test examples.
     metrics : dict
-        ``accuracy``, 0 to 1, if targets are classes; ``global-nc2`` and ``local-nc2``
-        (`flwr_frl.task.models.neural_collapse`) if the head is also linear; the task's
-        custom metrics.
+        ``accuracy``, 0 to 1, if targets are classes; in addition ``global-nc2`` and
+        ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) if the head is one linear
+        layer; the task's custom metrics. Both NC2 and custom metrics are left out if
+        they are not finite.
     """
     examples = test_examples(task, index)
     loss, metrics = measure(task, model, examples)
@@ -81,7 +82,7 @@ def _collapse(
     for name, local in (("global-nc2", False), ("local-nc2", True)):
         values = neural_collapse(heads, classes, local).tolist()
         for of_client, value in zip(metrics, values, strict=True):
-            # Large weights overflow it; the accuracy is valid all the same.
+            # NC2 overflows for large weights, but the accuracy remains valid.
             if isfinite(value):
                 of_client[name] = value
     return metrics

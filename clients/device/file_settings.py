@@ -1,9 +1,8 @@
-"""Which settings of a checkpoint or an exported model may be used.
+"""Decide which settings of a checkpoint or an exported model may be used.
 
-Such a file may come from a stranger. Nothing that only the file names is imported,
-read, written or contacted, and no size that only the file names is allocated. Both
-`flwr_frl.clients.predict` and `flwr_frl.clients.personalize` use this one rule,
-`followed`.
+Such a file may come from a stranger. Code, paths and addresses that only the file names
+are not used, and neither are large sizes. `flwr_frl.clients.predict` and
+`flwr_frl.clients.personalize` both apply the same rule, `followed`.
 """
 
 import re
@@ -21,7 +20,7 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, TASKS, model_settings
 
-# Strings that choose among built-in options or name nothing outside the process.
+# String settings that choose a built-in option or name nothing outside the process.
 PLAIN = frozenset(
     (
         *("aggregation", "transport", "weighting", "cohort", "device", "experiment"),
@@ -35,11 +34,11 @@ PLAIN = frozenset(
         *("class-weights", "adapters", "lora-targets", "lora-share"),
     )
 )
-# Strings that are a built-in name or an import path.
+# String settings that are either a built-in name or an import path.
 MAY_BE_CODE = frozenset(
     ("algorithm", "srpfl-base", "partition", "metrics", "optimizer")
 )
-# A string setting of a custom class that names no path, address or code.
+# A string of a custom class's setting that cannot be a path, an address or code.
 WORDS = re.compile(r"[\w\s,;=+-]*")
 # Largest integer that is used, except for the seed.
 LARGEST = 10**6
@@ -74,7 +73,7 @@ class Followed(NamedTuple):
     def need(self, names: Iterable[str]) -> None:
         """Raise `SettingsError` if a required setting is withheld.
 
-        The message names the option by which the user allows it.
+        The message shows the option with which the user can allow it.
         """
         for name in sorted(self.withheld.keys() & {*names} - DISPENSABLE):
             value = self.withheld[name]
@@ -111,13 +110,13 @@ def followed(settings: Mapping[str, Any], named: Settings) -> Followed:
     settings : mapping
         Settings in the file.
     named : mapping
-        Settings that the user names. Code must equal the file's; any other value
-        replaces the file's.
+        Settings that the user names. ``task`` and those in `MAY_BE_CODE` must equal
+        the file's; any other value replaces the file's.
 
     Raises
     ------
     SettingsError
-        If the user names an unknown setting, or other code than the file.
+        If the user names an unknown setting, or different code than the file.
     """
     for name, value in named.items():
         if name not in settings and name not in defaults():
@@ -152,7 +151,7 @@ def _reaches_out(name: str, value: Any, named: Settings) -> bool:
     if value == defaults().get(name):
         return False
     if name == "task":
-        # A folder that the user names replaces the download.
+        # If the user names a folder, it is read and nothing is downloaded.
         if value.startswith("hf:"):
             return not named.get("data-dir")
         return (

@@ -11,27 +11,27 @@ from flwr_frl.task.training.trainer import KEPT
 
 
 def keeps_optimizers(settings: Any) -> bool:
-    """Return whether a client of these settings keeps the states of its optimisers."""
+    """Return whether a client with these settings keeps its optimisers' states."""
     return getattr(settings, "optimizer_state", "") == KEPT
 
 
 class OptimizerStates:
     """The states of the optimisers in one `Client.fit`.
 
-    They are numbered by the calls of `Client.train`, since a call may train another
-    part or another model than the one before.
+    States are numbered by the calls of `Client.train`, since each call may train a
+    different part or model.
 
     Parameters
     ----------
     optimizer : str
-        The setting ``optimizer``. States of another one are not used.
+        The setting ``optimizer``. Saved states of a different optimiser are not used.
     """
 
     def __init__(self, optimizer: str) -> None:
         self.optimizer = optimizer
         self._loaded: State = {}
         self._states: list[State] = []
-        # Arrays that `fit` last saved beside the states, and the number of states.
+        # Arrays that `fit` last saved with states, and the number of those states.
         self._saved: Arrays = {}
         self._saved_states = 0
 
@@ -43,7 +43,7 @@ class OptimizerStates:
         self._loaded = {n: a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
 
     def of_next_call(self) -> State:
-        """Return the state for the next call of `Client.train`, which replaces it."""
+        """Return the state for the next `Client.train`, which updates it in place."""
         prefix = self._prefix(len(self._states))
         state = {
             name.removeprefix(prefix): tensor
@@ -64,7 +64,7 @@ class OptimizerStates:
         return {**arrays, **states}
 
     def unsaved(self) -> Arrays | None:
-        """Return the last version with all states; None if `fit` has saved it."""
+        """Return the last saved arrays with all states; None if nothing is missing."""
         if self._saved_states == len(self._states):
             return None
         return self.saved_with(self._saved)

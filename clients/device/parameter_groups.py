@@ -52,7 +52,7 @@ class ParameterGroups:
     personal : tuple of str
         Groups that never leave the client.
     _copied : tuple of ndarray
-        Arrays that `send` has returned, which nothing else refers to.
+        Arrays that `send` has returned; nothing else refers to their memory.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -124,7 +124,7 @@ class ParameterGroups:
         """
         names = array_names(self, self.shared)
         arrays = dict(zip(names, parameters, strict=True))
-        # `transport="float16"` concerns the messages alone.
+        # `transport="float16"` concerns only the messages.
         self.received = {
             name: value.float() if value.dtype == torch.float16 else value
             for name, value in received_tensors(arrays, self.device).items()
@@ -251,10 +251,10 @@ class _PartArrays(dict[tuple[int, Groups], tuple[Task, Tensors]]):
     def of(self, task: Task, groups: Groups) -> Tensors:
         """Return the arrays of some parts."""
         if (key := (id(task), groups)) not in self:
-            if len(self) >= 64:  # Newcomers have tasks of their own.
+            if len(self) >= 64:  # Each newcomer has its own task.
                 self.clear()
             named = task.initial_state.items()
-            # The task is kept, so that its id stays its own.
+            # The reference to the task prevents another object from getting its id.
             self[key] = (
                 task,
                 {n: t for n, t in named if n.split(".")[0] + "." in groups},
@@ -343,8 +343,8 @@ def _check_groups(client: ParameterGroups, model: nn.Module) -> None:
 def check_untrained(client: ParameterGroups, model: SplitModel) -> None:
     """Raise `SettingsError` if a parameter outside all groups has been trained.
 
-    Such a parameter is reset to its initial value in every round. Only code that runs
-    after `Client.fit`, such as fine-tuning before a test, may train it.
+    Such a parameter is reset to its initial value in every round. It may be trained
+    only outside of `Client.fit`, for example by fine-tuning before a test.
     """
     groups = {*client.shared, *client.personal, *client.sent}
     for name, value in model.structure.parameters.items():

@@ -27,8 +27,8 @@ class PersonalModelClient(Client, also_test_global=True):
     def personalize_near(self, weight: float) -> None:
         """Fit the personal model of a client that joins after training.
 
-        It trains from the shared model, to which μ/2 ‖v − w‖² with the weight μ ties
-        it, for ``newcomer-epochs``.
+        It starts from the shared model w and trains for ``newcomer-epochs`` with the
+        proximal term μ/2 ‖v − w‖², where μ is ``weight``.
         """
         near = Proximal(weight, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
@@ -47,7 +47,7 @@ class AllClientsMeanClient(PersonalModelClient, sends_changes=True):
     """
 
     def initial_group(self, group: str) -> Tensors:
-        """Return the received mean."""
+        """Return the received mean as the initial personal model."""
         if group == PERSONAL_MODEL and self.received:
             return self.received
         return super().initial_group(group)

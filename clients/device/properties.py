@@ -37,7 +37,8 @@ from flwr_frl.task.tasks.image import ImageTask
 class CommonProperties(dict[tuple[int, int], tuple[Setup, Task, Config]]):
     """Properties of simulated clients that differ in nothing but their examples.
 
-    The keys are the id of a setup, which the value holds, and the number of clients.
+    The keys are the id of a setup and the number of clients. The value refers to the
+    setup, so that its id stays unique.
     """
 
 
@@ -79,14 +80,14 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
 
 
 def differs_in_examples_only(context: Context, setup: Setup) -> bool:
-    """Return whether clients with this setup have the same properties but for data."""
+    """Return whether clients with this setup differ only in numbers of examples."""
     kind, weights = setup.kind, getattr(setup.algorithm, "class_weights", "none")
     return (
         context.node_config.keys() == {"partition-id", "num-partitions"}
         and kind.get_properties is Client.get_properties
         and isinstance(kind.shared, tuple)
         and weights == "none"
-        # A client reports the rounds whose states it has.
+        # Clients with saved states also report their rounds.
         and setup.states is None
         and not context.state
     )
@@ -101,7 +102,7 @@ def _reported_by(
         properties |= cast(Config, client.state.kept())
     if isinstance(client.task, ImageTask):
         properties |= zip(INPUTS, client.task.shape, strict=True)
-    # Only here: each message of a device has its own process and its own log.
+    # A device handles each message in a new process, so notes are logged here only.
     if "partition-id" not in context.node_config:
         for note in getattr(client.task, "notes", ()):
             log(WARNING, "%s", note)
@@ -120,8 +121,8 @@ def simulated_properties(
 ) -> dict[str, Any]:
     """Return properties that a simulated client reports and a device does not.
 
-    They are its folder's name and its training examples of each class, if there are
-    folders and classes, and whether it joins after training.
+    They are the name of its folder, if the data have folders, its number of training
+    examples of each class, if there are classes, and whether it joins after training.
     """
     properties = dict[str, Any]()
     names = getattr(task, "client_names", ())

@@ -50,7 +50,7 @@ TOKEN = re.compile(r"[0-9A-Za-z_]{1,64}")
 
 
 def _is_number(value: Any, largest: float) -> bool:
-    """Return whether a value is a number from 0 to the largest one, and not NaN."""
+    """Return whether a value is a number from 0 to ``largest``, and not NaN."""
     return type(value) in (int, float) and 0 <= value <= largest
 
 
@@ -79,7 +79,7 @@ ROUND: Rule = _is_round, f"an integer from 0 to {LAST_ROUND:,}"
 SHARE: Rule = _is_share, "a number in [0, 1]"
 TEXTS: Rule = _list_of(_is_a(str)), "a list of texts"
 ROUNDS: Rule = _list_of(_is_round), "a list of integers, at least 0"
-# Values that our servers send; other servers may send more.
+# Values that flwr-frl's server sends. Other servers may send more.
 RULES: dict[str, Rule] = {
     SERVER_ROUND: ROUND,
     ACKNOWLEDGED_ROUND: ROUND,
@@ -187,8 +187,8 @@ def _name_of(dtype: torch.dtype) -> str:
 def unpack(message: Message, client: Client) -> NDArrays:
     """Return a message's arrays in the order of the client's shared arrays.
 
-    Raises `SettingsError` if the names differ from those of the shared groups, so that
-    a server can neither send nor query others, or if `read_array` rejects an array.
+    Raises `SettingsError` if the names differ from those of the shared groups, so a
+    server cannot access other arrays, or if `read_array` rejects an array.
     """
     received = {
         name: array
@@ -224,11 +224,11 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
 
     Each array is in the record in which it was received, and float16 if it was received
     as such (``transport``); other arrays are in ``arrays``. The metrics contain the
-    round.
+    round if the config has it.
     """
     values, num_examples, metrics = reply
     copied = {id(value) for value in client._copied}
-    # Other arrays of third-party code may be parts of the model, which changes.
+    # Arrays of third-party code may share memory with the model, which changes.
     owned = [v if id(v) in copied else np.array(v, order="C") for v in values]
     arrays = dict(zip(array_names(client, client.sent), owned, strict=True))
     records = RecordDict()
@@ -254,7 +254,7 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
 
 
 def checked(client: Client, reply: object) -> Reply:
-    """Check the reply of a client, which may be third-party code."""
+    """Return the reply of `Client.fit` after checks, as it may be third-party code."""
 
     def need(condition: bool, returned: str, allowed: str) -> None:
         if not condition:
@@ -298,7 +298,7 @@ def pack_metrics(
 ) -> RecordDict:
     """Return records with ``metrics`` and, if there are attachments, ``bytes``.
 
-    ``properties`` explains why a saved state was not used.
+    If a saved state was not used, ``properties`` contains the reason.
     """
     numbers: dict[str, Any] = {n: float(cast(float, v)) for n, v in metrics.items()}
     records = RecordDict() if records is None else records

@@ -1,7 +1,7 @@
-"""Evaluations of clients that test the same model: their examples form one batch.
+"""Evaluate clients that test the same model together, with their examples in one batch.
 
-A client without a state of its own tests the model as it was received. In a large
-population most clients have never trained, and have no state.
+A client without a saved state tests the model that it has received. In a large
+population most clients have never trained, so they have no state.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from flwr_frl.task.messages import ACKNOWLEDGED_ROUND
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.settings import SettingsError
 
-# Most numbers in the inputs of a batch: larger ones gain nothing.
+# Maximum number of input values in a batch; larger batches are not faster.
 LARGEST = 2**16
 Reader = Callable[[Message, Context], tuple[Setup, Config]]
 Answer = Callable[[Message, Setup, Client, Evaluation], Message]
@@ -41,7 +41,7 @@ def answer_together(
     read : callable
         Returns a client's setup and the config of its message.
     answer : callable
-        Makes the reply from a message, its client's setup, a client and the result.
+        Returns the reply, given a message, a setup, a client and the result.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def answer_together(
         first = members[0][0]
         message, context = messages[first], contexts[first]
         setup, config = read(message, context)
-        # One by one, each client whose message or examples do not fit gives the reason.
+        # After an error, clients are evaluated one by one, and each reports its own.
         with contextlib.suppress(Exception):
             client = build_client(context, setup, config)
             if client.task.metrics or not client.model.is_layered:
@@ -90,7 +90,7 @@ def _results(
 
 
 def tests_received_model(context: Context, setup: Setup, config: Config) -> bool:
-    """Return whether a client tests what it receives and initial personal arrays."""
+    """Return whether a client tests received arrays with initial personal ones."""
     kind = setup.kind
     hooks = "evaluate", "deployed_model", "test", "receive"
     return (
@@ -109,7 +109,7 @@ def tests_received_model(context: Context, setup: Setup, config: Config) -> bool
 def _batches(
     task: Task, members: Sequence[tuple[int, int]]
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield clients in groups whose test examples are one batch each."""
+    """Yield groups of clients whose test examples form one batch."""
     batch: list[tuple[int, int]] = []
     numbers = 0
     for member in members:

@@ -1,4 +1,4 @@
-"""The settings of a client: from its node config and the run, to the built client."""
+"""Resolve a client's settings from its node config and the run, and build it."""
 
 import difflib
 import hashlib
@@ -135,7 +135,7 @@ def client_name(context: Context) -> str:
 
 
 def partition_id(node: Settings) -> int:
-    """Return a node's partition of the data; `SettingsError` if it is no index."""
+    """Return a node's partition of the data; `SettingsError` if it is not an index."""
     index = node["partition-id"]
     valid = isinstance(index, int) and type(index) is not bool and index >= 0
     require(valid, "partition-id", index, "an integer, at least 0")
@@ -145,7 +145,7 @@ def partition_id(node: Settings) -> int:
 def partition(node: Settings, run: Settings) -> tuple[int, int]:
     """Return a node's partition of the data and the number of partitions.
 
-    These are 0 and 0 for a device, whose task has all of its data.
+    Both are 0 for a device, whose task contains all of its data.
     """
     if "partition-id" not in node:
         return 0, 0
@@ -159,14 +159,14 @@ def partition(node: Settings, run: Settings) -> tuple[int, int]:
 
 
 def unread(node: Settings, kind: type[Client]) -> list[str]:
-    """Return the unknown names in a node config, which may be another app's.
+    """Return the unknown names in a node config, which may belong to another app.
 
     Raises `SettingsError` if one is similar to a known name: a misspelled name must
     not leave a device without noise, or its state without a directory.
     """
     known = *kind.traits.node_settings, *OF_A_NODE
     names = [name for name in node if name not in known]
-    # The name of another setting, such as ``partition``, is not misspelled.
+    # The name of another setting, such as ``partition``, is not a misspelling.
     for name in (n for n in names if n not in defaults()):
         plain = name.lower().replace("_", "-")
         if difflib.get_close_matches(plain, known, cutoff=NEARLY):
@@ -186,12 +186,12 @@ def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
 
 
 def seed_torch(context: Context, seed: int, config: Mapping[str, Any]) -> None:
-    """Seed torch by `torch_seed`."""
+    """Seed torch with `torch_seed`."""
     devices.seed(torch_seed(context, seed, config.get(SERVER_ROUND, 0)))
 
 
 def torch_seed(context: Context, seed: int, server_round: object) -> int:
-    """Return torch's seed by seed, client and round, the same in every process."""
+    """Return torch's seed for a run's seed, a client and a round, on any machine."""
     text = f"{seed}/{client_name(context)}/{server_round!r}"
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "little")
@@ -265,8 +265,8 @@ def client_setup(
     run_config : UserConfig, optional
         Settings of the run; by default the context's.
     strict : bool, default True
-        False under another project's ServerApp: unknown names are then its own, and
-        ignored.
+        False under another project's ServerApp, to which unknown names may belong; they
+        are then ignored.
 
     Raises
     ------
@@ -304,16 +304,16 @@ Pairs = tuple[tuple[str, Setting], ...]
 def _setup_of_run(
     run: Pairs, strict: bool
 ) -> tuple[type[Client], Callable[[Pairs], Setup]]:
-    """Return the client class, and a function from a node's settings to the setup."""
+    """Return the client class, and a function from a node's settings to its setup."""
     if not strict:
         run = _known(run)
-    # A cache for each run: its many pairs are hashed once a message, not twice.
+    # With a cache for each run, its many pairs are hashed once per message, not twice.
     setup = lru_cache(maxsize=16)(partial(_setup, run))
     return client_class(resolve(dict(run), strict=False)), setup
 
 
 def _known(run: Pairs) -> Pairs:
-    """Return the settings that are ours; log the others, once for a process."""
+    """Return the settings of flwr-frl; log the others once per process."""
     guests = owners(resolve(dict(run), strict=False))
     names = {*defaults(), *RENAMED, *(n for guest in guests for n in declared(guest))}
     if ignored := sorted(name for name, _ in run if name not in names):
@@ -324,7 +324,7 @@ def _known(run: Pairs) -> Pairs:
 
 def _setup(run: Pairs, node: Pairs) -> Setup:
     of_run = resolve(dict(run), strict=False)
-    # An app with a custom task may list settings of its algorithms, too.
+    # An app with a custom task may also list settings of its own algorithms.
     strict = not is_path(of_run["task"])
     settings = complete(resolve({**dict(run), **dict(node)}, owners(of_run), strict))
     device = build(DeviceSettings, settings)

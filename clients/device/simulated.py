@@ -1,4 +1,4 @@
-"""Functions that only simulations use: trials, saved states, newcomers, statistics."""
+"""Functions that only simulations use: trial builds, saved states and newcomers."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -52,13 +52,13 @@ def keep(
     run: str,
     acknowledged: Mapping[str, int],
 ) -> None:
-    """Write the states that clients have in memory to the run's directory.
+    """Write the states that clients hold in memory to the run's directory.
 
-    Each client's version of its last acknowledged round is written, if it has one.
+    The version of each client's last acknowledged round is written, if there is one.
     Failures are logged.
     """
-    # With `resume`, states have a directory.
-    given = {**settings, "resume": settings["output"]}
+    # Only with `resume` or checkpoints do states have a directory.
+    resumed = {**settings, "resume": settings["output"]}
     for context in contexts:
         name = client_name(context)
         config = ConfigRecord({RUN: run})
@@ -66,7 +66,7 @@ def keep(
             name, 0
         )
         try:
-            _keep(build_client(context, client_setup(context, given), config))
+            _keep(build_client(context, client_setup(context, resumed), config))
         except SettingsError as error:
             log(ERROR, "the state of client %s is in memory only: %s", name, error)
 
@@ -100,14 +100,16 @@ def join(client: Client, parameters: NDArrays, config: Config, seed: int) -> Eva
     parameters : list of ndarray
         The trained shared arrays.
     config : dict
-        As in `Client.receive`; ``share`` of the training examples, in (0, 1], is used.
+        As in `Client.receive`; ``share``, in (0, 1], is the fraction of the training
+        examples that is used.
     seed : int
-        Seed of the examples drawn.
+        Seed with which these examples are drawn.
 
     Returns
     -------
     loss, num_examples, metrics
-        As of `Client.evaluate`; ``fitted`` is the number of training examples used.
+        As returned by `Client.evaluate`; ``fitted`` is the number of training examples
+        used.
     """
     share = float(config.get(SHARE, 1.0))
     client.task = fewer(client.task, client.index, share, seed)

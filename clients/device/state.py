@@ -44,11 +44,11 @@ from flwr_frl.task.training import TrainingDivergedError
 Key = TypeVar("Key")
 
 PREFIX = "personal-"
-# Number of newest other runs whose files a run does not delete.
+# Number of other runs, the newest ones, whose files a run does not delete.
 KEPT_RUNS = 8
-# Age in seconds after which an unfinished file is abandoned.
+# Age in seconds from which an unfinished file counts as abandoned.
 CUT_OFF_AGE = 3600.0
-# Directory of a state in memory only; nothing can be in it.
+# Directory of a state that is in memory only; it can contain no files.
 NOWHERE = Path(os.devnull)
 
 
@@ -89,7 +89,8 @@ class PersonalState:
         last acknowledged round, its predecessor, and the version that the server's
         newest checkpoint needs.
     acknowledged : int, optional
-        Last round in which this client's reply counted; by default the newest version.
+        Last round in which this client's reply counted; by default that of the newest
+        version.
     checkpointed : int, default 0
         Last round of the server's newest checkpoint.
     run : str, default ""
@@ -130,7 +131,8 @@ class PersonalState:
         self._usable = list(usable(versions, run, acknowledged))
         self._earlier = [version for version in files if version.run != run]
         self.round = self._usable[0].round if self._usable else 0
-        # Why `load` did not use the latest version; empty if it did or there is none.
+        # Reason why `load` did not use the latest version; empty if it did, or if there
+        # is none.
         self.unused = ""
 
     def kept(self) -> dict[str, list[int] | int]:
@@ -172,9 +174,9 @@ class PersonalState:
         """
         self.unused, arrays = "", None
         for version in usable([*self._usable, *self._earlier], self._run, None):
-            own = version.run == self._run
-            self.round = version.round if own else 0
-            record = self._records.get(f"{PREFIX}{version.round}") if own else None
+            of_run = version.run == self._run
+            self.round = version.round if of_run else 0
+            record = self._records.get(f"{PREFIX}{version.round}") if of_run else None
             if isinstance(record, StoredArrays):
                 arrays = record.arrays()
             elif isinstance(record, ArrayRecord):
@@ -182,7 +184,7 @@ class PersonalState:
             else:
                 arrays = self._read(version.path, shapes)
             if arrays is not None:
-                if not own and not self._acknowledged:
+                if not of_run and not self._acknowledged:
                     # This run has not started here, so none of its versions is missing.
                     self.unused = ""
                 break
@@ -234,8 +236,8 @@ class PersonalState:
         TrainingDivergedError
             If a value is not finite.
         """
-        # safetensors copies memory as it is, and convolutions are channels-last.
-        # It also changes the arrays in place, which the state must not follow.
+        # safetensors writes memory as it is, but convolutions are channels-last. The
+        # client also changes these arrays in place, and the state must not change.
         kept = {name: np.array(value, order="C") for name, value in arrays.items()}
         if not all(map(is_finite, kept.values())):
             raise TrainingDivergedError(
@@ -252,7 +254,7 @@ class PersonalState:
         replace_versions(self._records, round_, memory_record(kept), in_memory)
 
     def _write(self, arrays: Arrays, round_: int) -> None:
-        """Write a version to disk, and then delete those that no server can need."""
+        """Write a version to disk, then delete those that no server can need."""
         about = {
             **self._about,
             "client": self._client,
@@ -299,7 +301,7 @@ class PersonalState:
             this_run = match is not None and (match[1] or "") == self._run
             # Another process of this run may still be writing a later version.
             over = this_run and match is not None and int(match[2]) <= self.round
-            # Without a battery, the clock may have been ahead at that time.
+            # On a device without a clock battery, the time may have been ahead.
             if over or abs(time.time() - path.lstat().st_mtime) > CUT_OFF_AGE:
                 _remove([path])
 
@@ -339,7 +341,7 @@ class PersonalState:
                     place.parent.rmdir()
 
 
-# Foreign files that have been logged, and why.
+# Foreign files that have been logged, with the reasons.
 _logged: set[tuple[Path, str]] = set()
 
 

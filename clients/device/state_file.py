@@ -1,4 +1,4 @@
-"""Files of a client's personal state: place, format and order."""
+"""Files of a client's personal state: their directory, format and order."""
 
 import contextlib
 import hashlib
@@ -21,11 +21,11 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 OPTIMIZER = "optimizer."
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Metadata key: the number of a version among all that a client has written.
+# Metadata key of a version's number among all that a client has written.
 COUNTER = "counter"
 # Prefix of the directory of a single run.
 OF_A_RUN = "run-"
-# Longest name of a directory of a client or an experiment.
+# Length above which the name of a directory is truncated and gets a digest.
 LONGEST_NAME = 200
 
 
@@ -104,10 +104,10 @@ def usable(
     acknowledged : int, optional
         The round; by default all of the run's versions may be used.
     """
-    own, others = list[Version](), list[Version]()
+    of_run, others = list[Version](), list[Version]()
     for version in versions:
-        (own if version.run == run else others).append(version)
-    for version in sorted(own, key=lambda v: v.round, reverse=True):
+        (of_run if version.run == run else others).append(version)
+    for version in sorted(of_run, key=lambda v: v.round, reverse=True):
         if acknowledged is None or version.round <= acknowledged:
             yield version
     yield from sorted(others, key=_age_key, reverse=True)
@@ -218,7 +218,7 @@ def read_checked(
     return metadata, arrays
 
 
-# For the server, which must not learn the names of a device's classes.
+# Message for the server, which must not learn the names of a device's classes.
 _CLASSES = "it is for other classes than the client has now"
 
 

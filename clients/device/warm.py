@@ -72,7 +72,7 @@ def run(spec: ExecutionSpec) -> None:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do some work and exit this forked process without clean-up."""
+    """Call ``work`` and exit this forked process without clean-up."""
     status = 1
     try:
         forget_the_parent()
@@ -87,7 +87,7 @@ def in_child(work: Callable[[], None]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # In any case, so that the fork never continues as a second SuperExec.
+            # Exit in any case, so that the fork never continues as a second SuperExec.
             os._exit(status)
 
 
@@ -112,7 +112,8 @@ def main() -> None:
     parser.add_argument("--parent-pid", type=int)
     supernode = parser.parse_known_args()[0].parent_pid
     for name in LOADED:
-        # A SuperNode that cannot connect ends at once and is restarted repeatedly.
+        # Stop if the SuperNode has exited. One that cannot connect exits at once and is
+        # restarted repeatedly.
         if supernode not in (None, os.getppid()):
             return
         import_module(name)

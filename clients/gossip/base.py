@@ -1,9 +1,9 @@
 """Base of gossip clients: nodes that exchange messages with their neighbours.
 
-A node never shares its model with the server, which only relays: a node receives the
-messages that its neighbours sent since its last accepted reply, and sends one message.
-After an absence, a node replays the missed exchanges in order, as if it had taken part
-without training or sending. This preserves the mean of the nodes' models.
+The server only relays messages: in each round, a node receives the messages that its
+neighbours sent since its last accepted reply, and sends one message. After an absence,
+a node replays the missed exchanges in order, as if it had taken part without training
+or sending (except in D-PSGD). This preserves the mean of the nodes' models.
 """
 
 from collections.abc import Sequence
@@ -52,9 +52,9 @@ from flwr_frl.task.training import (
 )
 
 VECTORS = "gossip."
-# The vector of the mean over the iterations.
+# Vector with the mean of ``x`` over the iterations.
 AVERAGE = "average"
-# Threshold of a vector that is sent whatever its norm.
+# Threshold of a vector that is sent regardless of its norm.
 ALWAYS = -1.0
 
 
@@ -77,7 +77,7 @@ class GossipClient(Client):
     settings: GossipSettings
     # Personal vectors beside the model, each with d entries, initially 0.
     vectors: tuple[str, ...] = ("momentum",)
-    # Whether the messages of rounds that a node missed are mixed when it is back.
+    # Whether a node that was absent mixes the messages of the rounds that it missed.
     replays_missed_rounds: ClassVar[bool] = True
 
     def __init__(
@@ -104,7 +104,7 @@ class GossipClient(Client):
         return self.x.shape[-1]
 
     def _structure(self) -> list[object]:
-        """Return what must be the same for all nodes: parameters, classes and C."""
+        """Return parameters, classes and C, which must be the same for all nodes."""
         named = self.model.named_parameters()
         shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
         return [*shapes, self.task.classes, repr(self.compressor)]
@@ -118,7 +118,7 @@ class GossipClient(Client):
 
     @staticmethod
     def fit_nodes(*arguments: Any) -> dict[int, Message]:
-        """Answer training messages of several nodes; see `nodes.fit_nodes`."""
+        """Answer training messages of several nodes, as `nodes.fit_nodes`."""
         from flwr_frl.clients.gossip.nodes import fit_nodes
 
         return fit_nodes(*arguments)
@@ -159,7 +159,10 @@ class GossipClient(Client):
         return self.model
 
     def catch_up(self, parameters: NDArrays, config: Config) -> None:
-        """Load this node's state and replay all exchanges since its round."""
+        """Load this node's state and replay the exchanges since its round.
+
+        Without `replays_missed_rounds`, only the exchange of its round is made.
+        """
         self.receive(parameters, config)
         check_state(self.state, config)
         for round_, messages in exchanges(config, self.state.round):
@@ -190,7 +193,7 @@ class GossipClient(Client):
         raise NotImplementedError
 
     def outgoing(self, server_round: int) -> tuple[Tensor, float]:
-        """Return what a node sends to its neighbours, before compression.
+        """Return the vector that a node sends to its neighbours, before compression.
 
         Parameters
         ----------
@@ -202,12 +205,15 @@ class GossipClient(Client):
         vector : Tensor
             The vector, of the shape of ``x``.
         threshold : float
-            It is sent if its squared norm is above this.
+            The vector is sent if its squared norm is above the threshold.
         """
         raise NotImplementedError
 
     def apply_sent(self, q: Tensor) -> None:
-        """Use what the neighbours will decode, of the shape of ``x``; 0 if not sent."""
+        """Update the vectors with the message q that the neighbours will decode.
+
+        q has the shape of ``x``; rows of nodes that send nothing are 0.
+        """
 
     def message(self, server_round: int) -> bytes:
         """Return the message to the neighbours, empty if there is nothing to send."""
@@ -224,20 +230,20 @@ class GossipClient(Client):
         server_round : int
             The round, from 1.
         seeds : sequence of int
-            A seed for each node, of compressors that draw random numbers.
+            A seed for each node, for compressors that draw random numbers.
 
         Returns
         -------
         messages : list of bytes
             Empty if a node has nothing to send.
         decoded : dict of int to Tensor
-            The decoded messages, by node, if `apply_sent` needs them or if they equal
-            what was compressed.
+            The decoded messages, by node, if `apply_sent` needs them or the compressor
+            is exact; otherwise empty.
         """
         vectors, threshold = self.outgoing(server_round)
         rows = vectors.view(-1, self.dimension)
         squares = rows.square().sum(1).tolist()
-        # NaN is not sent: saving the state reports it.
+        # A vector with NaN is not sent; saving the state reports it.
         sent = [i for i, square in enumerate(squares) if square > threshold]
         chosen = rows if len(sent) == len(rows) else rows[sent]
         random = self.compressor.is_random
@@ -299,17 +305,17 @@ class GossipClient(Client):
         return total.item() / max(1, steps)
 
     def iterations(self, server_round: int) -> range:
-        """Return the iterations (round − 1) H, ..., round H − 1 of a round, from 1."""
+        """Return the iterations (r − 1) H, ..., r H − 1 of round r ≥ 1."""
         steps = self.settings.local_steps
         return range((server_round - 1) * steps, server_round * steps)
 
     def step(self, t: int, g: Tensor) -> None:
-        """Apply iteration t with the gradient g, of the shape of ``x``; g changes.
+        """Apply iteration t with the gradient g, of the shape of ``x``.
 
-        Weight decay is part of g.
+        Weight decay is added to g, which is modified in place.
         """
         if self.settings.averaged_output:
-            # The mean uses x for iterations that this node has missed.
+            # Iterations that this node has missed enter the mean with the current x.
             first = t % self.settings.local_steps == 0
             counted = self.state.round * self.settings.local_steps if first else t
             self.vector(AVERAGE).lerp_(self.x, 1 - counted / (t + 1))
@@ -381,7 +387,7 @@ class GossipClient(Client):
         with torch.no_grad():
             super().receive(parameters, config)
         if self.state.round == 0:
-            # Only the model is reused from an earlier run: the neighbours restart, too.
+            # Only the model is reused from an earlier run, as neighbours also restart.
             zeros = {
                 name: value.to(self.device, copy=True)
                 for name, value in self.initial_group(VECTORS).items()

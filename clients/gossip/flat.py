@@ -73,7 +73,7 @@ class FlatParameters:
         return cast(Self, flat)
 
     def views(self, matrix: Tensor) -> list[Tensor]:
-        """Return views of a vector or matrix, shape (..., d), as the parameters."""
+        """Return views of a tensor (..., d) with the shapes of the parameters."""
         pairs = zip(
             torch.split(matrix, list(self.sizes), -1), self._gradients, strict=True
         )

@@ -1,4 +1,4 @@
-"""Messages of a node's neighbours that wait until those of all neighbours are there."""
+"""Queues of neighbours' messages, for iterations that need one from each of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Inbox:
     queues : dict of str to list of bytes
         Messages by the neighbour's name, in the order of the neighbours' numbers.
     refused : int, default 0
-        Number of new messages of nodes that are no neighbours.
+        Number of new messages from nodes that are not neighbours.
     """
 
     queues: dict[str, list[bytes]]
@@ -35,12 +35,12 @@ class Inbox:
     def of(
         cls, saved: Mapping[str, npt.NDArray[Any]], config: Config, last_round: int
     ) -> Self:
-        """Return the saved messages and those that the server relays.
+        """Return an inbox with the saved messages and those that the server relays.
 
         Parameters
         ----------
         saved : mapping of str to ndarray
-            The node's state, with the messages of `arrays`.
+            The node's state, with the messages that `arrays` returned.
         config : dict
             The server's config.
         last_round : int
@@ -61,11 +61,11 @@ class Inbox:
 
     @property
     def is_complete(self) -> bool:
-        """True if there is a message of every neighbour."""
+        """True if there is a message from every neighbour."""
         return all(self.queues.values())
 
     def next_messages(self) -> list[tuple[str, bytes]]:
-        """Remove the oldest message of every neighbour, and return it with its name."""
+        """Remove and return each neighbour's oldest message, with its name."""
         return [(name, queue.pop(0)) for name, queue in self.queues.items()]
 
     def arrays(self) -> dict[str, npt.NDArray[np.uint8]]:

@@ -16,8 +16,9 @@ from flwr_frl.task.training import SGD, Loss, gradient, trainable_examples
 class ModelProblem:
     """The cost f_i of one node: the mean loss of its model on a batch of its examples.
 
-    The parameters are those of `FlatParameters`, and a sample is a batch, as the rows
-    of its examples. Parameters are float64 outside of the model, which is float32.
+    The parameters are those of `FlatParameters`. A sample is a batch, given by the
+    indices of its examples. Parameters are float64 outside of the model, which is
+    float32.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ class ModelProblem:
     def draw(
         self, row: int, generator: np.random.Generator, count: int
     ) -> npt.NDArray[np.float64]:
-        """Draw batches, shape (count, batch size): rows of the node's examples."""
+        """Draw batches of indices of the node's examples, shape (count, batch size)."""
         n = len(self._examples)
         size = min(n, self._settings.batch_size)
         drawn = [generator.choice(n, size, replace=False) for _ in range(count)]
@@ -92,7 +93,7 @@ class ModelProblem:
         """Load parameters into the model, and return a batch of its examples."""
         load(self._flat, x[0])
         self._model.train()
-        # Both values of bandit feedback have the same batch, augmented alike.
+        # Both values of bandit feedback use the same batch with the same augmentation.
         if self._batch is None or self._batch[0] is not samples:
             mask = torch.zeros(len(self._examples), dtype=torch.bool)
             mask[samples[0].astype(np.int64)] = True

@@ -1,4 +1,4 @@
-"""Examples and messages of several nodes of one process, used for all nodes at once."""
+"""Examples and messages of several nodes of one process, processed together."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -24,7 +24,7 @@ class NodesData:
     indices : list of int
         Their partitions.
     device : torch.device
-        Where batches are placed.
+        Device of the batches.
     """
 
     def __init__(self, task: Task, indices: list[int], device: torch.device) -> None:
@@ -40,11 +40,11 @@ class NodesData:
 
     @cached_property
     def pool(self) -> PooledExamples:
-        """The examples, of which rows of all nodes are taken at once."""
+        """The examples of all nodes, from which batches are taken together."""
         return PooledExamples(self.examples)
 
     def groups(self, batch_size: int, most: int) -> list[tuple[int, list[int]]]:
-        """Return at most so many nodes at a time that have batches of one size.
+        """Return groups of at most ``most`` nodes with batches of the same size.
 
         Nodes with few examples have smaller batches than ``batch_size``.
         """
@@ -58,7 +58,7 @@ class NodesData:
 
 
 class DataCache:
-    """The examples of the nodes of the last round, which mostly train in the next."""
+    """The examples of the last round's nodes, most of which train again in the next."""
 
     def __init__(self) -> None:
         self._data: NodesData | None = None
@@ -77,14 +77,14 @@ class DataCache:
 
 
 class DecodedMessages(dict[bytes, int | None]):
-    """Places of messages among their decoded vectors; None for malformed messages.
+    """Index of each message's decoded vector; None for malformed messages.
 
     Parameters
     ----------
     client : GossipClient
         Decodes messages, each once.
     known : mapping of bytes to Tensor
-        Vectors of messages that are decoded already.
+        Vectors of messages that have been decoded before.
 
     Attributes
     ----------

@@ -18,7 +18,7 @@ from flwr_frl.memory_array import memory_record, values_of
 
 @dataclass(frozen=True)
 class NodeMatrices:
-    """Models and vectors of several nodes after a round; must not be changed.
+    """Models and vectors of several nodes; not changed after their round has ended.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class NodeMatrices:
     def remember(
         self, messages: Sequence[bytes], decoded: Mapping[int, Tensor]
     ) -> None:
-        """Replace ``sent``; messages that receivers refuse are left out."""
+        """Replace ``sent``, without messages that receivers would refuse."""
         self.sent.clear()
         if decoded:
             q = torch.stack(list(decoded.values()))
@@ -70,7 +70,7 @@ class NodeRecord(StoredArrays):
     """
 
     def __init__(self, matrices: NodeMatrices, row: int) -> None:
-        # Flower's constructor takes as long as the rest of a small state.
+        # Flower's constructor takes as long as everything else for a small state.
         self.__dict__.update(_EMPTY, _data={}, matrices=matrices, row=row)
 
     def arrays(self) -> Arrays:
@@ -91,7 +91,7 @@ def gather(
     states: Sequence[RecordDict],
     round_: int,
 ) -> NodeMatrices:
-    """Return new matrices with the nodes' states of a round.
+    """Return new matrices that contain the nodes' states of a round.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def gather(
     initial : dict of str to Tensor
         The initial model.
     vectors : sequence of str
-        Names of the vectors in a state; 0 at the beginning.
+        Names of the vectors in a state; initially 0.
     states : sequence of RecordDict
         The nodes' states in memory.
     round_ : int

@@ -2,8 +2,8 @@
 
 The equations are those of the client classes, on matrices instead of vectors: a round's
 mixing is a product with the sparse matrix of weights, and each message is decoded once.
-Nodes that differ from the others, in the round of their state for example, are left to
-their own clients.
+Nodes that cannot join, for example after an absence, are answered one by one by their
+clients.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -55,7 +55,8 @@ from flwr_frl.task.training.calls import fewest
 from flwr_frl.task.training.cohort import RefusedKeys
 from flwr_frl.task.training.stacked import Objective
 
-# Settings of simulated nodes; with any other a node may have another task.
+# Keys of the node config of simulated nodes. With further keys, a node may have a
+# different task.
 SIMULATED = {"partition-id", "num-partitions"}
 
 
@@ -76,12 +77,12 @@ def fit_nodes(
     contexts : sequence of Context
         The contexts of their nodes.
     only_if_faster : bool
-        Whether models that are not faster together are left to their own clients.
+        Whether models that are not faster together are answered one by one.
 
     Returns
     -------
     dict of int to Message
-        Replies, by the place of the message. Messages without a reply must be answered
+        Replies, by the index of the message. Messages without a reply must be answered
         one by one; their nodes' states are unchanged.
     """
     if setup.states is not None or setup.privacy.dp_noise:
@@ -106,13 +107,13 @@ def fit_nodes(
             run_object(RefusedKeys).add((Nodes, kind))
             getLogger("task").warning("nodes are trained one by one: %s", reason)
             continue
-        found = zip(members, answers, strict=True)
-        replies |= {i: answer for i, answer in found if answer is not None}
+        answered = zip(members, answers, strict=True)
+        replies |= {i: answer for i, answer in answered if answer is not None}
     return replies
 
 
 def _key(message: Message, context: Context) -> Hashable:
-    """Return what nodes must have in common; None for a node that runs alone."""
+    """Return the values that nodes must have in common; None if a node runs alone."""
     record = message.content.get(CONFIG)
     if not isinstance(record, ConfigRecord) or context.node_config.keys() != SIMULATED:
         return None
@@ -158,7 +159,7 @@ class Nodes:
         model, examples = self.client.model, self.data.examples
         if (Nodes, model.kind) in run_object(RefusedKeys):
             return False
-        # Batch statistics would need matrices of their own.
+        # Buffers, such as batch statistics, would need separate matrices.
         buffers = self.client.task.initial_state.keys() - set(self.names)
         if buffers or frozen_tensors(model) or not self.data.is_plain:
             return False
@@ -168,7 +169,7 @@ class Nodes:
         return model.can_be_stacked(lambda: examples[0].first(2))
 
     def fit(self) -> list[Message | None]:
-        """Run one round as `GossipClient.fit`; no reply if a node's numbers fail."""
+        """Run one round as `GossipClient.fit`; None for nodes with NaN or infinity."""
         client, last = self.client, int(self.configs[0][ACKNOWLEDGED_ROUND])
         vectors = [VECTORS + name for name in client.vectors]
         states = [context.state for context in self.contexts]
@@ -182,7 +183,7 @@ class Nodes:
             # `isfinite().all(1)` takes ten times as long.
             finite &= (matrix * 0).sum(1) == 0
         if not finite.all():
-            # Their own clients repeat the round, and report what failed.
+            # The clients of these nodes repeat the round and report the error.
             for matrix in (client.x, *client.saved.values()):
                 matrix[~finite] = 0
         messages, decoded = client.messages(self.round, seeds)
@@ -216,7 +217,7 @@ class Nodes:
     def exchange(self, round_: int, known: Mapping[bytes, Tensor]) -> list[int]:
         """Mix the messages of a round; return how many each node has refused.
 
-        ``known`` contains vectors of messages that are decoded already.
+        ``known`` contains vectors of messages that have been decoded before.
         """
         client, decoded = self.client, DecodedMessages(self.client, known)
         columns, weights, counts = list[int](), list[float](), list[int]()
@@ -226,19 +227,19 @@ class Nodes:
                 config.get(f"relayed-{name}", ())
                 for name in ("senders", "data", "weights")
             )
-            found = [decoded[message] for message in data]
+            indices = [decoded[message] for message in data]
             rounds = config.get("relayed-rounds", ())
-            if None in found or rounds.count(round_) < len(rounds):
+            if None in indices or rounds.count(round_) < len(rounds):
                 due = [j for j, r in enumerate(rounds) if r == round_]
-                valid = [j for j in due if found[j] is not None]
+                valid = [j for j in due if indices[j] is not None]
                 for j in set(due) - set(valid):
                     text = "message of neighbour %s refused: %s"
                     log(WARNING, text, senders[j], decoded.errors[data[j]])
                 refused[i] = len(due) - len(valid)
-                found, w = [found[j] for j in valid], [w[j] for j in valid]
-            columns += cast(list[int], found)
+                indices, w = [indices[j] for j in valid], [w[j] for j in valid]
+            columns += cast(list[int], indices)
             weights += w
-            counts.append(len(found))
+            counts.append(len(indices))
         n, x = len(self.configs), client.x
         weighted_sum, weight = torch.zeros_like(x), x.new_zeros(n, 1)
         if columns:
@@ -258,7 +259,7 @@ class Nodes:
         return refused
 
     def iterate(self) -> tuple[list[int], Tensor]:
-        """Run H iterations of all nodes; return their seeds and mean losses."""
+        """Run H iterations on all nodes; return the nodes' seeds and mean losses."""
         client, batch_size = self.client, self.client.settings.batch_size
         iterations, run = client.iterations(self.round), int(self.setup.run["seed"])
         sizes, times = self.data.sizes, len(iterations)

@@ -13,7 +13,8 @@ from flwr_frl.task.compression.compressor import Compressor
 from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
 from flwr_frl.task.settings import SettingsError
 
-# Maximum number of exchanges that a node replays, far more than a server lets it miss.
+# Maximum number of exchanges that a node replays; ``max-missed-rounds`` is 1,000 by
+# default.
 LONGEST_ABSENCE = 100_000
 # Successful training exchanges no larger numbers; a single 1e30 would ruin the models
 # of all neighbours.
@@ -23,7 +24,7 @@ NO_RANDOMNESS = np.random.default_rng(0)
 
 
 class LostStateError(RuntimeError):
-    """A node's estimates differ from those that its neighbours have of it."""
+    """A node has lost the state on which its neighbours' estimates rely."""
 
 
 def check_state(state: PersonalState, config: Config) -> None:

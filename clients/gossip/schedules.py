@@ -58,7 +58,7 @@ def threshold(text: str) -> Schedule:
     It has no upper bound. Theorem 2 of the dissertation requires c_t < c_0 / η^(1−ε)
     for some c_0, which every eventually constant schedule satisfies. In the
     dissertation's ResNet experiments c_t < 1 / η_t; its convex experiment starts with
-    c_0 = 5,000 at η_0 = 0.01, far above.
+    c_0 = 5,000 at η_0 = 0.01, which is far above 1 / η_0.
 
     Parameters
     ----------

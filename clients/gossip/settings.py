@@ -43,7 +43,7 @@ class GossipSettings(SGD):
 
     @property
     def base_rate(self) -> float:
-        """The learning rate that the schedule changes."""
+        """The learning rate that the schedule modifies."""
         if self.learning_rate_schedule != "theory":
             return self.learning_rate
         iterations = self.num_server_rounds * self.local_steps

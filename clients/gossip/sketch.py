@@ -1,4 +1,4 @@
-"""Count sketches: short linear images of long vectors that preserve lengths."""
+"""Count sketches: short linear images of vectors that preserve lengths on average."""
 
 from functools import lru_cache
 
@@ -19,11 +19,11 @@ def sketch(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     Farach-Colton 2002). Signs and sums are the same for all nodes, so the length of the
     difference of two sketches estimates the length of the difference of the vectors.
 
-    A sketch provides `SKETCH` linear equations for d unknowns, always the same ones, so
-    repeated sketches reveal nothing new. It determines vectors of up to 256 entries. In
-    general, the best reconstruction without prior knowledge is a projection, which has
-    a cosine of √(SKETCH / d) with the vector. For d ≥ 100 `SKETCH` this is at most 0.1;
-    devices send no sketches of smaller models.
+    A sketch provides at most `SKETCH` linear equations for d unknowns, always the same
+    ones, so repeated sketches reveal no further directions. Vectors of few entries can
+    be reconstructed. In general, the best reconstruction without prior knowledge is a
+    projection, which has a cosine of √(SKETCH / d) with the vector. For d ≥ 100
+    `SKETCH` this is at most 0.1; devices send no sketches of smaller models.
     """
     index, signs = _hash(len(vector))
     sums = np.bincount(index, signs * vector, SKETCH)

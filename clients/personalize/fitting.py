@@ -25,8 +25,8 @@ from flwr_frl.task.devices import use
 from flwr_frl.task.files import refuse_links
 from flwr_frl.task.settings import Place, Settings, SettingsError, build, require
 
-# Token of the state file. Predictions treat it as an earlier run's, which the device's
-# first training replaces.
+# Run name in the state file. For predictions it is an earlier run, whose state the
+# device's first training replaces.
 RUN = "personalized"
 
 
@@ -42,7 +42,7 @@ class Fitted(NamedTuple):
     loss : float
         Mean loss on the test examples; NaN without any.
     metrics : dict
-        Metrics on the test examples, as of `Client.evaluate`.
+        Metrics on the test examples, as returned by `Client.evaluate`.
     has_images : bool
         Whether the file describes the model's inputs completely.
     """
@@ -98,8 +98,8 @@ def personalize(
     Raises
     ------
     SettingsError
-        If the device has trained, its data do not fit the shared part, or the
-        algorithm has no personal parameters.
+        If the device has already trained in the run, its data do not fit the shared
+        part, or the algorithm has no personal parameters.
     """
     # `Place` refuses names that are too long or start with an unknown ~user.
     exists = Place().permits(data_dir) and Path(data_dir).expanduser().exists()
@@ -108,7 +108,7 @@ def personalize(
     run = read_run(checkpoint, named_settings(named, data_dir=data_dir, **texts))
     settings = run.settings
     kind = _newcomer_class(run, client_name)
-    # Before the task is built, which allocates on the device.
+    # The device is set before the task is built, which allocates memory on it.
     use(device)
     torch.set_num_threads(build(DeviceSettings, settings).torch_threads)
     run.check_data(run.arrays)
@@ -121,13 +121,13 @@ def personalize(
     directory = run.directory_of(client_name, state_dir)
     if directory is not None:
         refuse_links("checkpoint", directory.parent, directory)
-    # The fit starts from an empty state, whatever the device has saved before.
+    # The fit starts from an empty state, even if the device has a saved one.
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
     client = kind(own_task, 0, state, build(kind.settings_type, settings))
     groups = groups_to_fit(kind)
     shared = dict(run.arrays)
     initial = initial_arrays(client, client.shared)
-    # A head that the server keeps for each client starts from the common initial head.
+    # If the server stores a head for each client, the newcomer's is the initial head.
     shared |= {
         n: array
         for n, array in initial.items()

@@ -2,7 +2,7 @@
 
 ``python -m flwr_frl.clients.predict FILES --checkpoint results/fedrep --client-name
 pi-3 --state-dir /var/lib/flwr-frl/state`` combines the two. FILES are images, or text
-files with one table row or text a line, depending on the task. ``--export
+files with one table row or text per line, depending on the task. ``--export
 model.safetensors`` writes the model to one file; ``--model model.safetensors`` then
 needs nothing else, except that a custom task also needs its package and ``--task``, and
 a task that reads its classes from a folder needs ``--data-dir``. Code, folders and

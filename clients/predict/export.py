@@ -35,9 +35,9 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
     Raises
     ------
     SettingsError
-        If the suffix is another one, the file cannot be written, the model cannot be
-        traced, or it has more parts than the card's and the suffix is
-        ``.safetensors``.
+        If the suffix is unknown, the file cannot be written, the model cannot be
+        traced, or the suffix is ``.safetensors`` and the model has more parts than
+        the card describes.
     """
     about = {"format": FORMAT, **card.metadata()}
     if path.suffix == ".safetensors":
@@ -48,7 +48,7 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
                 f"export is {str(path)!r}; it must end with .pt2, as this algorithm's "
                 "model has more parts than the task's"
             )
-        # Files of clients and checkpoints lack the frozen part; a model needs it.
+        # Unlike state files and checkpoints, a model file contains the frozen part.
         frozen = {
             # A copy: frozen tensors may share memory.
             name: tensor.clone(memory_format=torch.contiguous_format)
@@ -76,10 +76,10 @@ def _traced(model: Model, card: ModelCard, about: dict[str, str], suffix: str) -
     plain = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     try:
         return (_program if suffix == ".pt2" else _onnx)(plain, inputs, about)
-    # A custom model can do what torch.export, or ONNX, does not support.
+    # A custom model may use operations that torch.export or ONNX does not support.
     except Exception as error:
         cause: BaseException = error
-        # The outermost exceptions only list the strategies that torch has tried.
+        # The outer exceptions only list the strategies that torch has tried.
         while isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
         reason = reason_of(cause)

@@ -62,7 +62,7 @@ def load_model(
         The task, if the file names an import path or a task that downloads its data.
         A file alone never causes code to run or a host to be contacted (`followed`).
     data_dir : str, default ""
-        The data, for a task that reads its classes from them.
+        Folder of the data, for a task that reads its classes from it.
     named : mapping, optional
         Other settings that the file alone cannot set, by name.
 
@@ -114,16 +114,16 @@ def load_run(
         ``state-dir`` of a device; by default the folder beside the checkpoint in which
         a simulation keeps its clients' states.
     data_dir : str, default ""
-        The device's data. They are needed if the algorithm fine-tunes before use
-        (``-ft``, FedBABU, Per-FedAvg), which repeats that of the last evaluation, and
-        for the class names if the client has no state file (FLUTE, FedAvg). The run
-        counts as a simulation, whose examples are known, without ``data_dir`` and
-        ``state_dir``, or if ``data_dir`` is the run's own.
+        The device's data. They are needed for the fine-tuning of ``-ft``, FedBABU and
+        Per-FedAvg, which repeats that of the last evaluation, and for the class names
+        if the client has no state file (FLUTE, FedAvg). A run counts as a simulation,
+        whose data are those of its settings, if ``state_dir`` is empty and ``data_dir``
+        is empty or equal to that of the run.
     task : str, default ""
         As for `load_model`.
     partition : str, default ""
-        Import path of a simulation's custom partition. Without it no client's examples
-        are known.
+        Import path of a simulation's custom partition, without which no client's
+        examples can be read.
     algorithm : str, default ""
         The algorithm, if it is an import path.
     named : mapping, optional
@@ -132,7 +132,7 @@ def load_run(
     Returns
     -------
     model, card
-        As of `load_model`.
+        As returned by `load_model`.
 
     Raises
     ------
@@ -143,19 +143,19 @@ def load_run(
     texts = {"task": task, "partition": partition, "algorithm": algorithm}
     for name, text in {"client": client, **texts}.items():
         require(isinstance(text, str), name, text, "a string")
-    given = named_settings(named, data_dir=data_dir, **texts)
-    run = read_run(Path(path), given)
+    by_user = named_settings(named, data_dir=data_dir, **texts)
+    run = read_run(Path(path), by_user)
     try:
-        return _load_client(run, client, state_dir, str(given.get("data-dir", "")))
+        return _load_client(run, client, state_dir, str(by_user.get("data-dir", "")))
     except SettingsError as error:
         raise SettingsError(f"{str(run.path)!r}: {error}") from None
 
 
 def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) -> Loaded:
-    """Return a client's model and its card; arguments as of `load_run`."""
+    """Return a client's model and its card; arguments as in `load_run`."""
     settings = run.settings
     if client not in run.acknowledged:
-        # Users know a simulated client by the name of its folder.
+        # Users may name a simulated client by its folder.
         client = {label: name for name, label in run.labels.items()}.get(client, client)
     is_simulated = SIMULATED.fullmatch(client) is not None
     of_run = not state_dir and (is_simulated or not client)
@@ -207,11 +207,11 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
 
 
 class _NeedsDataError(SettingsError):
-    """The deployed model results from training on the client's examples."""
+    """The deployed model requires training on the client's examples."""
 
 
 def _is_same_folder(path: str, in_file: str) -> bool:
-    """Return whether a user's path is a file's, without looking up the latter."""
+    """Return whether a user's path equals one in a file; the latter is not accessed."""
     path = os.path.expanduser(path)
     candidates = os.path.abspath(path), os.path.realpath(path)
     return os.path.abspath(os.path.expanduser(in_file)) in candidates
@@ -241,9 +241,10 @@ def _simulated_task(run: TrainedRun, client: str) -> tuple[Task, int]:
 
 
 def _deployed(client: Client, card: ModelCard) -> Loaded:
-    """Return a copy of the model that a client deploys.
+    """Return a copy of the model that a client deploys, and its card.
 
-    It may have more parts than the card's model, and shares memory with other clients.
+    The deployed model shares memory with other clients, hence the copy. It may have
+    more parts than the card describes.
     """
     return card.wrap(copy.deepcopy(client.deployed_model()).cpu()), card
 
@@ -251,7 +252,7 @@ def _deployed(client: Client, card: ModelCard) -> Loaded:
 def _personal_arrays(
     run: TrainedRun, kind: type[Client], client: str, state_dir: str
 ) -> tuple[dict[str, str], Tensors]:
-    """Return metadata and arrays of a client's state file, if it should have one."""
+    """Return metadata and arrays of a client's state file; empty if it needs none."""
     has_groups = kind.traits.predicts_with_personal and bool(kind.personal)
     heads = under("heads/", run.state)
     on_server = {name.rpartition("/")[0] for name in heads}
@@ -259,7 +260,7 @@ def _personal_arrays(
     if has_groups or names:
         allowed = f"one of {', '.join(run.labels.get(name, name) for name in names)}"
         require(bool(client), "client-name", client, allowed)
-    # A newcomer has a state file even if the server keeps the others' heads.
+    # A newcomer has a state file even if the server stores the other clients' heads.
     if has_groups or (names and client not in names):
         return _read_state(run, kind, client, run.directory_of(client, state_dir))
     return {}, {}
@@ -270,7 +271,7 @@ def _read_state(
 ) -> tuple[dict[str, str], Tensors]:
     """Read a client's newest state that the checkpoint acknowledges.
 
-    Unlike `PersonalState`, it changes no file.
+    Unlike `PersonalState`, this function changes no file.
     """
     acknowledged = run.acknowledged.get(client, 0)
     versions = versions_in(directory)

@@ -18,7 +18,7 @@ from flwr_frl.task.settings import Settings, SettingsError, reason_of
 # Number of images in memory at a time.
 BATCH_SIZE = 64
 
-# A file or a folder.
+# Path of a file or a folder.
 FilePath = str | os.PathLike[str]
 
 
@@ -45,7 +45,7 @@ class Predictor:
     classifier : Classifier
         The model.
     card : ModelCard
-        Its card. A card of another model than one of images is a `SettingsError`.
+        Its card; `SettingsError` if the model does not take images.
     """
 
     def __init__(self, classifier: Model, card: ModelCard) -> None:
@@ -80,7 +80,8 @@ class Predictor:
         Raises
         ------
         SettingsError
-            If a file is missing or is not an image, or the pixels do not fit.
+            If a file is missing or is not an image, or the pixels have another type or
+            shape.
         """
         if isinstance(images, np.ndarray):
             return self.classify(self._checked(images))
@@ -114,8 +115,8 @@ class Predictor:
 def files_in(paths: Sequence[Path]) -> list[Path]:
     """Expand folders to the images in them.
 
-    A folder without images stands for its subfolders with images, such as the class
-    folders of a data set. A missing path, or a folder without any image, is a
+    A folder without images is replaced by its subfolders with images, such as the class
+    folders of a data set. A missing path, or a folder without any image, raises
     `SettingsError`.
     """
     files: list[Path] = []
@@ -187,19 +188,20 @@ def predict(
     model, card
         A model in evaluation mode and its card, as `load_run` returns them.
     files : sequence of Path
-        Image files, or text files whose lines the task reads: a table row or a text.
-        If images come to a custom task, it reads each path as a line.
+        Image files, or text files whose lines the task reads, each a table row or a
+        text. A task without an image model receives the path of an image as a line.
 
     Yields
     ------
     input, class name, probability
-        For each image or line. Without classes, the outputs follow the input.
+        A tuple for each image or line. Without classes, it contains the input and the
+        outputs.
 
     Raises
     ------
     SettingsError
-        If a file is empty or cannot be read, or if the task or the model refuses an
-        input or returns outputs that are not finite.
+        If a file is empty or cannot be read, if the task or the model rejects an input,
+        or if outputs are not finite.
     """
     if card.images is not None:
         predictor = Predictor(model, card)
@@ -242,6 +244,6 @@ def _outputs(model: Model, card: ModelCard, line: str, place: str) -> tuple[str,
     # The last position of a sequence holds the prediction.
     scores = outputs if outputs.ndim == 1 else outputs[:, -1]
     probability, label = scores.softmax(0).max(0)
-    # A class name may be a line break.
+    # A class name may contain a line break.
     name = card.classes[int(label)].encode("unicode_escape").decode("ascii")
     return name, f"{float(probability):.4f}"

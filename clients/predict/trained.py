@@ -1,4 +1,4 @@
-"""Read what a run has left on the server: shared arrays and who has trained."""
+"""Read a server's checkpoint: settings, shared arrays and the trained clients."""
 
 import os
 from collections.abc import Iterable
@@ -48,9 +48,9 @@ class TrainedRun(NamedTuple):
     settings : mapping
         All settings that may be used, complete with defaults.
     followed : Followed
-        Which settings of the file are usable and which are withheld.
+        The file's settings, separated into usable and withheld ones.
     data_dir : str
-        ``data-dir`` in the file; may only be compared.
+        ``data-dir`` in the file; only for comparison, never read.
     acknowledged : dict of str to int
         Last round of each client that has trained.
     token : str
@@ -91,8 +91,8 @@ class TrainedRun(NamedTuple):
         """Raise `SettingsError` unless the run's task may be built and read its data.
 
         Call it before building the task, which scales all images to the file's
-        ``image-size``: that must fit ``arrays``, the model's. ``without`` is as for
-        `Followed.need_task`.
+        ``image-size``. That size must fit ``arrays``, those of the model. ``without``
+        is as for `Followed.need_task`.
         """
         self.followed.need_task(without)
         size, task = int(self.settings["image-size"]), str(self.settings["task"])
@@ -112,7 +112,7 @@ class TrainedRun(NamedTuple):
         raise SettingsError(f"image-size is {size}, and {reason}")
 
     def check_classes(self, kind: type[Client], classes: Iterable[str]) -> None:
-        """Raise `SettingsError` unless a shared head was trained for some classes."""
+        """Raise `SettingsError` if a shared head was trained for other classes."""
         names = tuple(map(str, classes))
         if HEAD in kind.shared and self.classes not in ("", digest(names)):
             raise SettingsError(
@@ -122,9 +122,9 @@ class TrainedRun(NamedTuple):
             )
 
     def check_frozen(self, client: Client) -> None:
-        """Raise `SettingsError` unless a client's frozen part is that of the training.
+        """Raise `SettingsError` if a client's frozen part differs from the training's.
 
-        The checkpoint does not contain it; one of version 0.1 has no digest either.
+        The checkpoint contains only its digest; one of version 0.1 not even that.
         """
         frozen = client._about_frozen().get(FROZEN_DIGEST, "")
         if self.frozen and frozen != self.frozen:
@@ -137,7 +137,7 @@ class TrainedRun(NamedTuple):
     def directory_of(self, client: str, state_dir: str) -> Path | None:
         """Return the folder with a client's personal state.
 
-        That is a device's ``state_dir``, or "" for a simulated client.
+        ``state_dir`` is that of a device; for simulated clients it is empty.
         """
         if not state_dir:
             return self.path.parent / "clients" / quoted(client)
@@ -169,7 +169,7 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
     Raises
     ------
     SettingsError
-        If the file is missing or damaged, or needs code that the user does not name.
+        If the file is missing or damaged, or needs code that the user has not named.
     """
     # os.path, unlike Path, also accepts names that are too long.
     path = path / FILE if os.path.isdir(path) else path
