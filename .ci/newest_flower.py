@@ -1,4 +1,4 @@
-"""Print the newest release of flwr in the range of pyproject.toml."""
+"""Print the newest release of flwr that pyproject.toml allows."""
 
 import re
 import subprocess

@@ -1,10 +1,10 @@
-"""A page for each algorithm, from its strategy, its client and their settings.
+"""Generate a page for each algorithm from its strategy, its client and their settings.
 
-A new row in ``strategies/table.py`` gives a new page: docstrings say what the
-algorithm does, parameter groups what it shares and keeps, traits what it needs, and the
-declarations its settings. What other pages of the repository have about an algorithm is
-taken from there: published and measured accuracies, what the server sees
-(``privacy.md``), and the differences from other code (``differences.md``).
+Each row of ``strategies/table.py`` has a page. Docstrings describe what the algorithm
+does, parameter groups what it shares and keeps, traits its requirements, and
+declarations its settings. Published and measured accuracies, what the server sees
+(``privacy.md``) and differences from other code (``differences.md``) are copied from
+other pages of the repository.
 """
 
 import inspect
@@ -29,7 +29,7 @@ from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.task.settings import SettingsError, declared, defaults, load
 from flwr_frl.task.tasks import GENERATED, build_task
 
-# Values of settings that are tried, in this order, to find a run for the example.
+# Settings that are tried, in this order, to find an example that the algorithm can run.
 EXAMPLES: list[dict[str, Any]] = [
     {},
     {"model": "resnet20"},
@@ -53,17 +53,17 @@ class Algorithm(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name that papers use: what precedes the citation, or the class."""
+        """The name before the citation, or that of the class if it has a space."""
         before = self.about.partition(" (")[0]
         return self.strategy.__name__ if " " in before else before
 
 
 def algorithm_pages() -> dict[str, str]:
     """Return the pages of all algorithms by their files, and the table of all."""
-    known = [algorithm(name) for name in ALGORITHMS]
-    pages = {f"algorithms/{each.name}.md": page(each) for each in known}
-    # ``algorithms.md`` includes it.
-    pages["algorithms/all.txt"] = overview(known)
+    built_in = [algorithm(name) for name in ALGORITHMS]
+    pages = {f"algorithms/{each.name}.md": page(each) for each in built_in}
+    # ``algorithms.md`` includes this table.
+    pages["algorithms/all.txt"] = overview(built_in)
     return pages
 
 
@@ -84,8 +84,8 @@ FAMILIES = (
     NO_CENTRAL := "No central model: messages between neighbours",
     ALONE := "No communication: the baseline without federation",
 )
-# Families that do not follow from the parameter groups: the server computes models for
-# clients, or the personal part is made from the training examples.
+# Families that do not follow from the parameter groups, because the server computes
+# models for clients, or the personal part is computed from the training examples.
 ASSIGNED = {
     **dict.fromkeys(("fedamp", "fedfomo", "ifca", "pfedhn"), PER_CLIENT),
     "knn-per": PERSONAL,
@@ -93,7 +93,7 @@ ASSIGNED = {
 
 
 def family(each: Algorithm) -> str:
-    """Return the family of an algorithm, which mostly follows from what it shares."""
+    """Return the family of an algorithm, derived from the groups that it shares."""
     if each.name in ASSIGNED:
         return ASSIGNED[each.name]
     if each.relays:
@@ -106,7 +106,7 @@ def family(each: Algorithm) -> str:
         return ALONE
     if issubclass(each.strategy, TrainedHeads) or not shared >= {REPRESENTATION, HEAD}:
         return HEADS
-    # Control variates and the like serve training alone.
+    # Some personal groups, such as control variates, are used in training only.
     return (
         PERSONAL if personal and each.client.traits.predicts_with_personal else GLOBAL
     )
@@ -143,7 +143,7 @@ def stays(each: Algorithm) -> str:
 
 
 def groups(names: object) -> str:
-    """Return parameter groups in words; a property depends on the settings."""
+    """Return parameter groups in words; properties depend on the settings."""
     if not isinstance(names, tuple):
         return "depends on the settings"
     if {*names} >= {REPRESENTATION, HEAD}:
@@ -194,7 +194,7 @@ def prose(docstring: str | None) -> str:
     """Return a docstring's text above its sections, as Markdown."""
     text = inspect.cleandoc(docstring or "")
     text = re.split(r"\n\n[A-Z]\w+( \w+)?\n-+\n", text)[0]
-    # Literal blocks.
+    # Literal blocks become fenced blocks.
     text = re.sub(
         r"::\n\n((?:    .*\n?|\n)+)",
         lambda m: ":\n\n```text\n" + inspect.cleandoc(m[1]) + "\n```\n\n",
@@ -206,7 +206,7 @@ def prose(docstring: str | None) -> str:
 
 
 def described(title: str, kind: type) -> str:
-    """Return what a class and its methods say about themselves.
+    """Return the docstrings of a class and its methods as Markdown.
 
     Parameters
     ----------
@@ -231,49 +231,51 @@ def described(title: str, kind: type) -> str:
 
 
 def traits(each: Algorithm) -> list[str]:
-    """Return what an algorithm needs, and what works with it, in sentences."""
+    """Return sentences on an algorithm's requirements and capabilities."""
     server, client = each.strategy.traits, each.client.traits
-    found = []
+    sentences = []
     if client.task_type is not object:
-        found.append(f"It needs a task of the type `{client.task_type.__name__}`.")
+        sentences.append(f"It needs a task of the type `{client.task_type.__name__}`.")
     if client.needs_classes:
-        found.append("Targets must be classes.")
-    found += [f"Requirement of the model: {name}." for name in requirements(client)]
+        sentences.append("Targets must be classes.")
+    sentences += [f"Requirement of the model: {name}." for name in requirements(client)]
     if server.evaluate_last_round_only:
-        found.append("Only the last round is evaluated.")
+        sentences.append("Only the last round is evaluated.")
     if not wraps(each.strategy):
-        found += _capabilities(each)
+        sentences += _capabilities(each)
     if client.also_test_global:
-        found.append(
+        sentences.append(
             "The received model is tested as well: `accuracy-global` in the metrics."
         )
     if client.supports_example_dp:
-        found.append("[Noise on the device](/privacy.md) (`dp-noise`) can be counted.")
-    return found
+        sentences.append(
+            "[Noise on the device](/privacy.md) (`dp-noise`) can be counted."
+        )
+    return sentences
 
 
 def _capabilities(each: Algorithm) -> list[str]:
-    """Return what works with a strategy that nothing wraps."""
+    """Return sentences on the capabilities of a strategy that wraps no other one."""
     server = each.strategy.traits
-    found = []
+    sentences = []
     if server.averages:
-        found.append(
+        sentences.append(
             "Replies are averaged; robust rules (`aggregation`) can replace the mean."
         )
     if server.averages and server.supports_client_dp:
-        found.append(
+        sentences.append(
             "[Noise on the server](/privacy.md) (`server-dp-noise`) can be counted."
         )
     if server.srpfl_settings is not None:
-        found.append("[SRPFL](/algorithms/srpfl.md) can wrap it (`srpfl-base`).")
+        sentences.append("[SRPFL](/algorithms/srpfl.md) can wrap it (`srpfl-base`).")
     joins = "Clients that join after training get a model (`new-clients`)."
     refuses = "Clients that join after training get no model."
-    found.append(joins if server.takes_newcomers else refuses)
-    return found
+    sentences.append(joins if server.takes_newcomers else refuses)
+    return sentences
 
 
 def requirements(client: Any) -> list[str]:
-    """Return what the further checks of a client ask of a model."""
+    """Return in words what the checks in a client's ``requires`` demand of a model."""
     names = {"linear_head": "its head is one linear layer"}
     return [
         names.get(name, name.replace("_", " "))
@@ -303,13 +305,13 @@ def settings_table(each: Algorithm) -> str:
 
 
 def command(each: Algorithm) -> str:
-    """Return a command that runs the algorithm, on data that needs no download."""
-    given = next((g for g in EXAMPLES if _runs(each, g)), {})
+    """Return a command that runs the algorithm on data that need no download."""
+    settings = next((g for g in EXAMPLES if _runs(each, g)), {})
     words = f"flwr-frl {each.name}"
-    if "task" in given:
-        words += f" --task {given['task']}"
-    if "model" in given:
-        words += f" --run-config 'model=\"{given['model']}\"'"
+    if "task" in settings:
+        words += f" --task {settings['task']}"
+    if "model" in settings:
+        words += f" --run-config 'model=\"{settings['model']}\"'"
     if each.relays:
         words += " --clients 8"
     return f"```sh\n{words}\n```\n"

@@ -1,6 +1,6 @@
-"""What other pages have about an algorithm: results, what the server sees, differences.
+"""Excerpts of other pages on an algorithm: results, what the server sees, differences.
 
-`docs.algorithm_pages` puts it onto the algorithm's page.
+`docs.algorithm_pages` includes them in the algorithm's page.
 """
 
 import json
@@ -13,7 +13,7 @@ from flwr_frl.strategies.algorithms import FINE_TUNED
 
 
 def results(name: str) -> str:
-    """Return measured accuracies beside the published ones, and further pages."""
+    """Return measured and published accuracies, and links to further pages."""
     text = _beside_papers(name) + _leaderboard(name)
     pages = [
         f"[{path.stem}](/results/{path.stem}.md)"
@@ -26,7 +26,7 @@ def results(name: str) -> str:
 
 
 def _beside_papers(name: str) -> str:
-    """Return the rows of the papers' tables of CIFAR-10, in %."""
+    """Return the algorithm's rows in the papers' tables of CIFAR-10, in %."""
     data = json.loads((RESULTS / "papers_tables.json").read_text(encoding="utf-8"))
     # A global method is tested in the runs of its fine-tuned variant.
     tuned = f"{name}{FINE_TUNED}"
@@ -76,7 +76,7 @@ def _leaderboard(name: str) -> str:
 
 
 def server_sees(name: str) -> str:
-    """Return the row about an algorithm of the table in ``privacy.md``."""
+    """Return the algorithm's row of the table in ``privacy.md``, as a list."""
     file = DOCS / "privacy.md"
     for line in for_site(file.read_text(encoding="utf-8"), file).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -92,7 +92,7 @@ def server_sees(name: str) -> str:
 
 
 def differences(title: str) -> str:
-    """Return the section about an algorithm of ``differences.md``."""
+    """Return the algorithm's section of ``differences.md``; empty without one."""
     file = DOCS / "differences.md"
     text = for_site(file.read_text(encoding="utf-8"), file)
     for section in text.split("\n## ")[1:]:

@@ -1,11 +1,11 @@
-"""The reference of everything public: one page a package, from ``__all__``."""
+"""Generate the API reference: one page per package, from ``__all__``."""
 
 import inspect
 import textwrap
 from importlib import import_module
 from typing import Any
 
-# By page: title, package, and further names that code outside of the package needs.
+# For each page: title, package, and further names for code outside of the package.
 PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "run": ("Running", "flwr_frl.running", ()),
     "strategies": (
@@ -73,13 +73,13 @@ def _named(path: str) -> str:
 
 
 def _entry(found: Any, name: str) -> str:
-    """Return what documents an object, by the module that defines it."""
+    """Return the directive that documents an object where it is defined."""
     found = inspect.unwrap(found) if callable(found) else found
     is_class = inspect.isclass(found)
     if not (is_class or inspect.isfunction(found)):
         return f"`{name}`\n: The constant `{textwrap.shorten(repr(found), 70)}`.\n"
     if "-" in found.__qualname__:
-        # A variant that is made at run time.
+        # A variant that is created at run time, such as `FedAvg-ft`.
         return f"`{name}`\n: {(inspect.getdoc(found) or '').splitlines()[0]}\n"
     kind = "autoclass" if is_class else "autofunction"
     options = "\n   :members:\n   :show-inheritance:" if is_class else ""

@@ -1,7 +1,7 @@
 """Sphinx configuration of the documentation: ``sphinx-build -W -b html docs OUTPUT``.
 
-Before Sphinx reads any page, `docs.pages` writes those that are generated: algorithms,
-results, the reference, and copies of files that stand outside of ``docs``.
+Before Sphinx reads any page, `docs.pages` writes the generated ones: algorithms,
+results, the reference, and copies of files outside of ``docs``.
 """
 
 import os
@@ -13,12 +13,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-# Tutorials run in processes of their own.
+# Tutorials run in separate processes.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The progress bar asks for widgets, which a static page cannot show.
+# The progress bar warns that widgets are missing, which a static page cannot show.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:install:UserWarning")
 
 import flwr_frl  # noqa: E402
@@ -75,18 +75,18 @@ html_theme_options = {
 
 
 def _relink(app: Any, name: str, source: list[str]) -> None:
-    """Lead the links of a page of ``docs`` to pages of the site."""
+    """Replace a page's links to files by links to pages of the site."""
     source[0] = for_site(source[0], Path(app.env.doc2path(name)))
 
 
 def _is_foreign(app: Any, what: str, name: str, found: Any, *_: Any) -> bool | None:
-    """Skip members of classes that another package defines, such as a loss."""
+    """Skip class members that other packages define, such as a loss function."""
     module = getattr(found, "__module__", None) or "flwr_frl"
     return None if module.startswith("flwr_frl") else True
 
 
 def _escape_bars(app: Any, what: str, name: str, *rest: Any) -> None:
-    """Keep bars of docstrings, as in ``|S|``, from being substitutions."""
+    """Escape bars in docstrings, as in ``|S|``, which would be substitutions."""
     lines: list[str] = rest[-1]
     for i, line in enumerate(lines):
         parts = re.split(r"(`+[^`]*`+)", line)

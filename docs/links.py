@@ -1,4 +1,4 @@
-"""Links of Markdown files: the same text works on GitHub and in the built site.
+"""Convert links of Markdown files, so that the text works on GitHub and on the site.
 
 In the repository, pages link each other by relative paths, many of which lead out of
 ``docs``. For the site, every link to a file of the repository becomes the absolute path
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
-# Pages of the site whose text stands outside of ``docs``.
+# Files outside of ``docs`` that are pages of the site.
 COPIES = {
     "deploy/README.md": "project/deploy",
     "CHANGELOG.md": "project/changelog",
@@ -24,7 +24,7 @@ COPIES = {
         for path in sorted(RESULTS.glob("*.md"))
     },
 }
-# Where a link to a folder, or to the page that GitHub shows first, leads.
+# Pages of the site for links to folders and to the README.
 ELSEWHERE = {
     "README.md": "index",
     "deploy": "project/deploy",
@@ -36,19 +36,19 @@ IMAGES = (".png", ".svg")
 
 
 def for_site(text: str, file: Path) -> str:
-    """Return the text of a file with its links as the site needs them.
+    """Return the text of a file with its links converted for the site.
 
     Parameters
     ----------
     text : str
         Markdown.
     file : Path
-        The file of the repository that has it.
+        The file of the repository that contains the text.
 
     Returns
     -------
     str
-        The text. Links that lead to no file of the repository stay as they are.
+        The text. Links to anything but files of the repository are unchanged.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ def for_site(text: str, file: Path) -> str:
         if target is None:
             return match[0]
         page = _page(target)
-        # Nothing on the site shows other folders of the repository.
+        # The site has no page for other folders of the repository.
         return words if page is None else f"[{words}]({page}{_anchor(link)})"
 
     parts = FENCE.split(text)
@@ -69,9 +69,9 @@ def linked_files(text: str, file: Path) -> Iterator[str]:
     """Yield the files of the repository, relative to its root, that a text links."""
     for part in FENCE.split(text)[::2]:
         for _, link in LINK.findall(part):
-            found = _target(link.partition("#")[0], file)
-            if found is not None:
-                yield found
+            target = _target(link.partition("#")[0], file)
+            if target is not None:
+                yield target
 
 
 def source_page(path: str) -> str:
@@ -82,8 +82,8 @@ def source_page(path: str) -> str:
 def is_source(path: str) -> bool:
     """Return whether a file of the repository is shown as source code."""
     inside = path.startswith("docs/") and path.endswith((".md", *IMAGES))
-    known = path in COPIES or path in ELSEWHERE or path.endswith(IMAGES)
-    return not (inside or known) and (ROOT / path).is_file()
+    shown = path in COPIES or path in ELSEWHERE or path.endswith(IMAGES)
+    return not (inside or shown) and (ROOT / path).is_file()
 
 
 def _target(link: str, file: Path) -> str | None:
@@ -96,12 +96,12 @@ def _target(link: str, file: Path) -> str | None:
 
 
 def _anchor(link: str) -> str:
-    """Return a link's part from ``#`` on."""
+    """Return the part of a link from ``#`` on; empty without one."""
     return link[len(link.partition("#")[0]) :]
 
 
 def _page(target: str) -> str | None:
-    """Return the address on the site of a file or folder of the repository."""
+    """Return a file's or folder's address on the site; None if it has no page."""
     if target.endswith(IMAGES):
         inside = target.startswith("docs/")
         return "/" + (target[5:] if inside else f"results/{Path(target).name}")

@@ -1,7 +1,7 @@
 """Write the generated pages of the site; `docs.conf` calls it before every build.
 
-Copies of files that stand outside of ``docs``, the source files that pages link, a page
-for each algorithm (`docs.algorithm_pages`), and the reference (`docs.api_pages`).
+They are copies of files outside of ``docs``, the source files to which pages link, a
+page for each algorithm (`docs.algorithm_pages`), and the reference (`docs.api_pages`).
 """
 
 import re
@@ -36,7 +36,7 @@ def write_pages(folder: Path) -> None:
     for name, text in pages.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        # Sphinx reads again only what has changed.
+        # Sphinx reads only changed files again.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
     for picture in sorted(RESULTS.glob("*.png")):
@@ -44,7 +44,7 @@ def write_pages(folder: Path) -> None:
 
 
 def copies() -> dict[str, str]:
-    """Return the pages whose text stands outside of ``docs``, by their files."""
+    """Return the pages whose text is outside of ``docs``, by their files."""
     sentences = what_results_show()
     pages = {}
     for path, name in COPIES.items():
@@ -60,8 +60,8 @@ def copies() -> dict[str, str]:
 def what_results_show() -> dict[str, str]:
     """Return a sentence for each page of results.
 
-    It is that of ``docs/results.md``, or what ``benchmarks/reproduce.toml`` says of a
-    page that is not listed there.
+    It is taken from ``docs/results.md``, or from ``benchmarks/reproduce.toml`` if the
+    page is not listed there.
     """
     index = DOCS / "results.md"
     text = for_site(index.read_text(encoding="utf-8"), index)
@@ -70,16 +70,16 @@ def what_results_show() -> dict[str, str]:
     )
     sentences = {name: " ".join(words.split()) for name, words in listed}
     table = (ROOT / "benchmarks" / "reproduce.toml").read_text(encoding="utf-8")
-    known = tomllib.loads(table)
+    benchmarks = tomllib.loads(table)
     for path in RESULTS.glob("*.md"):
-        shows = known.get(path.stem, {}).get("shows", "Measured numbers")
-        # What follows a semicolon says where the figures are used.
+        shows = benchmarks.get(path.stem, {}).get("shows", "Measured numbers")
+        # The text after a semicolon states where the figures are used.
         sentences.setdefault(path.stem, f"{shows.partition(';')[0]}.")
     return sentences
 
 
 def sources() -> dict[str, str]:
-    """Return a page for each source file that some page links."""
+    """Return a page for each source file to which a page links."""
     files = [ROOT / path for path in COPIES]
     files += [*DOCS.glob("*.md"), *(DOCS / "tutorials").glob("*.md")]
     linked = {
@@ -94,5 +94,5 @@ def sources() -> dict[str, str]:
 def _listing(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     language = LANGUAGES.get(Path(path).suffix, "text")
-    # More backquotes than the file itself may have in a row.
+    # The fence has more backquotes than any fence in the file.
     return f"---\norphan: true\n---\n\n# {path}\n\n`````{language}\n{text}`````\n"

@@ -1,7 +1,7 @@
-"""Take the pictures of the page: ``python -m docs.screenshots``.
+"""Take the screenshots of the report page: ``python -m docs.screenshots``.
 
-Two real runs, with three clients and with a thousand, as a headless Chromium shows
-them; Debian's package ``chromium`` is needed.
+They show real runs, with three clients and with a thousand, in a headless Chromium,
+which Debian's package ``chromium`` installs.
 """
 
 import sys
@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "e2e"))
 
 
 def enough_digits(folder: Path, count: int) -> None:
-    """Write so many examples: the bundled digits, each several times with noise."""
+    """Write ``count`` training and half as many test images, digits with noise."""
     digits = load_digits()
     rng = np.random.default_rng(0)
     for part, number in (("train", count), ("test", count // 2)):
@@ -31,7 +31,7 @@ def enough_digits(folder: Path, count: int) -> None:
 
 
 def main() -> None:
-    """Run, and take the pictures."""
+    """Make the runs, and take the screenshots."""
     from browser import browser
 
     with tempfile.TemporaryDirectory() as place:

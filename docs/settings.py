@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 
 def sections() -> dict[str, list[Row]]:
-    """Return all settings by the title of their section, each of them once."""
+    """Return all settings by the title of their section, each of them only once."""
     makers = {title: [maker] for title, maker in COMMON}
     for algorithm in ALGORITHMS:
         settings = {**defaults(), "algorithm": algorithm}
@@ -126,7 +126,7 @@ def with_settings(pyproject: str) -> str:
         lines.append(f"# {title.replace('`', '')}")
         for name, setting, _ in rows:
             value = setting.default
-            # Floats keep their point: `15` would be an integer.
+            # Floats keep their decimal point, since `15` would be an integer.
             text = repr(value) if isinstance(value, float) else spelled(value)
             lines.append(f"{name} = {text}")
     return before + table + "\n".join(lines) + "\n" + end + after
