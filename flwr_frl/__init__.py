@@ -5,12 +5,12 @@ algorithms, the parts of a task, and `simulate`. Names are loaded on first use, 
 a server needs no torch.
 """
 
-# ruff: noqa: E402 - other threads may import modules below this one already.
+# ruff: noqa: E402 - the path comes first, as other threads may import modules below.
 import os
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-# A wheel holds the three packages in this folder. In a checkout and in a Flower bundle
-# they lie beside it; the links of a checkout only help editors and type checkers.
+# A wheel contains clients, strategies and task in this folder. In a checkout and in a
+# Flower bundle they are beside it; a checkout's links only help editors and mypy.
 _TASK = os.path.join(_HERE, "task")
 _IN_WHEEL = os.path.isdir(_TASK) and not os.path.islink(_TASK)
 _ROOT = _HERE if _IN_WHEEL else os.path.dirname(_HERE)
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies import *  # noqa: F403
     from flwr_frl.task import *  # noqa: F403
 
-# The last one is expensive to import.
+# In the order in which names are looked up; the last one is expensive to import.
 _MODULES = ("task", "clients", "strategies", "running")
 __version__: str
 
@@ -39,7 +39,7 @@ def _load(name: str) -> Any:
             return tomllib.load(file)["project"]["version"]
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
-    # The import system asks for private names, which are never public API.
+    # The import system looks up private names, which are never public API.
     for module in () if name.startswith("_") else map(_load, _MODULES):
         if name in module.__all__:
             return getattr(module, name)
@@ -52,5 +52,5 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:
-    # Type checkers know the names from above, and that there are no others.
+    # Type checkers use the imports above, and can report unknown names.
     __getattr__ = _load

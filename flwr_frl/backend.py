@@ -18,20 +18,20 @@ from flwr_frl.task.training import SGD, train
 RAY_START = 15.0
 # Seconds of CPU time that Ray adds to each training of a client.
 RAY_CALL = 0.005
-# By how much clients of small models are at least faster when they train together
+# Minimum speed-up of clients with small models that train together
 # (benchmarks/results/cohort.md).
 COHORT_GAIN = 3.0
 
 
 def choose_backend(settings: Settings) -> str:
-    """Return where a run is expected to end first.
+    """Return the backend with which a run is expected to finish first.
 
     Ray is chosen on a cluster (``RAY_ADDRESS``) and with several GPUs. Otherwise it is
     chosen if sharing the training of all rounds among the cores saves more than
     `RAY_START` seconds. The time of the training is estimated from a step that is
-    measured once: steps x clients in a round x rounds, divided by `COHORT_GAIN` if the
-    clients train together. The choice does not change the numbers of a run beyond
-    rounding.
+    measured once: steps of a client x clients in a round x rounds, divided by
+    `COHORT_GAIN` if the clients train together. The choice changes the numbers of a run
+    by rounding only.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def choose_backend(settings: Settings) -> str:
     Returns
     -------
     {"inline", "ray"}
-        ``inline`` as well if Ray is not installed, or if the algorithm or the task is
+        Always ``inline`` if Ray is not installed, or if the algorithm or the task is
         defined in the script itself, which Ray's workers cannot import.
     """
     names = (str(settings["algorithm"]), str(settings["task"]))
@@ -60,7 +60,7 @@ def choose_backend(settings: Settings) -> str:
 
 
 def client_rounds(settings: Settings) -> float:
-    """Return how many times a client trains in a run, all clients counted."""
+    """Return the total number of local trainings in a run, over all clients."""
     clients = float(settings["num-clients"]) * float(settings["fraction-train"])
     return max(1.0, clients) * float(settings["num-server-rounds"])
 
@@ -81,10 +81,10 @@ def training_seconds(settings: Settings) -> float:
 
 
 def step_seconds(task: Task, settings: Settings) -> float:
-    """Return the measured seconds of one training step of client 0."""
+    """Measure the CPU seconds of one training step of client 0."""
     examples, sgd = task.train_examples(0), SGD(batch_size=int(settings["batch-size"]))
     measured = []
-    # A run draws the same numbers whether this was measured or not.
+    # The measurement must not affect the random numbers of the run.
     with torch.random.fork_rng(devices=[]):
         few = examples.sample(min(1.0, 2 * sgd.batch_size / len(examples)))
         model = task.initial_model()

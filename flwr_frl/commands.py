@@ -26,15 +26,15 @@ DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
 @dataclass(frozen=True)
 class Runner:
-    """How the runs of a command are made.
+    """Make the runs of a command: with a backend, for some seeds, in parallel.
 
     Parameters
     ----------
     backend : {"auto", "ray", "inline"}
         The backend of each run.
     count : int, optional
-        The number of seeds. By default each run is made once, in the output folder
-        itself.
+        The number of seeds. By default each run is made once, directly in the output
+        folder.
     jobs : int
         The number of parallel runs.
     """
@@ -44,13 +44,13 @@ class Runner:
     jobs: int
 
     def prepare(self, algorithms: Sequence[str], given: Settings) -> RunGroup:
-        """Return runs with checked settings, for each seed."""
+        """Return runs of algorithms with checked settings, for each seed."""
         output, logged = output_of(given), set[str]()
         planned: list[Any] = [given]
         if self.count is not None:
             first = int(given.get("seed", defaults()["seed"]))
             planned = seeds.plan(given, self.count, algorithms, first, output)
-        checked = [check(algorithms, own, self.backend, logged) for own in planned]
+        checked = [check(algorithms, each, self.backend, logged) for each in planned]
         return RunGroup(tuple(algorithms), checked, Path(output))
 
     def carry_out(
@@ -66,7 +66,8 @@ class Runner:
         groups : sequence of RunGroup
             The groups.
         tolerant : bool, default False
-            Whether a failed run is the outcome of its group. Otherwise it raises.
+            If True, a failed run's error is the outcome of its group instead of being
+            raised.
         """
         planned = [
             (name, settings, self.backend, tolerant)
@@ -105,7 +106,7 @@ def _summary(
 
 
 def output_of(given: Settings) -> str:
-    """Return the output folder, which is by default that of the resumed run."""
+    """Return the output folder, by default that of the resumed run, if any."""
     return str(given.get("output", given.get("resume") or defaults()["output"]))
 
 

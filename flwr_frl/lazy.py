@@ -11,7 +11,8 @@ def attach(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
     """Return a package's ``__all__`` and ``__getattr__``.
 
     The names are those that the package imports for type checkers, in its ``if
-    TYPE_CHECKING:`` block as ``from module import Name as Name``: so there is one list.
+    TYPE_CHECKING:`` block as ``from module import Name as Name``, so that there is only
+    one list.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Flower's Array over values in memory, which becomes bytes when it leaves the process.
+"""Flower's Array with values in memory, serialised only if it leaves the process.
 
 Flower's own Array always holds the bytes of an .npy file. A simulation in one process
-would write and parse them for each client although nobody else reads them.
+would write and parse these bytes for each client, although no other process reads them.
 """
 
 from collections.abc import Mapping
@@ -59,14 +59,14 @@ class MemoryArray(Array):
 
     @data.setter
     def data(self, data: bytes) -> None:
-        # Whoever replaces the bytes wants Flower's own Array.
+        # With other bytes, this object becomes one of Flower's own Array.
         for name in ("values", "_encoded", "all_finite"):
             self.__dict__.pop(name, None)
         self.__dict__["data"] = data
         self.__class__ = Array  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
-        """Return whether all fields are equal, as of Flower's Array."""
+        """Return whether all fields are equal, as Flower's Array does."""
         if not isinstance(other, Array):
             return NotImplemented
         fields = [(a.dtype, a.shape, a.stype) for a in (self, other)]
@@ -79,9 +79,9 @@ class MemoryArray(Array):
         return self.values.copy()
 
     def deflate(self) -> bytes:
-        """Return the object as Flower transfers it, which is an Array's."""
+        """Return the bytes that Flower transfers, equal to those of an Array."""
         array = Array(self.dtype, self.shape, self.stype, self.data)
-        # The digests of the parts take time.
+        # Chunks are reused, because computing their digests takes time.
         array.__dict__["_chunks"] = self.slice_array()
         return array.deflate()
 
@@ -97,9 +97,10 @@ class MemoryArray(Array):
 
 
 def values_of(array: Array) -> NDArray:
-    """Return the values of a trusted Array as a read-only view, without a copy.
+    """Return the values of an Array, read-only and if possible without a copy.
 
-    Raises `ValueError` if its bytes cannot be read without unpickling.
+    Raises `ValueError`, or another exception of NumPy, if its bytes cannot be read
+    without unpickling.
     """
     if isinstance(array, MemoryArray):
         return array.values
@@ -111,7 +112,7 @@ def values_of(array: Array) -> NDArray:
 
 
 def num_bytes(array: Array) -> int:
-    """Return the number of an Array's bytes, without writing them."""
+    """Return the number of an Array's bytes, without serialising it."""
     return array.size if isinstance(array, MemoryArray) else len(array.data)
 
 

@@ -1,4 +1,4 @@
-"""Flower's Message, built from another one without checking the arguments again.
+"""Build Flower's Message from another one, without checking the arguments again.
 
 Flower's constructor takes 5 to 10 µs, longer than the rest of a small client's message.
 """

@@ -51,7 +51,7 @@ from flwr_frl.task.settings import (
 __all__ = ["Run", "simulate"]
 
 BACKENDS = ("auto", "inline", "ray")
-# They declare the settings that all algorithms read.
+# Classes that declare the settings of all algorithms.
 OF_ALL: tuple[Maker, ...] = (
     RunSettings,
     DeviceSettings,
@@ -61,7 +61,7 @@ OF_ALL: tuple[Maker, ...] = (
 YEAR = 365 * 86400.0
 # Settings that only a speed model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
-# Settings of adapters that are added, but not of those that a model has.
+# Settings that apply to added adapters, but not to those that a model already has.
 OF_ADAPTERS = ("lora-rank", "lora-alpha", "lora-targets")
 
 
@@ -119,22 +119,22 @@ def simulate(
     >>> run.summary["accuracy"]
     """
     begin_run()
-    known = isinstance(algorithm, str | type)
-    require(known, "algorithm", algorithm, "a name, an import path or a strategy")
+    permitted = isinstance(algorithm, str | type)
+    require(permitted, "algorithm", algorithm, "a name, an import path or a strategy")
     if isinstance(algorithm, type):
         algorithm = import_path(algorithm, "algorithm")
     named = {name.replace("_", "-"): value for name, value in settings.items()}
-    given = {FLAGS.get(name, name): _plain(value) for name, value in named.items()}
-    task = given.get("task", "")
+    options = {FLAGS.get(name, name): _plain(value) for name, value in named.items()}
+    task = options.get("task", "")
     if not isinstance(task, str):
         allowed = "a name, an import path or a function that returns the task"
         require(hasattr(task, "__qualname__"), "task", task, allowed)
-        given["task"] = import_path(task, "task")
-    for name, path in (("algorithm", algorithm), ("task", given.get("task", ""))):
+        options["task"] = import_path(task, "task")
+    for name, path in (("algorithm", algorithm), ("task", options.get("task", ""))):
         allowed = "of a module that workers can import, or with backend='inline'"
         valid = not str(path).startswith("__main__:") or backend != "ray"
         require(valid, name, path, allowed)
-    checked = check([algorithm], given, backend)
+    checked = check([algorithm], options, backend)
     with served_for(checked):
         return run(algorithm, checked, backend)
 
@@ -162,12 +162,12 @@ def import_path(of: type | Callable[..., Any], setting: str) -> str:
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
-    # Workers run in other folders.
+    # Paths are made absolute, since workers run in other folders.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
     for name in ("data-dir", "cache-dir"):
-        if given := str(settings[name]):
-            choice[name] = str(Path(given).expanduser().resolve())
+        if folder := str(settings[name]):
+            choice[name] = str(Path(folder).expanduser().resolve())
     directory = Path(str(settings["resume"])) / short_name(algorithm)
     if settings["resume"] and not (directory / CHECKPOINT).is_file():
         log(WARNING, "%s has no checkpoint and starts now", algorithm)
@@ -175,35 +175,35 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     if backend == "auto":
         backend = choose_backend(choice)
     kind = RayGrid if backend == "ray" else InlineGrid
-    own, num_clients = _without_others(choice), int(settings["num-clients"])
-    app = make_app(own)
+    run_config, num_clients = _without_others(choice), int(settings["num-clients"])
+    app = make_app(run_config)
     with contextlib.closing(kind(app, num_clients)) as grid:
 
         def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> None:
-            keep(grid.contexts_with_state(), own, run_token, acknowledged)
+            keep(grid.contexts_with_state(), run_config, run_token, acknowledged)
 
         summary = server_app.run(grid, choice, keep_clients)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
 
 def _without_others(settings: Settings) -> dict[str, Setting]:
-    """Leave out settings that only other algorithms of the command declare."""
-    known = _declared_by([str(settings["algorithm"])], settings) | defaults().keys()
-    return {name: value for name, value in settings.items() if name in known}
+    """Return the settings without those that only other algorithms declare."""
+    names = _declared_by([str(settings["algorithm"])], settings) | defaults().keys()
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
-    """Leave out settings that only others among some algorithms declare."""
+    """Return the settings without those that only others of the algorithms declare."""
     check_names(algorithms)
     named = resolve(given, strict=False)
-    # Names that have a default in this package may be settings of others, too.
+    # Settings that all algorithms read are kept, even if others declare them, too.
     general = {setting for maker in OF_ALL for setting in declared(maker)}
     others = _declared_by(algorithms, named) - _declared_by([name], named) - general
     return {s: value for s, value in given.items() if s not in others}
 
 
 def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
-    """Return what declares the settings of algorithms and their task."""
+    """Return the classes and functions that declare settings of algorithms and task."""
     each = (owners({**settings, "algorithm": algorithm}) for algorithm in algorithms)
     return [maker for makers in each for maker in makers]
 
@@ -230,7 +230,7 @@ def check(
     backend : str
         The backend.
     logged : set of str, optional
-        Warnings that have been logged, and are not logged again.
+        Warnings that have already been logged; new ones are added.
 
     Returns
     -------
@@ -245,7 +245,8 @@ def check(
     require(backend in BACKENDS, "backend", backend, "auto, inline or ray")
     given = renamed(given)
     check_names(algorithms)
-    # Simulated clients that do not answer never will, and none is ever lost.
+    # No simulated client is ever lost, so a round needs no timeout. Clients that fail
+    # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     if given.get("resume") and "output" not in given:
         given = {**given, "output": given["resume"]}
@@ -259,11 +260,11 @@ def check(
     _check_machine(settings, backend)
     _check_resume(algorithms, settings)
     tried = [_tried_out({**settings, "algorithm": name}) for name in algorithms]
-    # In order, each once.
+    # Without duplicates, in order.
     warnings = dict.fromkeys(note for _, notes in tried for note in notes)
-    # A setting does nothing if no algorithm uses it.
+    # A setting is unused if no algorithm uses it.
     idle = tried[-1][0]
-    idle = {n: why for n, why in idle.items() if all(n in own for own, _ in tried)}
+    idle = {n: why for n, why in idle.items() if all(n in each for each, _ in tried)}
     used = {name for maker in makers for name in declared(maker)}
     unread = f"it is not read by {', '.join(algorithms)} on {settings['task']}"
     for name, value in given.items():
@@ -289,7 +290,7 @@ def _check_machine(settings: Settings, backend: str) -> None:
 
 
 def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
-    """Read the checkpoints that will be resumed, which must be one at least."""
+    """Read the checkpoints that will be resumed; at least one must exist."""
     if not settings["resume"]:
         return
     places = {n: Path(str(settings["resume"])) / short_name(n) for n in algorithms}
@@ -299,9 +300,9 @@ def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
 
 
 def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Build everything that a run builds, for its checks.
+    """Build everything that a run builds, so that all of its checks are made.
 
-    Returns the settings that do nothing, with the reasons, and the notes of the tasks.
+    Returns the unused settings, with the reasons, and the notes of the tasks.
     """
     num_clients, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
     awaited = int(settings["min-available-nodes"])
@@ -318,9 +319,9 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
         for i in range(1, num_clients):
             tasks[0].check(i)
     elif is_path(settings["task"]):
-        # A third-party task may have fewer clients.
+        # A third-party task may have fewer clients than the run.
         tasks[0].check(num_clients - 1)
-    idle = [getattr(made, "unused_settings", {}) for made in (*tasks, strategy)]
+    idle = [getattr(each, "unused_settings", {}) for each in (*tasks, strategy)]
     if settings["speed-model"] == "none":
         idle.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
     if settings["adapters"] == "none":

@@ -22,11 +22,11 @@ class _Alias(InspectLoader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system returns what stands in `sys.modules` afterwards.
+        # The import system returns the module that is in `sys.modules` afterwards.
         sys.modules[module.__name__] = import_module(FULL + module.__name__)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        # For ``python -m clients.predict``.
+        # ``python -m clients.predict`` calls this.
         spec = find_spec(FULL + fullname)
         assert spec is not None
         assert isinstance(spec.loader, InspectLoader)
@@ -37,7 +37,7 @@ class _Alias(InspectLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Find the modules below the short names that `alias` was given."""
+    """Find the modules below the short names that `alias` has registered."""
 
     def __init__(self) -> None:
         self.packages: set[str] = set()
@@ -62,14 +62,14 @@ _FINDER = _Finder()
 
 
 def alias(package: str) -> None:
-    """Let a package's short name, and all below it, stand for `flwr_frl`'s.
+    """Make a package's short name, and all modules below it, aliases of `flwr_frl`'s.
 
     Parameters
     ----------
     package : str
         ``"strategies"``, ``"clients"`` or ``"task"``.
     """
-    # Another thread may be importing it; only this statement waits for its end.
+    # Another thread may be importing it; this statement waits until it has finished.
     import flwr_frl  # noqa: F401
 
     if _FINDER not in sys.meta_path:
