@@ -7,7 +7,7 @@ clients of one training run are tested with several heads, so that both factors 
 changed separately. ``python -m benchmarks.fedavg_ft --data-dir DIR`` uses the clients,
 images and rounds of ``benchmarks/papers_small.py``; ``--papers`` adds one seed of
 ``benchmarks/papers_tables.py``, 100 clients with 5 shards. Finished runs in
-``--output`` are not made again.
+``--output`` are not repeated.
 """
 
 import argparse
@@ -41,14 +41,14 @@ from flwr_frl.strategies.lg_fedavg import LGFedAvg
 from flwr_frl.strategies.report.results import METRICS, read_rows
 from flwr_frl.task.messages import SERVER_ROUND
 
-# Epochs of a head before a test, as of `finetune-epochs`.
+# Epochs of a head before a test, equal to the default of `finetune-epochs`.
 EPOCHS = 10
-# FedAvg's old heads: groups of arrays beside the model.
+# Groups of FedAvg's old heads, which are not part of the model.
 RECEIVED, TRAINED = "old-received.", "old-trained."
 
 
 class FreshHeads:
-    """Mixin of clients that are also tested with heads trained before the test.
+    """Mixin for clients that are also tested with heads trained before the test.
 
     ``accuracy-fresh`` starts from the head that the method tests, ``accuracy-initial``
     from that of the initial model; both have `EPOCHS`. Nothing is saved.
@@ -79,7 +79,7 @@ class FedAvgHeadsClient(FreshHeads, FedAvgClient, predicts_with_personal=False):
     personal: Groups = (RECEIVED, TRAINED)
 
     def initial_group(self, group: str) -> Tensors:
-        """Return the received head: a client that was never sampled has no other."""
+        """Return the received head, as a client that was never sampled has no other."""
         return under(HEAD, self.received or self.task.initial_state)
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -155,7 +155,7 @@ PAPERS_CELL, PAPERS_METHODS = "100x5", ("fedavg", "fedrep")
 
 
 def path_of(method: str) -> str:
-    """Return the import path of a method's strategy; this module may be the program."""
+    """Return the import path of a method's strategy, also if run as ``__main__``."""
     return f"benchmarks.fedavg_ft:{METHODS[method].__name__}"
 
 
@@ -172,7 +172,7 @@ class Ablation:
         self.tables = Tables(Namespace(**about, rounds=100, anew=True))
 
     def jobs(self, cell: str, method: str) -> list[Job]:
-        """Return a method's runs in a cell, by seed; one in the papers' size."""
+        """Return a method's runs in a cell, by seed; `PAPERS_CELL` has one seed."""
         if cell == PAPERS_CELL:
             of_papers = self.tables.job(cell, method, 0).settings
             settings = [{**of_papers, "evaluate-every": 0}]
@@ -180,8 +180,8 @@ class Ablation:
             common = {**self.small, **partition_of(cell)}
             settings = [{**common, "seed": seed} for seed in range(self.seeds)]
         return [
-            Job(self.output / cell / f"{method}-{own['seed']}", path_of(method), own)
-            for own in settings
+            Job(self.output / cell / f"{method}-{each['seed']}", path_of(method), each)
+            for each in settings
         ]
 
     def missing(self, papers: bool) -> list[Job]:
@@ -195,18 +195,18 @@ class Ablation:
     def measured(self, cell: str) -> dict[str, dict[str, Any]]:
         """Return each method's finished runs in a cell, by seed."""
         methods = PAPERS_METHODS if cell == PAPERS_CELL else METHODS
-        found: dict[str, dict[str, Any]] = {}
+        results: dict[str, dict[str, Any]] = {}
         for method in methods:
             for job in self.jobs(cell, method):
                 if (run := finished(job)) is not None and "failed" not in run:
                     seed = str(job.settings["seed"])
-                    found.setdefault(method, {})[seed] = means(job) | {
+                    results.setdefault(method, {})[seed] = means(job) | {
                         name: run[name] for name in ("commit", "cpu-seconds")
                     }
-        return found
+        return results
 
     def write(self) -> None:
-        """Write the page of what is there."""
+        """Write the page of all finished runs."""
         cells = {cell: self.measured(cell) for cell in (*SMALL_CELLS, PAPERS_CELL)}
         done = [
             run for m in cells.values() for runs in m.values() for run in runs.values()
@@ -231,11 +231,11 @@ def means(job: Job) -> dict[str, float]:
 def main() -> int:
     """Make the runs that are missing, and write the page of all that are finished."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as an image folder")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--papers", action="store_true", help="also run 100 x 5")
     parser.add_argument(
-        "--page", action="store_true", help="write what is there, and run nothing"
+        "--page", action="store_true", help="only write the page of finished runs"
     )
     parser.add_argument("--output", default="results/fedavg_ft")
     arguments = parser.parse_args()

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.common import markdown
 from benchmarks.papers_small import CLIENTS, IMAGES, ROUNDS, spread
 
-# Metrics, and the heads with which they are measured.
+# Metrics and descriptions of the heads with which they are measured.
 AS_TESTED, FRESH, INITIAL = "accuracy", "accuracy-fresh", "accuracy-initial"
 OLD, OLD_TRAINED = "accuracy-old-received", "accuracy-old-trained"
 HEADS = {
@@ -19,7 +19,8 @@ HEADS = {
 }
 # Mean number of rounds since a tested client was sampled.
 AGE = "head-age"
-# Heads of FedAvg and of the other method that are compared.
+# Metrics by which FedAvg and another method are compared, by the description of both
+# heads.
 COMPARED = {
     "fresh; as it tests it (as published)": (FRESH, AS_TESTED),
     "fresh; fresh": (FRESH, FRESH),
@@ -82,13 +83,13 @@ def heads_table(methods: Runs) -> str:
 
 def ahead_of(methods: Runs, other: str, heads: str) -> list[float]:
     """Return by how many points FedAvg is ahead of a method, by seed."""
-    own, its = COMPARED[heads]
+    metric, metric_of_other = COMPARED[heads]
     runs, others = methods["fedavg"], methods[other]
-    return [runs[s][own] - others[s][its] for s in runs if s in others]
+    return [runs[s][metric] - others[s][metric_of_other] for s in runs if s in others]
 
 
 def comparison_table(methods: Runs) -> str:
-    """Return the lead of FedAvg over each method with like and unlike heads."""
+    """Return a table of FedAvg's lead over each method, by the compared heads."""
     others = [method for method in methods if method != "fedavg"]
     rows = [
         (heads, *(spread(ahead_of(methods, other, heads)) for other in others))
@@ -98,7 +99,7 @@ def comparison_table(methods: Runs) -> str:
 
 
 def answer(methods: Runs) -> str:
-    """Return what remains of FedAvg-FT's lead over FedRep with like heads."""
+    """Return a sentence on FedAvg-FT's lead over FedRep with the same kind of head."""
     if "fedrep" not in methods:
         return ""
     published, fresh, old, _, _ = (
@@ -111,7 +112,7 @@ def answer(methods: Runs) -> str:
 
 
 def cell_text(cell: str, methods: Runs) -> str:
-    """Return the tables of a cell; what has not been run is named."""
+    """Return the tables of a cell, or a note that it has not been run."""
     text = f"\n## {cell}\n\n"
     if "fedavg" not in methods:
         return f"{text}Not run.\n"
@@ -126,7 +127,7 @@ def cell_text(cell: str, methods: Runs) -> str:
 
 
 def body(cells: dict[str, Runs], epochs: int) -> str:
-    """Return the text of the page of all finished runs."""
+    """Return the page below its heading, for all finished runs."""
     ages = [
         f"{np.mean([run[AGE] for run in methods['fedavg'].values()]):.1f} in {cell}"
         for cell, methods in cells.items()

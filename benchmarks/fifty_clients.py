@@ -1,9 +1,9 @@
-"""Fifty clients with 500 images each, as if FLUTE's Table 1 had halved the data.
+"""Fifty clients with 500 images each, in case FLUTE's Table 1 used half of the data.
 
 FLUTE's accuracies with 50 clients are close to those with 100, although 50 clients can
 have twice as many images each. ``python -m benchmarks.fifty_clients --data-dir DIR``
 repeats runs of ``benchmarks/papers_tables.py`` with 50 clients on half of CIFAR-10.
-Finished runs in ``--output`` are not made again.
+Finished runs in ``--output`` are not repeated.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from flwr_frl.strategies.report.results import read_json
 PAPER = "FLUTE, Table 1"
 CELLS = ("50x5", "50x2")
 ROWS = ("fedavg-ft", "fedrep", "fedper", "flute", "flute-star")
-# Images of each of the ten classes: half of CIFAR-10.
+# Number of images of each of the ten classes, half of CIFAR-10.
 TRAIN, TEST = 2_500, 500
 
 BODY = """FLUTE's Table 1 has 50 clients with 5 or 2 shards of CIFAR-10, and accuracies
@@ -42,7 +42,7 @@ def jobs_of(tables: Tables, cell: str, rows: list[str]) -> list[Job]:
 
 
 def measured(tables: Tables, cells: list[str], rows: list[str]) -> dict[str, Any]:
-    """Return the finished runs, as the page of the papers' tables has them."""
+    """Return the finished runs, in the format of ``papers_tables.json``."""
     results: dict[str, Any] = {}
     for cell in cells:
         for row, job in zip(rows, jobs_of(tables, cell, rows), strict=True):
@@ -52,14 +52,14 @@ def measured(tables: Tables, cells: list[str], rows: list[str]) -> dict[str, Any
 
 
 def table(half: dict[str, Any], whole: dict[str, Any], cell: str) -> str:
-    """Return a cell's methods with 500 and with 1,000 images, and the paper's."""
+    """Return a cell's table: 500 images, the paper's accuracy, and 1,000 images."""
     lines = []
     for method, (row, published) in PAPERS[PAPER].items():
-        own = accuracies(half, cell, row)
-        if own:
-            known = accuracies(whole, cell, row)
+        halved = accuracies(half, cell, row)
+        if halved:
+            full = accuracies(whole, cell, row)
             paper = f"{published[cell]:.2f}"
-            lines.append((method, f"`{row}`", spread(own), paper, spread(known)))
+            lines.append((method, f"`{row}`", spread(halved), paper, spread(full)))
     heads = ("method", "row", "500 images", "paper", "1,000 images")
     return f"## {cell}\n\n{markdown(heads, lines)}"
 
@@ -67,7 +67,7 @@ def table(half: dict[str, Any], whole: dict[str, Any], cell: str) -> str:
 def main() -> int:
     """Make the runs that are missing, and write the page of all that are finished."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as an image folder")
     parser.add_argument("--cells", nargs="+", default=list(CELLS), choices=CELLS)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--output", default="results/fifty_clients")
@@ -89,11 +89,11 @@ def main() -> int:
         finally:
             half = measured(tables, cells, rows)
             whole = read_json(RESULTS / "papers_tables.json")
-            found = "\n".join(table(half, whole, c) for c in half["results"])
+            text = "\n".join(table(half, whole, c) for c in half["results"])
             write(
                 "fifty_clients",
                 "Fifty clients with 500 images each",
-                BODY.format(tables=found),
+                BODY.format(tables=text),
                 half,
             )
 

@@ -1,13 +1,12 @@
 """Every algorithm for images on the same cells: accuracy, bytes and seconds.
 
-A cell is a partition of CIFAR-10: ``shards-S`` (S shards a client) or
+A cell is a partition of CIFAR-10: ``shards-S`` (S shards per client) or
 ``dirichlet-ALPHA``. All algorithms have the same model, rounds, batches, sampled
-clients, local epochs and learning rate; what is an algorithm's own is tuned on
-validation sets of one cell, and ``--tuned`` keeps what was found. Runs are made seed by
-seed, so that whatever ends this script leaves whole tables of fewer seeds. What is
-finished is never done again, be it in the output folder, on the page that is here or,
-with the same settings, on the papers' (``benchmarks/papers_tables.py``); a run that was
-cut off is repeated.
+clients, local epochs and learning rate. Algorithm-specific hyper-parameters are tuned
+on validation sets of one cell; the file of ``--tuned`` stores them. Runs are made seed
+by seed, so that an interruption leaves complete tables of fewer seeds. Runs that are
+finished, in the output folder, on the existing page or, with the same settings, on that
+of ``benchmarks/papers_tables.py``, are not repeated; interrupted runs are.
 """
 
 import argparse
@@ -34,11 +33,11 @@ from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.settings import Setting, SettingsError
 
 CELLS = ("shards-2", "shards-5", "dirichlet-0.1", "dirichlet-0.5")
-# Where an algorithm's own settings are tuned.
+# Cell on which algorithm-specific settings are tuned.
 TUNING_CELL = "shards-5"
 SHARDS = "classes-per-client"
-# What is tuned, around what the papers have; "" is nothing, and the name of another
-# algorithm takes what that one was tuned to.
+# Grids of the settings that are tuned, around the values of the papers. "" tunes
+# nothing; the name of another algorithm adopts the tuned settings of that one.
 GRIDS = {
     "fedavg": "",
     "fedavg-ft": "",
@@ -78,9 +77,9 @@ GRIDS = {
     "pfedhn": "hypernetwork-learning-rate=0.01,0.05",
     "knn-per": "knn-lambda=0.25,0.5,0.75",
 }
-# What an algorithm needs otherwise than the others have it.
+# Settings in which an algorithm must differ from the others.
 OWN: dict[str, dict[str, Setting]] = {
-    # A small difference of gradients drowns in bfloat16's rounding.
+    # Rounding to bfloat16 exceeds the finite difference of gradients.
     "hf-maml": {"bfloat16": False},
 }
 
@@ -88,11 +87,11 @@ OWN: dict[str, dict[str, Setting]] = {
 def parse() -> argparse.Namespace:
     """Return the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True, help="image folder")
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as an image folder")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--cells", nargs="+", default=CELLS)
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument(
         "--algorithms", nargs="+", default=list(GRIDS), choices=GRIDS, metavar="NAME"
     )
@@ -103,23 +102,23 @@ def parse() -> argparse.Namespace:
         "--images",
         type=int,
         default=80,
-        help="training images for each client, the first of each class; half as many "
-        "for its tests; 0: all of the folder",
+        help="training images per client, the first of each class, with half as many "
+        "test images; 0 uses all images of the folder",
     )
     parser.add_argument(
-        "--float32", action="store_true", help="no bfloat16 in the forward pass"
+        "--float32", action="store_true", help="do not use bfloat16 in the forward pass"
     )
     parser.add_argument("--tuned", default=str(RESULTS / "leaderboard-tuned.json"))
-    parser.add_argument("--page", action="store_true", help="write it and run nothing")
+    parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument(
-        "--anew", action="store_true", help="make the pages' runs again, too"
+        "--anew", action="store_true", help="also repeat the runs on the pages"
     )
     parser.add_argument("--output", default="results/leaderboard")
     return parser.parse_args()
 
 
 class Leaderboard:
-    """The runs of a table, those that are there and those that are missing."""
+    """The runs of a table, finished or missing."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -128,11 +127,11 @@ class Leaderboard:
         self.name = f"leaderboard-{size}"
         self.place = Path(arguments.output).absolute() / size
         data_dir = Path(arguments.data_dir).absolute()
-        found = ImageFolder(str(data_dir), 0)
+        folder = ImageFolder(str(data_dir), 0)
         if arguments.images:
-            train = arguments.clients * arguments.images // len(found.classes)
+            train = arguments.clients * arguments.images // len(folder.classes)
             data_dir = subset(data_dir, self.place, train, train // 2)
-            found = ImageFolder(str(data_dir), 0)
+            folder = ImageFolder(str(data_dir), 0)
         self.common: dict[str, Setting] = {
             "task": "image-folder",
             "data-dir": str(data_dir),
@@ -147,7 +146,7 @@ class Leaderboard:
         }
         cells = {*arguments.cells, TUNING_CELL}
         self.seeds = {
-            cell: usable_seeds(found, cell, arguments.clients, arguments.seeds)
+            cell: usable_seeds(folder, cell, arguments.clients, arguments.seeds)
             for cell in cells
         }
         self.tuned_file = Path(arguments.tuned)
@@ -192,7 +191,7 @@ class Leaderboard:
         return jobs
 
     def pick(self, algorithm: str) -> None:
-        """Write down which of an algorithm's points has done best."""
+        """Store the point of an algorithm's grid with the best accuracy."""
         tried = []
         for point, job in self.tuning_jobs(algorithm):
             result = finished(job)
@@ -206,7 +205,7 @@ class Leaderboard:
         self.keep(algorithm, {"points": tried, "picked": best["settings"]})
 
     def keep(self, algorithm: str, found: dict[str, Any]) -> None:
-        """Add what an algorithm is run with to the file of tuned settings."""
+        """Add an algorithm's settings to the file of tuned settings."""
         self.tuned[algorithm] = found
         write_json(
             self.tuned_file,
@@ -219,7 +218,7 @@ class Leaderboard:
         )
 
     def tuning(self) -> Iterator[Job]:
-        """Yield the runs that tuning still needs, and write down what they found."""
+        """Yield the runs that tuning still needs, and store the best settings."""
         for algorithm in self.arguments.algorithms:
             source = GRIDS[algorithm] if GRIDS[algorithm] in GRIDS else algorithm
             if source not in self.tuned:
@@ -242,11 +241,11 @@ class Leaderboard:
                     yield self.job(cell, algorithm, number)
 
     def result(self, job: Job) -> dict[str, Any] | None:
-        """Return what a run has found, here or for a page, if it is there."""
+        """Return a run's result from the output folder or a page; None if missing."""
         return finished(job) or self.of_this_page(job) or self.of_papers(job)
 
     def of_this_page(self, job: Job) -> dict[str, Any] | None:
-        """Return a run of the page as it was."""
+        """Return a run's result from the existing page; None if settings differ."""
         cell, algorithm = job.place.parent.name, job.algorithm
         seeds = self.page.get("seeds", {}).get(cell, [])
         before = {
@@ -262,7 +261,7 @@ class Leaderboard:
         return kept(runs[seeds.index(before["seed"])])
 
     def of_papers(self, job: Job) -> dict[str, Any] | None:
-        """Return a run of the papers' tables, with no more than they have here."""
+        """Return a run's result from the papers' tables, without its curve."""
         clients, shards = (job.settings.get(n) for n in ("num-clients", SHARDS))
         of_row = self.papers.get("rows", {}).get(job.algorithm)
         if of_row is None or shards is None:
@@ -282,7 +281,7 @@ class Leaderboard:
         return [job for job in self.jobs() if self.result(job) is None]
 
     def results(self) -> dict[str, dict[str, list[dict[str, Any] | None]]]:
-        """Return by algorithm and cell what is there of each seed, or None."""
+        """Return the result of each seed, or None, by algorithm and cell."""
         return {
             algorithm: {
                 cell: [
@@ -297,7 +296,7 @@ class Leaderboard:
         }
 
     def write(self) -> None:
-        """Write the page of what is there."""
+        """Write the page of all finished runs."""
         results = self.results()
         data = {
             "settings": {n: v for n, v in self.common.items() if n != "data-dir"},
@@ -312,7 +311,7 @@ class Leaderboard:
 
 
 def make_and_write() -> None:
-    """Run what has not run yet and write ``results/leaderboard-<size>``."""
+    """Make the missing runs and write ``results/leaderboard-<size>``."""
     board = Leaderboard(parse())
     try:
         if not board.arguments.page:

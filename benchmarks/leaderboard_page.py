@@ -7,19 +7,19 @@ import numpy as np
 
 from benchmarks.common import RESULTS, markdown
 
-# By algorithm and cell, one for each seed; None is missing.
+# Results by algorithm and cell, one for each seed; None if a run is missing.
 Results = Mapping[str, Mapping[str, list[dict[str, Any] | None]]]
 
 GLOBAL = ("fedavg", "fedprox", "scaffold", "moon", "feddyn")
 
 
 def accuracies(runs: Iterable[dict[str, Any] | None], key: str = "accuracy") -> Any:
-    """Return a metric of the runs that are there and have it, in %."""
+    """Return a metric in % of the runs that have it."""
     return np.array([100 * run[key] for run in runs if run and key in run])
 
 
 def spread(values: Any) -> str:
-    """Return mean ± standard deviation of a sample, or what there is of it."""
+    """Return mean ± standard deviation; the mean of one value, ``missing`` of none."""
     if not len(values):
         return "missing"
     mean = f"{np.mean(values):.2f}"
@@ -27,19 +27,19 @@ def spread(values: Any) -> str:
 
 
 def by_seed(cells: Mapping[str, list[dict[str, Any] | None]], key: str) -> Any:
-    """Return for each seed the mean over the cells, where all of them are there."""
-    whole = [
+    """Return the mean over the cells for each seed that all cells have."""
+    complete = [
         accuracies(runs, key)
         for runs in zip(*cells.values(), strict=True)
         if len(accuracies(runs, key)) == len(cells)
     ]
-    return np.array([np.mean(own) for own in whole])
+    return np.array([np.mean(values) for values in complete])
 
 
 def ranked(results: Results) -> list[str]:
     """Return the algorithms, the best first; those with missing cells last.
 
-    The latter are in the order of the cell that most of them have.
+    The latter are in the order of the cell that most algorithms have.
     """
     cells = next(iter(results.values()))
     fullest = max(
@@ -59,18 +59,18 @@ def ranked(results: Results) -> list[str]:
 
 
 def accuracy_table(results: Results) -> str:
-    """Return accuracy by cell and over all of them, sorted."""
+    """Return a table of accuracies by cell and over all cells, sorted."""
     cells = list(next(iter(results.values())))
     rows = []
     for place, name in enumerate(ranked(results), 1):
-        own = results[name]
+        by_cell = results[name]
         rows.append(
             (
-                place if len(by_seed(own, "accuracy")) else "",
+                place if len(by_seed(by_cell, "accuracy")) else "",
                 f"`{name}`",
-                spread(by_seed(own, "accuracy")),
-                spread(by_seed(own, "accuracy-worst-decile")),
-                *(_cell(own[cell]) for cell in cells),
+                spread(by_seed(by_cell, "accuracy")),
+                spread(by_seed(by_cell, "accuracy-worst-decile")),
+                *(_cell(by_cell[cell]) for cell in cells),
             )
         )
     return markdown(("", "algorithm", "mean", "worst decile", *cells), rows)
@@ -86,7 +86,7 @@ def _cell(runs: list[dict[str, Any] | None]) -> str:
 
 
 def cost_table(results: Results) -> str:
-    """Return bytes and seconds of a run, the mean over all of them."""
+    """Return a table of bytes and seconds per run, averaged over all runs."""
     rows = []
     for name in ranked(results):
         runs = [r for own in results[name].values() for r in own if r and "bytes" in r]
@@ -107,7 +107,7 @@ def _round(value: float) -> str:
 
 
 def tuned_table(tuned: Mapping[str, Any]) -> str:
-    """Return what was tuned, with each point's validation accuracy."""
+    """Return a table of the tuned settings with each point's validation accuracy."""
     rows = []
     for name, own in tuned.items():
         if own["picked"] or own.get("points"):
@@ -124,12 +124,12 @@ def _text(settings: Mapping[str, Any]) -> str:
 
 def _point(point: Mapping[str, Any]) -> str:
     values = "/".join(str(value) for value in point["settings"].values())
-    found = f"{100 * point['accuracy']:.2f}" if "accuracy" in point else "failed"
-    return f"{values}: {found}"
+    result = f"{100 * point['accuracy']:.2f}" if "accuracy" in point else "failed"
+    return f"{values}: {result}"
 
 
 def missing(results: Results, seeds: Mapping[str, list[int]]) -> str:
-    """Return the names of all runs that are not there, by cell and seed."""
+    """Return the algorithms of all missing runs, by cell and seed."""
     parts, count = [], 0
     for cell, of_cell in seeds.items():
         for i, seed in enumerate(of_cell):
@@ -145,7 +145,7 @@ def missing(results: Results, seeds: Mapping[str, list[int]]) -> str:
 
 
 def places(results: Results) -> str:
-    """Return where FedAvg-FT stands, and who is not better than FedAvg on 2 shards."""
+    """Return sentences on the ranks of FedAvg-FT, and on FedAvg and FedProto."""
     text = ""
     order = ranked(results)
     if "fedavg-ft" in order and len(by_seed(results["fedavg-ft"], "accuracy")):
@@ -262,7 +262,7 @@ def body(name: str, data: Mapping[str, Any]) -> str:
 
 
 def _unlike_papers(images: int, common: Mapping[str, Any]) -> str:
-    """Return in what the runs differ from the papers', and where those are."""
+    """Return the differences from the papers' protocol, with a link to its results."""
     numbers = ("num-clients", "num-server-rounds", "fraction-train", "evaluate-last")
     own_page = "the results for their tables are on [a separate page]"
     if [common[n] for n in numbers] == [100, 100, 0.1, 10] and not images:
@@ -283,7 +283,7 @@ def _unlike_papers(images: int, common: Mapping[str, Any]) -> str:
 
 
 def plot(name: str, results: Results) -> None:
-    """Draw accuracy by cell, dots with error bars, sorted as the table."""
+    """Draw accuracies by cell as dots with error bars, in the order of the table."""
     from matplotlib.figure import Figure
 
     there = {n: own for n, own in results.items() if any(map(any, own.values()))}

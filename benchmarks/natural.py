@@ -1,9 +1,9 @@
 """Clients that really differ: people, hospitals, schools, fields.
 
-``python -m benchmarks.natural --data-dir DIR`` runs every algorithm on the tasks of
-`benchmarks.natural_tasks`. One rule chooses each algorithm's learning rate on each
-task: the best of three on validation sets, a quarter of the clients' training examples,
-with a seed of its own. Finished runs in ``--output`` are not made again.
+``python -m benchmarks.natural --data-dir DIR`` runs the algorithms on the tasks of
+`benchmarks.natural_tasks`. For each algorithm and task, the learning rate is the best
+of three on validation sets, a quarter of each client's training examples, with a
+separate seed. Finished runs in ``--output`` are not repeated.
 """
 
 import argparse
@@ -23,7 +23,7 @@ RATES = (0.01, 0.05, 0.2)
 
 
 class NaturalTask(NamedTuple):
-    """A task: clients, fraction sampled, rounds, measure, name, rates and seeds."""
+    """A task: clients, fraction sampled, rounds, measure, title, rates and seeds."""
 
     clients: int
     fraction: float
@@ -46,7 +46,7 @@ TASKS = {
         30, 1 / 3, 15, "accuracy", "next characters, 30 roles", (0.2, 0.8, 3.2)
     ),
 }
-# Lower values are better.
+# Measures of which lower values are better.
 ERRORS = ("rmse",)
 ALGORITHMS = (
     "fedavg",
@@ -67,7 +67,7 @@ ALGORITHMS = (
 )
 # Algorithms that need classes.
 CLASSES = ("flute", "fedproto", "fedrod", "fedpac", "pfedfda", "gpfl")
-# Seed of the runs that choose a learning rate.
+# Seed of the runs by which a learning rate is chosen.
 TUNING_SEED = 1000
 COMMON: dict[str, Setting] = {
     "batch-size": 16,
@@ -82,7 +82,7 @@ COMMON: dict[str, Setting] = {
 def job_of(
     output: Path, data_dir: str, task: str, algorithm: str, rate: float, seed: int
 ) -> Job:
-    """Return a run; those with the tuning seed are evaluated on validation sets."""
+    """Return a run; with the tuning seed, it is evaluated on validation sets."""
     about = TASKS[task]
     settings: dict[str, Setting] = {
         **COMMON,
@@ -101,8 +101,8 @@ def job_of(
 
 def value_of(job: Job, task: str) -> float:
     """Return a finished run's measure; NaN if it failed."""
-    found = finished(job) or {}
-    return float(found.get(TASKS[task].measure, np.nan))
+    result = finished(job) or {}
+    return float(result.get(TASKS[task].measure, np.nan))
 
 
 def chosen_rate(output: Path, data_dir: str, task: str, algorithm: str) -> float:
@@ -115,7 +115,7 @@ def chosen_rate(output: Path, data_dir: str, task: str, algorithm: str) -> float
 
 
 def pairs_of(tasks: list[str], algorithms: list[str]) -> Iterator[tuple[str, str]]:
-    """Return all algorithms that a task allows."""
+    """Yield each task with each algorithm that can run on it."""
     for task in tasks:
         for algorithm in algorithms:
             if TASKS[task].measure == "accuracy" or algorithm not in CLASSES:
@@ -129,7 +129,7 @@ def clients_of(job: Job, measure: str) -> dict[str, float]:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p of a sign test."""
+    """Return the two-sided p-value of a sign test."""
     n, k = better + worse, min(better, worse)
     tail: int = sum(comb(n, i) for i in range(k + 1))
     return float(min(1.0, 2 * tail / 2**n))
@@ -157,14 +157,14 @@ def worst_decile(clients: dict[str, float], sign: int) -> float:
 
 
 def text(value: float, digits: int) -> str:
-    """Return a number; those of models that diverged are long."""
+    """Format a number; large ones, of models that diverged, with an exponent."""
     return f"{value:.{digits}f}" if value < 1000 else f"{value:.0e}"
 
 
 def table(
     output: Path, data_dir: str, task: str, algorithms: list[str]
 ) -> tuple[str, dict[str, Any]]:
-    """Return a task's table, the best first, and its numbers."""
+    """Return a task's table, the best algorithm first, and its numbers."""
     about = TASKS[task]
     sign = -1 if about.measure in ERRORS else 1
     scale, digits = (1, 3) if about.measure in ERRORS else (100, 1)
@@ -193,26 +193,26 @@ def table(
     lines = []
     order = sorted(data, key=lambda name: -sign * float(np.mean(data[name]["values"])))
     for name in order:
-        own = data[name]
+        numbers = data[name]
         against = []
         for other in ("fedavg", "local"):
             if name == other or other not in finals:
                 against.append("")
                 continue
             better, worse = compare(finals[name], finals[other], sign)
-            own[f"against-{other}"] = better, worse
+            numbers[f"against-{other}"] = better, worse
             p = sign_test(better, worse)
             against.append(f"{better} : {worse} (p = {p:.2g})")
-        scores = scale * np.array(own["values"])
+        scores = scale * np.array(numbers["values"])
         mean, spread = (text(v, digits) for v in (scores.mean(), scores.std(ddof=1)))
         lines.append(
             [
                 f"`{name}`",
                 f"{mean} ± {spread}",
-                text(scale * own["worst"], digits),
+                text(scale * numbers["worst"], digits),
                 *against,
-                f"{own['rate']}",
-                f"{own['megabytes']:.1f}",
+                f"{numbers['rate']}",
+                f"{numbers['megabytes']:.1f}",
             ]
         )
     unit = "" if about.measure in ERRORS else " (%)"
@@ -229,7 +229,7 @@ def table(
 
 
 def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw each algorithm's measure, by task."""
+    """Draw the measure of each algorithm, a panel for each task."""
     from matplotlib.figure import Figure
 
     columns = min(4, len(data))

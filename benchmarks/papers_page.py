@@ -11,7 +11,7 @@ from benchmarks.published import CELLS, PAPERS
 Data = Mapping[str, Any]
 GLOBAL = ("FedAvg", "FedProx", "SCAFFOLD")
 SWINGS = "with so few classes a client the accuracy of a global model fluctuates"
-# Why ours is more than 2 points away, where anything is known.
+# Explanations of results that differ from the paper's by more than 2 points.
 REASONS: dict[tuple[str, str], str] = {
     ("FedRep, Table 1", "Local only"): "its code trains each client alone for as many "
     "epochs as there are rounds; here a client trains when it is sampled, about ten "
@@ -22,26 +22,29 @@ REASONS: dict[tuple[str, str], str] = {
     ("FLUTE, Table 1", "FedAvg-FT"): "unknown; the training agrees (`fedavg`), and the "
     "paper does not describe the fine-tuning",
 }
-# Where FedRep's code has five local epochs.
+# Cells for which FedRep's code has five local epochs.
 FIVE_EPOCHS = ("100x5", "1000x2")
 FIFTY = ("50x5", "50x2")
-# What others are compared with, on the same partitions.
+# Row with which the others are compared, on the same partitions.
 BASE = "fedrep"
-# Rows that are to have error bars, in these cells, over so many seeds.
+# Rows and cells with error bars, over this number of seeds.
 WITH_SPREAD = ("fedrep", "fedrep-1", "flute", "flute-star", "fedavg", "fedavg-ft")
 WITH_SPREAD += ("fedper", "local")
 SPREAD_CELLS, SEEDS = ("100x5", "100x2", "50x5"), 3
 
 
 def runs_of(data: Data, cell: str, row: str) -> dict[str, Any]:
-    """Return a row's runs in a cell, by seed; a global method's are its ``-ft``'s."""
+    """Return a row's runs in a cell, by seed; without any, those of its ``-ft`` row."""
     cells = data["results"].get(cell, {})
-    found: dict[str, Any] = cells.get(row) or cells.get(f"{row}-ft") or {}
-    return found
+    runs: dict[str, Any] = cells.get(row) or cells.get(f"{row}-ft") or {}
+    return runs
 
 
 def accuracies(data: Data, cell: str, row: str) -> dict[str, float]:
-    """Return the accuracy in % by seed; a global method's is before fine-tuning."""
+    """Return the accuracy in % by seed.
+
+    A global method without runs has that of its ``-ft`` row before fine-tuning.
+    """
     cells = data["results"].get(cell, {})
     if row not in cells and f"{row}-ft" in cells:
         row, key = f"{row}-ft", "accuracy-global"
@@ -55,7 +58,7 @@ def accuracies(data: Data, cell: str, row: str) -> dict[str, float]:
 
 
 def spread(values: Mapping[str, float]) -> str:
-    """Return mean ± standard deviation of a sample and the number of seeds."""
+    """Return mean ± standard deviation over the seeds, and the number of seeds."""
     own = list(values.values())
     if not own:
         return "missing"
@@ -65,9 +68,9 @@ def spread(values: Mapping[str, float]) -> str:
 
 
 def papers_table(data: Data, paper: str) -> str:
-    """Return a paper's columns beside what was measured here."""
+    """Return a table of a paper's accuracies and those measured here."""
     methods = PAPERS[paper]
-    cells = [c for c in CELLS if any(c in own for _, own in methods.values())]
+    cells = [c for c in CELLS if any(c in each for _, each in methods.values())]
     rows = []
     for method, (row, published) in methods.items():
         line, far = [], []
@@ -82,7 +85,7 @@ def papers_table(data: Data, paper: str) -> str:
 
 
 def _why(data: Data, paper: str, method: str, far: list[str]) -> str:
-    """Return what is known of the cells in which a method is far from a paper's."""
+    """Return the reasons for the cells in which a method differs from the paper."""
     cells: dict[str, list[str]] = {}
     for cell in far:
         cells.setdefault(_reason(data, paper, method, cell), []).append(cell)
@@ -107,7 +110,7 @@ def _reason(data: Data, paper: str, method: str, cell: str) -> str:
 
 
 def _five_epochs(data: Data, cell: str, row: str) -> str:
-    """Return the effect of five local epochs, on this row or on FedRep, as measured."""
+    """Return the measured effect of five local epochs, on this row or on FedRep."""
     if own := list(accuracies(data, cell, f"{row}-5").values()):
         return (
             "its code has five local epochs instead of one; with five: "
@@ -124,20 +127,21 @@ def _far(values: list[float], published: float) -> bool:
 
 
 def ahead(values: Mapping[str, float], base: Mapping[str, float]) -> float:
-    """Return by how much a row is better than `BASE` with the seeds that both have.
+    """Return the mean lead of a row over `BASE`, over the seeds that both have.
 
-    That is fair where some have one seed only: its partition may be an easy one.
+    Rows may have different seeds, whose partitions may be easier or harder. Without a
+    common seed, return the row's mean accuracy.
     """
     both = [values[seed] - base[seed] for seed in values if seed in base]
     return float(np.mean(both or list(values.values())))
 
 
 def whole_table(data: Data, cell: str) -> str:
-    """Return all rows of a cell, the best first, each compared with `BASE`."""
+    """Return the table of a cell's rows, the best first, compared with `BASE`."""
     base = accuracies(data, cell, BASE)
     rows: list[tuple[float, tuple[str, ...]]] = []
-    made = data["results"][cell]
-    for name in {*made, *(row.removesuffix("-ft") for row in made)}:
+    by_row = data["results"][cell]
+    for name in {*by_row, *(row.removesuffix("-ft") for row in by_row)}:
         values, runs = accuracies(data, cell, name), runs_of(data, cell, name)
         if not values:
             reasons = {run.get("failed", "no accuracy") for run in runs.values()}
@@ -147,7 +151,7 @@ def whole_table(data: Data, cell: str) -> str:
             f"`{name}`",
             spread(values),
             _difference(values, base) if name != BASE else "",
-            *_means(runs, name in made),
+            *_means(runs, name in by_row),
         )
         rows.append((-ahead(values, base), cells))
     heads = ("row", "accuracy", f"difference from `{BASE}`", "worst decile")
@@ -161,7 +165,7 @@ def _difference(values: Mapping[str, float], base: Mapping[str, float]) -> str:
 
 
 def _means(runs: Mapping[str, Any], whole: bool) -> tuple[str, ...]:
-    """Return a run's other figures; a global method's are those of its ``-ft``."""
+    """Return the other figures of a row's runs; empty unless the row itself has run."""
 
     def mean(key: Callable[[Any], Any], digits: int) -> str:
         values = [found for run in runs.values() if (found := key(run)) is not None]
@@ -178,17 +182,17 @@ def _means(runs: Mapping[str, Any], whole: bool) -> tuple[str, ...]:
 
 
 def missing(data: Data, cell: str) -> str:
-    """Return a sentence on the seeds that a cell with error bars still lacks."""
+    """Return a sentence on the seeds that rows with error bars still lack."""
     by_count: dict[int, list[str]] = {}
     for row in WITH_SPREAD if cell in SPREAD_CELLS else ():
         if (count := len(accuracies(data, cell, row))) < SEEDS:
             by_count.setdefault(count, []).append(f"`{row}`")
-    said = [f"of {', '.join(by_count[n])} {SEEDS - n}" for n in sorted(by_count)]
-    return f"Missing of {SEEDS} seeds: {'; '.join(said)}.\n\n" if said else ""
+    parts = [f"of {', '.join(by_count[n])} {SEEDS - n}" for n in sorted(by_count)]
+    return f"Missing of {SEEDS} seeds: {'; '.join(parts)}.\n\n" if parts else ""
 
 
 def settings_table(data: Data) -> str:
-    """Return what the rows have of their own."""
+    """Return a table of the settings in which rows differ."""
     common = set.intersection(*(set(own.items()) for own in data["rows"].values()))
     rows = []
     for row, settings in data["rows"].items():

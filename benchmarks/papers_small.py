@@ -1,11 +1,11 @@
 """Figures of the papers on a small part of CIFAR-10.
 
-``python -m benchmarks.papers_small --data-dir DIR`` has 20 clients with 80 images each,
-as the small leaderboard, and `cifar10-cnn`. FLUTE, Figures 5 to 8: accuracy, Global
-NC2 and Averaged Local NC2 by round. FedRep, Figure 5: accuracy by the number of local
-epochs, of the heads (FedRep) or of the model (FedAvg); Figure 6: accuracy of new
+``python -m benchmarks.papers_small --data-dir DIR`` trains `cifar10-cnn` on 20 clients
+with 80 images each, as in the small leaderboard. FLUTE, Figures 5 to 8: accuracy,
+Global NC2 and Averaged Local NC2 by round. FedRep, Figure 5: accuracy by the number of
+local epochs, of the heads (FedRep) or of the model (FedAvg); Figure 6: accuracy of new
 clients by the number of epochs in which they train their head. Finished runs in
-``--output`` are not made again.
+``--output`` are not repeated.
 """
 
 import argparse
@@ -47,10 +47,10 @@ METHODS: dict[str, tuple[str, dict[str, Setting]]] = {
 }
 CURVES = ("accuracy", "global-nc2", "local-nc2")
 EPOCHS = (1, 2, 5)
-# The setting that has FedRep's or FedAvg's local epochs.
+# The setting for the local epochs of FedRep and of FedAvg in Figure 5.
 EPOCHS_OF = {"fedrep": "head-epochs", "fedavg": "representation-epochs"}
 EPOCHS_CELL = "shards-2"
-# New clients, the epochs in which they train their head, and the setting that has them.
+# Number of new clients, the epochs in which they train their head, and their setting.
 NEW, NEW_EPOCHS = 5, (1, 2, 5, 10)
 NEW_EPOCHS_OF = {
     "fedrep": "newcomer-epochs",
@@ -77,27 +77,27 @@ class Figures:
 
     def curves(self, method: str, cell: str) -> list[Job]:
         """Return the runs of a method, by seed."""
-        algorithm, own = METHODS[method]
-        own = {"evaluate-every": 4, **own}
+        algorithm, settings = METHODS[method]
+        settings = {"evaluate-every": 4, **settings}
         place = f"curves-{method.replace('*', '-star')}"
         seeds = range(self.seeds)
-        return [self.job(place, algorithm, cell, own, seed) for seed in seeds]
+        return [self.job(place, algorithm, cell, settings, seed) for seed in seeds]
 
     def epochs(self, algorithm: str, epochs: int) -> list[Job]:
         """Return the runs with a number of local epochs, by seed."""
-        own = {"evaluate-every": 0, EPOCHS_OF[algorithm]: epochs}
+        extra = {"evaluate-every": 0, EPOCHS_OF[algorithm]: epochs}
         place, seeds = f"epochs-{algorithm}-{epochs}", range(self.seeds)
-        return [self.job(place, algorithm, EPOCHS_CELL, own, seed) for seed in seeds]
+        return [self.job(place, algorithm, EPOCHS_CELL, extra, seed) for seed in seeds]
 
     def newcomers(self, algorithm: str, epochs: int) -> list[Job]:
         """Return the runs whose new clients train for some epochs, by seed."""
-        own = {
+        extra = {
             "evaluate-every": 0,
             "new-clients": NEW,
             NEW_EPOCHS_OF[algorithm]: epochs,
         }
         place, seeds = f"newcomers-{algorithm}-{epochs}", range(self.seeds)
-        return [self.job(place, algorithm, EPOCHS_CELL, own, seed) for seed in seeds]
+        return [self.job(place, algorithm, EPOCHS_CELL, extra, seed) for seed in seeds]
 
     def missing(self) -> list[Job]:
         """Return all runs that are not finished."""
@@ -128,7 +128,7 @@ def spread(values: list[float], digits: int = 1) -> str:
 
 
 def final(jobs: list[Job], name: str = "accuracy") -> list[float]:
-    """Return the final accuracy in %, by seed."""
+    """Return the final accuracy, or another one of the summary, in %, by seed."""
     return [100 * float((finished(job) or {})[name]) for job in jobs]
 
 
@@ -144,11 +144,11 @@ def curves_table(data: dict[str, Any]) -> str:
             method,
             *(
                 cell
-                for own in (cells[c] for c in CELLS)
+                for results in (cells[c] for c in CELLS)
                 for cell in (
-                    spread(own["final"]),
-                    last(own["global-nc2"]),
-                    last(own["local-nc2"]),
+                    spread(results["final"]),
+                    last(results["global-nc2"]),
+                    last(results["local-nc2"]),
                 )
             ),
         )
@@ -164,7 +164,7 @@ def curves_table(data: dict[str, Any]) -> str:
 
 def epochs_table(epochs: tuple[int, ...], values: ByEpochs) -> str:
     """Return accuracies by number of epochs."""
-    rows = [(f"`{name}`", *map(spread, own)) for name, own in values.items()]
+    rows = [(f"`{name}`", *map(spread, each)) for name, each in values.items()]
     return markdown(("method", *(f"E = {e}" for e in epochs)), rows)
 
 
@@ -191,10 +191,10 @@ def plot(curves: dict[str, Any], epochs: ByEpochs, newcomers: ByEpochs) -> None:
         (EPOCHS, epochs, "local epochs E, all clients"),
         (NEW_EPOCHS, newcomers, "epochs of the head, new clients"),
     )
-    for axes, (ticks, found, label) in zip(figure.subplots(1, 2), panels, strict=True):
-        for algorithm, values in found.items():
-            means = [float(np.mean(own)) for own in values]
-            low, high = ([f(own) for own in values] for f in (min, max))
+    for axes, (ticks, curve, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        for algorithm, values in curve.items():
+            means = [float(np.mean(each)) for each in values]
+            low, high = ([f(each) for each in values] for f in (min, max))
             (line,) = axes.plot(ticks, means, marker="o", label=algorithm)
             axes.fill_between(ticks, low, high, alpha=0.2, color=line.get_color(), lw=0)
         axes.set(xlabel=label, ylabel="accuracy, %", xticks=ticks)
@@ -241,8 +241,8 @@ on FEMNIST's letters, and its new clients have digits.
 def main() -> int:
     """Make the runs that are missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as an image folder")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--output", default="results/papers_small")
     arguments = parser.parse_args()
     output = Path(arguments.output).absolute()

@@ -1,11 +1,11 @@
-"""FedRep's and FLUTE's Table 1, CIFAR-10 columns: every method they list.
+"""FedRep's and FLUTE's Table 1, CIFAR-10 columns, with every method that they list.
 
-Protocol: shards as the authors make them, a share of 0.1 of the clients a round, 100
-rounds, batch 10, SGD 0.01 with momentum 0.5 and weight decay 1e-4, random crop and
-flip, one local epoch; mean over all clients and over the last 10 rounds (``-ft``: the
-last round). Ten head epochs see the images as they are: their features are computed
-once. Runs are made cell by cell and seed by seed; what is finished is never done again,
-be it in the output folder or on the page that is here.
+Protocol: shards as in the authors' code, 10 % of the clients in each of 100 rounds,
+batch size 10, SGD with learning rate 0.01, momentum 0.5 and weight decay 1e-4, random
+crop and flip, one local epoch; mean over all clients and over the last 10 rounds
+(``-ft``: the last round). Ten head epochs use images without augmentation, so that
+features are computed once. Runs are made cell by cell and seed by seed. Runs that are
+finished, in the output folder or on the existing page, are not repeated.
 """
 
 import argparse
@@ -34,9 +34,9 @@ from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
 from flwr_frl.task.settings import Setting
 
-# Of both papers, by the name that a row has here. A global method has its own row for
-# the mean over the last rounds; without it, it is its `-ft` before the fine-tuning, in
-# the last round. NC2 is looked at on the way where it is FLUTE's subject.
+# Settings of each row of the page. The row of a global method is the mean over the last
+# rounds. If it has not run, its accuracy is that of its `-ft` row before fine-tuning,
+# in the last round. Rows with `LOOK` are evaluated during training, for curves of NC2.
 LOOK: dict[str, Setting] = {"evaluate-every": 10}
 ROWS: dict[str, dict[str, Setting]] = {
     "fedrep": LOOK,
@@ -44,7 +44,7 @@ ROWS: dict[str, dict[str, Setting]] = {
     "flute": LOOK,
     "flute-star": LOOK,
     "fedper": {},
-    # One head epoch on augmented images, as the papers have it, costs little.
+    # One head epoch on augmented images, as in the papers, takes little time.
     "fedrep-1": {"head-epochs": 1, "augment-head": True, **LOOK},
     "local": {},
     "ditto": {},
@@ -64,34 +64,38 @@ ROWS: dict[str, dict[str, Setting]] = {
     "fedrep-5": {"representation-epochs": 5, **LOOK},
     "fedavg-ft-5": {"representation-epochs": 5},
 }
-# Cells of the rows with FedRep's five local epochs, which are far from its table.
+# Cells of the rows with five local epochs, as FedRep's code uses. With one, these cells
+# differ from its table.
 FIVE_EPOCHS = {"fedrep-5": "1000x2", "fedavg-ft-5": "100x5"}
-# What these papers' own algorithms have is known; the others have what the small
-# leaderboard has tuned.
+# Algorithms of these papers, whose settings are published. The others use the settings
+# that were tuned for the small leaderboard.
 OWN = ("fedrep", "flute", "flute-star")
-# Steps of all clients' epoch: L2GD's rounds, too, have one epoch, on average.
+# Steps in an epoch of all clients together. L2GD's rounds also have one epoch on
+# average.
 EPOCH = 50_000 // 10
 
 
 def parse() -> argparse.Namespace:
     """Return the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True, help="image folder")
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as an image folder")
     parser.add_argument(
         "--cells", nargs="+", default=CELLS, choices=CELLS, metavar="CLIENTSxSHARDS"
     )
     parser.add_argument(
         "--rows", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW"
     )
-    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs")
     parser.add_argument("--tuned", default=str(RESULTS / "leaderboard-tuned.json"))
     parser.add_argument(
-        "--page", action="store_true", help="write what is there, and run nothing"
+        "--page",
+        action="store_true",
+        help="only write the page of finished runs",
     )
     parser.add_argument(
-        "--anew", action="store_true", help="make the page's runs again, too"
+        "--anew", action="store_true", help="also repeat the runs on the page"
     )
     parser.add_argument("--output", default="results/papers_tables")
     return parser.parse_args()
@@ -103,9 +107,11 @@ def algorithm_of(row: str) -> str:
 
 
 def wanted(row: str, cell: str) -> bool:
-    """Return whether a paper has this row in this cell, in one order or another.
+    """Return whether a cell has a row.
 
-    FedRep's code has five local epochs, and what is compared over seeds has `local`.
+    That is the case if a paper reports the method for the cell, for either order of
+    head epochs. Rows with five local epochs have one cell only, and cells with error
+    bars also have all rows of `WITH_SPREAD`.
     """
     if row in FIVE_EPOCHS:
         return cell == FIVE_EPOCHS[row]
@@ -120,7 +126,7 @@ def wanted(row: str, cell: str) -> bool:
 
 
 class Tables:
-    """The runs behind both tables, those that are there and those that are missing."""
+    """The runs of both tables, finished or missing."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -161,13 +167,13 @@ class Tables:
         ]
 
     def row_settings(self, row: str) -> dict[str, Setting]:
-        """Return what a row's runs have in all cells, and seed 0."""
+        """Return the settings of a row that are the same in all cells, with seed 0."""
         settings = self.job("100x5", row, 0).settings
         of_cells = ("data-dir", "num-clients", "classes-per-client")
         return {n: v for n, v in settings.items() if n not in of_cells}
 
     def result(self, job: Job) -> dict[str, Any] | None:
-        """Return what a run has found, here or for the page, if it is there."""
+        """Return a run's result from the output folder or the page; None if missing."""
         if (result := finished(job)) is not None:
             return {**result, "curve": curve(job)}
         cell, (row, seed) = job.place.parent.name, job.place.name.rsplit("-", 1)
@@ -182,24 +188,24 @@ class Tables:
         return [job for job in jobs if self.result(job) is None]
 
     def results(self) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-        """Return what is there by cell, row and seed, of all cells and rows."""
-        found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+        """Return all results by cell, row and seed."""
+        results: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
         for cell in CELLS:
             for job in self.jobs([cell], ROWS):
                 row, seed = job.place.name.rsplit("-", 1)
                 if (result := self.result(job)) is not None:
-                    found.setdefault(cell, {}).setdefault(row, {})[seed] = result
-        return found
+                    results.setdefault(cell, {}).setdefault(row, {})[seed] = result
+        return results
 
     def classes(self) -> dict[str, list[float]]:
-        """Return the mean number of classes a client holds, by cell and seed."""
+        """Return the mean number of classes per client, by cell and seed."""
         folder = ImageFolder(str(self.data_dir), 0)
         labels, count = folder.labels("train"), len(folder.classes)
-        found = {}
+        by_cell = {}
         for cell in CELLS:
             clients, shards = map(int, cell.split("x"))
-            found[cell] = [
-                float(np.mean([len(np.unique(labels[own])) for own in train]))
+            by_cell[cell] = [
+                float(np.mean([len(np.unique(labels[part])) for part in train]))
                 for seed in range(self.arguments.seeds)
                 for train, _ in [
                     partition(
@@ -211,19 +217,19 @@ class Tables:
                     )
                 ]
             ]
-        return found
+        return by_cell
 
     def write(self) -> None:
-        """Write the page of what is there."""
+        """Write the page of all finished runs."""
         results = self.results()
-        by_seed = [own for rows in results.values() for own in rows.values()]
+        by_seed = [runs for rows in results.values() for runs in rows.values()]
         data = {
             "rows": {row: self.row_settings(row) for row in ROWS},
             "rounds": self.arguments.rounds,
             "seeds": self.arguments.seeds,
             "classes": self.classes(),
             "results": results,
-            "seconds": sum(r["cpu-seconds"] for own in by_seed for r in own.values()),
+            "seconds": sum(r["cpu-seconds"] for runs in by_seed for r in runs.values()),
         }
         heading = "FedRep's and FLUTE's Table 1, CIFAR-10 columns"
         write("papers_tables", heading, body(data), data)
@@ -231,17 +237,17 @@ class Tables:
 
 
 def curve(job: Job) -> dict[str, list[list[float]]]:
-    """Return what a run measured on the way: rounds and values of each metric."""
+    """Return the evaluated rounds and the values of each metric of a run."""
     rows = read_rows(job.place / job.algorithm / "metrics.jsonl")
-    found = {}
+    curves = {}
     for metric in ("accuracy", "global-nc2", "local-nc2"):
         points = [(row["round"], row[metric]) for row in rows if metric in row]
-        found[metric] = [list(values) for values in zip(*points, strict=True)]
-    return found
+        curves[metric] = [list(values) for values in zip(*points, strict=True)]
+    return curves
 
 
 def make_and_write() -> None:
-    """Run what has not run yet and write ``results/papers_tables``."""
+    """Make the missing runs and write ``results/papers_tables``."""
     arguments = parse()
     tables = Tables(arguments)
     try:
