@@ -109,12 +109,12 @@ def _round(value: float) -> str:
 def tuned_table(tuned: Mapping[str, Any]) -> str:
     """Return a table of the tuned settings with each point's validation accuracy."""
     rows = []
-    for name, own in tuned.items():
-        if own["picked"] or own.get("points"):
-            points = ", ".join(_point(point) for point in own.get("points", ()))
-            if "as" in own:
-                points = f"as `{own['as']}`"
-            rows.append((f"`{name}`", f"`{_text(own['picked'])}`", points))
+    for name, entry in tuned.items():
+        if entry["picked"] or entry.get("points"):
+            points = ", ".join(_point(point) for point in entry.get("points", ()))
+            if "as" in entry:
+                points = f"as `{entry['as']}`"
+            rows.append((f"`{name}`", f"`{_text(entry['picked'])}`", points))
     return markdown(("algorithm", "picked", "tried: validation accuracy in %"), rows)
 
 
@@ -133,7 +133,9 @@ def missing(results: Results, seeds: Mapping[str, list[int]]) -> str:
     parts, count = [], 0
     for cell, of_cell in seeds.items():
         for i, seed in enumerate(of_cell):
-            names = [name for name, own in results.items() if own[cell][i] is None]
+            names = [
+                name for name, by_cell in results.items() if by_cell[cell][i] is None
+            ]
             if names:
                 every = len(names) == len(results)
                 listed = "all" if every else ", ".join(f"`{name}`" for name in names)
@@ -184,8 +186,8 @@ def places(results: Results) -> str:
 def _place(results: Results, cell: str) -> int:
     means = {
         name: float(np.mean(values))
-        for name, own in results.items()
-        if len(values := accuracies(own[cell]))
+        for name, by_cell in results.items()
+        if len(values := accuracies(by_cell[cell]))
     }
     return sorted(means, key=lambda name: -means[name]).index("fedavg-ft") + 1
 
@@ -286,7 +288,9 @@ def plot(name: str, results: Results) -> None:
     """Draw accuracies by cell as dots with error bars, in the order of the table."""
     from matplotlib.figure import Figure
 
-    there = {n: own for n, own in results.items() if any(map(any, own.values()))}
+    there = {
+        n: by_cell for n, by_cell in results.items() if any(map(any, by_cell.values()))
+    }
     order = ranked(there)[::-1] if there else []
     cells = [
         c

@@ -59,12 +59,14 @@ def accuracies(data: Data, cell: str, row: str) -> dict[str, float]:
 
 def spread(values: Mapping[str, float]) -> str:
     """Return mean ± standard deviation over the seeds, and the number of seeds."""
-    own = list(values.values())
-    if not own:
+    by_seed = list(values.values())
+    if not by_seed:
         return "missing"
-    if len(own) == 1:
-        return f"{own[0]:.2f}"
-    return f"{np.mean(own):.2f} ± {np.std(own, ddof=1):.2f} ({len(own)} seeds)"
+    if len(by_seed) == 1:
+        return f"{by_seed[0]:.2f}"
+    return (
+        f"{np.mean(by_seed):.2f} ± {np.std(by_seed, ddof=1):.2f} ({len(by_seed)} seeds)"
+    )
 
 
 def papers_table(data: Data, paper: str) -> str:
@@ -91,7 +93,7 @@ def _why(data: Data, paper: str, method: str, far: list[str]) -> str:
         cells.setdefault(_reason(data, paper, method, cell), []).append(cell)
     if len(cells) < 2:
         return "".join(cells)
-    return "; ".join(f"{', '.join(own)}: {reason}" for reason, own in cells.items())
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in cells.items())
 
 
 def _reason(data: Data, paper: str, method: str, cell: str) -> str:
@@ -111,14 +113,14 @@ def _reason(data: Data, paper: str, method: str, cell: str) -> str:
 
 def _five_epochs(data: Data, cell: str, row: str) -> str:
     """Return the measured effect of five local epochs, on this row or on FedRep."""
-    if own := list(accuracies(data, cell, f"{row}-5").values()):
+    if with_five := list(accuracies(data, cell, f"{row}-5").values()):
         return (
             "its code has five local epochs instead of one; with five: "
-            f"{np.mean(own):.2f}"
+            f"{np.mean(with_five):.2f}"
         )
     text = "possibly its five local epochs instead of one"
-    if found := list(accuracies(data, cell, "fedrep-5").values()):
-        text += f"; with five, `fedrep` has {np.mean(found):.2f}"
+    if of_fedrep := list(accuracies(data, cell, "fedrep-5").values()):
+        text += f"; with five, `fedrep` has {np.mean(of_fedrep):.2f}"
     return text
 
 
@@ -168,7 +170,7 @@ def _means(runs: Mapping[str, Any], whole: bool) -> tuple[str, ...]:
     """Return the other figures of a row's runs; empty unless the row itself has run."""
 
     def mean(key: Callable[[Any], Any], digits: int) -> str:
-        values = [found for run in runs.values() if (found := key(run)) is not None]
+        values = [value for run in runs.values() if (value := key(run)) is not None]
         return f"{np.mean(values):.{digits}f}" if values and whole else ""
 
     worst = mean(lambda run: 100 * run["accuracy-worst-decile"], 2)
@@ -193,21 +195,25 @@ def missing(data: Data, cell: str) -> str:
 
 def settings_table(data: Data) -> str:
     """Return a table of the settings in which rows differ."""
-    common = set.intersection(*(set(own.items()) for own in data["rows"].values()))
+    common = set.intersection(
+        *(set(row_settings.items()) for row_settings in data["rows"].values())
+    )
     rows = []
     for row, settings in data["rows"].items():
-        own = [f"{n}={v}" for n, v in settings.items() if (n, v) not in common]
-        own = [text for text in own if not text.startswith("evaluate-every")]
-        if own:
-            rows.append((f"`{row}`", f"`{' '.join(own)}`"))
+        row_settings = [f"{n}={v}" for n, v in settings.items() if (n, v) not in common]
+        row_settings = [
+            text for text in row_settings if not text.startswith("evaluate-every")
+        ]
+        if row_settings:
+            rows.append((f"`{row}`", f"`{' '.join(row_settings)}`"))
     return markdown(("row", "specific settings"), rows)
 
 
 def body(data: Data) -> str:
     """Return the page below its heading."""
     classes = "; ".join(
-        f"{cell} {', '.join(f'{value:.2f}' for value in own)}"
-        for cell, own in data["classes"].items()
+        f"{cell} {', '.join(f'{value:.2f}' for value in by_seed)}"
+        for cell, by_seed in data["classes"].items()
     )
     text = (
         "The tables are named by clients x shards per client. The protocol is that "
@@ -290,8 +296,8 @@ def _plot_cell(data: Data, cell: str) -> None:
             label=paper,
         )
     for y, name in enumerate(order):
-        own = list(accuracies(data, cell, name).values())
-        error = np.std(own, ddof=1) if len(own) > 1 else 0
+        series = list(accuracies(data, cell, name).values())
+        error = np.std(series, ddof=1) if len(series) > 1 else 0
         left.errorbar(
             means[name], y, xerr=error, fmt="o", ms=4, color="C0",
             label="here" if not y else None,
@@ -305,8 +311,8 @@ def _plot_cell(data: Data, cell: str) -> None:
                 run["curve"][metric] for run in runs.get(row, {}).values()
                 if run["curve"].get(metric)
             ][:1]  # fmt: skip
-            for own in points:
-                axes.plot(*own, marker=".", label=row)
+            for series in points:
+                axes.plot(*series, marker=".", label=row)
         axes.set(xlabel="round", title=f"{metric}, seed 0")
     middle.legend(fontsize=8)
     for axes in (left, middle, right):

@@ -86,9 +86,11 @@ class FedASClient(
 
     def align(self) -> None:
         """Train the representation towards the prototypes, if there are any."""
-        means, known = self.saved[MEANS], self.saved[COUNTS] > 0
+        means, has_prototype = self.saved[MEANS], self.saved[COUNTS] > 0
         rate, model = self.settings.fedas_learning_rate, self.model
-        if not (rate and known.any() and len(self.task.train_examples(self.index))):
+        if not (
+            rate and has_prototype.any() and len(self.task.train_examples(self.index))
+        ):
             return
         sgd = replace(self.settings, learning_rate=rate, momentum=0.0, weight_decay=0.0)
         optimizer = sgd.optimizer(freeze(model, "representation"))
@@ -97,7 +99,7 @@ class FedASClient(
             optimizer.zero_grad()
             with sgd.autocast():
                 features = model.representation(inputs).flatten(0, -2)
-                loss = alignment_loss(features, targets.flatten(), means, known)
+                loss = alignment_loss(features, targets.flatten(), means, has_prototype)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             return loss.detach()

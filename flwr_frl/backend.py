@@ -70,11 +70,13 @@ def training_seconds(settings: Settings) -> float:
     task = build_task(settings, int(settings["num-clients"]))
     if getattr(task, "untrainable", "") or not len(task.train_examples(0)):
         return 0.0
-    known = declared(client_class(settings).settings_type)
+    client_settings = declared(client_class(settings).settings_type)
     steps = ceil(len(task.train_examples(0)) / int(settings["batch-size"]))
     epochs = float(settings["representation-epochs"])
     # A step of the head alone has no backward pass through the representation.
-    epochs += float(settings["head-epochs"]) / 3 if "head-epochs" in known else 0.0
+    epochs += (
+        float(settings["head-epochs"]) / 3 if "head-epochs" in client_settings else 0.0
+    )
     seconds = client_rounds(settings) * steps * epochs * step_seconds(task, settings)
     together = settings["cohort"] == "auto" and not task.scratch_model.is_large
     return seconds / COHORT_GAIN if together else seconds

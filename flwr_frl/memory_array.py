@@ -59,7 +59,7 @@ class MemoryArray(Array):
 
     @data.setter
     def data(self, data: bytes) -> None:
-        # With other bytes, this object becomes one of Flower's own Array.
+        # With other bytes, this object becomes an instance of Flower's own Array.
         for name in ("values", "_encoded", "all_finite"):
             self.__dict__.pop(name, None)
         self.__dict__["data"] = data

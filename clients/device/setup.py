@@ -164,13 +164,13 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
     Raises `SettingsError` if one is similar to a known name: a misspelled name must
     not leave a device without noise, or its state without a directory.
     """
-    known = *kind.traits.node_settings, *OF_A_NODE
-    names = [name for name in node if name not in known]
+    valid_names = *kind.traits.node_settings, *OF_A_NODE
+    names = [name for name in node if name not in valid_names]
     # The name of another setting, such as ``partition``, is not a misspelling.
     for name in (n for n in names if n not in defaults()):
         plain = name.lower().replace("_", "-")
-        if difflib.get_close_matches(plain, known, cutoff=NEARLY):
-            raise unknown("name in the node config", name, known)
+        if difflib.get_close_matches(plain, valid_names, cutoff=NEARLY):
+            raise unknown("name in the node config", name, valid_names)
     return names
 
 
