@@ -255,8 +255,9 @@ class Asynchronous(Participation):
         """Return x + η s(τ) Δ, where x is the current version and Δ the change.
 
         The mean of the results is the current version plus the mean weighted change.
-        Received batch-norm statistics y become (1 − s(τ)) x + s(τ) y, so that variances
-        stay positive. Arrays with τ = 0 and η = 1 are returned unchanged.
+        Received batch-norm statistics y become (1 − w) x + w y, w = min(η, 1) s(τ), so
+        that variances stay positive. Arrays with τ = 0 and η = 1 are returned
+        unchanged.
         """
         staleness = self._staleness[node]
         if staleness == 0 and self.step_size == 1:
@@ -271,9 +272,9 @@ class Asynchronous(Participation):
                 continue
             averaged = name.endswith(STATISTICS)
             origin = self._current[name] if averaged else sent[name]
-            step = weight if averaged else weight * self.step_size
+            size = min(self.step_size, 1.0) if averaged else self.step_size
             change = np.subtract(array, origin, dtype=np.float64)
-            change *= step
+            change *= weight * size
             change += self._current[name]
             moved[name] = rounded_to(array.dtype, change)
         return moved

@@ -14,7 +14,6 @@ class FedAsync(FedBuff):
     s(τ) = (1 + τ)^−a is the polynomial function of section 5.2. The clients of the
     paper train with a proximal term, as with ``async-base="fedprox"``. In the paper
     clients request work at any time; here the server keeps C of them at work.
-    Statistics of batch norms are mixed with the weight s(τ), without α.
 
     Parameters
     ----------

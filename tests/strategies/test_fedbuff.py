@@ -80,6 +80,22 @@ def simulate(speeds, count, communication, *, C, B, mix, limit=-1, combine=None)
     return rows
 
 
+@pytest.mark.parametrize("rate", [2.0, 0.5])
+def test_statistics_of_batch_norms_are_mixed(rate, monkeypatch):
+    monkeypatch.setattr("flwr_frl.strategies.asynchronous.STATISTICS", ("w",))
+    speeds = SpeedModel("dynamic", CLIENTS, seed=5)
+    wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=3, global_learning_rate=rate)
+    versions = versions_of(wrapper, speeds, 20, 0.25)
+
+    def mix(x, sent, y, age):
+        weight = min(rate, 1) * (1 + age) ** -0.5
+        return (1 - weight) * x + weight * y
+
+    expected = simulate(speeds, 20, 0.25, C=6, B=3, mix=mix)
+    for (x, _), (y, *_) in zip(versions, expected, strict=True):
+        assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("limit", [-1, 3])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_fedbuff_equals_an_event_simulation(rate, limit):
