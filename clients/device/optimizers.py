@@ -1,11 +1,10 @@
 """Keep the states of a client's optimisers between rounds (`optimizer-state`)."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
+from flwr_frl.clients.device.conversions import to_tensors
 from flwr_frl.clients.device.state_file import OPTIMIZER, Arrays
+from flwr_frl.task.devices import CPU
 from flwr_frl.task.training.optimizer_state import State
 from flwr_frl.task.training.trainer import KEPT
 
@@ -31,16 +30,19 @@ class OptimizerStates:
         self.optimizer = optimizer
         self._loaded: State = {}
         self._states: list[State] = []
-        # Arrays that `fit` last saved with states, and the number of those states.
+        # The client's arrays that were last saved, and how many states with them.
         self._saved: Arrays = {}
         self._saved_states = 0
 
     def _prefix(self, number: int) -> str:
         return f"{OPTIMIZER}{number}.{self.optimizer}."
 
-    def load(self, arrays: Mapping[str, Tensor]) -> None:
+    def load(self, arrays: Arrays) -> None:
         """Take the states of the last round from a client's saved arrays."""
-        self._loaded = {n: a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
+        states = {n: a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
+        self._loaded = to_tensors(states, CPU)
+        # They stay the client's version if `fit` saves no other.
+        self._saved = {n: a for n, a in arrays.items() if n not in states}
 
     def of_next_call(self) -> State:
         """Return the state for the next `Client.train`, which updates it in place."""

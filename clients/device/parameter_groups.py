@@ -134,7 +134,7 @@ class ParameterGroups:
         kept = self._optimizers
         loaded = self.state.load(shapes) or {} if personal or kept else {}
         if kept:
-            kept.load(to_tensors(loaded, CPU))
+            kept.load(loaded)
         loaded = {name: a for name, a in loaded.items() if name in personal}
         # All clients of a process share the initial values: copy them.
         self.saved = {

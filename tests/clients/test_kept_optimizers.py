@@ -123,6 +123,36 @@ def test_algorithms_with_custom_steps_refuse_kept_optimizers(algorithm):
     assert caught.value.code == "optimizer-state"
 
 
+def test_a_round_without_save_keeps_the_head_with_the_new_optimizers():
+    class SavesOnce(Client, supports_example_dp=True):
+        personal = ("head.",)
+        shared = ("representation.",)
+
+        def fit(self, parameters, config):
+            self.receive(parameters, config)
+            loss = self.train("all", 1)
+            if config["server-round"] == 1:
+                self.save(config)
+            return self.send(loss)
+
+    run = resolve({**FAST, "algorithm": "fedper", "optimizer-state": "kept"})
+    context = context_of()
+    setup = client_setup(context, run)._replace(kind=SavesOnce)
+    heads = []
+    for server_round in (1, 2, 3):
+        config = {"run": "r", "acknowledged-round": server_round - 1}
+        client = build_client(context, setup, config)
+        client._optimizers = OptimizerStates("sgd")
+        parameters = client.get_parameters({})
+        client.receive(parameters, config)
+        heads.append(client.model.head.weight.clone())
+        config["server-round"] = server_round
+        client.fit(parameters, config)
+        client._save_optimizers(config)
+    assert not torch.equal(heads[0], heads[1])
+    assert torch.equal(heads[1], heads[2])
+
+
 def test_optimizers_of_training_after_the_last_save_are_saved():
     class SavesFirst(Client, supports_example_dp=True):
         personal = ("head.",)
