@@ -111,7 +111,8 @@ def chosen_rate(output: Path, data_dir: str, task: str, algorithm: str) -> float
     jobs = [job_of(output, data_dir, task, algorithm, r, TUNING_SEED) for r in rates]
     values = [value_of(job, task) for job in jobs]
     sign = -1 if TASKS[task].measure in ERRORS else 1
-    return rates[int(np.nanargmax([sign * v for v in values]))]
+    scores = np.nan_to_num([sign * value for value in values], nan=-np.inf)
+    return rates[int(np.argmax(scores))]
 
 
 def pairs_of(tasks: list[str], algorithms: list[str]) -> Iterator[tuple[str, str]]:

@@ -128,26 +128,26 @@ def _far(values: list[float], published: float) -> bool:
     return abs(float(np.mean(values)) - published) > 2
 
 
-def ahead(values: Mapping[str, float], base: Mapping[str, float]) -> float:
-    """Return the mean lead of a row over `BASE`, over the seeds that both have.
+def rank(values: Mapping[str, float], base: Mapping[str, float]) -> tuple[bool, float]:
+    """Return a sort key: the mean lead over `BASE`, over the seeds that both have.
 
-    Rows may have different seeds, whose partitions may be easier or harder. Without a
-    common seed, return the row's mean accuracy.
+    Rows may have different seeds, whose partitions may be easier or harder. Rows
+    without a common seed come last, sorted by their accuracy.
     """
     both = [values[seed] - base[seed] for seed in values if seed in base]
-    return float(np.mean(both or list(values.values())))
+    return not both, -float(np.mean(both or list(values.values())))
 
 
 def whole_table(data: Data, cell: str) -> str:
     """Return the table of a cell's rows, the best first, compared with `BASE`."""
     base = accuracies(data, cell, BASE)
-    rows: list[tuple[float, tuple[str, ...]]] = []
+    rows: list[tuple[tuple[bool, float], tuple[str, ...]]] = []
     by_row = data["results"][cell]
     for name in {*by_row, *(row.removesuffix("-ft") for row in by_row)}:
         values, runs = accuracies(data, cell, name), runs_of(data, cell, name)
         if not values:
             reasons = {run.get("failed", "no accuracy") for run in runs.values()}
-            rows.append((np.inf, (f"`{name}`", "; ".join(reasons), *[""] * 6)))
+            rows.append(((True, np.inf), (f"`{name}`", "; ".join(reasons), *[""] * 6)))
             continue
         cells = (
             f"`{name}`",
@@ -155,7 +155,7 @@ def whole_table(data: Data, cell: str) -> str:
             _difference(values, base) if name != BASE else "",
             *_means(runs, name in by_row),
         )
-        rows.append((-ahead(values, base), cells))
+        rows.append((rank(values, base), cells))
     heads = ("row", "accuracy", f"difference from `{BASE}`", "worst decile")
     heads += ("Global NC2", "Local NC2", "seconds of one core", "commit")
     return markdown(heads, [cells for _, cells in sorted(rows)])
@@ -170,7 +170,8 @@ def _means(runs: Mapping[str, Any], whole: bool) -> tuple[str, ...]:
     """Return the other figures of a row's runs; empty unless the row itself has run."""
 
     def mean(key: Callable[[Any], Any], digits: int) -> str:
-        values = [value for run in runs.values() if (value := key(run)) is not None]
+        done = [run for run in runs.values() if "failed" not in run]
+        values = [value for run in done if (value := key(run)) is not None]
         return f"{np.mean(values):.{digits}f}" if values and whole else ""
 
     worst = mean(lambda run: 100 * run["accuracy-worst-decile"], 2)
@@ -281,7 +282,9 @@ def _plot_cell(data: Data, cell: str) -> None:
         if (values := accuracies(data, cell, name))
     }
     base = accuracies(data, cell, BASE)
-    order = sorted(means, key=lambda name: ahead(accuracies(data, cell, name), base))
+    order = sorted(
+        means, key=lambda name: rank(accuracies(data, cell, name), base), reverse=True
+    )
     figure = Figure(figsize=(12, 0.26 * len(order) + 1.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(2, 1, 1))
     for paper, marker in zip(PAPERS, ("|", "x"), strict=True):
@@ -309,11 +312,11 @@ def _plot_cell(data: Data, cell: str) -> None:
         for row in ("fedrep", "fedrep-1", "flute", "flute-star", "flute-star-after"):
             points = [
                 run["curve"][metric] for run in runs.get(row, {}).values()
-                if run["curve"].get(metric)
+                if run.get("curve", {}).get(metric)
             ][:1]  # fmt: skip
             for series in points:
                 axes.plot(*series, marker=".", label=row)
-        axes.set(xlabel="round", title=f"{metric}, seed 0")
+        axes.set(xlabel="round", title=f"{metric}, first seed")
     middle.legend(fontsize=8)
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)

@@ -16,7 +16,8 @@ NORMS = "batch-norms."
 def batch_norms(task: Task) -> None:
     """Refuse models without batch norms."""
     if not any(isinstance(m, _BatchNorm) for m in task.scratch_model.modules()):
-        raise SettingsError("it needs a model with batch norms, resnet20 say")
+        text = "it needs a model with batch norms, resnet20 say"
+        raise SettingsError(text, "no-batch-norms")
 
 
 # With batch norms, gradients of single examples are not defined.

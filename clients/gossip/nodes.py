@@ -189,14 +189,15 @@ class Nodes:
         messages, decoded = client.messages(self.round, seeds)
         matrices.remember(messages, decoded)
         ok, means = finite.tolist(), losses.tolist()
-        replies: list[Message | None] = []
-        for i, message in enumerate(messages):
-            if not ok[i]:
-                replies.append(None)
-                continue
-            record = NodeRecord(matrices, i)
-            replace_versions(states[i], self.round, record, {last, self.round})
-            replies.append(self.reply(i, message, means[i], refused[i]))
+        replies = [
+            self.reply(i, message, means[i], refused[i]) if ok[i] else None
+            for i, message in enumerate(messages)
+        ]
+        # No state is changed before all replies exist.
+        for i, state in enumerate(states):
+            if ok[i]:
+                record = NodeRecord(matrices, i)
+                replace_versions(state, self.round, record, {last, self.round})
         return replies
 
     def reply(self, i: int, message: bytes, loss: float, refused: int) -> Message:

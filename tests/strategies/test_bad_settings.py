@@ -184,6 +184,7 @@ def test_unsuitable_task_is_rejected(algorithm, given, words):
         ("gpfl", {"head-layers": 2}, "head-not-linear"),
         ("pfedfda", {"head-layers": 2}, "head-not-linear"),
         ("knn-per", {"task": "linear"}, "no-classes"),
+        ("fedbn", {}, "no-batch-norms"),
         ("fedproto", {"task": f"{__name__}:unbiased"}, "no-bias"),
         ("pfedfda", {"task": f"{__name__}:unbiased"}, "no-bias"),
         ("feddbe", {"task": f"{__name__}:unbiased"}, "no-bias"),
