@@ -6,7 +6,7 @@ last sampled round; and its representation was trained below one common head. He
 clients of one training run are tested with several heads, so that both factors can be
 changed separately. ``python -m benchmarks.fedavg_ft --data-dir DIR`` uses the clients,
 images and rounds of ``benchmarks/papers_small.py``; ``--papers`` adds one seed of
-``benchmarks/papers_tables.py``, 100 clients with 5 shards. Finished runs in
+``benchmarks/papers_tables.py``, 100 clients with 5 or 2 shards. Finished runs in
 ``--output`` are not repeated.
 """
 
@@ -151,7 +151,7 @@ METHODS = {
     "lg-fedavg": LGFedAvgHeads,
 }
 SMALL_CELLS = ("shards-2", "shards-5")
-PAPERS_CELL, PAPERS_METHODS = "100x5", ("fedavg", "fedrep")
+PAPERS_CELLS, PAPERS_METHODS = ("100x5", "100x2"), ("fedavg", "fedrep")
 
 
 def path_of(method: str) -> str:
@@ -172,8 +172,8 @@ class Ablation:
         self.tables = Tables(Namespace(**about, rounds=100, anew=True))
 
     def jobs(self, cell: str, method: str) -> list[Job]:
-        """Return a method's runs in a cell, by seed; `PAPERS_CELL` has one seed."""
-        if cell == PAPERS_CELL:
+        """Return a method's runs in a cell, by seed; `PAPERS_CELLS` have one seed."""
+        if cell in PAPERS_CELLS:
             of_papers = self.tables.job(cell, method, 0).settings
             settings = [{**of_papers, "evaluate-every": 0}]
         else:
@@ -189,12 +189,13 @@ class Ablation:
         jobs = [j for m in METHODS for c in SMALL_CELLS for j in self.jobs(c, m)]
         jobs.sort(key=lambda job: int(job.settings["seed"]))
         if papers:
-            jobs += [j for m in PAPERS_METHODS for j in self.jobs(PAPERS_CELL, m)]
+            cells = [(c, m) for c in PAPERS_CELLS for m in PAPERS_METHODS]
+            jobs += [job for cell in cells for job in self.jobs(*cell)]
         return [job for job in jobs if finished(job) is None]
 
     def measured(self, cell: str) -> dict[str, dict[str, Any]]:
         """Return each method's finished runs in a cell, by seed."""
-        methods = PAPERS_METHODS if cell == PAPERS_CELL else METHODS
+        methods = PAPERS_METHODS if cell in PAPERS_CELLS else METHODS
         results: dict[str, dict[str, Any]] = {}
         for method in methods:
             for job in self.jobs(cell, method):
@@ -207,7 +208,7 @@ class Ablation:
 
     def write(self) -> None:
         """Write the page of all finished runs."""
-        cells = {cell: self.measured(cell) for cell in (*SMALL_CELLS, PAPERS_CELL)}
+        cells = {cell: self.measured(cell) for cell in (*SMALL_CELLS, *PAPERS_CELLS)}
         done = [
             run for m in cells.values() for runs in m.values() for run in runs.values()
         ]
@@ -233,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, help="CIFAR-10 as an image folder")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--papers", action="store_true", help="also run 100 x 5")
+    parser.add_argument("--papers", action="store_true", help="also run 100 clients")
     parser.add_argument(
         "--page", action="store_true", help="only write the page of finished runs"
     )

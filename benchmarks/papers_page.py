@@ -14,8 +14,8 @@ SWINGS = "with so few classes a client the accuracy of a global model fluctuates
 # Explanations of results that differ from the paper's by more than 2 points.
 REASONS: dict[tuple[str, str], str] = {
     ("FedRep, Table 1", "Local only"): "its code trains each client alone for as many "
-    "epochs as there are rounds; here a client trains when it is sampled, about ten "
-    "epochs in all",
+    "epochs as there are rounds (100x5: `local-all`); here a client trains when it is "
+    "sampled, about ten epochs in all",
     ("FedRep, Table 1", "Per-FedAvg"): "its authors adapt for five epochs before the "
     "test instead of one step: on every fifth client of 100x2 the last model has 77.2 "
     "after the step and 84.1 after five epochs (measured once, without a page)",
@@ -106,7 +106,7 @@ def _reason(data: Data, paper: str, method: str, cell: str) -> str:
     if cell in FIFTY:
         return (
             "its figures with 50 clients are close to those with 100, as if each had "
-            "500 images; here each has 1,000"
+            "500 images; here each has 1,000 ([500 images](fifty_clients.md))"
         )
     return "unknown"
 
@@ -230,8 +230,8 @@ def body(data: Data) -> str:
         "its own partition, initial model and order of clients, the same for all "
         "rows.\n\nThere are two differences from the papers. First, there is one "
         "local epoch of the representation in every table; FedRep's code has 5 with "
-        "5 shards and with 1,000 clients, as do `fedrep-5`, a row of 1000x2, and "
-        "`fedavg-ft-5`, a row of 100x5. "
+        "5 shards and with 1,000 clients, as do rows whose name ends with `-5`. In "
+        "`local-all`, all clients train in every round. "
         "Second, the ten head epochs use the images without crop and flip, so that "
         "features are computed once. `fedrep` has 10 head epochs, and `fedrep-1` "
         "one, with crop and flip. `flute-star` has the head epochs before the joint "

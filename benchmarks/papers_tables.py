@@ -63,10 +63,11 @@ ROWS: dict[str, dict[str, Setting]] = {
     "scaffold": {},
     "fedrep-5": {"representation-epochs": 5, **LOOK},
     "fedavg-ft-5": {"representation-epochs": 5},
+    "local-all": {"fraction-train": 1.0},
 }
-# Cells of the rows with five local epochs, as FedRep's code uses. With one, these cells
-# differ from its table.
-FIVE_EPOCHS = {"fedrep-5": "1000x2", "fedavg-ft-5": "100x5"}
+# The only cells of the rows that are as in FedRep's code: with five local epochs, or
+# with all clients in every round. Without them, these cells differ from its table.
+AS_IN_CODE = {"fedrep-5": "1000x2", "fedavg-ft-5": "100x5", "local-all": "100x5"}
 # Algorithms of these papers, whose settings are published. The others use the settings
 # that were tuned for the small leaderboard.
 OWN = ("fedrep", "flute", "flute-star")
@@ -103,18 +104,20 @@ def parse() -> argparse.Namespace:
 
 def algorithm_of(row: str) -> str:
     """Return the algorithm of a row."""
-    return row.removesuffix("-1").removesuffix("-5").removesuffix("-after")
+    for ending in ("-1", "-5", "-all", "-after"):
+        row = row.removesuffix(ending)
+    return row
 
 
 def wanted(row: str, cell: str) -> bool:
     """Return whether a cell has a row.
 
     That is the case if a paper reports the method for the cell, for either order of
-    head epochs. Rows with five local epochs have one cell only, and cells with error
-    bars also have all rows of `WITH_SPREAD`.
+    head epochs. Rows as in FedRep's code have one cell only, and cells with error bars
+    also have all rows of `WITH_SPREAD`.
     """
-    if row in FIVE_EPOCHS:
-        return cell == FIVE_EPOCHS[row]
+    if row in AS_IN_CODE:
+        return cell == AS_IN_CODE[row]
     if row in WITH_SPREAD and cell in SPREAD_CELLS:
         return True
     plain = row.removesuffix("-after")
