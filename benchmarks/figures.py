@@ -198,6 +198,12 @@ FIGURES = [
     ),
     Figure(
         RESULTS_PAGE,
+        cell("50 clients with 500"),
+        "fifty_clients",
+        of_cell("50x5", FIVE),
+    ),
+    Figure(
+        RESULTS_PAGE,
         r"of (\d+) algorithms on four\n(?:.*\n)*?.*`pfedfda` (\d+)st, `flute-star` "
         r"(\d+)nd",
         "leaderboard-20x40",
