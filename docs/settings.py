@@ -15,7 +15,7 @@ from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedSettings
-from flwr_frl.strategies.server.rounds import RunSettings
+from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.traits import StrategySettings
 from flwr_frl.task.compression.per_tensor import CompressionSettings
 from flwr_frl.task.data.datasets import DataSettings

@@ -30,7 +30,7 @@ from flwr_frl.strategies.report.results import METRICS, Row, read_rows
 from flwr_frl.strategies.report.trackers import Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.newcomers import check_newcomers
-from flwr_frl.strategies.server.rounds import RunSettings
+from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.devices import find
 from flwr_frl.task.models.adapters import AdapterSettings

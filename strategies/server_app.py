@@ -23,7 +23,8 @@ from flwr_frl.strategies.report.trackers import About, Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import class_counts
 from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
-from flwr_frl.strategies.server.rounds import KeepClients, Rounds, RunSettings
+from flwr_frl.strategies.server.rounds import KeepClients, Rounds
+from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.task.messages import CLASS_COUNTS
 from flwr_frl.task.settings import (
     Setting,

@@ -270,7 +270,7 @@ DEFAULTS = {
     # An argument of Ray
     "strategies/grids/ray_workers.py": {"local"},
     "strategies/report/command_line.py": {"fedrep", "local"},
-    "strategies/server/rounds.py": {"fedrep"},
+    "strategies/server/run_settings.py": {"fedrep"},
 }
 KINDS = CLASSES | {"BaseStrategy", "Gossip", "GossipClient", "Strategy"}
 

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from logging import ERROR, INFO, WARNING
-from typing import Annotated, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
@@ -19,124 +18,13 @@ from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.task.checkpoint import BEST_FILE
 from flwr_frl.task.messages import NUM_EXAMPLES
-from flwr_frl.task.settings import (
-    Checked,
-    Free,
-    Place,
-    Range,
-    Settings,
-    SettingsError,
-    require,
-)
+from flwr_frl.task.settings import SettingsError
 
 # Called with the run's token and each client's last round that has counted.
 KeepClients = Callable[[str, Mapping[str, int]], None]
-
-
-@dataclass(frozen=True)
-class RunSettings(Checked):
-    """Settings of a run besides those of its algorithm and its task.
-
-    Parameters
-    ----------
-    algorithm : str, default "fedrep"
-        A name of ``--list``, or the import path ``package.module:Class`` of a strategy.
-    task : str, default "digits"
-        A name of ``--list``, or the import path ``package.module:function`` of a task.
-    num_clients : int, default 20
-        Number of clients in simulation.
-    num_server_rounds : int, default 30
-        Number of rounds.
-    round_timeout : float, default 3600
-        Seconds to wait for the replies of a round. The default of ``simulation.py`` and
-        ``simulate`` is one year.
-    max_empty_rounds : int, default 0
-        Number of consecutive rounds without a valid reply after which the run ends; 0
-        sets no limit. The default of ``simulation.py`` and ``simulate`` is 3.
-    evaluate_every : int, default 5
-        Rounds between two evaluations; 0 evaluates the last rounds only.
-    evaluate_last : int, default 10
-        Number of rounds at the end that are evaluated; the result is their mean. With 0
-        it is the last evaluation by ``evaluate-every``.
-    new_clients : int, default 0
-        Number of simulated clients, drawn by the seed, that take no part in the
-        training. After the last round each of them trains its personal part, such as a
-        head, on its data. On devices use ``python -m flwr_frl.clients.personalize``.
-    names_by_key : bool, default False
-        Whether a client's name belongs to the key of the SuperNode that first used it,
-        in a run and in runs that resume it. Requires a SuperLink with
-        ``--enable-supernode-auth``; otherwise a SuperNode has a new key at every start.
-    output : str, default "results"
-        Folder of the results.
-    checkpoint_every : int, default 0
-        Rounds between two checkpoints; 0 writes one only when the run ends, fails or is
-        interrupted.
-    patience : int, default 0
-        Number of successive evaluations without improvement after which the run ends
-        early; 0 disables early stopping. The clients' mean validation accuracy must
-        improve, or their loss if there is no accuracy, so ``evaluate-on`` must be
-        ``validation``.
-    keep_best : bool, default False
-        Whether to keep a second checkpoint, of the round with the best validation mean,
-        as ``checkpoint-best-validation.safetensors``. It contains the server's arrays
-        only: clients save their personal arrays for the last checkpoint. Requires
-        ``evaluate-on`` to be ``validation``.
-    resume : str, default ""
-        Results folder of the run to resume.
-    tracker : str, default ""
-        Experiment trackers, separated by commas: ``tensorboard``, ``mlflow``,
-        ``wandb`` (each an extra of the package), or the import path
-        ``package.module:Class`` of a custom tracker.
-    tracker_uri : str, default ""
-        A folder for TensorBoard, a tracking URI for MLflow, a server or ``offline`` for
-        W&B; one for each tracker, separated by commas.
-    page : int, default 0
-        Port of a local page that shows the results during the run; 0 disables it.
-    """
-
-    algorithm: Annotated[str, Free("a name or import path")] = "fedrep"
-    task: Annotated[str, Free("a name or import path")] = "digits"
-    num_clients: Annotated[int, Range("[1, inf)")] = 20
-    num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
-    round_timeout: Annotated[float, Range("(0, inf)")] = 3600.0
-    max_empty_rounds: Annotated[int, Range("[0, inf)")] = 0
-    evaluate_every: Annotated[int, Range("[0, inf)")] = 5
-    evaluate_last: Annotated[int, Range("[0, inf)")] = 10
-    new_clients: Annotated[int, Range("[0, inf)")] = 0
-    names_by_key: Annotated[bool, Free()] = False
-    output: Annotated[str, Place("a directory")] = "results"
-    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
-    patience: Annotated[int, Range("[0, inf)")] = 0
-    keep_best: Annotated[bool, Free()] = False
-    resume: Annotated[str, Place("a directory")] = ""
-    tracker: Annotated[str, Free("names or import paths")] = ""
-    tracker_uri: Annotated[str, Free("an address for each tracker")] = ""
-    page: Annotated[int, Range("[0, 65535]")] = 0
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        if not self.output:
-            raise SettingsError("output is ''; expected a directory")
-
-    def check_validation(self, settings: Settings) -> None:
-        """Raise `SettingsError` if a round would be chosen by the test sets."""
-        validates = settings["evaluate-on"] == "validation"
-        allowed = "{} unless evaluate-on is validation: no round is chosen by test sets"
-        require(
-            validates or not self.patience,
-            "patience",
-            self.patience,
-            allowed.format(0),
-        )
-        require(
-            validates or not self.keep_best,
-            "keep-best",
-            self.keep_best,
-            allowed.format(False),
-        )
 
 
 def run_rounds(
@@ -322,6 +210,26 @@ class Rounds:
     ) -> bool:
         """Report a round and write its checkpoints; return True if the run ends."""
         seconds = time.monotonic() - self._began
+        row = self._row(server_round, seconds, metrics)
+        tested = bool(metrics.get("evaluated"))
+        self.report.add(row, self._client_metrics() if tested else {})
+        self.watch.after_round()
+        self._check_not_empty(metrics)
+        best, since = best_round(self.report.rows)
+        patience = self.settings.patience
+        ends = bool(patience and tested and since >= patience)
+        if ends:
+            text = "the run ends: no better validation in %d evaluations since round %d"
+            log(INFO, text, since, best)
+        is_last = ends or server_round == self.settings.num_server_rounds
+        is_best = self.settings.keep_best and best == server_round
+        self._write_checkpoint(server_round, arrays, seconds, is_last, is_best)
+        return ends
+
+    def _row(
+        self, server_round: int, seconds: float, metrics: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the row of ``metrics.jsonl`` for a round."""
         about = {"round": server_round, "seconds": round(seconds, 3)}
         row = {**about, **metrics, **about}
         if self.clock is not None:
@@ -334,32 +242,31 @@ class Rounds:
             row["unanswered-clients"] = [label(name) for name in exchange.silent]
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = [label(name) for name in silent]
-        tested = self.strategy.evaluation
-        names = tested.names if metrics.get("evaluated") else []
-        clients = {label(name): dict(tested.metrics[name]) for name in names}
-        for client_metrics in clients.values():
-            client_metrics.pop(NUM_EXAMPLES, None)
-        self.report.add(row, clients)
-        self.watch.after_round()
+        return row
+
+    def _client_metrics(self) -> dict[str, dict[str, Any]]:
+        """Return the metrics of each client that was tested, by its label."""
+        tested, label = self.strategy.evaluation, self.strategy.clients.label
+        return {
+            label(name): {
+                metric: value
+                for metric, value in tested.metrics[name].items()
+                if metric != NUM_EXAMPLES
+            }
+            for name in tested.names
+        }
+
+    def _check_not_empty(self, metrics: dict[str, Any]) -> None:
+        """Raise `SettingsError` after ``max-empty-rounds`` without a valid reply."""
         # No client is left to ask, as `RepresentationTransfer` reports.
         idle = metrics.get("asked") == 0
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         limit = self.settings.max_empty_rounds
         if limit and self._empty >= limit:
-            why = exchange.failure or "nobody was asked"
+            why = self.strategy.training.failure or "nobody was asked"
             raise SettingsError(
                 f"no valid reply in {self._empty} rounds in a row; {why}"
             )
-        best, since = best_round(self.report.rows)
-        patience = self.settings.patience
-        ends = bool(patience and metrics.get("evaluated") and since >= patience)
-        if ends:
-            text = "the run ends: no better validation in %d evaluations since round %d"
-            log(INFO, text, since, best)
-        is_last = ends or server_round == self.settings.num_server_rounds
-        is_best = self.settings.keep_best and best == server_round
-        self._write_checkpoint(server_round, arrays, seconds, is_last, is_best)
-        return ends
 
     def _write_checkpoint(
         self,

@@ -15,7 +15,7 @@ from flwr_frl.clients.algorithms import owners
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.grids.speeds import SpeedSettings
-from flwr_frl.strategies.server.rounds import RunSettings
+from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.settings import (
     Choice,

@@ -1,0 +1,118 @@
+"""Settings of a run."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from flwr_frl.task.settings import (
+    Checked,
+    Free,
+    Place,
+    Range,
+    Settings,
+    SettingsError,
+    require,
+)
+
+
+@dataclass(frozen=True)
+class RunSettings(Checked):
+    """Settings of a run besides those of its algorithm and its task.
+
+    Parameters
+    ----------
+    algorithm : str, default "fedrep"
+        A name of ``--list``, or the import path ``package.module:Class`` of a strategy.
+    task : str, default "digits"
+        A name of ``--list``, or the import path ``package.module:function`` of a task.
+    num_clients : int, default 20
+        Number of clients in simulation.
+    num_server_rounds : int, default 30
+        Number of rounds.
+    round_timeout : float, default 3600
+        Seconds to wait for the replies of a round. The default of ``simulation.py`` and
+        ``simulate`` is one year.
+    max_empty_rounds : int, default 0
+        Number of consecutive rounds without a valid reply after which the run ends; 0
+        sets no limit. The default of ``simulation.py`` and ``simulate`` is 3.
+    evaluate_every : int, default 5
+        Rounds between two evaluations; 0 evaluates the last rounds only.
+    evaluate_last : int, default 10
+        Number of rounds at the end that are evaluated; the result is their mean. With 0
+        it is the last evaluation by ``evaluate-every``.
+    new_clients : int, default 0
+        Number of simulated clients, drawn by the seed, that take no part in the
+        training. After the last round each of them trains its personal part, such as a
+        head, on its data. On devices use ``python -m flwr_frl.clients.personalize``.
+    names_by_key : bool, default False
+        Whether a client's name belongs to the key of the SuperNode that first used it,
+        in a run and in runs that resume it. Requires a SuperLink with
+        ``--enable-supernode-auth``; otherwise a SuperNode has a new key at every start.
+    output : str, default "results"
+        Folder of the results.
+    checkpoint_every : int, default 0
+        Rounds between two checkpoints; 0 writes one only when the run ends, fails or is
+        interrupted.
+    patience : int, default 0
+        Number of successive evaluations without improvement after which the run ends
+        early; 0 disables early stopping. The clients' mean validation accuracy must
+        improve, or their loss if there is no accuracy, so ``evaluate-on`` must be
+        ``validation``.
+    keep_best : bool, default False
+        Whether to keep a second checkpoint, of the round with the best validation mean,
+        as ``checkpoint-best-validation.safetensors``. It contains the server's arrays
+        only: clients save their personal arrays for the last checkpoint. Requires
+        ``evaluate-on`` to be ``validation``.
+    resume : str, default ""
+        Results folder of the run to resume.
+    tracker : str, default ""
+        Experiment trackers, separated by commas: ``tensorboard``, ``mlflow``,
+        ``wandb`` (each an extra of the package), or the import path
+        ``package.module:Class`` of a custom tracker.
+    tracker_uri : str, default ""
+        A folder for TensorBoard, a tracking URI for MLflow, a server or ``offline`` for
+        W&B; one for each tracker, separated by commas.
+    page : int, default 0
+        Port of a local page that shows the results during the run; 0 disables it.
+    """
+
+    algorithm: Annotated[str, Free("a name or import path")] = "fedrep"
+    task: Annotated[str, Free("a name or import path")] = "digits"
+    num_clients: Annotated[int, Range("[1, inf)")] = 20
+    num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
+    round_timeout: Annotated[float, Range("(0, inf)")] = 3600.0
+    max_empty_rounds: Annotated[int, Range("[0, inf)")] = 0
+    evaluate_every: Annotated[int, Range("[0, inf)")] = 5
+    evaluate_last: Annotated[int, Range("[0, inf)")] = 10
+    new_clients: Annotated[int, Range("[0, inf)")] = 0
+    names_by_key: Annotated[bool, Free()] = False
+    output: Annotated[str, Place("a directory")] = "results"
+    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
+    patience: Annotated[int, Range("[0, inf)")] = 0
+    keep_best: Annotated[bool, Free()] = False
+    resume: Annotated[str, Place("a directory")] = ""
+    tracker: Annotated[str, Free("names or import paths")] = ""
+    tracker_uri: Annotated[str, Free("an address for each tracker")] = ""
+    page: Annotated[int, Range("[0, 65535]")] = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if not self.output:
+            raise SettingsError("output is ''; expected a directory")
+
+    def check_validation(self, settings: Settings) -> None:
+        """Raise `SettingsError` if a round would be chosen by the test sets."""
+        validates = settings["evaluate-on"] == "validation"
+        allowed = "{} unless evaluate-on is validation: no round is chosen by test sets"
+        require(
+            validates or not self.patience,
+            "patience",
+            self.patience,
+            allowed.format(0),
+        )
+        require(
+            validates or not self.keep_best,
+            "keep-best",
+            self.keep_best,
+            allowed.format(False),
+        )
