@@ -271,6 +271,7 @@ FIGURES = [
     *_srpfl(FIXED_150, "fixed-0.2-150", "srpfl"),
     *_srpfl(FIXED_150, "fixed-0.2-150-lg", "lg-srpfl", column=2),
     *_srpfl("[drawn in each round, 20 %, 150", "dynamic-0.2-150", "srpfl"),
+    *_srpfl("[fixed, 20 %, 30, learning", "fixed-0.2-rate-0.1-plain", "srpfl"),
     *_srpfl("[fixed, a tenth of the clients", "groups-0.2-plain", "srpfl"),
     *_srpfl(DRAWN, "dynamic-0.2", "srpfl"),
     *_srpfl(DRAWN, "dynamic-0.2-plain", "lg-srpfl", column=2),

@@ -268,11 +268,12 @@ def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
 BODY = """Where do personal heads help clients that really differ? Tasks: {clients}.
 All algorithms have the same model, rounds, local epochs (2) and batches (16).
 The learning rate of each is the best of {rates} on
-validation sets; one at an end of these may not be the best possible. The first column
-is the mean over the last five rounds, ± its standard deviation over the seeds. The
-worst tenth is the mean over the worst tenth of the clients after the last round,
-averaged over the seeds. Clients are compared pair by pair, by their mean over the seeds
-after the last round, with a two-sided sign test.
+validation sets; one at an end of these may not be the best possible. Other
+hyper-parameters have their defaults. The first column is the mean over the last five
+rounds (`fedavg-ft` and `fedbabu`: the last round), ± its standard deviation over the
+seeds. The worst tenth is the mean over the worst tenth of the clients after the last
+round, averaged over the seeds. Clients are compared pair by pair, by their mean over
+the seeds after the last round, with a two-sided sign test.
 
 ![Each algorithm on each task, the standard deviation over the seeds as a line]({image})
 

@@ -266,7 +266,7 @@ def body(data: Data) -> str:
 
 
 def plot(data: Data) -> None:
-    """Draw each cell: accuracies beside the papers', and NC2 by round."""
+    """Draw each cell: results beside the papers', and accuracy and NC2 by round."""
     for cell in data["results"]:
         _plot_cell(data, cell)
 
@@ -285,8 +285,8 @@ def _plot_cell(data: Data, cell: str) -> None:
     order = sorted(
         means, key=lambda name: rank(accuracies(data, cell, name), base), reverse=True
     )
-    figure = Figure(figsize=(12, 0.26 * len(order) + 1.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(2, 1, 1))
+    figure = Figure(figsize=(15, 0.26 * len(order) + 1.6), layout="constrained")
+    left, *curves = figure.subplots(1, 4, width_ratios=(2, 1, 1, 1))
     for paper, marker in zip(PAPERS, ("|", "x"), strict=True):
         published = dict(PAPERS[paper].values())
         shown = [n for n in order if cell in published.get(n, {})]
@@ -308,7 +308,9 @@ def _plot_cell(data: Data, cell: str) -> None:
     left.set(title=f"CIFAR-10, {cell}", xlabel="accuracy, %")
     left.set_yticks(range(len(order)), order)
     left.legend(fontsize=8)
-    for axes, metric in ((middle, "global-nc2"), (right, "local-nc2")):
+    for axes, metric in zip(
+        curves, ("accuracy", "global-nc2", "local-nc2"), strict=True
+    ):
         for row in ("fedrep", "fedrep-1", "flute", "flute-star", "flute-star-after"):
             points = [
                 run["curve"][metric] for run in runs.get(row, {}).values()
@@ -317,7 +319,7 @@ def _plot_cell(data: Data, cell: str) -> None:
             for series in points:
                 axes.plot(*series, marker=".", label=row)
         axes.set(xlabel="round", title=f"{metric}, first seed")
-    middle.legend(fontsize=8)
-    for axes in (left, middle, right):
+    curves[0].legend(fontsize=8, loc="lower right")
+    for axes in (left, *curves):
         axes.grid(alpha=0.3)
     figure.savefig(RESULTS / f"papers_tables-{cell}.png", dpi=120)

@@ -349,6 +349,17 @@ def test_all_but_one_client_may_be_sources():
     build_strategy(settings_of(num_sources=6)).check_clients(7)
 
 
+@pytest.mark.parametrize(
+    ("role", "other"), [("target", "source"), ("source", "target")]
+)
+def test_one_role_for_all_clients_gives_a_one_line_error(role: str, other: str):
+    strategy, grid, _ = started(make_app(settings_of(role=role)))
+    strategy.identify(grid)
+    text = f"role is '{role}'; expected '{other}' in the node config of at least one"
+    with pytest.raises(SettingsError, match=text):
+        strategy.check_clients(7)
+
+
 def test_task_selects_the_strategy_class():
     assert type(build_strategy(settings_of())) is RepresentationTransferLinear
     assert type(build_strategy(settings_of(task="digits"))) is RepresentationTransfer
