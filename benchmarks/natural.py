@@ -141,14 +141,14 @@ def compare(
 ) -> tuple[int, int]:
     """Return how many clients are better and worse, by their mean over the seeds."""
     names = set.intersection(*map(set, [*clients, *others]))
-    differences = [
-        sign
-        * np.mean(
-            [one[n] - other[n] for one, other in zip(clients, others, strict=True)]
-        )
-        for n in sorted(names)
-    ]
-    return sum(bool(d > 0) for d in differences), sum(bool(d < 0) for d in differences)
+    better = worse = 0
+    for name in names:
+        pairs = zip(clients, others, strict=True)
+        ahead = sign * float(np.mean([one[name] - other[name] for one, other in pairs]))
+        # Rounding errors are no difference.
+        better += ahead > 1e-9
+        worse += ahead < -1e-9
+    return better, worse
 
 
 def worst_decile(clients: dict[str, float], sign: int) -> float:
