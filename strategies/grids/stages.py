@@ -5,6 +5,8 @@ Used by `flwr_frl.strategies.srpfl.SRPFL`.
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 from flwr_frl.strategies.grids.speeds import Times
 from flwr_frl.task.settings import require
@@ -36,9 +38,11 @@ def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
         allowed += "1, 'theory', 'theory-exact', 'gradient' or 'auto'"
         require(valid, "rounds-per-stage", lengths, allowed)
         return tuple(map(int, parts))
-    listed = (lengths,) if isinstance(lengths, int) else tuple(lengths)
-    valid = bool(listed) and min(listed) >= 1
-    allowed = "a list of at least one number, each at least 1"
+    listed: tuple[Any, ...]
+    listed = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,)
+    integers = all(isinstance(length, Integral) for length in listed)
+    valid = bool(listed) and integers and min(listed) >= 1
+    allowed = "a list of at least one integer, each at least 1"
     require(valid, "rounds-per-stage", lengths, allowed)
     return listed
 

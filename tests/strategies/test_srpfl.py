@@ -79,6 +79,8 @@ def test_all_clients_from_the_first_round() -> None:
         {"rounds_per_stage": []},
         {"rounds_per_stage": 0},
         {"rounds_per_stage": [3, 0]},
+        {"rounds_per_stage": [2.5]},
+        {"rounds_per_stage": 2.0},
     ],
 )
 def test_invalid_values_are_rejected_in_one_line(wrong) -> None:
