@@ -66,7 +66,7 @@ def theory_stages(
     while n < total:
         later, earlier = arrival(2 * n) - arrival(n), arrival(n) - arrival(n // 2)
         ratio = 2 * later / earlier if earlier > 0 else 1.0
-        rounds = 2 * math.log(max(ratio, 1.0)) / -math.log(1 - contraction)
+        rounds = 2 * math.log(max(ratio, 1.0)) / -math.log1p(-contraction)
         lengths.append(max(1, math.ceil(rounds)))
         n *= 2
     return lengths or [1]
@@ -102,13 +102,19 @@ def exact_stages(
 
     lengths, n, distance = list[int](), initial_nodes, 1.0
     while n < total:
-        limit = contraction / (root * (1 - root) * math.sqrt(2 ** len(lengths)))
+        # F_r, where a / (1 − √(1 − a)) is 1 + √(1 − a).
+        limit = (1 + root) / (root * math.sqrt(2 ** len(lengths)))
         later = arrival(2 * n) - arrival(n)
         saved = (arrival(n) + communication_time) * (1 - 1 / math.sqrt(2))
-        last = limit * (1 + saved / later) if later > 0 else math.inf
+        # If 2 n clients take no longer than n, doubling pays off at any distance.
+        last = limit * (1 + saved / later) if later > 0 else distance
         rounds = 0.0
         if last < distance:
-            rounds = math.log((distance - limit) / (last - limit)) / -math.log(root)
+            allowed = "above 0 with rounds-per-stage='theory-exact', as otherwise the "
+            allowed += f"first {n} clients, who need no time, would train alone"
+            require(last > limit, "communication-time", communication_time, allowed)
+            ratio = (distance - limit) / (last - limit)
+            rounds = 2 * math.log(ratio) / -math.log1p(-contraction)
         lengths.append(math.ceil(rounds))
         n, distance = 2 * n, last
     return lengths or [1]

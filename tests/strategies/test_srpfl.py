@@ -139,6 +139,29 @@ def test_exact_stages_count_the_rounds_between_the_best_doubling_points(a, added
     assert all(exact <= most for exact, most in zip(expected, bound, strict=True))
 
 
+def test_exact_stages_of_equally_fast_clients() -> None:
+    # Waiting for two, four or eight clients takes as long as for one.
+    times = np.array([1.0] * 8 + [5.0] * 8)
+    first = times[:8]
+    assert exact_stages(1, first, 0.1) == [0, 0, 0]
+    *without_rounds, last = exact_stages(1, times, 0.1)
+    assert without_rounds == [0, 0, 0]
+    assert last > 0
+    times[:8] = 0.0
+    with pytest.raises(SettingsError, match=r"^communication-time is 0.0; .* above 0"):
+        exact_stages(1, times, 0.1)
+    assert exact_stages(1, times, 0.1, communication_time=1.0)[-1] > 0
+
+
+def test_smallest_contraction_gives_long_stages() -> None:
+    arrivals = np.cumsum(1 / np.arange(256, 0, -1))
+    # 1 - a is 1 in floating-point arithmetic.
+    for stages in (theory_stages, exact_stages):
+        small, tiny = stages(8, arrivals, 1e-9), stages(8, arrivals, 1e-18)
+        assert np.allclose(tiny, 1e9 * np.array(small), rtol=1e-6)
+        assert max(tiny) > 1e18
+
+
 def test_stages_without_rounds_are_omitted() -> None:
     settings = {"rounds_per_stage": "theory-exact", "speed_model": "fixed"}
     strategy = build_strategy(settings_of("srpfl", initial_nodes=1, **settings))
