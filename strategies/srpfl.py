@@ -157,8 +157,11 @@ class SRPFL(
         wrapped = build_strategy(cls.wrapped_settings(settings))
         initial_nodes = int(settings["initial-nodes"])
         stages: str | Sequence[int] = str(settings["rounds-per-stage"])
-        trained = int(settings["num-clients"]) - int(settings["new-clients"])
-        speeds = speed_model(settings, trained)
+        total, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
+        # The theory needs the speeds of at least one client.
+        allowed = f"at most {total - 1}, so that one of {total} clients trains"
+        require(newcomers < total, "new-clients", newcomers, allowed)
+        speeds = speed_model(settings, total - newcomers)
         contraction = float(settings["contraction"])
         # The theory is computed before an instance is validated.
         declared(cls)["contraction"].check("contraction", contraction)

@@ -199,10 +199,17 @@ def test_unsuitable_model_or_task_is_rejected_with_a_code(algorithm, given, code
     assert "\n" not in str(caught.value)
 
 
+THEORY = {"speed-model": "dynamic", "rounds-per-stage": "theory"}
+
+
 @pytest.mark.parametrize(
     ("algorithm", "given", "line"),
     [
         ("fedrep", {"new-clients": 20}, "new-clients is 20; expected at most 19"),
+        *(
+            ("srpfl", {"new-clients": n, **THEORY}, f"new-clients is {n}; expected at")
+            for n in (20, 21)
+        ),
         ("dpsgd", {"new-clients": 1}, "new-clients is 1; expected 0 with dpsgd"),
         (
             "l2gd",
