@@ -138,7 +138,8 @@ class _Silence:
 
     def lasts(self, doublings: int) -> bool:
         """Return whether the pause of 2^doublings − 1 waiting times is not over."""
-        pause: float = (2.0**doublings - 1) * self.wait
+        # A larger power of 2 would be out of range, and the pause lasts in any case.
+        pause: float = (2.0 ** min(doublings, 1000) - 1) * self.wait
         return time.monotonic() < self.since + pause
 
 

@@ -294,6 +294,14 @@ def test_only_node_is_asked_again_although_it_was_silent(clock: Clock) -> None:
     assert len(link.delivered) == 4
 
 
+def test_node_may_be_silent_any_number_of_times(clock: Clock) -> None:
+    # The pause after the 1,025th time exceeds the largest float.
+    grid = RealArrivals(PatientGrid(Link({1: silent})), longest=0.1)
+    for _ in range(1030):
+        assert list(grid.get_node_ids()) == [1]
+        assert send(grid) == []
+
+
 def test_silent_node_that_left_for_good_is_forgotten(clock: Clock) -> None:
     def gone(message):
         reply = Message(Error(5, "not available"), reply_to=message)
