@@ -321,7 +321,9 @@ class Averaging(
         return as_float16(arrays) if self.settings.transport == "float16" else arrays
 
     def _as_kept(self, arrays: Arrays) -> Arrays:
-        return as_float32(arrays) if self.settings.transport != "float32" else arrays
+        if self.settings.transport == "float32":
+            return arrays
+        return as_float32(arrays, self.pending.sent)
 
     def _warn_about_unused(self) -> None:
         """Warn once of each setting that `aggregate` does not use."""

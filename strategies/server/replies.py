@@ -326,10 +326,14 @@ def as_float16(arrays: ArrayRecord) -> ArrayRecord:
     return record
 
 
-def as_float32(arrays: Arrays) -> Arrays:
-    """Return float16 arrays as float32, the reverse of `as_float16`."""
+def as_float32(arrays: Arrays, before: ArrayRecord) -> Arrays:
+    """Return float16 arrays as float32, the reverse of `as_float16`.
+
+    Arrays that were float16 before, as those of a half-precision model, stay float16.
+    """
+    short = {name for name, array in before.items() if array.dtype == "float16"}
     return {
-        n: a.astype(np.float32) if a.dtype == np.float16 else a
+        n: a.astype(np.float32) if a.dtype == np.float16 and n not in short else a
         for n, a in arrays.items()
     }
 

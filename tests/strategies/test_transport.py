@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from algorithm_runs import settings_of
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MessageType
+from function_clients import averaging, grid_of, honest, reply_with, train_once
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FedAvg, build_strategy
@@ -39,6 +40,14 @@ def arrays_after(rounds, **settings):
         after_round=lambda r, a, m: rows.append(m),
     )
     return {n: a.numpy() for n, a in arrays.items()}, rows, grid
+
+
+def plus_one(message, context):
+    if message.metadata.message_type != MessageType.TRAIN:
+        return honest(message, context)
+    sent = message.content.array_records["arrays"]
+    one = np.float16(1)
+    return reply_with(message, {n: a.numpy() + one for n, a in sent.items()})
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute", "scaffold", "apfl"])
@@ -89,6 +98,19 @@ def test_large_values_are_clipped_and_other_types_unchanged():
     assert sent["temperature"].dtype == np.float16
     assert sent["temperature"] == 0.5
     assert sent["double"].tolist() == [np.pi]
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "clip"])
+def test_half_precision_arrays_stay_so(aggregation):
+    strategy = averaging(transport="float16", aggregation=aggregation, clip_norm=100.0)
+    start = {"half": np.zeros(3, np.float16), "single": np.zeros(3, np.float32)}
+    arrays, metrics = train_once(strategy, grid_of(3, plus_one), start)
+    assert metrics["clients"] == 3
+    assert {n: a.dtype for n, a in arrays.items()} == {
+        "half": "float16",
+        "single": "float32",
+    }
+    assert all(a.numpy().tolist() == [1.0] * 3 for a in arrays.values())
 
 
 class EachItsOwn(FedAvg):
