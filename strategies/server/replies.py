@@ -302,7 +302,7 @@ def is_finite(arrays: Mapping[str, NDArray]) -> bool:
 
 
 def _is_finite_in_float32(values: NDArray) -> bool:
-    if values.dtype == np.float32:
+    if values.dtype != np.float64:
         return all_finite(values)
     # NaN compares as False.
     return values.size == 0 or bool(np.abs(values).max() <= LARGEST)

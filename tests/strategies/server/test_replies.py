@@ -29,6 +29,7 @@ from flwr_frl.strategies.server.replies import (
     check_arrays,
     check_metrics,
     decode,
+    is_finite,
     to_record,
 )
 
@@ -173,6 +174,14 @@ def test_scalar_needs_the_expected_number_of_dimensions():
 
 
 # Records
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_infinity_and_nan_are_not_finite_in_any_precision(dtype):
+    assert is_finite({"w": np.array([1, -1], dtype), "n": np.array(7)})
+    assert is_finite({"w": np.array([], dtype)})
+    for wrong in (np.inf, -np.inf, np.nan):
+        assert not is_finite({"n": np.array(7), "w": np.array([1, wrong], dtype)})
 
 
 def test_arrays_are_returned_in_the_expected_order():
