@@ -264,11 +264,10 @@ class Averaging(
         centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
         moved = self.apply_rule(weights, replies, centre)
         if moved is not None:
-            self.state[LAST_CHANGE] = {
-                name: np.subtract(moved[name], array)
-                for name, array in sent.items()
-                if array.dtype.kind == "f"
-            }
+            floats = (name for name, array in sent.items() if array.dtype.kind == "f")
+            change = {name: np.subtract(moved[name], sent[name]) for name in floats}
+            # An infinite v would make the results of all later rounds unusable.
+            self.state[LAST_CHANGE] = change if is_finite(change) else {}
         return moved
 
     def apply_rule(
@@ -321,9 +320,8 @@ class Averaging(
         return as_float16(arrays) if self.settings.transport == "float16" else arrays
 
     def _as_kept(self, arrays: Arrays) -> Arrays:
-        if self.settings.transport == "float32":
-            return arrays
-        return as_float32(arrays, self.pending.sent)
+        short = self.settings.transport != "float32"
+        return as_float32(arrays, self.pending.sent) if short else arrays
 
     def _warn_about_unused(self) -> None:
         """Warn once of each setting that `aggregate` does not use."""

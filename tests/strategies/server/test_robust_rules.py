@@ -136,6 +136,21 @@ def test_centered_clipping_resumes_from_its_saved_state() -> None:
     assert abs(forgetful["w"].numpy() - end["w"].numpy()).min() > 0.1
 
 
+def test_centered_clipping_recovers_from_an_overflow() -> None:
+    large = {name: np.full_like(array, 3e38) for name, array in START.items()}
+
+    def client(message: Message, context: Context) -> Message:
+        trains = message.metadata.message_type == "train"
+        return reply_with(message, large) if trains else honest(message, context)
+
+    # The change of the first round exceeds the largest float32.
+    start = to_record({name: -array for name, array in large.items()})
+    strategy = averaging(aggregation="centered-clip")
+    end = after(strategy, grid_of(3, client), range(1, 3), start)
+    assert end is not None
+    assert end["w"].numpy().tolist() == large["w"].tolist()
+
+
 def test_buckets_depend_on_seed_and_round() -> None:
     changes = np.array([1, 2, 4, 8, 16, 32, 64], np.float32)
     strategy = averaging(aggregation="median", bucket_size=2, seed=5)
