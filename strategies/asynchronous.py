@@ -113,11 +113,11 @@ class Asynchronous(Participation):
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
-        # The current version's nodes without work, shared arrays, nodes whose replies
+        # The current version's nodes without work, shared arrays, clients whose replies
         # have arrived, staleness of the changes that count, number of dropped changes.
         self._idle = IdleNodes([], self.seed, 0)
         self._current: Arrays = {}
-        self._arrived: set[int] = set()
+        self._arrived: set[str] = set()
         self._staleness: dict[int, int] = {}
         self._dropped = 0
 
@@ -170,9 +170,8 @@ class Asynchronous(Participation):
 
     def _idle_nodes(self) -> list[int]:
         """Return the nodes to ask: a version has at most one change of each client."""
-        work, arrived = self._state["since"], self._arrived
-        named = self._nodes.items()
-        return [n for name, n in named if name not in work and n not in arrived]
+        asked = self._state["since"].keys() | self._arrived
+        return [node for name, node in self._nodes.items() if name not in asked]
 
     def open(
         self,
@@ -214,7 +213,7 @@ class Asynchronous(Participation):
         pending, staleness = self.strategy.pending, self.version - version
         pending.asked.add(node)
         pending.asked_in[node] = version
-        self._arrived.add(node)
+        self._arrived.add(self.strategy.name_of(node))
         recent = self.max_staleness < 0 or staleness <= self.max_staleness
         if recent:
             self._staleness[node] = staleness

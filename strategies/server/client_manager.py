@@ -142,7 +142,8 @@ class ClientManager:
         self.refusals: dict[int, Refusal] = {}
         self.here = self.busy = self.silent = frozenset[int]()
         self.labels: dict[str, str] = {}
-        # The client to which each name or label in files and logs refers.
+        # Former nodes' clients; the client to which each name or label in files refers.
+        self._former: dict[int, str] = {}
         self._owners: dict[str, str] = {}
         # Cache of the `labels` in use; None after a client was added.
         self._used_labels: dict[str, str] | None = None
@@ -152,9 +153,8 @@ class ClientManager:
         # Description of the model that most clients report; later `settled`.
         self._usual: dict[str, Any] = {}
         self.settled: dict[str, Any] = {}
-        self.keyed = False
+        self.keyed, self.round_timeout = False, QUERY_TIMEOUT
         self.keys: dict[str, str] = {}
-        self.round_timeout = QUERY_TIMEOUT
         self.failure, self.registered = "", RegisteredNames()
         self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
         self.foreign_app = self.answers_no_query = False
@@ -278,7 +278,7 @@ class ClientManager:
                 reason = f"it calls itself {name!r}, as another does"
                 self._refuse(node, str(node), reason, twin)
                 return
-            self.known.pop(twin, None)
+            self._former[twin] = self.known.pop(twin).name
             taken[name] = node
         if REFUSAL in properties:
             self._refuse(node, name, one_line(properties[REFUSAL], 1000))
@@ -316,7 +316,7 @@ class ClientManager:
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id as text for an unknown node."""
         client = self.known.get(node)
-        return client.name if client else str(node)
+        return client.name if client else self._former.get(node, str(node))
 
     def label(self, name: str) -> str:
         """Return a client's name in files and logs: its label, or else its name."""

@@ -101,3 +101,20 @@ def test_failing_or_silent_node_is_replaced(no_pauses):
     assert all(row["clients"] == 2 for row in rows)
     assert sum(row["rejected"] for row in rows) > 0
     assert wrapper.participation.updates.keys() == {"000000", "000001"}
+
+
+def test_client_that_returns_as_another_node_keeps_its_name(no_pauses):
+    class Returning(Late):
+        def get_node_ids(self):
+            # Node 3 leaves while its reply is on its way, and returns as node 13.
+            return [1, 2, 13 if self.now > 5 else 3]
+
+    grid = Returning({1: 1, 2: 1, 3: 20, 13: 1})
+    grid.contexts[13] = grid.contexts[3]
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1)
+    rows = run_on(grid, wrapper, 40)
+    assert all(row["clients"] == 1 for row in rows)
+    names = {"000000", "000001", "000002"}
+    assert wrapper.participation.updates.keys() == names
+    assert wrapper.strategy.ledger.acknowledged.keys() == names
+    assert (grid.log.count(3), grid.log.count(13) > 1) == (1, True)
