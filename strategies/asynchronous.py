@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_frl.memory_array import memory_record
@@ -114,11 +114,13 @@ class Asynchronous(Participation):
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
         # The current version's nodes without work, shared arrays, clients whose replies
-        # have arrived, staleness of the changes that count, number of dropped changes.
+        # have arrived, staleness of the recent replies, clients whose changes counted,
+        # number of dropped changes.
         self._idle = IdleNodes([], self.seed, 0)
         self._current: Arrays = {}
         self._arrived: set[str] = set()
         self._staleness: dict[int, int] = {}
+        self._counted: set[str] = set()
         self._dropped = 0
 
     @property
@@ -158,7 +160,8 @@ class Asynchronous(Participation):
         """Return the nodes to ask at the start of a version, so that C are at work."""
         if server_round != self.version:
             self.version = server_round
-            self._arrived, self._staleness, self._dropped = set(), {}, 0
+            self._arrived, self._staleness = set(), {}
+            self._counted, self._dropped = set(), 0
         if nodes != list(self._nodes.values()):
             self._nodes = {self.strategy.name_of(node): node for node in nodes}
         self._idle = IdleNodes(self._idle_nodes(), self.seed, server_round)
@@ -278,16 +281,19 @@ class Asynchronous(Participation):
             moved[name] = rounded_to(array.dtype, change)
         return moved
 
+    def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
+        """Record whose changes are in the new version."""
+        self._counted = set(names)
+
     def close(self) -> dict[str, float | list[int]]:
         """Remove versions on which no client works; return ``staleness`` etc."""
-        pending, state = self.strategy.pending, self._state
-        rejected = {name for name, _ in pending.rejections}
         counted = {
             name: staleness
             for node, staleness in self._staleness.items()
-            if (name := self.strategy.name_of(node)) not in rejected
+            if (name := self.strategy.name_of(node)) in self._counted
         }
-        updates, histogram = self.updates, state["staleness"]
+        state, updates = self._state, self.updates
+        histogram = state["staleness"]
         for name, staleness in counted.items():
             updates[name] = updates.get(name, 0) + 1
             histogram[str(staleness)] = histogram.get(str(staleness), 0) + 1

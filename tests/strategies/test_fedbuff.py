@@ -163,6 +163,21 @@ def test_invalid_reply_does_not_reduce_the_updates_of_a_version(monkeypatch):
     assert np.isfinite(rows[-1][0]).all()
 
 
+class EverySecond(FedAvg, asynchronous=True):
+    """Has no usable result in even versions."""
+
+    def aggregate(self, server_round, replies):
+        return super().aggregate(server_round, replies) if server_round % 2 else None
+
+
+def test_changes_count_only_in_versions_with_a_result():
+    wrapper = FedBuff(EverySecond(), concurrency=6, buffer_size=3)
+    rows = versions_of(wrapper, SpeedModel("dynamic", CLIENTS, seed=5), 4, 0.0)
+    assert [len(metrics["staleness"]) for _, metrics in rows] == [3, 0, 3, 0]
+    assert sum(wrapper.participation.updates.values()) == 6
+    assert sum(wrapper.participation.staleness.values()) == 6
+
+
 def test_only_versions_in_use_are_stored():
     speeds = SpeedModel("dynamic", CLIENTS, seed=5)
     wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=2)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType
+from flwr.common.constant import SUPERLINK_NODE_ID
 from quadratic_clients import quadratic
 
 from flwr_frl.strategies import FedAvg, FedBuff
@@ -118,3 +119,22 @@ def test_client_that_returns_as_another_node_keeps_its_name(no_pauses):
     assert wrapper.participation.updates.keys() == names
     assert wrapper.strategy.ledger.acknowledged.keys() == names
     assert (grid.log.count(3), grid.log.count(13) > 1) == (1, True)
+
+
+def test_report_that_a_node_has_left_is_no_update(no_pauses):
+    class Left(Late):
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            for reply in replies:
+                if reply.metadata.src_node_id == 4 and reply.has_error():
+                    reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+            return replies
+
+    # Node 1 would have the SuperLink's id.
+    grid = Left({2: 1, 3: 1, 4: 1}, failing=(1,))
+    grid.contexts[4] = grid.contexts.pop(1)
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
+    rows = run_on(grid, wrapper, 9)
+    assert grid.log.count(4) > 1
+    assert "000000" not in wrapper.participation.updates
+    assert all(len(row["staleness"]) == row["clients"] for row in rows)
