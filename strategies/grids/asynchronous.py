@@ -92,6 +92,14 @@ class SimulatedWork(ArrivalGrid):
         self._begin(messages, due)
         queue = [(at, clock.position_of(n), n) for n, at in work.due().items()]
         heapq.heapify(queue)
+
+        def refill() -> None:
+            more = work.refill()
+            self._begin(more, due)
+            for message in more:
+                node = message.metadata.dst_node_id
+                heapq.heappush(queue, (due(node), clock.position_of(node), node))
+
         replies: list[Message] = []
         missing = wanted
         while missing > 0 and queue:
@@ -105,11 +113,7 @@ class SimulatedWork(ArrivalGrid):
                 recent += delivered[node]
                 if (queue and queue[0][0] == at) or recent == missing:
                     continue
-                more = work.refill()
-                self._begin(more, due)
-                for message in more:
-                    node = message.metadata.dst_node_id
-                    heapq.heappush(queue, (due(node), clock.position_of(node), node))
+                refill()
             batch = [self._message(node) for node in sorted(delivered)]
             for reply in clock.grid.send_and_receive(batch, timeout=timeout):
                 if not delivered[reply.metadata.src_node_id]:
@@ -117,6 +121,9 @@ class SimulatedWork(ArrivalGrid):
                     continue
                 replies.append(reply)
                 missing -= not reply.has_error() and self._is_valid(reply)
+            if missing > 0:
+                # Clients with an invalid reply are replaced as well.
+                refill()
         return replies
 
     def _begin(self, messages: list[Message], due: Callable[[int], float]) -> None:

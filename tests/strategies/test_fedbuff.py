@@ -149,15 +149,18 @@ def test_fedasync_equals_an_event_simulation():
         assert metrics["staleness-max"] == ages[0]
 
 
-def test_invalid_reply_does_not_reduce_the_updates_of_a_version(monkeypatch):
+@pytest.mark.parametrize(("active", "size"), [(6, 3), (1, 1)])
+def test_invalid_reply_does_not_reduce_the_updates_of_a_version(
+    active, size, monkeypatch
+):
     # Client 3 sends NaN in every version.
     monkeypatch.setattr(
         "quadratic_clients.TARGETS",
         np.where(np.arange(CLIENTS)[:, None] == 3, np.nan, TARGETS),
     )
-    wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=3)
+    wrapper = FedBuff(FedAvg(), concurrency=active, buffer_size=size)
     rows = versions_of(wrapper, SpeedModel("dynamic", CLIENTS, seed=5), 20, 0.0)
-    assert all(metrics["clients"] == 3 for _, metrics in rows)
+    assert all(metrics["clients"] == size for _, metrics in rows)
     assert sum(metrics["rejected"] for _, metrics in rows) > 0
     assert "000003" not in wrapper.participation.updates
     assert np.isfinite(rows[-1][0]).all()
