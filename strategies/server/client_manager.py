@@ -214,7 +214,7 @@ class ClientManager:
         refusal = self.refusals.get(node)
         if refusal is None:
             return False
-        if refusal.twin is not None and refusal.twin not in self.here:
+        if refusal.twin is not None and refusal.twin not in self.here | self.busy:
             # The twin was the former node of the same client.
             refusal.twin, refusal.rests = None, 0
         refusal.rests -= 1
@@ -274,7 +274,7 @@ class ClientManager:
             raise InvalidReplyError(text)
         if (twin := taken.setdefault(name, node)) != node:
             # The client has a new node id, or two clients share a name.
-            if twin in self.here:
+            if twin in self.here | self.busy:
                 reason = f"it calls itself {name!r}, as another does"
                 self._refuse(node, str(node), reason, twin)
                 return

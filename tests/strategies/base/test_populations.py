@@ -143,3 +143,22 @@ def test_refused_and_failing_nodes_of_an_unchanged_population_are_queried() -> N
     asked.clear()
     assert strategy.identify(grid) == [1, 2, 3, 4]
     assert asked == []
+
+
+def test_name_of_a_busy_client_is_taken():
+    class Partly(InlineGrid):
+        connected, busy = frozenset({1, 2}), frozenset()
+
+        def get_node_ids(self):
+            return sorted(self.connected - self.busy)
+
+    grid = Partly(properties_of(client={1: "same", 2: "same"}), 3)
+    strategy = averaging()
+    assert strategy.identify(grid) == [1, 2]
+    # Node 2 still owes a reply when node 3 connects.
+    grid.connected, grid.busy = frozenset({1, 2, 3}), frozenset({2})
+    assert strategy.identify(grid) == [1]
+    assert strategy.name_of(2) == "same"
+    assert strategy.clients.refusals[3].twin == 2
+    grid.connected = frozenset({1, 3})
+    assert strategy.identify(grid) == [1, 3]
