@@ -105,6 +105,7 @@ def run(
         if not options.resume or Path(options.resume).resolve() != output.resolve():
             archive_run(output, name)
         if strategy.privacy:
+            strategy.privacy.run_token = strategy.ledger.run_token
             strategy.privacy.keep_in(output / name, resumed=bool(options.resume))
         prepare_directory(
             output / name, Path(options.resume) / name if options.resume else None

@@ -47,6 +47,8 @@ class ClientPrivacy:
         Number of means to which each client may have contributed, by name.
     directory : Path, optional
         Folder of the account; by default it is in memory only.
+    run_token : str
+        Identifies the run; written into the account.
     """
 
     def __init__(self, noise: float, clip: float, delta: float) -> None:
@@ -54,6 +56,7 @@ class ClientPrivacy:
         self.noise, self.clip, self.delta = noise, clip, delta
         self.asked: dict[str, int] = {}
         self.directory: Path | None = None
+        self.run_token = ""
         # Not seeded: noise that follows from the seed could be subtracted.
         self.rng = np.random.default_rng()
 
@@ -111,14 +114,16 @@ class ClientPrivacy:
     def keep_in(self, directory: Path, resumed: bool = False) -> None:
         """Keep the account in a folder, and continue an earlier one there.
 
-        A mean that has been computed before, such as the initial arrays, is added. The
-        account of a resumed run already includes it. Raises `SettingsError` if the
-        account cannot be read or written.
+        A mean that has been computed before, such as the initial arrays, is added. An
+        account that a resumed run has left already includes it. Raises `SettingsError`
+        if the account cannot be read or written.
         """
         before = self.asked
         if (directory / FILE).is_file():
-            self.read(directory)
-            combine = max if resumed else operator.add
+            run_token = self.read(directory)
+            # Accounts of earlier versions have no token.
+            is_own = resumed and run_token in ("", self.run_token)
+            combine = max if is_own else operator.add
             self.asked = {
                 name: combine(self.asked.get(name, 0), before.get(name, 0))
                 for name in (*self.asked, *before)
@@ -127,8 +132,8 @@ class ClientPrivacy:
         if before and not self._written():
             raise SettingsError(f"{FILE} cannot be written to {str(directory)!r}")
 
-    def read(self, directory: Path) -> None:
-        """Continue the account that a run has left in a folder.
+    def read(self, directory: Path) -> str:
+        """Continue the account that a run has left in a folder; return its token.
 
         It counts every mean that may have left the server, including rounds after the
         last checkpoint, which are repeated with other noise. Raises `SettingsError` if
@@ -138,6 +143,7 @@ class ClientPrivacy:
         try:
             account = json.loads(path.read_bytes())
             noise, asked = float(account["noise"]), account["asked"]
+            run_token = str(account.get("run", ""))
             self.asked = {str(name): int(count) for name, count in asked.items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingsError(
@@ -146,13 +152,14 @@ class ClientPrivacy:
             ) from None
         allowed = f"{noise}, of which there are means in {str(path)!r}; or set another "
         require(noise == self.noise, "server-dp-noise", self.noise, allowed + "output")
+        return run_token
 
     def _written(self) -> bool:
         """Enter a mean in the account before it is sent."""
         if self.directory is None:
             return True
         about: dict[str, Any] = {**self.spent(), "noise": self.noise}
-        about |= {"clip": self.clip, "asked": self.asked}
+        about |= {"clip": self.clip, "run": self.run_token, "asked": self.asked}
         try:
             text = json.dumps(about, indent=2) + "\n"
             write_atomically(self.directory / FILE, text.encode(), mode=PRIVATE)

@@ -231,6 +231,26 @@ def test_means_before_the_account_has_a_folder_are_added_to_it(tmp_path) -> None
     assert resumed.asked == counts
 
 
+def test_account_of_another_run_is_added_to_that_of_a_resumed_run(tmp_path) -> None:
+    def release(account) -> None:
+        account.mean("ab", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
+
+    first, killed = private(1.0, 2.0), private(1.0, 2.0)
+    first.run_token, killed.run_token = "first", "killed"
+    for account, releases in ((first, 2), (killed, 5)):
+        account.keep_in(tmp_path / account.run_token)
+        for _ in range(releases):
+            release(account)
+    # The first run continues in the folder of the killed one, twice.
+    for expected in (8, 9):
+        resumed = private(1.0, 2.0)
+        resumed.run_token = "first"
+        resumed.read(tmp_path / "first")
+        resumed.keep_in(tmp_path / "killed", resumed=True)
+        release(resumed)
+        assert resumed.asked == {"a": expected, "b": expected}
+
+
 def test_initial_mean_that_cannot_be_entered_ends_the_run(tmp_path) -> None:
     account = private(1.0, 2.0)
     account.mean("ab", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
