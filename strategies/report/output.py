@@ -151,7 +151,8 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
 
     The simulated clients start with the states of the resumed run, or with none: states
     of a run that was killed before its first checkpoint are removed. Unfinished files
-    of killed runs are removed, too. Only files named like ours are touched.
+    of killed runs are removed, too. Only files named like ours are touched. The best
+    round's checkpoint of the resumed run is copied as well.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     Raises
     ------
     SettingsError
-        If one of the folders is a link, or states cannot be copied.
+        If one of the folders is a link, or a file cannot be copied.
     """
     states = directory / STATES
     refuse_links("output", directory, states)
@@ -175,6 +176,11 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     former = resumed / STATES if resumed else None
     if former and former.resolve() == states.resolve():
         return
+    if resumed and (resumed / BEST_FILE).is_file():
+        # The run's best round may be one of the earlier ones.
+        best = directory / BEST_FILE
+        with _os_errors_as_settings(f"{str(best)!r} cannot be written"):
+            write_atomically(best, (resumed / BEST_FILE).read_bytes(), mode=PRIVATE)
     for folder in _client_folders(states):
         with contextlib.suppress(OSError):
             for path in filter(_is_state, folder.iterdir()):

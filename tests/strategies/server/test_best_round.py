@@ -75,6 +75,13 @@ def test_a_resumed_run_remembers_its_best_round(tmp_path):
     assert not (tmp_path / "fedavg" / BEST_FILE).exists()
 
 
+def test_best_round_is_kept_by_a_run_resumed_in_another_folder(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    go(first, num_server_rounds=5, keep_best=True)
+    go(second, num_server_rounds=6, keep_best=True, resume=str(first))
+    assert round_of(second / "fedavg" / BEST_FILE) == 3
+
+
 def test_both_checkpoints_are_among_the_files_of_a_run():
     assert {BEST_FILE, FILE} <= {*RUN_FILES}
 
