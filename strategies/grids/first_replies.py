@@ -95,7 +95,7 @@ class FirstReplies(Participation):
         self.options = options or StageOptions()
         self._state: dict[str, Any] = {} if state is None else state
         self._end_checked = self._warned = False
-        # Number of clients of the run's sample, with ``run``.
+        # Number of clients that would be sampled if none owed a reply.
         self._pool: int | None = None
         # The last round that was opened, and whether it was in the last stage.
         self._round, self._is_last = 0, False
@@ -134,19 +134,18 @@ class FirstReplies(Participation):
         The sample of a stage or a run stays the same while the same nodes are
         connected.
         """
-        chosen = super().sample(server_round, nodes, others)
+        self._pool = self._target(len(nodes) + others)
         if self.options.sample_for == "stage":
-            first = self._stage(server_round, len(chosen))[1]
+            first = self._stage(server_round, self._pool)[1]
             return super().sample(first, nodes, others)
         if self.options.sample_for == "run":
             chosen = super().sample(1, nodes, others)
-            self._pool = len(chosen)
             kept, total = self._kept(nodes), len(self._state.get(KEPT, []))
             if kept and total >= self.nodes(server_round, self._pool):
                 return [node for node in nodes if node in kept]
             either = kept.union(chosen)
             return [node for node in nodes if node in either]
-        return chosen
+        return super().sample(server_round, nodes, others)
 
     def _kept(self, nodes: list[int]) -> frozenset[int]:
         """Return the nodes whose clients take part in all later rounds."""
@@ -185,9 +184,10 @@ class FirstReplies(Participation):
         self._round = server_round
         if isinstance(grid, ArrivalGrid):
             sampled = len(messages)
-            self._check_end(self._pool or sampled)
-            count = min(sampled, self.nodes(server_round, self._pool or sampled))
-            self._is_last = count == (self._pool or sampled)
+            pool = self._pool or sampled
+            self._check_end(pool)
+            wanted = self.nodes(server_round, pool)
+            count, self._is_last = min(sampled, wanted), wanted == pool
             nodes = [message.metadata.dst_node_id for message in messages]
             weight_of = self.options.examples_of
             if weight_of is not None and count < sampled:

@@ -51,14 +51,18 @@ class Participation:
                 f"samples nobody; expected at least {1 / num_clients:.4g}"
             )
 
+    def _target(self, num_clients: int) -> int:
+        """Return how many of some clients train in a round if all can be asked."""
+        share = int(self.fraction * num_clients + 1e-9)
+        return min(max(share, self.least), num_clients)
+
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
         """Return the nodes that train in a round (from 1), in their given order.
 
         ``others`` is the number of participants that cannot be asked now; they count
         towards the fraction.
         """
-        share = int(self.fraction * (len(nodes) + others) + 1e-9)
-        count = min(max(share, self.least), len(nodes))
+        count = min(self._target(len(nodes) + others), len(nodes))
         rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
         chosen = sorted(rng.choice(len(nodes), count, replace=False))
         return [nodes[i] for i in chosen]

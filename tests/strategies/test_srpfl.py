@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, RecordDict
+from function_clients import grid_of
 from srpfl_runs import settings_of, simulated
 
 from flwr_frl.strategies import SRPFL, BaseStrategy, build_strategy
+from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.grids.stages import exact_stages, theory_stages
 from flwr_frl.task.settings import SettingsError
@@ -45,6 +47,20 @@ def test_listed_stage_lengths() -> None:
 def test_automatic_stage_lengths(sampled, rounds, expected) -> None:
     strategy = SRPFL(BaseStrategy(), num_rounds=rounds)
     assert schedule(strategy, sampled, rounds) == expected
+
+
+@pytest.mark.parametrize("sample_for", ["round", "stage", "run"])
+def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) -> None:
+    strategy = BaseStrategy(fraction_train=1.0)
+    srpfl = SRPFL(strategy, 2, sample_for=sample_for, num_rounds=40)
+    grid, counts = RealArrivals(grid_of(1)), []
+    for server_round in range(1, 21):
+        # Ten of 20 clients can be asked.
+        nodes = srpfl.participation.sample(server_round, [*range(1, 11)], others=10)
+        messages = [Message(RecordDict(), node, "train") for node in nodes]
+        srpfl.participation.open(server_round, messages, grid, lambda reply: True)
+        counts.append(grid._wanted)
+    assert counts == [2] * 5 + [4] * 5 + [8] * 5 + [10] * 5
 
 
 def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
