@@ -149,6 +149,8 @@ class Asynchronous(Participation):
                 "a file: in simulation it determines which reply arrives first",
                 "speed-model",
             )
+        # A run that starts again at version 1 is not in the former run's version 1.
+        self.version = 0
         if isinstance(adapted, RealWork):
             # Clients of an earlier process cannot answer this one.
             self._state |= {"since": {}, "due": {}, "versions": {}}

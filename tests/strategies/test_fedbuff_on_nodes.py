@@ -138,3 +138,12 @@ def test_report_that_a_node_has_left_is_no_update(no_pauses):
     assert grid.log.count(4) > 1
     assert "000000" not in wrapper.participation.updates
     assert all(len(row["staleness"]) == row["clients"] for row in rows)
+
+
+def test_second_start_asks_the_clients_of_the_first(no_pauses):
+    grid = Late({1: 1, 2: 1, 3: 1})
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=3)
+    arrays = to_record({"w": np.zeros(4)})
+    for _ in range(2):
+        wrapper.start(grid, arrays, num_rounds=1)
+    assert set(wrapper.participation.updates.values()) == {2}
