@@ -46,6 +46,8 @@ class RoundLedger:
     _kept: dict[str, list[int]] = field(default_factory=dict)
     # `acknowledged` in the last checkpoint.
     _saved: dict[str, int] = field(default_factory=dict)
+    # Clients whose delayed reply of a round up to this checkpoint counted after it.
+    _delayed: set[str] = field(default_factory=set)
     # Why clients could not use their saved state, as last logged.
     _unused: dict[str, str] = field(default_factory=dict)
 
@@ -101,6 +103,7 @@ class RoundLedger:
         """Record that the checkpoint of a round has been written or restored."""
         self.checkpointed = server_round
         self._saved = dict(self.acknowledged)
+        self._delayed.clear()
 
     def acknowledge(self, rounds: Mapping[str, int], server_round: int) -> None:
         """Record that the replies of some clients have counted.
@@ -117,6 +120,8 @@ class RoundLedger:
             # A delayed reply must not replace a newer one that has counted.
             if made_in == server_round or made_in > self.acknowledged.get(name, 0):
                 self.acknowledged[name] = made_in
+                if made_in <= self.checkpointed:
+                    self._delayed.add(name)
         self.counted += len(rounds)
 
     def config(
@@ -132,9 +137,8 @@ class RoundLedger:
         resumable = checkpoints or checkpointed > 0
         # If a delayed reply counted after a later round's checkpoint was written, this
         # checkpoint relies on an earlier state of this client.
-        saved = self._saved.get(name, 0)
-        if saved < acknowledged <= checkpointed:
-            checkpointed = saved
+        if name in self._delayed:
+            checkpointed = self._saved.get(name, 0)
         return {
             ACKNOWLEDGED_ROUND: acknowledged,
             CHECKPOINT_ROUND: checkpointed if resumable else server_round - 1,
