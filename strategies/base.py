@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from logging import INFO
 from typing import Any, cast
@@ -78,9 +78,10 @@ class BaseStrategy(Averaging):
         ------
         SettingsError
             If no client's reply counted in any round, or the initial arrays lack one
-            that the algorithm needs.
+            that the algorithm needs or, with noise, have integers.
         """
-        self._check_initial(kwargs.get("initial_arrays", args[0] if args else {}))
+        given = args[0] if args else ArrayRecord()
+        self._check_initial(kwargs.get("initial_arrays", given))
         longest = float(kwargs.get("timeout", math.inf))
         self.clients.foreign_app = True
         grid = self.adapt_grid(reliable_grid(self, grid, longest))
@@ -92,7 +93,7 @@ class BaseStrategy(Averaging):
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
 
-    def _check_initial(self, arrays: Mapping[str, object]) -> None:
+    def _check_initial(self, arrays: ArrayRecord) -> None:
         if missing := [n for n in self.traits.needs_arrays if n not in arrays]:
             raise SettingsError(
                 f"initial_arrays lacks {', '.join(map(repr, missing))}, which "
@@ -100,6 +101,8 @@ class BaseStrategy(Averaging):
                 "initialize(grid) returns, with flwr_frl.clients.client_app:app",
                 "initial-arrays",
             )
+        if self.privacy:
+            check_no_counters(arrays, self.settings.server_dp_noise)
 
     def adapt_grid(self, grid: Grid) -> Grid:
         """Return the grid for the run; a subclass may return a decorated one.

@@ -336,6 +336,12 @@ def test_batch_norm_counters_are_an_error_with_noise() -> None:
     )
 
 
+def test_start_refuses_batch_norm_counters_with_noise() -> None:
+    start = to_record({"w": np.zeros(2, np.float32), "seen": np.array(3)})
+    with pytest.raises(SettingsError, match=r"^server-dp-noise is 1.0, .* 'seen'"):
+        averaging(**PRIVATE).start(grid_of(2), start, num_rounds=1)
+
+
 def test_missing_extra_fails_with_a_one_line_error(monkeypatch) -> None:
     monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda name: None)
     with pytest.raises(SettingsError) as raised:
