@@ -233,8 +233,9 @@ def examples_in(strategy: BaseStrategy) -> Callable[[int], int]:
 
     def examples_of(node: int) -> int:
         client = strategy.clients.known.get(node)
+        # Some clients, such as those of Flower's templates, report a float.
         declared = client.properties.get("num-examples", 1) if client else 1
-        return max(1, declared) if isinstance(declared, int) else 1
+        return max(1, int(declared))
 
     return examples_of
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from function_clients import grid_of
+from participants import properties_of
 from srpfl_runs import settings_of, simulated
 
 from flwr_frl.strategies import SRPFL, BaseStrategy, build_strategy
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.grids.stages import exact_stages, theory_stages
+from flwr_frl.strategies.srpfl import examples_in
 from flwr_frl.task.settings import SettingsError
 
 
@@ -235,6 +237,13 @@ def test_examples_may_double_instead_of_clients() -> None:
         expected = int((cumulative < sizes.sum() * n // 8).sum()) + 1
         assert len(used) == expected
         strategy.aggregate_train(server_round, used)
+
+
+def test_examples_may_be_declared_as_floats() -> None:
+    strategy = BaseStrategy()
+    declared = {0: 120.0, 1: 7, 2: 0}
+    nodes = strategy.identify(grid_of(3, properties_of(**{"num-examples": declared})))
+    assert [examples_in(strategy)(node) for node in [*nodes, 99]] == [120, 7, 1, 1]
 
 
 def test_contraction_setting_changes_the_stage_lengths() -> None:
