@@ -32,10 +32,7 @@ from flwr_frl.clients.gossip.relayed import (
     randomness,
 )
 from flwr_frl.clients.gossip.schedules import learning_rate
-from flwr_frl.clients.gossip.settings import (
-    CompressedGossipSettings,
-    GossipSettings,
-)
+from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
@@ -291,8 +288,8 @@ class GossipClient(Client):
         total, steps = torch.zeros((), device=self.device), 0
         examples = trainable_examples(self.model, self.train_examples, self.settings)
         for t in self.iterations(server_round):
-            batch = examples.draw(self.settings.batch_size)
-            if batch is None:
+            self.average(t)
+            if (batch := examples.draw(self.settings.batch_size)) is None:
                 continue
             total += self.gradient(*batch)
             steps += 1
@@ -309,16 +306,19 @@ class GossipClient(Client):
         steps = self.settings.local_steps
         return range((server_round - 1) * steps, server_round * steps)
 
-    def step(self, t: int, g: Tensor) -> None:
-        """Apply iteration t with the gradient g, of the shape of ``x``.
-
-        Weight decay is added to g, which is modified in place.
-        """
+    def average(self, t: int) -> None:
+        """Include x before iteration t in its mean (``averaged-output``)."""
         if self.settings.averaged_output:
             # Iterations that this node has missed enter the mean with the current x.
             first = t % self.settings.local_steps == 0
             counted = self.state.round * self.settings.local_steps if first else t
             self.vector(AVERAGE).lerp_(self.x, 1 - counted / (t + 1))
+
+    def step(self, t: int, g: Tensor) -> None:
+        """Apply iteration t with the gradient g, of the shape of ``x``.
+
+        Weight decay is added to g, which is modified in place.
+        """
         beta, decay = self.settings.momentum, self.settings.weight_decay
         if decay:
             g.addcmul_(self.x, self.flat.decayed, value=decay)

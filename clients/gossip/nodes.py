@@ -283,6 +283,7 @@ class Nodes:
         client.model.train()
         g, total = torch.zeros_like(client.x), client.x.new_zeros(len(sizes))
         for k, t in enumerate(iterations):
+            client.average(t)
             for place, batches in groups:
                 g[place], losses = self.gradients(client.x[place], batches[k])
                 total[place] += losses

@@ -16,8 +16,12 @@ from gossip_clients import (
 from torch import nn
 
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.dpsgd import DPSGDClient
 from flwr_frl.clients.gossip.relayed import Relayed, exchanges
+from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.compression.per_tensor import SignTopK
+from flwr_frl.task.examples import IGNORED, ExampleSet
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import TrainingDivergedError
 
@@ -146,6 +150,29 @@ def test_nan_loss_raises_training_diverged():
         TrainingDivergedError, match=r"in round 1 with learning-rate 1e\+38"
     ):
         client.iterate(1)
+
+
+def test_skipped_batches_count_in_the_averaged_output():
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    # Half of all batches of one example are ignored by the loss.
+    examples = ExampleSet(inputs, torch.tensor([0, 1, IGNORED, IGNORED]))
+    task = ExampleTask(
+        lambda: SplitModel(nn.Linear(3, 2), nn.Linear(2, 2)), [examples], [examples]
+    )
+    settings = DPSGDClient.settings_type(
+        averaged_output=True, batch_size=1, learning_rate=0.1
+    )
+    context, iterates = new_context(), []
+    for server_round in range(1, 9):
+        client = DPSGDClient(task, 0, PersonalState(context), settings)
+        client.receive([], {})
+        iterates.append(client.x.clone())
+        torch.manual_seed(server_round)
+        client.iterate(server_round)
+        client.save({"server-round": server_round})
+    assert 2 < len({tuple(x.tolist()) for x in iterates}) < 8
+    expected = torch.stack(iterates).mean(0)
+    torch.testing.assert_close(client.vector("average"), expected, rtol=0, atol=1e-6)
 
 
 def test_a_batch_of_one_before_a_batch_norm_is_refused():
