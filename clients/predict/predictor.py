@@ -80,8 +80,8 @@ class Predictor:
         Raises
         ------
         SettingsError
-            If a file is missing or is not an image, or the pixels have another type or
-            shape.
+            If a file is missing or is not an image, the pixels have another type or
+            shape, or outputs are not finite.
         """
         if isinstance(images, np.ndarray):
             return self.classify(self._checked(images))
@@ -96,7 +96,14 @@ class Predictor:
                 batch = images[start : start + BATCH_SIZE]
                 if not isinstance(batch, Tensor):
                     batch = self.images.read_pixels(batch)
-                batches.append(self.classifier(batch).softmax(1).numpy())
+                outputs: Tensor = self.classifier(batch)
+                finite = outputs.isfinite().all(1)
+                if not finite.all():
+                    number = start + int(finite.int().argmin())
+                    is_pixels = isinstance(images, Tensor)
+                    place = f"image {number}" if is_pixels else str(images[number])
+                    raise _not_finite(place)
+                batches.append(outputs.softmax(1).numpy())
         probabilities = np.concatenate(batches)
         labels = probabilities.argmax(1) if len(probabilities) else []
         return Prediction([self.classes[int(i)] for i in labels], probabilities)
@@ -236,9 +243,7 @@ def _outputs(model: Model, card: ModelCard, line: str, place: str) -> tuple[str,
         reason = reason_of(error)
         raise SettingsError(f"{place} cannot be predicted from: {reason}") from None
     if not outputs.isfinite().all():
-        raise SettingsError(
-            f"{place} cannot be predicted from: the model's output is not finite"
-        )
+        raise _not_finite(place)
     if not card.classes:
         return tuple(f"{value:.6g}" for value in outputs.flatten().tolist())
     # The last position of a sequence holds the prediction.
@@ -247,3 +252,9 @@ def _outputs(model: Model, card: ModelCard, line: str, place: str) -> tuple[str,
     # A class name may contain a line break.
     name = card.classes[int(label)].encode("unicode_escape").decode("ascii")
     return name, f"{float(probability):.4f}"
+
+
+def _not_finite(place: str) -> SettingsError:
+    return SettingsError(
+        f"{place} cannot be predicted from: the model's output is not finite"
+    )

@@ -17,7 +17,14 @@ from PIL import Image
 from torch import nn
 
 from flwr_frl.clients.device.card import ImageModel, ModelCard
-from flwr_frl.clients.predict import export, load, load_model, load_run
+from flwr_frl.clients.predict import (
+    Predictor,
+    export,
+    load,
+    load_model,
+    load_run,
+    predict,
+)
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.running import run
 from flwr_frl.task.models import SplitModel, build_model
@@ -184,6 +191,22 @@ def test_unsuitable_images_are_a_one_line_error(model, images, line):
 
 
 # Predictions as CSV
+
+
+def test_images_with_outputs_that_are_not_finite_are_a_one_line_error(photos):
+    classifier, card = classifier_of("logistic", 8, 1)
+    with torch.no_grad():
+        # White pixels overflow; grey ones, the mean of the normalisation, do not.
+        classifier.model.head.weight.fill_(3e38)
+    pixels = np.full((2, 8, 8, 1), 128, np.uint8)
+    pixels[1] = 255
+    white = photos / "white.png"
+    Image.fromarray(pixels[1, :, :, 0]).save(white)
+    line = "cannot be predicted from: the model's output is not finite"
+    with pytest.raises(SettingsError, match=f"^image 1 {line}$"):
+        Predictor(classifier, card)(pixels)
+    with pytest.raises(SettingsError, match=f"white.png {line}$"):
+        list(predict(classifier, card, [white]))
 
 
 def test_a_folder_of_photos_gives_a_csv(model, photos, tmp_path, capsys):
