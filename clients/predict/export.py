@@ -42,19 +42,19 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
     about = {"format": FORMAT, **card.metadata()}
     if path.suffix == ".safetensors":
         split_model = model.model if isinstance(model, Classifier) else model
-        tensors = {n: t.contiguous() for n, t in split_model.state_dict().items()}
+        tensors = split_model.state_dict()
         if tensors.keys() != card.skeleton().keys():
             raise SettingsError(
                 f"export is {str(path)!r}; it must end with .pt2, as this algorithm's "
                 "model has more parts than the task's"
             )
         # Unlike state files and checkpoints, a model file contains the frozen part.
-        frozen = {
-            # A copy: frozen tensors may share memory.
+        copies = {
+            # Tied parameters and frozen tensors may share memory.
             name: tensor.clone(memory_format=torch.contiguous_format)
-            for name, tensor in frozen_tensors(split_model).items()
+            for name, tensor in {**tensors, **frozen_tensors(split_model)}.items()
         }
-        data = save({**tensors, **frozen}, metadata=about)
+        data = save(copies, metadata=about)
     elif path.suffix in (".pt2", ".onnx"):
         data = _traced(model, card, about, path.suffix)
     else:

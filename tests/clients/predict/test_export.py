@@ -113,6 +113,32 @@ def run_onnx(path, pixels, card):
     return outputs
 
 
+TIED = """
+import torch
+from torch import nn
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+
+def tied(num_clients):
+    def build():
+        model = SplitModel(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+        model.head.weight = model.representation.weight
+        return model
+    sets = [ExampleSet(torch.ones(4, 3), torch.arange(4) % 3)]
+    return ExampleTask(build, sets, sets)
+"""
+
+
+def test_a_model_with_tied_weights_is_exported(write_module, tmp_path):
+    name = write_module("tied_weights", TIED) + ":tied"
+    card = ModelCard.from_settings({"task": name}, 1)
+    model = card.task.initial_model()
+    export(model, card, tmp_path / "model.safetensors")
+    again, _ = load_model(tmp_path / "model.safetensors", name)
+    assert again.head.weight is again.representation.weight
+    inputs = torch.arange(6.0).view(2, 3)
+    assert torch.equal(again(inputs), model(inputs))
+
+
 class Eigenvalues(nn.Module):
     """A module that ONNX has no operator for."""
 
