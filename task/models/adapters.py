@@ -157,9 +157,14 @@ def add_lora(model: SplitModel, settings: AdapterSettings) -> None:
 
     targets = _targets(model, settings.lora_targets)
     for name, layer in targets.items():
-        width = min(layer.get_parameter("weight").shape[:2])
+        rank, groups = settings.lora_rank, int(getattr(layer, "groups", 1))
+        outputs, inputs_of_group = layer.get_parameter("weight").shape[:2]
+        width = min(outputs, inputs_of_group * groups)
         allowed = f"at most {width}, the width of the layer {name!r}"
-        require(settings.lora_rank <= width, "lora-rank", settings.lora_rank, allowed)
+        require(rank <= width, "lora-rank", rank, allowed)
+        # `peft` gives B the groups of its convolution.
+        allowed = f"a multiple of {groups}, the number of groups of the layer {name!r}"
+        require(rank % groups == 0, "lora-rank", rank, allowed)
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]

@@ -147,6 +147,17 @@ def test_setting_that_does_not_fit_the_model_is_an_error(settings, code):
     assert "\n" not in str(caught.value)
 
 
+def test_the_rank_of_a_grouped_convolution_is_a_multiple_of_its_groups():
+    def layers() -> nn.Module:
+        convolution = nn.Conv1d(WIDTH, 4, 1, groups=2)
+        return nn.Sequential(nn.Unflatten(1, (WIDTH, 1)), convolution, nn.Flatten())
+
+    task = task_of(layers, 4)
+    model = adapted(task, lora_targets="1", lora_rank=4).scratch_model
+    assert model(torch.ones(2, WIDTH)).shape == (2, 2)
+    assert code_of(task, lora_targets="1", lora_rank=3) == "lora-rank"
+
+
 def test_the_nearest_name_of_a_layer_is_suggested():
     with pytest.raises(SettingsError, match="did you mean 'query'"):
         _ = adapted(blocks(), lora_targets="qeury").scratch_model
