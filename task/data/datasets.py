@@ -1,10 +1,10 @@
 """Labelled images and tables, read once and memory-mapped from a disk cache."""
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,7 +156,7 @@ def load_cached(key: str, build: Build, settings: DataSettings) -> Dataset:
     Parameters
     ----------
     key : str
-        Identifies the data set's content.
+        Identifies the data set's content; may contain names of files.
     build : callable
         Writes its files.
     settings : DataSettings
@@ -167,7 +167,7 @@ def load_cached(key: str, build: Build, settings: DataSettings) -> Dataset:
     SettingsError
         If the data cannot be read or the cache cannot be written.
     """
-    directory = _cache_root(settings) / hashlib.sha256(key.encode()).hexdigest()[:24]
+    directory = _cache_root(settings) / sha256(os.fsencode(key)).hexdigest()[:24]
     ensure_built(directory, build)
     try:
         dataset = _open(directory)

@@ -1,5 +1,6 @@
 """Published files of torchvision's data sets, and files of arrays."""
 
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -118,6 +119,13 @@ def arrays(tmp_path):
     save_arrays(root, "train", images=images[:6], labels=labels[:6], classes=names)
     save_arrays(root, "test", images=images[6:], labels=labels[6:])
     return root
+
+
+def test_arrays_in_a_folder_whose_name_is_not_valid_utf_8(arrays, tmp_path):
+    expected = load(arrays, tmp_path, task="arrays")
+    folder = arrays.rename(arrays.with_name(os.fsdecode(b"\xff\xfe")))
+    dataset = load(folder, tmp_path, task="arrays")
+    np.testing.assert_array_equal(dataset.train.images, expected.train.images)
 
 
 def test_arrays_of_a_device(arrays, tmp_path):
