@@ -25,6 +25,7 @@ from flwr_frl.clients.device.state_file import (
     pack,
     read_checked,
     usable,
+    valid_text,
     versions_in,
 )
 from flwr_frl.memory_array import memory_record, values_of
@@ -119,9 +120,7 @@ class PersonalState:
         self._about = dict(about or {})
         self._records = context.state
         self._directory = directory or NOWHERE
-        # Metadata must be valid text; a folder's name need not be.
-        name = client.encode(errors="backslashreplace").decode()
-        self._run, self._client = run, name
+        self._run, self._client = run, valid_text(client)
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
         files = versions_in(directory)
         names = [name for name in self._records if name.startswith(PREFIX)]

@@ -169,6 +169,11 @@ def quoted(name: str) -> str:
     return f"{text[:LONGEST_NAME]}-{digest[:16]}"
 
 
+def valid_text(name: str) -> str:
+    """Return a name as in metadata, which must be valid; a folder's need not be."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def _metadata(path: Path) -> dict[str, str]:
     with safe_open(path, framework="np") as file:
         return file.metadata() or {}
@@ -195,7 +200,7 @@ def read_checked(
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if metadata.pop("sha256", "") != _digest(arrays, metadata):
         raise DamagedStateError("its checksum is wrong")
-    if metadata.get("client", "") != client:
+    if metadata.get("client", "") != valid_text(client):
         raise ForeignStateError(f"it is of client {metadata.get('client')!r}")
     # Classes first: other classes are the usual reason for other shapes.
     for name, what in (("classes", "for the classes"), ("algorithm", "of")):

@@ -44,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingsError, TrainingDivergedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(_summary(fitted))
     command = ["--checkpoint", str(options.checkpoint), "--client-name", name]
     for flag in ("state-dir", "task", "algorithm"):
         if value := getattr(options, flag.replace("-", "_")):
@@ -53,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--run-config", *options.run_config]
     if not fitted.has_images:
         command += ["--data-dir", options.data_dir]
-    print(f"python -m flwr_frl.clients.predict FILES {shlex.join(command)}")
+    predict = f"python -m flwr_frl.clients.predict FILES {shlex.join(command)}"
+    for line in (_summary(fitted), predict):
+        # Folder names need not be valid Unicode.
+        encoded = line.encode("utf-8", "surrogateescape")
+        print(encoded.decode("utf-8", "backslashreplace"))
     return 0
 
 

@@ -1,5 +1,6 @@
 """Devices that join after the training can fit personal parameters."""
 
+import io
 import json
 from pathlib import Path
 
@@ -148,6 +149,16 @@ def test_the_command_line(fedrep, tmp_path, capsys):
     assert command.endswith(f"--checkpoint {fedrep} --client-name pi-9")
     # By default, the state is saved next to those of simulated clients.
     assert load_run(fedrep, "pi-9")[1].classes == ("0", "1", "2")
+
+
+def test_a_folder_whose_name_is_not_valid_utf_8(fedrep, tmp_path, monkeypatch):
+    data = write(tmp_path / "caf\udce9", 3, 7)
+    # Unlike the output that pytest captures, a terminal does not accept the name.
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdout", output)
+    assert main(["--checkpoint", str(fedrep), "--data-dir", str(data)]) == 0
+    loaded = load_run(fedrep, "caf\udce9")
+    assert accuracy(loaded, data) > 0.5
 
 
 def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, capsys):
