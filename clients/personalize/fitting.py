@@ -145,7 +145,9 @@ def personalize(
         client=client_name,
         about=about_state(own_task, kind),
     )
-    state.save(personal_arrays(client, groups), run.server_round)
+    # Those that are not fitted have their initial values.
+    saved = tuple(dict.fromkeys((*client.personal, *groups)))
+    state.save(personal_arrays(client, saved), run.server_round)
     path = state.path(run.server_round)
     if not path.is_file():
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")

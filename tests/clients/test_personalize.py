@@ -100,7 +100,10 @@ def accuracy(loaded, data: Path) -> float:
         return float(np.mean(best.numpy() == test["labels"]))
 
 
-@pytest.mark.parametrize("algorithm", ["fedrep", "flute", "ditto", "apfl", "lg-fedavg"])
+# FedAS does not fit its prototypes.
+@pytest.mark.parametrize(
+    "algorithm", ["fedrep", "flute", "ditto", "apfl", "lg-fedavg", "fedas"]
+)
 def test_predict_uses_the_fitted_parameters(root, tmp_path, algorithm):
     checkpoint = train(root, algorithm)
     before = (checkpoint / "checkpoint.safetensors").read_bytes()
