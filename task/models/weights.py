@@ -119,12 +119,12 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"weights {str(path)!r} hold a {type(content).__name__}; they must be a "
             "state dict"
         )
-    odd = next((k for k, v in content.items() if not isinstance(v, Tensor)), None)
-    if odd is not None:
-        raise SettingsError(
-            f"weights {str(path)!r} hold {odd!r}, which is not a tensor; they must be "
-            "a state dict"
-        )
+    for name, value in content.items():
+        if not (isinstance(name, str) and isinstance(value, Tensor)):
+            raise SettingsError(
+                f"weights {str(path)!r} hold {name!r}, which is not a named tensor; "
+                "they must be a state dict"
+            )
     return dict(content)
 
 

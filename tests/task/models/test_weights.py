@@ -96,6 +96,7 @@ WRONG = [
     (lambda s: {}, "hold a dict"),
     (lambda s: [1, 2], "hold a list"),
     (lambda s: {"epoch": 3, **s}, "hold 'epoch'"),
+    (lambda s: dict(enumerate(s.values())), "hold 0, which is not a named tensor"),
     (lambda s: {n: v for n, v in s.items() if n != "body.bias"}, "no 'body.bias'"),
     (lambda s: {**s, "body.weight": torch.zeros(7, 4)}, r"shape \(7, 4\), the model's"),
     (lambda s: {**s, "more.weight": torch.ones(1)}, "it has no 'more.weight'"),
