@@ -77,7 +77,7 @@ History = tuple[tuple[float, float, int], ...]
 
 
 def epsilon(history: History, delta: float) -> float:
-    """Return ε for δ after some steps, as Opacus' `RDPAccountant` computes it."""
+    """Return ε ≥ 0 for δ after some steps, as Opacus' `RDPAccountant` computes it."""
     if not any(steps for *_, steps in history):
         return 0.0
     spent = sum(
@@ -85,7 +85,9 @@ def epsilon(history: History, delta: float) -> float:
     )
     orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
     rdp = _opacus("accountants.analysis.rdp")
-    return float(rdp.get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0])
+    result = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0]
+    # With much noise, the bound for the orders that Opacus tries can be below 0.
+    return max(float(result), 0.0)
 
 
 def _opacus(name: str) -> Any:

@@ -243,6 +243,11 @@ def test_steps_of_several_kinds_compose():
     assert epsilon((), 1e-3) == epsilon(((1.0, 0.1, 0),), 1e-3) == 0
 
 
+@pytest.mark.filterwarnings("ignore:Optimal order")
+def test_epsilon_is_not_negative():
+    assert epsilon(((10.0, 0.01, 10),), 0.01) == 0
+
+
 def test_opacus_leaves_no_handler_behind(monkeypatch):
     def import_module(name):
         logging.root.addHandler(logging.NullHandler())
