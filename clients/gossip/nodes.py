@@ -93,10 +93,14 @@ def fit_nodes(
             groups.setdefault(key, []).append(i)
     replies: dict[int, Message] = {}
     for members in groups.values():
-        nodes = Nodes(
-            setup, [messages[i] for i in members], [contexts[i] for i in members]
-        )
-        if not nodes.can_run(only_if_faster):
+        try:
+            nodes = Nodes(
+                setup, [messages[i] for i in members], [contexts[i] for i in members]
+            )
+            if not nodes.can_run(only_if_faster):
+                continue
+        # Answered one by one, the nodes whose examples cannot be read report it.
+        except Exception:
             continue
         kind = nodes.client.model.kind
         try:

@@ -12,6 +12,7 @@ from flwr_frl.clients.device.state import PREFIX, PersonalState
 from flwr_frl.clients.gossip import nodes
 from flwr_frl.clients.gossip.node_state import NodeRecord
 from flwr_frl.task.compression.operators import SignTopK
+from flwr_frl.task.tasks.image import ImageTask
 
 SMALL = {
     "batch_size": 8,
@@ -177,6 +178,20 @@ def test_nodes_run_alone_if_they_cannot_run_together(monkeypatch, caplog):
     alone.go(2)
     assert_equal(together, alone, 1e-5)
     assert caplog.text.count("cannot batch this") == 1
+
+
+def test_a_node_without_readable_examples_does_not_end_the_round(monkeypatch):
+    read = ImageTask.train_examples
+
+    def failing(self, client):
+        if client == 1:
+            raise OSError("no disk")
+        return read(self, client)
+
+    network = Network("dpsgd", **SMALL, cohort="auto")
+    monkeypatch.setattr(ImageTask, "train_examples", failing)
+    network.go()
+    assert (network.rows[0]["clients"], network.rows[0]["rejected"]) == (4, 1)
 
 
 def test_copy_of_a_state_for_another_process_is_a_plain_record():
