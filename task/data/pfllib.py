@@ -144,6 +144,8 @@ def _read(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
                 raise ValueError(f"its data is of type {dtype}")
             (content,) = _Unpickler(file).load().value
         x, y = content["x"].value, np.asarray(content["y"].value)
+        if not (isinstance(x, np.ndarray) and x.ndim):
+            raise ValueError("its x is no array of numbers")
     # Damaged and hostile files raise nearly any exception.
     except Exception as error:
         raise SettingsError(

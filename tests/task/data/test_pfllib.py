@@ -105,6 +105,9 @@ IMAGES, LABELS = scaled(np.zeros((3, 8, 8, 1))), np.arange(3)
         ({"x": IMAGES}, "cannot be read"),
         ([1, 2], "its data is of type int64"),
         ({"x": [1, 2, 3], "y": LABELS}, "cannot be read"),
+        # Sentences of different lengths are an array of objects.
+        ({"x": np.array([[1], [2, 3], []], object), "y": LABELS}, "no array of num"),
+        ({"x": np.array(1.0), "y": LABELS}, "no array of num"),
         ({"x": IMAGES, "y": LABELS[:2]}, "has 3 inputs and a y"),
         ({"x": IMAGES, "y": LABELS - 1}, "has 3 inputs and a y"),
         ({"x": IMAGES, "y": LABELS.astype(float)}, "has 3 inputs and a y"),
