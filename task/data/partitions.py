@@ -161,7 +161,7 @@ def log_normal(
     """Return S different classes per client, and log-normal sizes (FedRep's FEMNIST).
 
     The clients of a class share its examples in proportion to their weights; ``sigma``,
-    at least 0, is the standard deviation of the logarithm of a weight.
+    from 0 to 100, is the standard deviation of the logarithm of a weight.
     """
     held = distinct_shards(num_classes, num_clients, per_client, rng) > 0
     weights = held * rng.lognormal(0.0, sigma, num_clients)
@@ -289,7 +289,7 @@ class PartitionSettings(Checked):
     partitioner_arguments: Annotated[str, Free("name=value ...")] = ""
     classes_per_client: Annotated[int, Range("[1, inf)")] = 2
     dirichlet_alpha: Annotated[float, Range("(0, inf)")] = 0.5
-    size_sigma: Annotated[float, Range("[0, inf)")] = 1.0
+    size_sigma: Annotated[float, Range("[0, 100]")] = 1.0
     label_groups: Annotated[int, Range("[1, inf)")] = 4
     test_partition: Annotated[str, Choice("same", "all")] = "same"
     client_examples: Annotated[int, Range("[0, inf)")] = 0

@@ -251,6 +251,8 @@ def test_seed_determines_the_partition(name):
         ({"classes_per_client": 0}, "classes-per-client"),
         ({"partition": "dirichlet", "dirichlet_alpha": 0.0}, "dirichlet-alpha"),
         ({"partition": "log-normal", "size_sigma": -1.0}, "size-sigma"),
+        # Weights of e^1000 are infinite, and those of e^-1000 are 0.
+        ({"partition": "log-normal", "size_sigma": 1000.0}, "size-sigma"),
         # Nearly all examples belong to one client; 49 of 50 clients have none.
         ({"partition": "dirichlet", "dirichlet_alpha": 1e-6}, "num-clients"),
         ({"test_partition": "non"}, "test-partition"),
