@@ -1,5 +1,6 @@
 """Grid search: choose settings on validation data, then test the chosen ones once."""
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -183,7 +184,13 @@ def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:
         return {"failed": str(outcome)}
     summary = outcome[algorithm]
     name = "accuracy" if "accuracy" in summary else "loss"
-    return {name: summary[name]} if name in summary else {"failed": "no evaluation"}
+    if name not in summary:
+        return {"failed": "no evaluation"}
+    value = summary[name]
+    # The summary of a resumed run is read from JSON, with null for such values.
+    if value is None or not math.isfinite(value):
+        return {"failed": f"the {name} is not finite"}
+    return {name: value}
 
 
 def _best(algorithm: str, tried: Sequence[Mapping[str, Any]]) -> Point:

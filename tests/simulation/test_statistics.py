@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from command_line import (
 )
 
 from flwr_frl import commands, running
+from flwr_frl.strategies.report import tune
 
 QUICK = {
     "evaluate_last": 2,
@@ -158,6 +160,23 @@ def test_tune_picks_by_validation_and_tests_once(tmp_path):
         for place in (tmp_path / "fedper" / "point-1", alone)
     ]
     assert sizes[0] == sizes[1] - int(0.3 * sizes[1] + 0.5)
+
+
+def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
+    # The summary of a resumed run has None in place of such a loss.
+    losses = {0.1: math.nan, 0.2: None, 0.3: math.inf, 0.4: 2.0, 0.5: 1.0}
+
+    def prepare(name, settings):
+        return tune.RunGroup([name], [settings], tmp_path)
+
+    def carry_out(groups, tolerant):
+        rates = [group.settings[0]["learning-rate"] for group in groups]
+        return [{"local": {"loss": losses[rate]}} for rate in rates]
+
+    grid = tune.points("learning-rate=0.1,0.2,0.3,0.4,0.5")
+    tuned = tune.tune(["local"], grid, {}, tmp_path, prepare, carry_out)["local"]
+    assert tuned["picked"] == {"learning-rate": 0.5}
+    assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 
 
 def test_class_counts_cover_all_training_examples(tmp_path):
