@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.task.data.columns import MAX_CLASSES
 from flwr_frl.task.settings import SettingsError, reason_of, require
 
 Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -74,7 +75,10 @@ def _check(valid: bool, path: Path, problem: str) -> None:
 
 def _class_names(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> tuple[str, ...]:
     if "classes" not in arrays:
-        return tuple(str(i) for i in range(int(arrays["labels"].max()) + 1))
+        last = int(arrays["labels"].max())
+        allowed = f"{MAX_CLASSES - 1:,}, the largest possible class"
+        _check(last < MAX_CLASSES, path, f"has the label {last}, above {allowed}")
+        return tuple(str(i) for i in range(last + 1))
     classes = arrays["classes"]
     line = f"has classes of type {classes.dtype} and shape {classes.shape}"
     valid = classes.dtype.kind == "U" and classes.ndim == 1

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.task.data.cache import Arrays
+from flwr_frl.task.data.columns import MAX_CLASSES
 from flwr_frl.task.data.folders import PARTS
 from flwr_frl.task.settings import SettingsError, reason_of, require
 
@@ -154,10 +155,10 @@ def _read(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
             "data-dir",
         ) from None
     labels = y.dtype.kind in "iu" and y.ndim == 1 and len(x) == len(y)
-    if not labels or (len(y) and y.min() < 0):
+    if not labels or (len(y) and not 0 <= y.min() <= y.max() < MAX_CLASSES):
         raise SettingsError(
             f"{str(path)!r} has {len(x)} inputs and a y of type {y.dtype} and shape "
-            f"{y.shape}; expected one class per input, from 0",
+            f"{y.shape}; expected one class per input, from 0 to {MAX_CLASSES - 1}",
             "data-dir",
         )
     return _pixels(path, x) if len(y) else np.zeros(0, np.uint8), y.astype(np.int64)

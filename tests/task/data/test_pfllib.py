@@ -110,6 +110,8 @@ IMAGES, LABELS = scaled(np.zeros((3, 8, 8, 1))), np.arange(3)
         ({"x": np.array(1.0), "y": LABELS}, "no array of num"),
         ({"x": IMAGES, "y": LABELS[:2]}, "has 3 inputs and a y"),
         ({"x": IMAGES, "y": LABELS - 1}, "has 3 inputs and a y"),
+        # As many names of classes would fill the memory.
+        ({"x": IMAGES, "y": LABELS + 10**12}, "has 3 inputs and a y"),
         ({"x": IMAGES, "y": LABELS.astype(float)}, "has 3 inputs and a y"),
         ({"x": IMAGES[:, 0], "y": LABELS}, "expected 8-bit images"),
         ({"x": IMAGES * 2, "y": LABELS}, "expected 8-bit images"),

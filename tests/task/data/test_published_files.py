@@ -211,6 +211,13 @@ def test_invalid_arrays_are_an_error(arrays, tmp_path, change, message):
     assert str(arrays) in str(error.value)
 
 
+def test_labels_that_would_name_too_many_classes_are_an_error(arrays, tmp_path):
+    images = np.load(arrays / "train.npz")["images"]
+    save_arrays(arrays, "train", images=images, labels=np.full(len(images), 10**12))
+    with pytest.raises(SettingsError, match="above 99,999, the largest"):
+        load(arrays, tmp_path, task="arrays")
+
+
 @pytest.mark.parametrize(
     "content", [None, {"labels": np.arange(3)}, b"no archive", np.arange(3), 300, 0]
 )
