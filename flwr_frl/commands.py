@@ -48,7 +48,7 @@ class Runner:
         output, logged = output_of(given), set[str]()
         planned: list[Any] = [given]
         if self.count is not None:
-            first = int(given.get("seed", defaults()["seed"]))
+            first = int(resolve(given, strict=False)["seed"])
             planned = seeds.plan(given, self.count, algorithms, first, output)
         checked = [check(algorithms, each, self.backend, logged) for each in planned]
         return RunGroup(tuple(algorithms), checked, Path(output))

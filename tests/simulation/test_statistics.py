@@ -246,6 +246,8 @@ def test_results_of_newcomers_are_in_the_files(tmp_path):
 
 BAD = r"""
 fedavg --seeds 0 => seeds
+fedavg --seeds 2 @ seed='one' => seed
+fedavg --seeds 2 @ seed=1.5 => seed
 fedavg --grid momentum=0 => grid
 tune fedavg => grid
 tune fedavg --grid momentum=0 @ resume='nowhere' => resume
