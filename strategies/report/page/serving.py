@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import ipaddress
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,6 +64,11 @@ class PageServer(ThreadingHTTPServer):
         # All threads share the cache of `Results`.
         with self._lock:
             return page(self.results, live=True).encode()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore connections that a browser closes before it has read the page."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def accepts_host(self, host: str) -> bool:
         """Return True if a ``Host`` header is an address or a name of this server.

@@ -10,7 +10,12 @@ from page_folders import ROWS, write
 from flwr_frl.strategies.report.page.__main__ import main
 from flwr_frl.strategies.report.page.document import page
 from flwr_frl.strategies.report.page.folder import Results
-from flwr_frl.strategies.report.page.serving import PageServer, served, served_for
+from flwr_frl.strategies.report.page.serving import (
+    PageServer,
+    _Handler,
+    served,
+    served_for,
+)
 from flwr_frl.task.settings import SettingsError
 
 
@@ -33,6 +38,16 @@ def ask(server, method="GET", path="/", **headers):
     body = answer.read()
     connection.close()
     return answer, body
+
+
+def test_a_closed_connection_prints_nothing(server, monkeypatch, capsys):
+    def fail(handler):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(_Handler, "do_GET", fail)
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_served_page_is_cached_until_a_run_changes(server, tmp_path):
