@@ -183,6 +183,19 @@ FIGURES = [
         *("100x5", "FedRep: FedAvg", "FedRep: FedAvg+FT"),
     ),
     _seeds(GLOBAL_AND_TUNED, "fedavg-ft"),
+    *_in_papers(
+        "the same with five local epochs",
+        lambda data: [
+            *of_papers("fedavg-ft-5", metric="accuracy-global")(data),
+            *of_papers("fedavg-ft-5")(data),
+        ],
+        "100x5",
+    ),
+    *_in_papers(
+        "`local`, all clients",
+        of_papers("local-all"),
+        *("100x5", "FedRep: Local only"),
+    ),
     *(
         figure
         for label, table, rows, there in (
