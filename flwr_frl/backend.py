@@ -51,12 +51,19 @@ def choose_backend(settings: Settings) -> str:
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if os.environ.get("RAY_ADDRESS") or gpus > 1:
         return "ray"
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if cores == 1 or gpus or device not in ("auto", "cpu"):
         return "inline"
     saved = training_seconds(settings) * (1 - 1 / cores)
     saved -= client_rounds(settings) * RAY_CALL / cores
     return "ray" if saved > RAY_START else "inline"
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; of all on macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def client_rounds(settings: Settings) -> float:

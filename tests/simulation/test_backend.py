@@ -45,6 +45,13 @@ def test_the_estimate_counts_steps_rounds_and_clients_that_train_together(
     assert backend.training_seconds(settings) == pytest.approx(expected / 3)
 
 
+def test_a_system_without_affinities_has_all_cores(monkeypatch):
+    # As on macOS.
+    monkeypatch.delattr(backend.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(backend.os, "cpu_count", lambda: 10)
+    assert backend.usable_cores() == 10
+
+
 def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     assert backend.choose_backend(settings) == "ray"
