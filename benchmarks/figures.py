@@ -234,7 +234,14 @@ FIGURES = [
         r"over `fedrep` it is\s+(\S+) points with 5 shards; it is\s+(\S+) if both have "
         r"fresh heads,\s+and\s+(\S+)",
         "fedavg_ft",
-        leads_of_fine_tuning,
+        leads_of_fine_tuning("shards-5"),
+    ),
+    *(
+        Figure(RESULTS_PAGE, pattern, "fedavg_ft", leads_of_fine_tuning(table))
+        for table, pattern in (
+            ("100x5", r"\[(\S+, \S+ and \S+)\]\S+ points with 5 shards, and"),
+            ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2 \(one seed"),
+        )
     ),
     Figure(RESULTS_PAGE, r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
     Figure(RESULTS_PAGE, r"holds\s+\[(\d+) % of", "gossip_convex", held_back),

@@ -34,18 +34,22 @@ def of_triggers(data: Data) -> list[float]:
     return [sum(ratio >= 1 for ratio in ratios), len(ratios)]
 
 
-def leads_of_fine_tuning(data: Data) -> list[float]:
-    """Return FedAvg-FT's leads over FedRep in points, with 5 shards and few images.
+def leads_of_fine_tuning(cell: str) -> Callable[[Data], list[float]]:
+    """Return a function for FedAvg-FT's leads over FedRep in points.
 
     These are the lead as published, with fresh heads for both, and with old heads for
     both.
     """
-    runs, others = (data["cells"]["shards-5"][name] for name in ("fedavg", "fedrep"))
     kept, fresh, old = "accuracy", "accuracy-fresh", "accuracy-old-received"
-    return [
-        fmean(runs[seed][own] - others[seed][its] for seed in runs.keys() & others)
-        for own, its in ((fresh, kept), (fresh, fresh), (old, kept))
-    ]
+
+    def leads(data: Data) -> list[float]:
+        runs, others = (data["cells"][cell][name] for name in ("fedavg", "fedrep"))
+        return [
+            fmean(runs[seed][own] - others[seed][its] for seed in runs.keys() & others)
+            for own, its in ((fresh, kept), (fresh, fresh), (old, kept))
+        ]
+
+    return leads
 
 
 def held_back(data: Data) -> list[float]:
