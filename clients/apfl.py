@@ -92,7 +92,7 @@ class APFLClient(Client, also_test_global=True):
                 alpha.grad = None
             return mixed_loss.detach()
 
-        mean = loop(step, self.train_examples, epochs, self.settings, self.model)
+        mean = loop(step, self.train_examples, epochs, self.settings, v)
         self.saved = within(PERSONAL_MODEL, v.state_dict())
         self.saved[ALPHA + "value"] = alpha.detach()
         return mean
