@@ -19,8 +19,8 @@ from flwr_frl.task.training import features_of
 
 SLOT, CLASSES = "prototypes.", "classes."
 OWN_CLASSES = f"{CLASSES}own"
-# Larger than any squared distance to a prototype.
-FAR = 1e9
+# Larger than any squared distance to a prototype, whose entries are at most 1e6.
+FAR = 1e30
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,14 @@ def test_prediction_knows_the_own_classes_without_examples():
     assert i % CLASSES not in predicted
 
 
+def test_huge_features_select_no_class_without_a_prototype():
+    client = run("fedproto", 0, fedproto_predicted="all", **TASK).client(0, 0)
+    means = np.repeat(np.float32([[0], [3e4], [-3e4]]), WIDTH, axis=1)
+    client.receive([means, np.array([0, 1, 1])], {})
+    scores = client.deployed_model().head(torch.full((1, WIDTH), 1e4))
+    assert scores.argmax(1).item() == 1
+
+
 def test_lambda_0_is_local_training():
     usual = {"evaluate": True, "cohort": "off", **SMALL_BATCHES, **TASK}
     result = run("fedproto", 3, fedproto_lambda=0.0, **usual)
