@@ -72,12 +72,14 @@ class Gaussians:
 
         With them, a linear head computes log π_c N(z; μ_c, Σ) up to a term that all
         classes share. Before its inversion, Σ is mixed with an isotropic covariance.
+        If Σ is 0, as that of one example without a ridge, it is replaced by I.
         """
         width = len(self.covariance)
         scale = self.covariance.trace() / width
         identity = torch.eye(width, dtype=scale.dtype)
         mixed = (1 - SHRINKAGE) * self.covariance + SHRINKAGE * scale * identity
-        weight = torch.linalg.solve(mixed, self.means.T).T
+        invertible = mixed if scale > 0 else identity
+        weight = torch.linalg.solve(invertible, self.means.T).T
         return weight, priors.log() - (self.means * weight).sum(1) / 2
 
 

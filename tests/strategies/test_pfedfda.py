@@ -1,9 +1,11 @@
 """pFedFDA compared with a NumPy implementation of server and clients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from layered import WIDTH, features, gradients, loss_of, parts, start
+from layered import WIDTH, features, gradients, layered, loss_of, parts, start
 from softmax_runs import (
     CLASSES,
     RATE,
@@ -23,6 +25,7 @@ from flwr_frl.clients.pfedfda import (
     minimum_in_unit_interval,
     stratified_halves,
 )
+from flwr_frl.task import ExampleSet
 from flwr_frl.task.settings import SettingsError
 
 TASK = {"task": "layered:layered"}
@@ -159,6 +162,39 @@ def test_single_example_per_class_gives_beta_0():
     client.receive(client.get_parameters({}), {})
     z, y = torch.zeros(3, WIDTH, dtype=torch.float64), torch.arange(3)
     assert client.beta(z, y, client.received_gaussians()) == 0
+
+
+def single(num_clients):
+    """The layered task, in which every client has one training example."""
+    task = layered(num_clients)
+    train = [ExampleSet(s.inputs[:1], s.targets[:1]) for s in task.train]
+    return replace(task, train=train)
+
+
+def pairs_of_one_class(num_clients):
+    """The layered task, in which every client has two examples of one class."""
+    task = layered(num_clients)
+    train = [ExampleSet(s.inputs[:2], s.targets[:1].repeat(2)) for s in task.train]
+    return replace(task, train=train)
+
+
+@pytest.mark.parametrize("task", [single, pairs_of_one_class])
+@pytest.mark.parametrize("beta", ["auto", "local"])
+def test_few_examples_need_no_ridge(task, beta):
+    own = {"task": f"{__name__}:{task.__name__}", "pfedfda_beta": beta}
+    result = run("pfedfda", 2, evaluate=True, pfedfda_ridge=0.0, **own)
+    assert [len(clients) for clients in result.trained] == [3, 3]
+    assert all(np.isfinite(m["loss"]) for m in result.metrics[-1])
+
+
+def test_zero_covariance_is_replaced_by_the_identity():
+    means = torch.tensor([[1.0, 2.0], [0.0, -1.0]]).double()
+    priors = torch.tensor([0.25, 0.75]).double()
+    zero, one = (Gaussians(means, f * torch.eye(2).double()) for f in (0, 1))
+    for found, expected in zip(
+        zero.classifier(priors), one.classifier(priors), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("best", [0.0, 0.3, 1.0])
