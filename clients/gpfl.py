@@ -13,6 +13,7 @@ from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
+from flwr_frl.task.examples import IGNORED
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import freeze, loop
@@ -152,8 +153,9 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
                 z = valve(features, frozen.mean(0)).flatten(0, -2)
                 y = targets.flatten()
                 cosines = linear(normalize(z), normalize(embedding))
-                objective = loss + cross_entropy(cosines, y)
-                # Cross-entropy ignores negative targets.
+                # The task's loss may ignore other negative targets than torch's does.
+                labels = y.masked_fill(y < 0, IGNORED)
+                objective = loss + cross_entropy(cosines, labels)
                 away = (z - frozen[y.clamp(min=0)])[y >= 0]
                 distance = torch.linalg.vector_norm(away, dim=1).mean()
                 objective = objective + settings.gpfl_lambda * distance

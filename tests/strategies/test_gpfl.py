@@ -1,6 +1,7 @@
 """GPFL compared with its equations in torch autograd, in float64."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -160,6 +161,20 @@ def test_client_without_examples_uses_the_global_condition():
     client.task = replace(client.task, train=[none] * N)
     expected = client.received["embedding.weight"].mean(0)
     torch.testing.assert_close(client.condition(), expected)
+
+
+@pytest.mark.parametrize("ignored", [-100, -1])
+def test_targets_that_the_loss_ignores_change_nothing(ignored):
+    plain, client = (run("gpfl", 0, **OWN).client(0, 0) for _ in range(2))
+    x, y = client.task.train[0].inputs, client.task.train[0].targets
+    more = torch.full((2,), ignored)
+    examples = ExampleSet(torch.cat([x, x[:2]]), torch.cat([y, more]))
+    loss = partial(nn.functional.cross_entropy, ignore_index=ignored)
+    client.task = replace(client.task, train=[examples] * N, loss=loss)
+    arrays = plain.get_parameters({})
+    pairs = zip(client.fit(arrays, {})[0], plain.fit(arrays, {})[0], strict=True)
+    for found, expected in pairs:
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_class_shares_are_stored_for_prediction():
