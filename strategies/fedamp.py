@@ -137,7 +137,13 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         weights: Matrix
         if self.fedamp_attention == "cosine":
             lengths = np.sqrt(np.maximum(squares[i] * squares, np.finfo(float).tiny))
-            scores = np.exp(self.fedamp_scale * (products[i] / lengths - 1)) * others
+            cosines = products[i] / lengths
+            scores = np.exp(self.fedamp_scale * (cosines - 1)) * others
+            if scores.max() < np.finfo(float).tiny:
+                # All underflow: the nearest model gets the score 1 instead.
+                nearest = cosines[others].max(initial=-1.0)
+                above = np.minimum(cosines - nearest, 0)
+                scores = np.exp(self.fedamp_scale * above) * others
             total = scores.sum()
             weights = scores * (1 - self.fedamp_self_weight) / (total or 1.0)
         else:

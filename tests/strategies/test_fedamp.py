@@ -131,6 +131,15 @@ def test_clients_train_from_their_own_mean_and_test_their_own_model():
     assert len(set(first[:N])) == 1
 
 
+@pytest.mark.parametrize("scale", [700.0, 1e4])
+def test_large_scale_selects_the_nearest_model(scale):
+    strategy = FedAMP(fedamp_scale=scale, fedamp_self_weight=0.25)
+    changes = np.array([[1.0, 0.0], [-1.0, 0.1], [0.1, 1.0], [0.0, -1.0]])
+    weights = strategy.attention(changes @ changes.T, 0)
+    assert_near(weights, [0.25, 0, 0.75, 0], 1e-12)
+    assert_near(strategy.attention(np.ones((1, 1)), 0), [1])
+
+
 @pytest.mark.parametrize(
     ("given", "code"),
     [
