@@ -43,7 +43,8 @@ class FedBNClient(FedPerClient, requires=(batch_norms,), supports_example_dp=Fal
     @cached_property
     def personal_names(self) -> set[str]:
         """Names of the model's personal arrays."""
-        chosen = [(n, m) for n, m in self.model.named_modules() if self.stays(n, m)]
+        named = self.model.named_modules(remove_duplicate=False)
+        chosen = [(n, m) for n, m in named if self.stays(n, m)]
         return {f"{name}.{array}" for name, m in chosen for array in m.state_dict()}
 
     def _group_of(self, name: str) -> str:

@@ -151,3 +151,25 @@ def test_norm_in_the_head_is_personal_as_well():
     )
     kept = [name.rpartition(".")[0] for name in array_names(client, client.personal)]
     assert set(kept) == {"head.1"}
+
+
+class TwoNames(nn.Module):
+    """Applies the same batch norm twice, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.first = nn.Linear(2, 2), nn.BatchNorm1d(2)
+        self.second = self.first
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(self.layer(x))))
+
+
+def test_norm_with_two_names_is_personal():
+    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
+    task = ExampleTask(lambda: SplitModel(TwoNames(), nn.Linear(2, 2)), sets, sets)
+    settings = build(FedBNClient.settings_type, resolve({}))
+    client = FedBNClient(task, 0, PersonalState.holding({}), settings)
+    assert client.get_properties({})["num-examples"] == 4
+    kept = [name.rpartition(".")[0] for name in array_names(client, client.personal)]
+    assert set(kept) == {"representation.first", "representation.second"}
