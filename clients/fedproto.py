@@ -1,5 +1,6 @@
 """FedProto (Tan et al., AAAI 2022): prototypes instead of weights."""
 
+import copy
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -159,11 +160,14 @@ class FedProtoClient(
         means, has_mean = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS] > 0
         if self.settings.fedproto_predicted == "own":
             has_mean = has_mean & self.own_classes()
-        if has_mean.any():
-            self.head.weight.copy_(2 * means)
-            far = means.new_full((), -FAR)
-            self.head.bias.copy_(torch.where(has_mean, -means.square().sum(1), far))
-        return self.model
+        if not has_mean.any():
+            return self.model
+        # A copy, as the head may share its weights with the representation.
+        head = copy.deepcopy(self.head)
+        head.weight.copy_(2 * means)
+        far = means.new_full((), -FAR)
+        head.bias.copy_(torch.where(has_mean, -means.square().sum(1), far))
+        return SplitModel(self.model.representation, head)
 
     def own_classes(self) -> Tensor:
         """Return the mask of the classes that the client trains on.

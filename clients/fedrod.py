@@ -135,6 +135,8 @@ class FedRoDClient(
 
     def deployed_model(self) -> SplitModel:
         """Return the model with the head g + p, which is also one linear layer."""
+        # A copy, as g may share its weights with the representation.
+        head = copy.deepcopy(self.model.linear_head("FedRoD"))
         for name, p in under(PERSONAL_HEAD, self.saved).items():
-            self.model.tensors[HEAD + name].detach().add_(p)
-        return self.model
+            head.get_parameter(name).detach().add_(p)
+        return SplitModel(self.model.representation, head)

@@ -3,10 +3,10 @@
 import pytest
 import softmax_runs
 import torch
-from softmax_runs import CLASSES, DIMENSION, assert_near, run
+from softmax_runs import CLASSES, DIMENSION, assert_near, example_sets, run
 from torch import nn
 
-from flwr_frl.task import SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 
 class Once(nn.Module):
@@ -99,3 +99,47 @@ def test_second_name_of_a_tensor_changes_nothing(algorithm, kind, place):
     for row, other in zip(result.metrics, expected.metrics, strict=True):
         losses = [[of["loss"] for of in clients] for clients in (row, other)]
         assert_near(*losses)
+
+
+def in_both_parts() -> SplitModel:
+    layer, head = nn.Linear(CLASSES, CLASSES), nn.Linear(CLASSES, CLASSES)
+    head.weight = layer.weight
+    return SplitModel(nn.Sequential(layer, nn.Tanh()), head)
+
+
+def tied(num_clients):
+    """A model whose head has the weight of a layer of the representation."""
+    sets = [
+        [ExampleSet(s.inputs[:, :CLASSES], s.targets) for s in example_sets(test)]
+        for test in (False, True)
+    ]
+    return ExampleTask(in_both_parts, *sets, classes=("a", "b", "c"))
+
+
+TIED = {"task": f"{__name__}:tied"}
+
+
+def deployed(client, arrays):
+    """Return the received representation's features, and the deployed outputs."""
+    client.receive(arrays, {})
+    inputs = client.task.train[0].inputs
+    with torch.no_grad():
+        features = client.model.eval().representation(inputs)
+        return features, client.deployed_model().eval()(inputs)
+
+
+def test_personal_head_of_fedrod_leaves_the_representation_alone():
+    result = run("fedrod", 3, fraction_train=1.0, **TIED)
+    client = result.client(0, 3)
+    features, outputs = deployed(client, list(result.arrays[-1].values()))
+    head, personal = client.model.head, client.personal_head()
+    assert personal.weight.abs().max() > 0.01
+    assert_near(outputs, (head(features) + personal(features)).detach())
+
+
+def test_prototypes_of_fedproto_leave_the_representation_alone():
+    result = run("fedproto", 3, fraction_train=1.0, **TIED)
+    arrays = list(result.arrays[-1].values())
+    features, outputs = deployed(result.client(0, 3), arrays)
+    nearest = torch.cdist(features, torch.from_numpy(arrays[0])).argmin(1)
+    assert outputs.argmax(1).tolist() == nearest.tolist()
