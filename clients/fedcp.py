@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
-from flwr_frl.clients.traits import linear_head
+from flwr_frl.clients.traits import linear_head, separate_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range
@@ -72,7 +72,9 @@ class SeparatingHead(nn.Module):
         return outputs
 
 
-class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=True):
+class FedCPClient(
+    Client, requires=(linear_head("FedCP"), separate_head), also_test_global=True
+):
     """Algorithm 1, client side.
 
     The policy network Θ (a linear layer, a layer norm and a ReLU) assigns the share s^k

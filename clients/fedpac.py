@@ -11,7 +11,7 @@ from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.fedproto import NearPrototypes
-from flwr_frl.clients.traits import linear_head
+from flwr_frl.clients.traits import linear_head, separate_head
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import features_of
@@ -38,7 +38,7 @@ class FedPACSettings(TrainingSettings):
 class FedPACClient(
     Client,
     needs_classes=True,
-    requires=(linear_head("FedPAC"),),
+    requires=(linear_head("FedPAC"), separate_head),
     # The server stores the heads of clients that train; newcomers fit their own.
     newcomer_groups=(HEAD,),
 ):

@@ -12,6 +12,7 @@ from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSet
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepSettings
+from flwr_frl.clients.traits import separate_head
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
@@ -71,6 +72,7 @@ class Penalty:
 class FLUTEClient(
     Client,
     needs_classes=True,
+    requires=(separate_head,),
     supports_example_dp=True,
     # The server stores the heads of clients that train; newcomers fit their own.
     newcomer_groups=(HEAD,),

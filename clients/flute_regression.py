@@ -9,7 +9,7 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
-from flwr_frl.clients.traits import linear_head
+from flwr_frl.clients.traits import linear_head, separate_head
 from flwr_frl.task.messages import COUPLING
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import features_of
@@ -37,7 +37,7 @@ class QuadraticPenalty:
 
 class FLUTERegressionClient(
     Client,
-    requires=(linear_head("FLUTE for regression"),),
+    requires=(linear_head("FLUTE for regression"), separate_head),
     # The server stores the heads of clients that train; newcomers fit their own.
     newcomer_groups=(HEAD,),
 ):

@@ -189,3 +189,13 @@ def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:
             raise SettingsError(text, "no-bias")
 
     return check
+
+
+def separate_head(task: Task) -> None:
+    """Refuse models whose head has a parameter of the representation.
+
+    It would be averaged with the representation, and replaced by the client's head.
+    """
+    if task.scratch_model.is_tied:
+        text = "it needs a head without parameters of the representation (tied weights)"
+        raise SettingsError(text, "tied-head")

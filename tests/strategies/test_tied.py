@@ -3,10 +3,12 @@
 import pytest
 import softmax_runs
 import torch
-from softmax_runs import CLASSES, DIMENSION, assert_near, example_sets, run
+from softmax_runs import CLASSES, DIMENSION, assert_near, code_of, example_sets, run
 from torch import nn
 
+from flwr_frl.clients.algorithms import client_class
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Once(nn.Module):
@@ -143,3 +145,14 @@ def test_prototypes_of_fedproto_leave_the_representation_alone():
     features, outputs = deployed(result.client(0, 3), arrays)
     nearest = torch.cdist(features, torch.from_numpy(arrays[0])).argmin(1)
     assert outputs.argmax(1).tolist() == nearest.tolist()
+
+
+ONE_HEAD_EACH = ["fedcp", "fedpac", "flute", "flute-star", "flute-regression"]
+
+
+@pytest.mark.parametrize("algorithm", ONE_HEAD_EACH)
+def test_shared_weight_is_rejected_if_each_client_has_a_head(algorithm):
+    client = client_class(resolve({"algorithm": algorithm, **TIED}))
+    assert code_of(lambda: client.traits.check(tied(2))) == "tied-head"
+    with pytest.raises(SettingsError, match="tied weights"):
+        run(algorithm, 1, **TIED)
