@@ -124,9 +124,9 @@ class FeatureTransferClient(TransferClient):
         features = self.features(parameters, examples)
         tolerance = self.settings.rank_tolerance
         columns = to_numpy(features).astype(np.float64).T
-        v = torch.from_numpy(basis([columns], tolerance)).float().to(self.device)
-        outputs = len(self.task.classes) or examples.targets.shape[1]
-        head = nn.Linear(v.shape[1], outputs).to(self.device)
+        v = torch.from_numpy(basis([columns], tolerance)).to(features)
+        outputs = len(self.task.classes) or self._num_outputs(examples)
+        head = nn.Linear(v.shape[1], outputs, dtype=v.dtype).to(self.device)
         model = SplitModel(nn.Identity(), head)
         epochs = self.settings.head_epochs
         projected = ExampleSet(features @ v, one_per_row(examples.targets))
@@ -157,6 +157,12 @@ class FeatureTransferClient(TransferClient):
             return self.training_loss(outputs, one_per_row(targets))
 
         return model, train(model, "all", examples, loss, epochs, sgd)
+
+    @torch.no_grad()
+    def _num_outputs(self, examples: ExampleSet) -> int:
+        """Return the number of outputs of the task's model."""
+        outputs: Tensor = self.model.eval()(examples.first(1))
+        return outputs.shape[1:2].numel()
 
     def _names_within(self) -> list[str]:
         names = array_names(self, self.shared)
@@ -215,7 +221,7 @@ class FeatureTransferClient(TransferClient):
         names = "basis", "head.weight", "head.bias"
         tensors = to_tensors({name: saved[name] for name in names}, self.device)
         v, weight, bias = tensors.values()
-        head = nn.Linear(v.shape[1], len(weight)).to(self.device)
+        head = nn.Linear(v.shape[1], len(weight), dtype=v.dtype).to(self.device)
         model = SplitModel(nn.Identity(), head)
         model.head.load_state_dict({"weight": weight, "bias": bias})
         projected = ExampleSet(

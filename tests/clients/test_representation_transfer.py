@@ -5,6 +5,7 @@ import pytest
 import torch
 from client_messages import new_context
 from flwr.app import Context
+from torch import nn
 
 from flwr_frl import simulate
 from flwr_frl.clients.algorithms import client_class
@@ -14,6 +15,7 @@ from flwr_frl.clients.feature_transfer import FeatureTransferClient
 from flwr_frl.clients.representation_transfer import (
     RepresentationTransferClient,
 )
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
 
@@ -222,6 +224,51 @@ def test_a_target_trains_its_head_on_projected_features():
     assert loss == pytest.approx(entropy.item(), rel=1e-4)
     assert np.isfinite(metrics["train-loss"])
     assert right.mean() > 0.5
+
+
+def small_target(targets, loss, outputs=3, dtype=torch.float32):
+    """Return a target with a small model, and the arrays of two sources."""
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def model():
+        layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+        return SplitModel(layers, nn.Linear(5, outputs)).to(dtype)
+
+    sets = [ExampleSet(inputs, targets)] * 2
+    settings = FeatureTransferClient.settings_type(num_sources=1, phase_two_epochs=2)
+    client = FeatureTransferClient(
+        ExampleTask(model, sets, sets, loss), 1, PersonalState(new_context()), settings
+    )
+    client.get_properties({})
+    return client, [np.stack([a, 2 * a]) for a in client.get_parameters({})]
+
+
+def squares(outputs, targets):
+    return (outputs[:, 0] - targets).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("targets", "loss", "outputs"),
+    [
+        (torch.arange(20) % 3, nn.functional.cross_entropy, 3),
+        (torch.arange(20) / 20, squares, 1),
+        (torch.rand(20, 2), nn.functional.mse_loss, 2),
+    ],
+    ids=["unnamed classes", "numbers", "pairs of numbers"],
+)
+def test_head_of_a_target_has_the_outputs_of_the_model(targets, loss, outputs):
+    client, parameters = small_target(targets, loss, outputs)
+    model, _ = client.fit_target(parameters)
+    assert len(model["head.weight"]) == outputs
+    assert client.test_target(parameters, model)[1] == 20
+
+
+def test_targets_with_a_model_in_float64():
+    targets, entropy = torch.arange(20) % 3, nn.functional.cross_entropy
+    client, parameters = small_target(targets, entropy, dtype=torch.float64)
+    model, _ = client.fit_target(parameters)
+    assert {value.dtype for value in model.values()} == {np.dtype("f8")}
+    assert np.isfinite(client.test_target(parameters, model)[0])
 
 
 def test_phase_two_trains_the_whole_model_on_the_other_half():
