@@ -28,7 +28,7 @@ PAIRS = 5
 WIDTHS = 64, 256
 RATE = 0.8
 ALGORITHMS = "fedavg", "fedrep"
-# Of a role's sliding windows, which are 80 times as many as its disjoint ones
+# Number of sliding windows that are measured; all of a role's would take too long.
 SLIDING = 500
 
 

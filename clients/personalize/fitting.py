@@ -145,7 +145,7 @@ def personalize(
         client=client_name,
         about=about_state(own_task, kind),
     )
-    # Those that are not fitted have their initial values.
+    # Personal groups that were not fitted keep their initial values.
     saved = tuple(dict.fromkeys((*client.personal, *groups)))
     state.save(personal_arrays(client, saved), run.server_round)
     path = state.path(run.server_round)
