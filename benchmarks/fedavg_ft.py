@@ -5,9 +5,9 @@ the final representation, just before the test, while theirs are as old as the c
 last sampled round; and its representation was trained below one common head. Here the
 clients of one training run are tested with several heads, so that both factors can be
 changed separately. ``python -m benchmarks.fedavg_ft --data-dir DIR`` uses the clients,
-images and rounds of ``benchmarks/papers_small.py``; ``--papers`` adds one seed of
-``benchmarks/papers_tables.py``, 100 clients with 5 or 2 shards. Finished runs in
-``--output`` are not repeated.
+images and rounds of ``benchmarks/papers_small.py``; ``--papers`` adds those of
+``benchmarks/papers_tables.py``, 100 clients with 5 or 2 shards, half an hour a run.
+Finished runs in ``--output`` are not repeated.
 """
 
 import argparse
@@ -151,7 +151,9 @@ METHODS = {
     "lg-fedavg": LGFedAvgHeads,
 }
 SMALL_CELLS = ("shards-2", "shards-5")
-PAPERS_CELLS, PAPERS_METHODS = ("100x5", "100x2"), ("fedavg", "fedrep")
+PAPERS_CELLS = ("100x5", "100x2")
+# The order of the runs in `PAPERS_CELLS`, which take half an hour each.
+PAPERS_METHODS = (("fedavg", "fedrep"), ("fedper", "flute", "lg-fedavg"))
 
 
 def path_of(method: str) -> str:
@@ -172,13 +174,14 @@ class Ablation:
         self.tables = Tables(Namespace(**about, rounds=100, anew=True))
 
     def jobs(self, cell: str, method: str) -> list[Job]:
-        """Return a method's runs in a cell, by seed; `PAPERS_CELLS` have one seed."""
+        """Return a method's runs in a cell, by seed."""
+        seeds = range(self.seeds)
         if cell in PAPERS_CELLS:
-            of_papers = self.tables.job(cell, method, 0).settings
-            settings = [{**of_papers, "evaluate-every": 0}]
+            of_papers = [self.tables.job(cell, method, seed).settings for seed in seeds]
+            settings = [{**each, "evaluate-every": 0} for each in of_papers]
         else:
             common = {**self.small, **partition_of(cell)}
-            settings = [{**common, "seed": seed} for seed in range(self.seeds)]
+            settings = [{**common, "seed": seed} for seed in seeds]
         return [
             Job(self.output / cell / f"{method}-{each['seed']}", path_of(method), each)
             for each in settings
@@ -189,15 +192,16 @@ class Ablation:
         jobs = [j for m in METHODS for c in SMALL_CELLS for j in self.jobs(c, m)]
         jobs.sort(key=lambda job: int(job.settings["seed"]))
         if papers:
-            cells = [(c, m) for c in PAPERS_CELLS for m in PAPERS_METHODS]
-            jobs += [job for cell in cells for job in self.jobs(*cell)]
+            for methods in PAPERS_METHODS:
+                cells = [(c, m) for c in PAPERS_CELLS for m in methods]
+                large = [job for cell in cells for job in self.jobs(*cell)]
+                jobs += sorted(large, key=lambda job: int(job.settings["seed"]))
         return [job for job in jobs if finished(job) is None]
 
     def measured(self, cell: str) -> dict[str, dict[str, Any]]:
         """Return each method's finished runs in a cell, by seed."""
-        methods = PAPERS_METHODS if cell in PAPERS_CELLS else METHODS
         results: dict[str, dict[str, Any]] = {}
-        for method in methods:
+        for method in METHODS:
             for job in self.jobs(cell, method):
                 if (run := finished(job)) is not None and "failed" not in run:
                     seed = str(job.settings["seed"])
