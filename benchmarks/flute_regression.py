@@ -20,12 +20,10 @@ from benchmarks.natural import (
     TASKS,
     TUNING_SEED,
     clients_of,
-    compare,
     job_of,
-    sign_test,
     value_of,
-    worst_decile,
 )
+from benchmarks.natural_page import compare, sign_test, worst_decile
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
 
 CHOSEN = ("school", "parkinson")

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.natural import compare, sign_test, worst_decile
+from benchmarks.natural_page import compare, sign_test, worst_decile
 from benchmarks.natural_tasks import auroc
 
 
