@@ -104,7 +104,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
         settings, model = self.settings, self.model
         # The parameter shares the memory's storage. Named as a bias, it does not decay.
         bias = nn.ParameterDict({} if memory is None else {"bias": memory})
-        optimizers = [settings.optimizer(part) for part in (freeze(model, "all"), bias)]
+        optimizer = settings.optimizer(nn.ModuleList([freeze(model, "all"), bias]))
         mean = torch.zeros_like(self.layer.weight[0]).detach()
         examples = self.train_examples
         # With fewer examples, the only batch is a full one.
@@ -112,8 +112,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             nonlocal mean
-            for optimizer in optimizers:
-                optimizer.zero_grad()
+            optimizer.zero_grad()
             with settings.autocast():
                 features = model.representation(inputs)
                 moved = features if memory is None else features + bias["bias"]
@@ -127,8 +126,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
                     objective = objective + settings.dbe_kappa / 2 * distance
                 objective = objective + self.proximal(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
-            for optimizer in optimizers:
-                optimizer.step()
+            optimizer.step()
             mean = mean.detach()
             return loss.detach()
 

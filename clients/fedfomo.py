@@ -56,9 +56,6 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
     the server forwards it to other clients unchanged. For a client that joins later,
     the trained model and the baseline are the initial model; it weighs the received
     models and trains for ``newcomer-epochs``.
-
-    Messages hold different numbers of models, so `flwr_frl.clients.predict` refuses a
-    run of FedFomo, although clients deploy their personal model alone.
     """
 
     shared = (CANDIDATES,)
@@ -85,9 +82,8 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         self.receive(parameters, config)
         weights = self.combine()
         self.saved |= within(BEFORE, _copies(self.model.state_dict()))
-        train, _ = self.split()
         epochs = self.settings.representation_epochs
-        loss = self.train("all", epochs, examples=train)
+        loss = self.train("all", epochs, examples=self.split()[0])
         padded = torch.zeros(self.settings.fomo_models)
         padded[: len(weights)] = torch.tensor(weights)
         reply = self.send(loss, {**self.model.tensors, FOMO_WEIGHTS: padded})
@@ -147,7 +143,8 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
     def personalize(self) -> None:
         """Weigh the received models, and train for ``newcomer-epochs``."""
         self.combine()
-        self.train("all", self.settings.newcomer_epochs)
+        epochs = self.settings.newcomer_epochs
+        self.train("all", epochs, examples=self.split()[0])
         self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
 
 

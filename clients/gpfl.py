@@ -140,8 +140,14 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
         shared = nn.ModuleDict({"valve": valve})
         embedding = nn.Parameter(frozen.clone())
         shared.register_parameter("embedding", embedding)
-        decayed = replace(settings, weight_decay=settings.gpfl_mu)
-        optimizers = settings.optimizer(freeze(model, "all")), decayed.optimizer(shared)
+        # The gradient is clipped as a whole, not by each of the two optimisers.
+        unclipped = replace(settings, max_gradient_norm=0.0)
+        decayed = replace(unclipped, weight_decay=settings.gpfl_mu)
+        optimizers = (
+            unclipped.optimizer(freeze(model, "all")),
+            decayed.optimizer(shared),
+        )
+        trained = [*model.parameters(), *shared.parameters()]
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             for optimizer in optimizers:
@@ -161,6 +167,8 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
                 objective = objective + settings.gpfl_lambda * distance
                 objective = objective + self.proximal(features, model)
             objective.backward()
+            if settings.max_gradient_norm:
+                nn.utils.clip_grad_norm_(trained, settings.max_gradient_norm)
             for optimizer in optimizers:
                 optimizer.step()
             return loss.detach()
@@ -168,8 +176,8 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
         epochs = settings.representation_epochs
         loss = loop(step, self.train_examples, epochs, settings, model)
         self.save(config)
-        trained = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
-        return self.send(loss, {**model.state_dict(), **trained})
+        others = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
+        return self.send(loss, {**model.state_dict(), **others})
 
     def valve(self) -> ConditionalValve:
         """Return the received valve."""

@@ -21,6 +21,7 @@ from flwr_frl.clients.device.card import (
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.parameter_groups import array_names, initial_arrays
+from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import read_checked, usable, versions_in
 from flwr_frl.clients.predict.trained import (
@@ -162,7 +163,7 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
     of_run = of_run and _is_same_folder(data_dir, run.data_dir)
     on_device = bool(state_dir or data_dir) and not of_run
     kind = client_class(settings)
-    if not kind.traits.fixed_shapes:
+    if not (kind.traits.fixed_shapes or issubclass(kind, PersonalModelClient)):
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves no model of the task's own: "
             "its shared arrays have other shapes, and only its clients can combine them"

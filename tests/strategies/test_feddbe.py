@@ -23,10 +23,11 @@ KAPPA, MU = 3.0, 0.7
 PLAIN = {"dbe_kappa": KAPPA, "dbe_momentum": MU}
 
 
-def learn(a, w, i, memory=0.0, consensus=None, kappa=KAPPA):
+def learn(a, w, i, memory=0.0, consensus=None, largest=np.inf):
     """Train locally; without a consensus, its terms are omitted.
 
-    The running mean of the features starts at 0.
+    The running mean of the features starts at 0. The norm of the gradient by all
+    parameters is at most ``largest``.
     """
     running = np.zeros(WIDTH)
     for _ in range(STEPS):
@@ -35,24 +36,27 @@ def learn(a, w, i, memory=0.0, consensus=None, kappa=KAPPA):
         pull = 0.0
         if consensus is not None:
             # Gradient of κ/2 mean (z̄_i − z̄)²; each example contributes μ/n to z̄_i.
-            pull = kappa / WIDTH * (running - consensus) * MU / len(now)
+            pull = KAPPA / WIDTH * (running - consensus) * MU / len(now)
         of_a, of_w, of_memory = gradients(a, w, i, memory, lambda z, y, p=pull: p)
-        a, w = a - RATE * of_a, w - RATE * of_w
-        memory = memory - RATE * of_memory * (consensus is not None)
+        of_memory = of_memory * (consensus is not None)
+        squares = [(g**2).sum() for g in (of_a, of_w, of_memory)]
+        rate = RATE * min(1.0, largest / np.sqrt(sum(squares)))
+        a, w, memory = a - rate * of_a, w - rate * of_w, memory - rate * of_memory
     return a, w, memory, running
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_matches_the_paper(weighting):
-    more = {"evaluate": True, "weighting": weighting}
+@pytest.mark.parametrize(("weighting", "largest"), [("uniform", 0), ("examples", 0.3)])
+def test_every_round_matches_the_paper(weighting, largest):
+    more = {"evaluate": True, "weighting": weighting, "max_gradient_norm": largest}
+    largest = largest or np.inf
     outcome = run_variant("feddbe", 3, **more, **PLAIN, **TASK)
     a, w = start()
     everyone = list(range(N))
-    means = [learn(a, w, i)[3] for i in everyone]
+    means = [learn(a, w, i, largest=largest)[3] for i in everyone]
     consensus = outcome.mean(means, everyone)
     memories = np.zeros((N, WIDTH))
     for now, clients in enumerate(outcome.trained):
-        results = {i: learn(a, w, i, memories[i], consensus) for i in clients}
+        results = {i: learn(a, w, i, memories[i], consensus, largest) for i in clients}
         a, w = (
             outcome.mean([r[part] for r in results.values()], clients)
             for part in (0, 1)

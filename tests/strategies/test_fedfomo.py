@@ -164,6 +164,24 @@ def test_evaluation_sends_no_models_except_to_newcomers():
     assert len(candidates_of(message)) == 2
 
 
+def test_newcomers_do_not_train_on_their_validation_examples():
+    rounds = {"newcomer_epochs": 2, "batch_size": 100}
+    client = run("fedfomo", 0, fomo_validation=0.5, **rounds).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    train, validation = client.split()
+    assert len(train) == len(validation) == 3
+    ((inputs, y),) = train.batches(3)
+    x = np.column_stack([inputs, np.ones(3)])
+    theta = start()
+    for _ in range(2):
+        scores = np.exp(x @ theta.T)
+        slope = scores / scores.sum(1, keepdims=True) - np.eye(3)[y]
+        theta = theta - RATE * slope.T @ x / 3
+    client.personalize()
+    arrays = {name: tensor.numpy() for name, tensor in client.saved.items()}
+    assert_near(matrix(arrays, "model."), theta)
+
+
 @pytest.mark.parametrize(
     ("make", "given", "code"),
     [

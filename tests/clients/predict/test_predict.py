@@ -43,6 +43,8 @@ from flwr_frl.task.settings import SettingsError
         "scaffold",
         "ditto",
         "apfl",
+        # Messages with several models
+        "fedfomo",
         "fedproto",
         "fedala",
         "feddbe",
