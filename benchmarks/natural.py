@@ -109,9 +109,9 @@ def missing(jobs: Iterable[Job]) -> list[Job]:
 
 
 def value_of(job: Job, task: str) -> float:
-    """Return a finished run's measure; NaN if it failed."""
-    result = finished(job) or {}
-    return float(result.get(TASKS[task].measure, np.nan))
+    """Return a finished run's measure; NaN if it failed or is not finite."""
+    value = (finished(job) or {}).get(TASKS[task].measure)
+    return np.nan if value is None else float(value)
 
 
 def diverged(job: Job, task: str) -> bool:

@@ -11,9 +11,11 @@ from benchmarks.common import markdown
 
 # Measures of which lower values are better.
 ERRORS = ("rmse",)
-# Differences above this significance level are not marked in the picture.
+# Differences with a larger p-value are not coloured in the picture.
 LEVEL = 0.05
 REFERENCES = ("fedavg", "local")
+# Colours on which white text is easier to read.
+WHITE_TEXT = 0.75
 
 
 class Outcome(NamedTuple):
@@ -67,7 +69,7 @@ class Results(NamedTuple):
 
     def against(self, algorithm: str, other: str) -> tuple[int, int] | None:
         """Return for how many clients an algorithm is better and worse than another."""
-        if algorithm == other:
+        if algorithm == other or other not in self.outcomes:
             return None
         both = self.outcomes[algorithm].clients, self.outcomes[other].clients
         return compare(*both, self.sign) if all(both) else None
@@ -107,14 +109,14 @@ def worst_decile(clients: dict[str, float], sign: int) -> float:
 
 
 def balance(counts: tuple[int, int] | None) -> float:
-    """Return (better - worse) / clients that differ, from -1 to 1; NaN if unknown."""
-    if counts is None:
-        return np.nan
-    return (counts[0] - counts[1]) / max(1, sum(counts))
+    """Return (better - worse) / clients that differ; 0 if it is not significant."""
+    if counts is None or sign_test(*counts) >= LEVEL:
+        return 0.0
+    return (counts[0] - counts[1]) / sum(counts)
 
 
 def order(tasks: Mapping[str, Results]) -> list[str]:
-    """Return all algorithms, by their mean balance against FedAvg over the tasks."""
+    """Return all algorithms, by the mean of `balance` against FedAvg over the tasks."""
     found: dict[str, list[float]] = {}
     for results in tasks.values():
         for name in results.outcomes:
@@ -199,9 +201,7 @@ def plot(tasks: Mapping[str, Results], path: Path) -> None:
                 text = "" if outcome is None else "diverged"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7)
                 continue
-            counts = results.against(name, "fedavg")
-            shares[row, column] = balance(counts)
-            significant = counts is not None and sign_test(*counts) < LEVEL
+            shares[row, column] = balance(results.against(name, "fedavg"))
             gain = results.gain(name)
             axes.text(
                 column,
@@ -210,8 +210,7 @@ def plot(tasks: Mapping[str, Results], path: Path) -> None:
                 ha="center",
                 va="center",
                 fontsize=8,
-                weight="bold" if significant else "normal",
-                color="white" if abs(shares[row, column]) > 0.75 else "black",
+                color="white" if abs(shares[row, column]) > WHITE_TEXT else "black",
             )
     image = axes.imshow(shares, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     axes.set_yticks(range(len(names)), names, fontsize=9)
@@ -222,7 +221,7 @@ def plot(tasks: Mapping[str, Results], path: Path) -> None:
     axes.set_xticks(range(len(tasks)), titles, fontsize=9)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     bar = figure.colorbar(image, orientation="horizontal", pad=0.02, aspect=45)
-    bar.set_ticks([-1, 0, 1], labels=["all worse", "as many better as worse", "all"])
+    bar.set_ticks([-1, 0, 1], labels=["none", "as many as worse", "all"])
     bar.set_label("clients for which the algorithm is better than FedAvg")
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
@@ -250,9 +249,8 @@ gossip.
 
 The lead over FedAvg is in points of accuracy or AUROC, or in % of FedAvg's error, by
 the means of the table below. The colour is for how many clients the algorithm is
-better than FedAvg, and the rows are ordered by its mean. Bold: more clients are better
-than worse, or the reverse, with p < {level} in a sign test, without correction for the
-number of comparisons.
+better than FedAvg; it is white if p ≥ {level} in a sign test, which is not corrected
+for the number of comparisons. The rows are ordered by the mean of the colours.
 
 ## All tasks
 

@@ -1,6 +1,7 @@
 """Measures of the benchmark on natural clients."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import torch
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.natural_page import compare, sign_test, worst_decile
+from benchmarks.natural import TUNING_SEED, Runs, job_of
+from benchmarks.natural_page import balance, compare, sign_test, worst_decile
 from benchmarks.natural_tasks import auroc
+from flwr_frl.strategies.report.results import write_json
 
 
 def test_auroc_equals_that_of_scikit_learn():
@@ -48,3 +51,57 @@ def test_worst_decile_is_the_mean_of_the_worst_tenth():
     assert worst_decile(clients, sign=1) == 0.5
     assert worst_decile(clients, sign=-1) == 18.5
     assert worst_decile({"a": 3.0, "b": 1.0}, sign=1) == 1.0
+
+
+def test_only_significant_differences_count():
+    assert balance((29, 1)) == pytest.approx(28 / 30)
+    assert balance((1, 29)) == pytest.approx(-28 / 30)
+    assert balance((3, 0)) == balance((0, 0)) == balance(None) == 0
+
+
+# The choice of a learning rate
+
+
+def finish(output: Path, rate: float, seed: int, **result: float):
+    job = job_of(output, "data", "school", "fedrep", rate, seed)
+    job.place.mkdir(parents=True)
+    write_json(job.place / "result.json", {**result, "settings": job.settings})
+
+
+def test_the_rates_are_extended_while_the_best_is_at_an_end(tmp_path: Path):
+    runs = Runs(tmp_path, "data", "school", "fedrep")
+    rate, jobs = runs.choose()
+    assert rate is None
+    assert [job.settings["learning-rate"] for job in jobs] == [0.01, 0.05, 0.2]
+    for rate, error in ((0.01, 1.0), (0.05, 1.2), (0.2, 1.1)):
+        finish(tmp_path, rate, TUNING_SEED, rmse=error)
+    rate, (job,) = runs.choose()
+    assert (rate, job.settings["learning-rate"]) == (None, 0.0025)
+    assert job.settings["evaluate-on"] == "validation"
+    # Four rates are the most, even if the best of them is at an end.
+    finish(tmp_path, 0.0025, TUNING_SEED, rmse=0.9)
+    rate, jobs = runs.choose()
+    assert rate == 0.0025
+    assert [job.settings["seed"] for job in jobs] == [0, 1, 2, 3, 4]
+    assert "evaluate-on" not in jobs[0].settings
+
+
+def test_rates_with_a_diverged_run_are_excluded(tmp_path: Path):
+    runs = Runs(tmp_path, "data", "school", "fedrep")
+    for rate, error in ((0.01, 1.3), (0.05, 1.0), (0.2, 1.2)):
+        finish(tmp_path, rate, TUNING_SEED, rmse=error)
+    assert runs.choose()[0] == 0.05
+    finish(tmp_path, 0.05, 3, failed=1.0)
+    # The next best is the largest, so that a larger one is tried.
+    rate, (job,) = runs.choose()
+    assert (rate, job.settings["learning-rate"]) == (None, 0.8)
+    finish(tmp_path, 0.8, TUNING_SEED, rmse=50.0)
+    assert runs.choose()[0] == 0.2
+    # An error above 10 counts as divergence.
+    finish(tmp_path, 0.2, 0, rmse=10.5)
+    finish(tmp_path, 0.01, 0, rmse=np.nan)
+    # If all rates diverge, a smaller one is tried.
+    rate, (job,) = runs.choose()
+    assert (rate, job.settings["learning-rate"]) == (None, 0.0025)
+    finish(tmp_path, 0.0025, TUNING_SEED, rmse=50.0)
+    assert runs.choose() == (None, [])
