@@ -45,7 +45,7 @@ class NaturalTask(NamedTuple):
 TASKS = {
     # The validation sets of four hospitals are too small for a single seed.
     "heart": NaturalTask(
-        4, 1.0, 30, "auroc", "heart disease, 4 hospitals", seeds=10, tuning_seeds=3
+        4, 1.0, 30, "auroc", "heart disease, 4 hospitals", seeds=10, tuning_seeds=10
     ),
     "landmine": NaturalTask(29, 0.5, 40, "auroc", "landmines, 29 fields"),
     "school": NaturalTask(139, 0.2, 40, "rmse", "exam scores, 139 schools"),

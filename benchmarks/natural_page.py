@@ -233,7 +233,7 @@ BODY = """Where do personal heads help clients that really differ? The tasks:
 All algorithms have the same model, rounds, local epochs (2) and batches (16). The
 learning rate of each is the best of {rates} on
 validation sets, a quarter of each client's training examples, with separate seeds
-(three for `heart`, whose sets are small, otherwise one). If the best is the smallest or
+(ten for `heart`, whose sets are small, otherwise one). If the best is the smallest or
 largest of these, a quarter or four times of it is tried as well. Learning rates with
 which a run diverged, with any seed, are excluded: the loss was not finite, or the error
 was above {diverged:g}. Other hyper-parameters have their defaults; tuning them could
