@@ -21,6 +21,7 @@ from paper_rounds import (
 )
 from softmax_runs import (
     CLASSES,
+    DIMENSION,
     RATE,
     STEPS,
     N,
@@ -148,7 +149,8 @@ def test_prediction_knows_the_own_classes_without_examples():
     result = run("fedproto", 4, **MISSING)
     i = result.trained[-1][0]
     client = result.client(i, 4)
-    del client.task.train[i]
+    none = ExampleSet(torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.long))
+    client.task = replace(client.task, train=[none] * N)
     client.receive([result.arrays[-1][n] for n in (MEANS, COUNTS)], {})
     model = client.deployed_model()
     x, _ = draw(i, test=True)
