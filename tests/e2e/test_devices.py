@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import rows_of, run
-from devices import write_folders
+from devices import NAMES, assert_same, write_folders
 from federation import ROOT, Federation, processes_with, read_lines, wait_until
 from safetensors.numpy import load_file
 
@@ -26,12 +26,8 @@ from flwr_frl.clients.predict import load_run, predict
 GUEST = ROOT / "tests" / "guest"
 HOSTILE = Path(__file__).parent / "hostile_app"
 OVERSIZED = Path(__file__).parent / "oversized_app"
-NAMES = ("000000", "000001", "000002")
 # Node settings that only the apps with hostile and with oversized replies read
 OWN = {"000000": ("ids",), "000002": ("ids", "planted", "extra")}
-TIMES = ("seconds", "seconds-simulated")
-# Messages to registered SuperNodes contain their names, which have this many bytes.
-NAMED = sum(len("registered-name") + len(name) for name in NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +70,6 @@ def start(federation: Federation, name: str) -> None:
     for setting in OWN.get(name, ()):
         config += f' {setting}="{home / setting}"'
     federation.start_supernode(name, config)
-
-
-def without_times(rows: list[dict]) -> list[dict]:
-    return [{n: v for n, v in row.items() if n not in TIMES} for row in rows]
-
-
-def assert_same(found: list[dict], expected: list[dict], log: str) -> None:
-    assert len(found) == len(expected) > 0, log
-    for ours, theirs in zip(without_times(found), without_times(expected), strict=True):
-        assert ours.keys() == theirs.keys()
-        for name in ("bytes-down", "bytes-evaluate"):
-            more = ours.pop(name, 0) - theirs.pop(name, 0)
-            assert more % NAMED == 0
-        assert ours == pytest.approx(theirs, abs=1e-5)
 
 
 # A device joins during a run; another one is restarted between a stop and a resume

@@ -1,9 +1,10 @@
 """Three devices with partitions of a task's data match the simulation.
 
-One SuperLink and three SuperNodes run the dissertation's algorithms, the linear cases
-and Flower's template app, two runs at the same time: a SuperNode that finds no message
-pauses for three seconds, which rarely happens with two runs. The disk of one device is
-full and that of another is read-only, so these keep their states in memory.
+One SuperLink with TLS and three SuperNodes with keys run the dissertation's algorithms,
+the linear cases and Flower's template app, two runs at the same time: a SuperNode that
+finds no message pauses for three seconds, which rarely happens with two runs. The disk
+of one device is full and that of another is read-only, so these keep their states in
+memory.
 """
 
 import shutil
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 from broken_disks import prefixes
 from command_line import rows_of, run
+from devices import NAMES, assert_same
 from federation import ROOT, Federation, read_lines
 
-NODES = 3
 # Number of concurrent runs; each has its own process for the ServerApp.
 TOGETHER = 2
 # The role of each device; in simulation ``num-sources`` assigns the same ones.
@@ -52,9 +53,6 @@ CASES = {
     "linear FLUTE": ("flute", 'task="linear" learning-rate=0.03'),
     "linear SRPFL": ("srpfl", 'task="linear" learning-rate=0.1 initial-nodes=3'),
 }
-TIMES = ("seconds", "seconds-simulated")
-
-
 TEMPLATE = Path(__file__).parent / "template_app"
 # Changes to Flower's template that replace its FedAvg by ours.
 CHANGES = {
@@ -62,7 +60,7 @@ CHANGES = {
         "from flwr_frl.strategies import FedAvg"
     ),
     "FedAvg(fraction_evaluate=fraction_evaluate)": (
-        f"FedAvg(fraction_train=1.0, min_available_nodes={NODES}, "
+        f"FedAvg(fraction_train=1.0, min_available_nodes={len(NAMES)}, "
         "fraction_evaluate=fraction_evaluate)"
     ),
 }
@@ -70,17 +68,18 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    federation = Federation(tmp_path_factory.mktemp("partitions"))
+    federation = Federation(tmp_path_factory.mktemp("partitions"), NAMES)
     try:
         federation.start_superlink()
+        federation.register()
         disks = {kind: disk_of(federation, kind) for kind in DISKS}
         for disk in disks.values():
             disk.mkdir()
         before = prefixes(disks)
-        for i, (role, kind) in enumerate(zip(ROLES, DISKS, strict=True)):
-            config = f'partition-id={i} num-partitions={NODES} role="{role}" '
+        for i, (name, role, kind) in enumerate(zip(NAMES, ROLES, DISKS, strict=True)):
+            config = f'partition-id={i} num-partitions={len(NAMES)} role="{role}" '
             config += f'state-dir="{disks[kind]}"'
-            federation.start_supernode(f"node-{i}", config, before=before.get(kind, ()))
+            federation.start_supernode(name, config, before=before.get(kind, ()))
         yield federation
     finally:
         federation.close()
@@ -88,6 +87,10 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 def disk_of(federation: Federation, kind: str) -> Path:
     return federation.home / f"disk-{kind}"
+
+
+def log_of(federation: Federation, name: str) -> str:
+    return (federation.home / f"{name}.log").read_text(errors="replace")
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +135,7 @@ def test_devices_match_the_simulation(
     assert run(tmp_path / "inline", algorithm, "--run-config", config) == 0
     log = logs[case].result()
     rows = read_lines(devices.home / case / algorithm / "metrics.jsonl")
-    expected = rows_of(tmp_path / "inline", algorithm)
-    assert len(rows) == len(expected) == 2, log
-    for ours, theirs in zip(rows, expected, strict=True):
-        for name in TIMES:
-            ours.pop(name, None), theirs.pop(name, None)
-        assert ours.keys() == theirs.keys()
-        assert ours == pytest.approx(theirs, abs=1e-5)
+    assert_same(rows, rows_of(tmp_path / "inline", algorithm), log)
 
 
 @pytest.mark.e2e
@@ -146,8 +143,8 @@ def test_the_state_stays_in_memory_if_the_disk_is_broken(
     devices: Federation, logs: dict[str, Future[str]]
 ) -> None:
     logs[ON_DISK].result()
-    for i, kind in enumerate(DISKS):
-        text = (devices.home / f"node-{i}.log").read_text(errors="replace")
+    for name, kind in zip(NAMES, DISKS, strict=True):
+        text = log_of(devices, name)
         for server_round in (1, 2):
             line = f"state of round {server_round} is kept in memory only, not in "
             line += f"{disk_of(devices, kind)}/disk"
@@ -160,10 +157,10 @@ def test_the_template_app_trains_on_supernodes(
     devices: Federation, logs: dict[str, Future[str]]
 ) -> None:
     output = logs["template"].result()
-    assert f"'evaluated': {NODES}" in output, output
+    assert f"'evaluated': {len(NAMES)}" in output, output
     assert output.count("has no query handler") == 1
     assert "'rejected': 0" in output
-    texts = [(devices.home / f"node-{i}.log").read_text() for i in range(NODES)]
+    texts = [log_of(devices, name) for name in NAMES]
     # Only the node that was queried first has a traceback.
     asked = [text.count("No query function registered") > 0 for text in texts]
     assert sum(asked) == 1
