@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.common import RESULTS, write
 from benchmarks.natural_page import ERRORS, Outcome, Results, body, plot
-from benchmarks.runs import Job, carry_out_all, exit_status, finished
+from benchmarks.runs import RESULT, Job, carry_out_all, exit_status, finished
 from flwr_frl.strategies.report.results import read_json
 from flwr_frl.task.settings import Setting
 
@@ -192,6 +192,12 @@ class Runs:
             rates = sorted([*rates, beyond])
         return None, jobs
 
+    def seconds(self) -> float:
+        """Return the CPU time of all runs, also of those with other learning rates."""
+        folder = self.tuning(self.about.rates[0])[0].place.parent
+        found = map(read_json, folder.glob(f"*/{RESULT}"))
+        return float(sum(result["cpu-seconds"] for result in found))
+
     def outcome(self) -> Outcome:
         """Return the results with the chosen learning rate."""
         rate, _ = self.choose()
@@ -244,12 +250,14 @@ def main() -> int:
             rates=str(RATES).strip("()") + others,
             diverged=DIVERGED,
         )
-        data = {
+        numbers = {
             task: {
                 name: outcome._asdict() for name, outcome in results.outcomes.items()
             }
             for task, results in tasks.items()
         }
+        seconds = sum(runs.seconds() for runs in all_runs)
+        data = {"tasks": numbers, "seconds": seconds}
         write(arguments.name, "Clients that really differ", text, data)
 
     return exit_status(make)
