@@ -3,6 +3,7 @@
 The numbers in the results are in `benchmarks.figures`.
 """
 
+import re
 from collections.abc import Callable
 from statistics import fmean
 
@@ -23,6 +24,25 @@ def of_leaderboard(algorithm: str) -> Callable[[Data], list[float]]:
     ]
 
 
+def of_natural(task: str, scale: int) -> Callable[[Data], list[float]]:
+    """Return a function for the mean values of the `COMPARED` algorithms on a task."""
+    return lambda data: [
+        scale * fmean(data["tasks"][task][algorithm]["values"])
+        for algorithm in COMPARED
+        if algorithm in data["tasks"][task]
+    ]
+
+
+# Rows of the table of natural clients, and the factor of their numbers.
+NATURAL = {
+    "activities of 36 people": ("wisdm", 100),
+    "digits spoken by 6 speakers": ("speech", 100),
+    "digits written by 12 writers": ("writers", 100),
+    "mines in 29 fields (AUROC)": ("landmine", 100),
+    "heart disease in 4 hospitals (AUROC)": ("heart", 100),
+    "exam scores of 139 schools (error)": ("school", 1),
+    "Parkinson scores of 42 patients (error)": ("parkinson", 1),
+}
 COMPARED = ("flute-star", "fedavg-ft", "fedrep", "pfedme", "ditto", "local", "fedavg")
 README_FIGURES = [
     *(
@@ -33,6 +53,15 @@ README_FIGURES = [
             of_leaderboard(algorithm),
         )
         for algorithm in COMPARED
+    ),
+    *(
+        Figure(
+            "docs/choose.md",
+            rf"^\| {re.escape(label)} \|([\d. |]+)\|$",
+            "natural",
+            of_natural(*what),
+        )
+        for label, what in NATURAL.items()
     ),
     Figure(
         "README.md",
