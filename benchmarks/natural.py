@@ -250,14 +250,10 @@ def main() -> int:
             rates=str(RATES).strip("()") + others,
             diverged=DIVERGED,
         )
-        numbers = {
-            task: {
-                name: outcome._asdict() for name, outcome in results.outcomes.items()
-            }
-            for task, results in tasks.items()
+        data = {
+            "tasks": {task: results.numbers() for task, results in tasks.items()},
+            "seconds": sum(runs.seconds() for runs in all_runs),
         }
-        seconds = sum(runs.seconds() for runs in all_runs)
-        data = {"tasks": numbers, "seconds": seconds}
         write(arguments.name, "Clients that really differ", text, data)
 
     return exit_status(make)

@@ -1,11 +1,11 @@
 """Comparisons of clients, tables and the picture of ``benchmarks/natural.py``."""
 
 from collections.abc import Mapping
-from math import comb
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import binomtest
 
 from benchmarks.common import markdown
 
@@ -74,6 +74,33 @@ class Results(NamedTuple):
         both = self.outcomes[algorithm].clients, self.outcomes[other].clients
         return compare(*both, self.sign) if all(both) else None
 
+    def worst(self, algorithm: str) -> float:
+        """Return the mean over the worst tenth of the clients, and over the seeds."""
+        clients = self.outcomes[algorithm].clients
+        return float(np.mean([worst_decile(each, self.sign) for each in clients]))
+
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        """Return the numbers of the task's table, by algorithm.
+
+        Algorithms of which every learning rate diverged have none.
+        """
+        return {
+            name: {
+                "rate": outcome.rate,
+                "values": outcome.values,
+                "worst": self.worst(name),
+                "megabytes": outcome.megabytes,
+                **{
+                    f"against-{other}": counts
+                    for other in REFERENCES
+                    if (counts := self.against(name, other))
+                },
+            }
+            if outcome.values
+            else {}
+            for name, outcome in self.outcomes.items()
+        }
+
     def gain(self, algorithm: str) -> float:
         """Return the lead over FedAvg: points, or % of FedAvg's error."""
         one, other = self.mean(algorithm), self.mean("fedavg")
@@ -81,10 +108,9 @@ class Results(NamedTuple):
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p-value of a sign test."""
-    n, k = better + worse, min(better, worse)
-    tail: int = sum(comb(n, i) for i in range(k + 1))
-    return float(min(1.0, 2 * tail / 2**n))
+    """Return the two-sided p-value of a sign test; 1 if no client differs."""
+    count = better + worse
+    return float(binomtest(better, count).pvalue) if count else 1.0
 
 
 def compare(
@@ -155,15 +181,14 @@ def task_table(results: Results) -> str:
         against = []
         for other in REFERENCES:
             counts = results.against(name, other)
-            text = "" if counts is None else "{} : {} (p = {:.2g})"
-            against.append(counts and text.format(*counts, sign_test(*counts)))
-        worst = np.mean([worst_decile(c, results.sign) for c in outcome.clients])
+            text = "{} : {} (p = {:.2g})"
+            against.append(text.format(*counts, sign_test(*counts)) if counts else "")
         lines.append(
             [
                 f"`{name}`",
                 results.spread(name),
-                results.text(float(worst)),
-                *(text or "" for text in against),
+                results.text(results.worst(name)),
+                *against,
                 f"{outcome.rate:g}",
                 f"{outcome.megabytes:.1f}",
             ]
@@ -221,8 +246,10 @@ def plot(tasks: Mapping[str, Results], path: Path) -> None:
     axes.set_xticks(range(len(tasks)), titles, fontsize=9)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     bar = figure.colorbar(image, orientation="horizontal", pad=0.02, aspect=45)
-    bar.set_ticks([-1, 0, 1], labels=["none", "as many as worse", "all"])
-    bar.set_label("clients for which the algorithm is better than FedAvg")
+    bar.set_ticks(
+        [-1, 0, 1], labels=["all worse", "as many better as worse", "all better"]
+    )
+    bar.set_label("clients, compared with FedAvg")
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
@@ -248,7 +275,7 @@ gossip.
 ![The lead of each algorithm over FedAvg on each task]({image})
 
 The lead over FedAvg is in points of accuracy or AUROC, or in % of FedAvg's error, by
-the means of the table below. The colour is for how many clients the algorithm is
+the means of the table below. The colour shows for how many clients the algorithm is
 better than FedAvg; it is white if p ≥ {level} in a sign test, which is not corrected
 for the number of comparisons. The rows are ordered by the mean of the colours.
 
@@ -261,7 +288,8 @@ deviation over the seeds; accuracy and AUROC in %, the best in bold.
 {summary}
 The tables below also have the mean over the worst tenth of the clients after the last
 round, averaged over the seeds. Clients are compared pair by pair, by their mean over
-the seeds after the last round, with a two-sided sign test.
+the seeds after the last round, with a two-sided sign test. A client is left out if it
+has no value with some seed, such as the AUROC of a test set with a single class.
 
 """
 
