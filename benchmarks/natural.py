@@ -29,8 +29,7 @@ DIVERGED = 10.0
 class NaturalTask(NamedTuple):
     """A task: clients, fraction sampled, rounds, measure, title, rates and seeds.
 
-    Learning rates are chosen by as many runs as there are tuning seeds. If
-    ``algorithms`` are given, only these are run.
+    Learning rates are chosen by as many runs as there are tuning seeds.
     """
 
     clients: int
@@ -41,7 +40,6 @@ class NaturalTask(NamedTuple):
     rates: tuple[float, ...] = RATES
     seeds: int = 5
     tuning_seeds: int = 1
-    algorithms: tuple[str, ...] = ()
 
 
 TASKS = {
@@ -55,14 +53,8 @@ TASKS = {
     "wisdm": NaturalTask(36, 0.5, 40, "accuracy", "activities, 36 people"),
     "speech": NaturalTask(6, 1.0, 15, "accuracy", "spoken digits, 6 speakers"),
     "writers": NaturalTask(12, 0.5, 15, "accuracy", "written digits, 12 writers"),
-    # Its runs take 25 to 100 s each.
     "roles": NaturalTask(
-        *(30, 1 / 3, 15, "accuracy", "next characters, 30 roles", (0.2, 0.8, 3.2)),
-        algorithms=(
-            *("fedavg", "fedavg-ft", "fedprox", "local", "fedrep", "fedper", "flute"),
-            *("lg-fedavg", "ditto", "apfl", "pfedme", "per-fedavg", "fedbabu"),
-            *("fedala", "fed-mtl"),
-        ),
+        30, 1 / 3, 15, "accuracy", "next characters, 30 roles", (0.2, 0.8, 3.2)
     ),
 }
 ALGORITHMS = (
@@ -141,8 +133,7 @@ def pairs_of(tasks: list[str], algorithms: list[str]) -> Iterator[tuple[str, str
     for task in tasks:
         excluded = CLASSES if TASKS[task].measure in ERRORS else REGRESSION
         for name in algorithms:
-            only = TASKS[task].algorithms or (name,)
-            if name in only and name not in excluded:
+            if name not in excluded:
                 yield task, name
 
 

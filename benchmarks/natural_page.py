@@ -265,7 +265,7 @@ largest of these, a quarter or four times of it is tried as well. Learning rates
 which a run diverged, with any seed, are excluded: the loss was not finite, or the error
 was above {diverged:g}. Other hyper-parameters have their defaults; tuning them could
 change the order. `n/a`: the algorithm needs classes or, if it is `flute-regression`,
-has no use for them{long}.
+has no use for them.
 
 Not included: `srpfl` and `flanp`, which differ from their inner methods only in time,
 and only if devices do; `fedbn`, because the models have no batch norm; `hf-maml`, whose
@@ -303,10 +303,8 @@ def body(
 ) -> str:
     """Return the page below its heading."""
     clients = [f"- {task}: {results.title}" for task, results in tasks.items()]
-    long = "; or the task is `roles`, whose runs take long" if "roles" in tasks else ""
     text = BODY.format(
         clients="\n".join(clients),
-        long=long,
         rates=rates,
         diverged=diverged,
         image=image,
