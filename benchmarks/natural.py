@@ -56,6 +56,12 @@ TASKS = {
     "roles": NaturalTask(
         30, 1 / 3, 15, "accuracy", "next characters, 30 roles", (0.2, 0.8, 3.2)
     ),
+    # A run takes four minutes.
+    "leaf_roles": NaturalTask(
+        *(139, 0.1, 15, "accuracy", "next characters, 139 roles, LEAF's LSTM"),
+        rates=(0.2, 0.8, 3.2),
+        seeds=1,
+    ),
 }
 ALGORITHMS = (
     *("fedavg", "fedprox", "scaffold", "feddyn", "moon"),

@@ -7,6 +7,7 @@ with the training examples of all clients.
 """
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from flwr_frl.task import ExampleSet, ExampleTask, Range, SplitModel
 from flwr_frl.task.settings import Free
-from flwr_frl.task.tasks.text import CHARACTERS, PositionwiseLinear
+from flwr_frl.task.tasks.text import CHARACTERS, PositionwiseLinear, RecurrentText
 
 Seed = Annotated[int, Range("[0, inf)")]
 Folder = Annotated[str, Free("a directory with the published files")]
@@ -245,7 +246,32 @@ def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Exampl
 
 
 def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
-    """Build the next-character task on Shakespeare's plays: 30 roles, a small GRU.
+    """Build the next-character task on Shakespeare's plays: 30 roles, a small GRU."""
+    return next_characters(data_dir, seed, 30, RecurrentFeatures, 64)
+
+
+def leaf_roles(
+    num_clients: int, *, data_dir: Folder = "", seed: Seed = 0
+) -> ExampleTask:
+    """Build the task of 139 roles with LEAF's model, an LSTM with two layers of 256.
+
+    These are all roles with 10,000 characters or more.
+    """
+
+    def representation() -> nn.Module:
+        return RecurrentText(len(CHARACTERS), 8, 256, every_position=True)
+
+    return next_characters(data_dir, seed, 139, representation, 256)
+
+
+def next_characters(
+    data_dir: str,
+    seed: int,
+    num_clients: int,
+    representation: Callable[[], nn.Module],
+    width: int,
+) -> ExampleTask:
+    """Return the task of predicting the next character at every position.
 
     The clients are the longest roles. Their first 10,000 characters are divided into
     windows of 80 as in LEAF, but without overlap. The last quarter is the test set.
@@ -254,7 +280,7 @@ def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Example
     texts = {path.stem: path.read_text("utf-8") for path in files}
     places = {character: i for i, character in enumerate(CHARACTERS)}
     train, test = {}, {}
-    for name in sorted(texts, key=lambda name: -len(texts[name]))[:30]:
+    for name in sorted(texts, key=lambda name: -len(texts[name]))[:num_clients]:
         codes = torch.tensor([places.get(c, 0) for c in texts[name][:10_000]])
         windows = codes.unfold(0, 81, 80)
         cut = 3 * len(windows) // 4
@@ -262,7 +288,8 @@ def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Example
             sets[name] = ExampleSet(chosen[:, :-1].clone(), chosen[:, 1:].clone())
 
     def model() -> SplitModel:
-        return SplitModel(RecurrentFeatures(), PositionwiseLinear(64, len(CHARACTERS)))
+        head = PositionwiseLinear(width, len(CHARACTERS))
+        return SplitModel(representation(), head)
 
     return ExampleTask(
         model=model, train=train, test=test, classes=tuple(CHARACTERS), seed=seed
