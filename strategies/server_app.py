@@ -128,7 +128,9 @@ def run(
                 arrays = rounds.run(wrapped, arrays, after=start)
                 joined: ByExamples = {}
                 if options.new_clients:
-                    last, timeout = options.num_server_rounds, options.round_timeout
+                    # With `patience` a run can end before `num-server-rounds`.
+                    last = max(start, report.rows[-1]["round"])
+                    timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
                 rounds.watch.end("finished")
