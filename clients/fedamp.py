@@ -6,6 +6,7 @@ from typing import Annotated
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import Proximal
 
@@ -26,12 +27,18 @@ class FedAMPSettings(TrainingSettings):
     fedamp_alpha: Annotated[float, Range("(0, inf)")] = 1e4
 
 
-class FedAMPClient(Client, supports_example_dp=True):
+class FedAMPClient(Client, supports_example_dp=True, newcomer_groups=WHOLE):
     """Algorithm 1, client side: w_i ← argmin_w F_i(w) + λ/(2 α_k) ‖w − u_i‖².
 
     The minimum is approximated by local epochs from u_i, so that a client keeps no
     state; the paper leaves the start open. PFLlib starts from the last w_i, and its
     proximal term has no gradient, so that its clients train alone.
+
+    In the paper all clients take part from the first round on, so it has no rule for a
+    client that joins after training. Here such a client does the same as one in its
+    first round: u_i is the mean of the last round's models, and the client trains its
+    w_i near it, for ``newcomer-epochs``. It does not attend to the nearest models, for
+    which the server would need its w_i.
     """
 
     settings_type = FedAMPSettings
@@ -40,6 +47,12 @@ class FedAMPClient(Client, supports_example_dp=True):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train near the received u_i for ``representation-epochs``."""
         self.receive(parameters, config)
+        return self.send(self._train_near(self.settings.representation_epochs))
+
+    def personalize(self) -> None:
+        """Train near the received mean of the models for ``newcomer-epochs``."""
+        self._train_near(self.settings.newcomer_epochs)
+
+    def _train_near(self, epochs: int) -> float:
         weight = self.settings.fedamp_lambda / self.settings.fedamp_alpha
-        near = Proximal(weight, self.received)
-        return self.send(self.train("all", self.settings.representation_epochs, near))
+        return self.train("all", epochs, Proximal(weight, self.received))

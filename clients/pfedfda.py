@@ -84,10 +84,7 @@ class Gaussians:
 
 
 class PFedFDAClient(
-    Client,
-    needs_classes=True,
-    requires=(linear_head("pFedFDA", bias=True),),
-    newcomer_groups=(),
+    Client, needs_classes=True, requires=(linear_head("pFedFDA", bias=True),)
 ):
     """Algorithm 1, client side: representation and Gaussians are shared.
 
@@ -101,7 +98,8 @@ class PFedFDAClient(
 
     For deployment, the Gaussians are adapted again to the received representation, and
     the head is computed from them without training. A device without training examples
-    uses the head of its last training, or else the initial one.
+    uses the head of its last training, or else the initial one. A client that joins
+    after training does the same, as the held-out clients in the authors' code.
 
     The authors' code differs: it estimates from the features of all steps of local
     training, finds separate β for means and covariance by L-BFGS, draws the folds at
@@ -220,6 +218,10 @@ class PFedFDAClient(
         if len(self.task.train_examples(self.index)):
             self.adapt()
         return self.model
+
+    def personalize(self) -> None:
+        """Set the head as for deployment, without training."""
+        self.deployed_model()
 
 
 def class_priors(targets: Tensor, classes: int) -> Tensor:

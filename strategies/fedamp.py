@@ -37,9 +37,9 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
     only. The defaults of α, λ and ``fedamp-scale`` are those of FLGo.
 
     A client that has not trained yet, also one that joins later, receives the mean of
-    the last round's models. Other clients are tested with their w_i, which the server
-    sends them; a checkpoint holds all models, so memory is one model for each client
-    that has trained.
+    the last round's models. One that joins after training trains near it. Other
+    clients are tested with their w_i, which the server sends them; a checkpoint holds
+    all models, so memory is one model for each client that has trained.
 
     Parameters
     ----------

@@ -3,8 +3,8 @@
 ``python -m flwr_frl.clients.personalize --checkpoint results/fedrep --data-dir
 /srv/images --client-name pi-9 --state-dir /var/lib/flwr-frl/state`` fits a head, or the
 algorithm's other personal parameters, for ``newcomer-epochs`` of the run's settings.
-The trained representation stays unchanged. ``flwr_frl.clients.predict`` with the same
-options then uses the result, and so does a later run in which the device takes part.
+The checkpoint stays unchanged. ``flwr_frl.clients.predict`` with the same options then
+uses the result, and so does a later run in which the device takes part.
 """
 
 import shlex

@@ -67,8 +67,8 @@ def personalize(
 ) -> Fitted:
     """Fit, save and test a device's personal parameters.
 
-    `flwr_frl.clients.predict` uses the saved parameters. The shared part stays
-    unchanged, in the checkpoint and on the device.
+    `flwr_frl.clients.predict` uses the saved parameters. The checkpoint stays
+    unchanged.
 
     Parameters
     ----------

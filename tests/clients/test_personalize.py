@@ -100,9 +100,14 @@ def accuracy(loaded, data: Path) -> float:
         return float(np.mean(best.numpy() == test["labels"]))
 
 
-# FedAS does not fit its prototypes.
+# FedAS does not fit its prototypes. FedAMP has no personal groups: its clients' models
+# are on the server. A device of pFedFDA computes its head from the received Gaussians.
 @pytest.mark.parametrize(
-    "algorithm", ["fedrep", "flute", "ditto", "apfl", "lg-fedavg", "fedas"]
+    "algorithm",
+    [
+        *("fedrep", "flute", "ditto", "apfl", "lg-fedavg", "fedas", "fedamp"),
+        "pfedfda",
+    ],
 )
 def test_predict_uses_the_fitted_parameters(root, tmp_path, algorithm):
     checkpoint = train(root, algorithm)

@@ -123,6 +123,16 @@ def test_newcomer_of_ditto_is_regularized_towards_the_global_model(pull):
         assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
+def test_newcomer_of_fedamp_trains_near_the_mean_of_the_last_models():
+    result, metrics = joined("fedamp", fedamp_lambda=1.2, fedamp_alpha=2.0)
+    models = [matrix(model) for model in result.strategy.models.values()]
+    u = np.mean(models, axis=0)
+    assert_near(u, matrix(result.arrays[-1]))
+    for i, entries in zip(NEW, metrics, strict=True):
+        theta = descend(u, i, lambda w, i: gradient(w, i) + 0.6 * (w - u))
+        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+
+
 def test_newcomer_of_l2gd_is_regularized_towards_the_mean():
     result, metrics = joined("l2gd", l2gd_lambda=0.2)
     mean = matrix(result.arrays[-1])

@@ -20,6 +20,11 @@ from softmax_runs import (
 )
 
 from flwr_frl.clients import PFedFDAClient
+from flwr_frl.clients.device.parameter_groups import (
+    array_names,
+    groups_to_fit,
+    personal_arrays,
+)
 from flwr_frl.clients.pfedfda import (
     Gaussians,
     minimum_in_unit_interval,
@@ -123,6 +128,21 @@ def test_every_round_matches_the_paper(how, weighting, within):
             w = head_of(*adapted(a, i, gaussians, how), draw(i)[1])
             loss = outcome.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(a, w, i), abs=20 * within)
+
+
+@pytest.mark.parametrize(("how", "within"), [("local", 1e-5), ("auto", 1e-3)])
+def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within):
+    more = {"pfedfda_beta": how, "pfedfda_ridge": RIDGE, "fraction_train": 1.0}
+    outcome = run("pfedfda", 2, new_clients=1, **more, **TASK)
+    (i,) = {*range(N)} - {*outcome.trained[-1]}
+    client, arrays = outcome.client(i, 2), outcome.arrays[-1]
+    client.receive([arrays[n] for n in array_names(client, client.shared)], {})
+    client.personalize()
+    saved = personal_arrays(client, groups_to_fit(PFedFDAClient))
+    a, head = parts({**arrays, **saved})
+    gaussians = [arrays[name].astype(float) for name in (MEANS, COVARIANCE)]
+    expected = head_of(*adapted(a, i, gaussians, how), draw(i)[1])
+    np.testing.assert_allclose(head, expected, atol=within)
 
 
 def test_head_predicts_the_posteriors_of_the_gaussians():
