@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command += [f"--{flag}", value]
     if options.run_config:
         command += ["--run-config", *options.run_config]
-    if not fitted.has_images:
-        command += ["--data-dir", options.data_dir]
+    # Some models, such as pFedFDA's, depend on the device's data.
+    command += ["--data-dir", options.data_dir]
     predict = f"python -m flwr_frl.clients.predict FILES {shlex.join(command)}"
     for line in (_summary(fitted), predict):
         # Folder names need not be valid Unicode.

@@ -2,12 +2,14 @@
 
 import io
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from client_messages import new_context
+from PIL import Image
 from safetensors.numpy import load_file
 
 from flwr_frl import simulate
@@ -16,6 +18,7 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.personalize import personalize
 from flwr_frl.clients.personalize.__main__ import main
 from flwr_frl.clients.predict import load_run
+from flwr_frl.clients.predict.__main__ import main as predict
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.settings import SettingsError, resolve
@@ -154,9 +157,23 @@ def test_the_command_line(fedrep, tmp_path, capsys):
     assert main(arguments) == 0
     line, command = capsys.readouterr().out.splitlines()
     assert line.startswith("fitted on 30 examples, accuracy ")
-    assert command.endswith(f"--checkpoint {fedrep} --client-name pi-9")
+    options = f"--checkpoint {fedrep} --client-name pi-9 --data-dir {data}"
+    assert command.endswith(options)
     # By default, the state is saved next to those of simulated clients.
     assert load_run(fedrep, "pi-9")[1].classes == ("0", "1", "2")
+
+
+# The models of both depend on the device's data.
+@pytest.mark.parametrize("algorithm", ["pfedfda", "fedala"])
+def test_the_printed_command_predicts(root, tmp_path, capsys, algorithm):
+    checkpoint, data = train(root, algorithm), write(tmp_path / "pi-9", 3, 7)
+    Image.new("L", (8, 8), int(BRIGHTNESS[2])).save(tmp_path / "bright.png")
+    capsys.readouterr()
+    assert main(["--checkpoint", str(checkpoint), "--data-dir", str(data)]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:4] == ["python", "-m", "flwr_frl.clients.predict", "FILES"]
+    assert predict([str(tmp_path / "bright.png"), *command[4:]]) == 0
+    assert capsys.readouterr().out.split("\t")[1] == "2"
 
 
 def test_a_folder_whose_name_is_not_valid_utf_8(fedrep, tmp_path, monkeypatch):
