@@ -129,7 +129,7 @@ def run(
                 joined: ByExamples = {}
                 if options.new_clients:
                     # With `patience` a run can end before `num-server-rounds`.
-                    last = max(start, report.rows[-1]["round"])
+                    last = max(start, int(report.latest("round") or 0))
                     timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.

@@ -43,8 +43,6 @@ class Fitted(NamedTuple):
         Mean loss on the test examples; NaN without any.
     metrics : dict
         Metrics on the test examples, as returned by `Client.evaluate`.
-    has_images : bool
-        Whether the file describes the model's inputs completely.
     """
 
     path: Path
@@ -52,7 +50,6 @@ class Fitted(NamedTuple):
     num_test_examples: int
     loss: float
     metrics: dict[str, Any]
-    has_images: bool
 
 
 def personalize(
@@ -152,8 +149,8 @@ def personalize(
     if not path.is_file():
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")
     loss, num_test_examples, metrics = client.test(client.deployed_model())
-    count, has_images = len(own_task.train_examples(0)), card.images is not None
-    return Fitted(path, count, num_test_examples, loss, metrics, has_images)
+    count = len(own_task.train_examples(0))
+    return Fitted(path, count, num_test_examples, loss, metrics)
 
 
 def _newcomer_class(run: TrainedRun, client_name: str) -> type[Client]:
@@ -173,7 +170,6 @@ def _newcomer_class(run: TrainedRun, client_name: str) -> type[Client]:
     if not groups_to_fit(kind):
         raise SettingsError(
             f"{algorithm} leaves nothing to fit to a device: use "
-            "flwr_frl.clients.predict, with --data-dir if the algorithm fine-tunes the "
-            "global model"
+            "flwr_frl.clients.predict with --data-dir"
         )
     return kind
