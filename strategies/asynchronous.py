@@ -38,10 +38,6 @@ class IdleNodes:
 
     def __init__(self, nodes: list[int], seed: int, version: int) -> None:
         self._rng = np.random.default_rng([seed, 0x5A3B, version])
-        self.replace(nodes)
-
-    def replace(self, nodes: list[int]) -> None:
-        """Draw among other nodes from now on."""
         self._nodes, self._permuted = nodes, False
 
     def sample(self, count: int) -> list[int]:
@@ -89,6 +85,11 @@ class Asynchronous(Participation):
     from_sent : bool
         True if a change is the difference from the version that its client was sent;
         False if it is the difference from the current one.
+
+    Attributes
+    ----------
+    version, last_version : int
+        The current version, and the last one of the run; 0 if it is unknown.
     """
 
     def __init__(
@@ -107,18 +108,16 @@ class Asynchronous(Participation):
         self.concurrency, self.buffer_size = concurrency, buffer_size
         self.staleness_exponent, self.max_staleness = staleness_exponent, max_staleness
         self.step_size, self.from_sent = step_size, from_sent
-        self.version = 0
+        self.version = self.last_version = 0
         parts = ("since", "due", "versions", "updates", "staleness")
         empty: dict[str, Any] = {part: {} for part in parts}
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
-        # The current version's nodes without work, shared arrays, clients whose replies
-        # have arrived, staleness of the recent replies, clients whose changes counted,
-        # number of dropped changes.
+        # The current version's nodes without work, shared arrays, staleness of the
+        # recent replies, clients whose changes counted, number of dropped changes.
         self._idle = IdleNodes([], self.seed, 0)
         self._current: Arrays = {}
-        self._arrived: set[str] = set()
         self._staleness: dict[int, int] = {}
         self._counted: set[str] = set()
         self._dropped = 0
@@ -162,21 +161,18 @@ class Asynchronous(Participation):
         """Return the nodes to ask at the start of a version, so that C are at work."""
         if server_round != self.version:
             self.version = server_round
-            self._arrived, self._staleness = set(), {}
-            self._counted, self._dropped = set(), 0
+            self._staleness, self._counted, self._dropped = {}, set(), 0
         if nodes != list(self._nodes.values()):
             self._nodes = {self.strategy.name_of(node): node for node in nodes}
-        self._idle = IdleNodes(self._idle_nodes(), self.seed, server_round)
+        # A version asks each client at most once, silent ones included.
+        at_work = self._state["since"]
+        idle = [node for name, node in self._nodes.items() if name not in at_work]
+        self._idle = IdleNodes(idle, self.seed, server_round)
         return self._idle.sample(self._missing)
 
     @property
     def _missing(self) -> int:
         return self.concurrency - len(self._state["since"])
-
-    def _idle_nodes(self) -> list[int]:
-        """Return the nodes to ask: a version has at most one change of each client."""
-        asked = self._state["since"].keys() | self._arrived
-        return [node for name, node in self._nodes.items() if name not in asked]
 
     def open(
         self,
@@ -218,7 +214,6 @@ class Asynchronous(Participation):
         pending, staleness = self.strategy.pending, self.version - version
         pending.asked.add(node)
         pending.asked_in[node] = version
-        self._arrived.add(self.strategy.name_of(node))
         recent = self.max_staleness < 0 or staleness <= self.max_staleness
         if recent:
             self._staleness[node] = staleness
@@ -227,7 +222,6 @@ class Asynchronous(Participation):
     def give_up(self, node: int) -> None:
         """Record that a node's reply is no longer awaited."""
         self._stop(node)
-        self._idle.replace(self._idle_nodes())
 
     def _stop(self, node: int) -> int:
         """Record that a node no longer works; return the version that it was sent."""

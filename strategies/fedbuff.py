@@ -8,6 +8,7 @@ they started. The base algorithm, with its personal parts, is unchanged.
 from logging import INFO
 from typing import Annotated, Any
 
+from flwr.app import ArrayRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -60,6 +61,7 @@ class FedBuff(
 
     base_setting = "async-base"
     strategy: BaseStrategy
+    participation: Asynchronous
 
     def __init__(
         self,
@@ -118,12 +120,21 @@ class FedBuff(
     def from_settings(cls, settings: Settings) -> BaseStrategy:
         """Return the base that the settings name, with asynchronous participation."""
         wrapped = build_strategy(cls.wrapped_settings(settings))
-        build(cls, settings, strategy=wrapped)
+        wrapper = build(cls, settings, strategy=wrapped)
+        wrapper.participation.last_version = int(settings["num-server-rounds"])
         return wrapped
 
-    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Result:
         """Run as Flower's ``Strategy.start``; ``num_rounds`` counts versions."""
-        return self.strategy.start(grid, *args, **kwargs)
+        self.participation.last_version = num_rounds
+        return self.strategy.start(grid, initial_arrays, num_rounds, *args, **kwargs)
 
     def summary(self) -> None:
         """Log the configuration."""

@@ -6,6 +6,7 @@ replies belong to later calls.
 """
 
 import heapq
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -30,6 +31,7 @@ class Work(Protocol):
     """The interface by which a grid reads and records which clients are at work."""
 
     version: int
+    last_version: int
 
     def due(self) -> dict[int, float]:
         """Return the nodes at work, and when their replies are due."""
@@ -143,8 +145,10 @@ class SimulatedWork(ArrivalGrid):
 class RealWork(RealArrivals):
     """Push messages and pull replies as they arrive, over real nodes.
 
-    A node that does not answer within ``longest`` seconds counts as silent, as in
-    `RealArrivals`, and another client is asked. Nodes at work are not sent evaluations.
+    A node that does not answer within ``longest`` seconds is silent, as in
+    `RealArrivals`: another client is asked, and the silent one in a later version at
+    the earliest. Nodes at work are not sent evaluations, so the last version waits for
+    them once its changes have arrived.
 
     Parameters
     ----------
@@ -164,10 +168,11 @@ class RealWork(RealArrivals):
         # version does not need belong to the next one.
         self._ready: deque[tuple[Message, int]] = deque()
 
-    def silent_for(self, kind: str) -> frozenset[int]:
-        """Return the nodes that are paused for messages of a kind, or at work."""
-        nodes = {message.metadata.dst_node_id for message, _ in self._sent.values()}
-        return super().silent_for(kind) | nodes
+    @property
+    def at_work(self) -> frozenset[int]:
+        """The nodes that are training."""
+        messages = (message for message, _ in self._sent.values())
+        return frozenset(message.metadata.dst_node_id for message in messages)
 
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
@@ -179,14 +184,11 @@ class RealWork(RealArrivals):
         replies: list[Message] = []
         taken = 0
         wait = self.longest if timeout is None else min(timeout, self.longest)
-        patience = Patience(wait)
+        # A version with silent clients takes longer than ``wait``.
+        patience = Patience(math.inf)
         while taken < wanted and (self._ready or self._sent):
             if not self._ready:
-                self._ready.extend(self._arrived())
-                self._give_up_silent(wait)
-            if not self._ready:
-                self.drain()
-                patience.wait(map(self.name_of, self.work.due()))
+                self._pull(patience, wait)
             while self._ready and taken < wanted:
                 reply, node = self._ready.popleft()
                 if not self.work.end(node):
@@ -198,6 +200,9 @@ class RealWork(RealArrivals):
                 self._send(self.work.refill())
         if taken < wanted:
             log(WARNING, "the version closes with %d of %d changes", taken, wanted)
+        if self.work.version == self.work.last_version:
+            while self._sent:
+                self._pull(patience, wait)
         return replies
 
     def _send(self, messages: list[Message]) -> None:
@@ -207,6 +212,15 @@ class RealWork(RealArrivals):
         self.work.begin(sent.values(), lambda node: 0.0)
         now = time.monotonic()
         self._sent |= {i: (message, now) for i, message in sent.items()}
+
+    def _pull(self, patience: Patience, wait: float) -> None:
+        """Store the replies that have arrived; pause if there are none."""
+        arrived = self._arrived()
+        self._ready.extend(arrived)
+        self._give_up_silent(wait)
+        if not arrived:
+            self.drain()
+            patience.wait(map(self.name_of, self.at_work))
 
     def _arrived(self) -> list[tuple[Message, int]]:
         """Return replies to the messages checked longest ago, and the nodes asked."""

@@ -109,7 +109,7 @@ class ClientManager:
     here : frozenset of int
         Nodes that were available at the last `identify`.
     busy : frozenset of int
-        Nodes that were connected then but not available, as they still owe a reply.
+        Nodes that were connected then and still owe a reply.
     silent : frozenset of int
         Nodes that are sent no evaluations for now, as they did not reply.
     labels : dict of str to str
@@ -177,7 +177,9 @@ class ClientManager:
         if not unchanged:
             self._nodes, self.here = None, frozenset(nodes)
             self._unknown = [node for node in nodes if node not in self.known]
-        self.busy = getattr(grid, "connected", frozenset[int]()) - self.here
+        # Asynchronous grids list nodes that are training.
+        available = self.here - getattr(grid, "at_work", frozenset[int]())
+        self.busy = getattr(grid, "connected", frozenset[int]()) - available
         silent_for = getattr(grid, "silent_for", None)
         self.silent = silent_for(MessageType.EVALUATE) if silent_for else frozenset()
         if asked := [node for node in self._unknown if not self._rests(node)]:
@@ -353,10 +355,11 @@ class ClientManager:
 
         The grid would not send them the message.
         """
-        if left := [node for node in nodes if node in self.silent]:
+        unavailable = self.silent | self.busy
+        if left := [node for node in nodes if node in unavailable]:
             names = several([self.name_of(node) for node in left])
             log(INFO, "not asked, as answers are still to come: %s", names)
-        return [node for node in nodes if node not in self.silent]
+        return [node for node in nodes if node not in unavailable]
 
     def connected_names(self) -> set[str]:
         """Return the names of the available clients, refused ones included."""

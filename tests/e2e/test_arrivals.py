@@ -47,6 +47,8 @@ def test_fedbuff_creates_versions_while_a_slow_client_trains(
     assert not any("slow" in line["updates"] for line in versions[:MISSED])
     late = next(line for line in versions if line["updates"].get("slow"))
     assert late["staleness-max"] >= MISSED
+    # The last version waits for clients that are still training.
+    assert versions[-1]["evaluated"] == len(NAMES)
 
 
 @pytest.mark.e2e

@@ -1,6 +1,7 @@
 """FedBuff on nodes that reply late or never."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -8,13 +9,13 @@ from flwr.app import Message, MessageType
 from flwr.common.constant import SUPERLINK_NODE_ID
 from quadratic_clients import quadratic
 
-from flwr_frl.strategies import FedAvg, FedBuff
+from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids import arrivals
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Late(InlineGrid):
@@ -42,6 +43,7 @@ class Late(InlineGrid):
             trains = kind == MessageType.TRAIN
             self.arrives[i] = self.now + (self.delays[node] if trains else 0)
             self.log += [node] * trains
+        assert len(self.log) < 200, "nodes are asked again and again"
         return ids
 
     def pull_messages(self, message_ids):
@@ -59,8 +61,11 @@ def no_pauses(monkeypatch) -> None:
     monkeypatch.setattr(arrivals, "PULL_INTERVAL", 0.0)
 
 
-def run_on(grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0):
+def run_on(
+    grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0, every: int = 99
+):
     strategy, rows = wrapper.strategy, []
+    wrapper.participation.last_version = versions
     real = with_retries(grid, strategy.name_of, timeout)
     adapted = strategy.participation.adapt_grid(real, strategy.name_of)
     run_rounds(
@@ -68,7 +73,7 @@ def run_on(grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0):
         adapted,
         to_record({"w": np.zeros(4)}),
         range(1, versions + 1),
-        evaluated=lambda version: version == versions,
+        evaluated=lambda version: version == versions or version % every == 0,
         after_round=lambda version, arrays, metrics: rows.append(metrics),
     )
     return rows
@@ -83,8 +88,6 @@ def test_slow_nodes_do_not_delay_versions(no_pauses):
     assert grid.now < 80
     assert grid.log.count(3) <= 2
     assert grid.log.count(1) >= 11
-    # During evaluation, node 3 is still busy and is not asked.
-    assert (rows[-1]["evaluated"], grid.log.count(3)) == (2, 1)
 
 
 def test_replies_that_arrive_together_close_separate_versions(no_pauses):
@@ -93,6 +96,67 @@ def test_replies_that_arrive_together_close_separate_versions(no_pauses):
     rows = run_on(grid, wrapper, 9)
     assert [row["clients"] for row in rows] == [1] * 9
     assert {row["staleness-max"] for row in rows} >= {0, 1, 2}
+
+
+def test_last_evaluation_waits_for_clients_at_work(no_pauses):
+    # Each client's accuracy is constant: 0, 0.1, 0.2 and 0.3.
+    grid = Late({1: 1, 2: 3, 3: 5, 4: 40})
+    wrapper = FedAsync(FedAvg(), concurrency=4)
+    rows = run_on(grid, wrapper, 12, every=1)
+    assert grid.now > 40
+    assert (rows[-1]["evaluated"], rows[-1]["clients"]) == (4, 1)
+    assert rows[-1]["accuracy"] == pytest.approx(0.15)
+    assert all("evaluated-before" not in row for row in (rows[0], rows[-1]))
+    # Other evaluations do not wait; clients at work count with their latest metrics.
+    assert [row["evaluated"] for row in rows[2:-1]] == [3] * 9
+    assert all(row["accuracy"] == pytest.approx(0.1) for row in rows[2:-1])
+    assert any(row["evaluated-before"] == 2 for row in rows[2:-1])
+    assert grid.log.count(4) == 1
+
+
+def test_last_evaluation_of_start_waits_for_clients_at_work(no_pauses):
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
+    start = to_record({"w": np.zeros(4)})
+    result = wrapper.start(Late({1: 1, 2: 1, 3: 40}), start, num_rounds=5)
+    rows = result.evaluate_metrics_clientapp
+    assert [rows[version]["evaluated"] for version in range(1, 6)] == [2, 2, 2, 2, 3]
+
+
+def test_last_version_is_known_from_settings():
+    settings = resolve({"algorithm": "fedbuff", "num-server-rounds": 7})
+    assert build_strategy(settings).participation.last_version == 7
+
+
+def test_last_evaluation_leaves_out_silent_client(no_pauses):
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
+    rows = run_on(Late({1: 1, 2: 1, 3: math.inf}), wrapper, 5, timeout=0.2)
+    assert rows[-1]["evaluated"] == 2
+
+
+def test_silent_nodes_are_paused_as_in_synchronous_rounds(no_pauses):
+    grid = Late({1: 1, 2: math.inf, 3: math.inf})
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
+    rows = run_on(grid, wrapper, 5, timeout=0.5)
+    # A version asks each client at most once, and closes without silent ones.
+    assert [row["clients"] for row in rows] == [1] * 5
+    # After the second silence in a row, there is a pause of 0.5 s.
+    assert [grid.log.count(node) for node in (1, 2, 3)] == [5, 2, 2]
+
+
+def test_there_are_pauses_between_pulls_of_a_long_version(monkeypatch):
+    slept, sleep = [], time.sleep
+
+    def record(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(arrivals, "PULL_INTERVAL", 0.02)
+    monkeypatch.setattr(arrivals.time, "sleep", record)
+    grid = Late(dict.fromkeys((1, 2, 3), math.inf))
+    # The three clients are asked one after another.
+    run_on(grid, FedAsync(FedAvg(), concurrency=1), 1, timeout=0.1)
+    assert sorted(grid.log) == [1, 2, 3]
+    assert min(slept) > 0
 
 
 def test_failing_or_silent_node_is_replaced(no_pauses):
