@@ -41,13 +41,14 @@ def shared_config(settings: Settings) -> dict[str, Any]:
 def read_comparable(output: Path, config: Settings) -> dict[str, Any]:
     """Read ``summary.json``, which a run with settings ``config`` joins.
 
-    Returns a summary without algorithms if the file is missing or damaged, or if its
-    runs had other settings.
+    Returns a summary without algorithms if the file is missing or damaged, if its runs
+    had other settings, or if it is over several seeds.
     """
     try:
         content: dict[str, Any] = read_json(output / SUMMARY)
         same = _comparable(content["config"]) == _comparable(config)
-        if same and isinstance(content["algorithms"], dict):
+        single = "seeds" not in content
+        if same and single and isinstance(content["algorithms"], dict):
             return content
     except MALFORMED:
         pass

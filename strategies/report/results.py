@@ -124,7 +124,9 @@ def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
     try:
         summaries = read_json(path)["algorithms"]
         summary: dict[str, Any] = summaries[short_name(str(settings["algorithm"]))]
-        return summary if summary["rounds"] == rounds else None
+        # A summary over several seeds is not that of this run.
+        same = summary["rounds"] == rounds and "seeds" not in summary
+        return summary if same else None
     except MALFORMED:
         return None
 

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 
 from flwr_frl.strategies.algorithms import short_name
-from flwr_frl.strategies.report.comparison import shared_config, write_comparison
-from flwr_frl.strategies.report.results import LATEST
+from flwr_frl.strategies.report.comparison import (
+    read_comparable,
+    shared_config,
+    write_comparison,
+)
+from flwr_frl.strategies.report.results import LATEST, objects_in
 from flwr_frl.strategies.report.tables import OVER_SEEDS
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.files import refuse_links
@@ -109,6 +113,8 @@ def combine(
 ) -> dict[str, dict[str, Any]]:
     """Write the summary, tables, plots and page over the runs of several seeds.
 
+    They include earlier algorithms that were run with the same settings and all seeds.
+
     Parameters
     ----------
     output : Path
@@ -121,17 +127,25 @@ def combine(
     Returns
     -------
     dict
-        The summary of each algorithm over the seeds.
+        The summary over the seeds of each algorithm in ``by_seed``.
     """
-    names = list(by_seed[0])
-    summaries = {n: over_seeds([seed[n] for seed in by_seed]) for n in names}
+    folders = [Path(str(run["output"])) for run in runs]
+    configs = [shared_config(run) for run in runs]
+    # The summary in the folder of a seed also has algorithms of earlier commands.
+    earlier = (read_comparable(*pair) for pair in zip(folders, configs, strict=True))
+    compared = [
+        {**objects_in(content["algorithms"]), **seed}
+        for content, seed in zip(earlier, by_seed, strict=True)
+    ]
+    common = [name for name in compared[0] if all(name in seed for seed in compared)]
+    of_all = {name: over_seeds([seed[name] for seed in compared]) for name in common}
     content = {
-        "algorithms": summaries,
-        "config": {**shared_config(runs[0]), "output": str(output)},
+        "algorithms": of_all,
+        "config": {**configs[0], "output": str(output)},
         "seeds": [run["seed"] for run in runs],
     }
-    write_comparison(output, content, [Path(str(run["output"])) for run in runs])
-    return summaries
+    write_comparison(output, content, folders)
+    return {name: of_all[name] for name in by_seed[0]}
 
 
 def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -88,6 +88,31 @@ def test_sequential_seeds_can_be_resumed(tmp_path, monkeypatch, capsys):
         assert ours[name]["accuracy-std-seeds"] == result["accuracy-std-seeds"]
 
 
+def test_commands_with_the_same_seeds_share_a_table(tmp_path):
+    go(tmp_path, "fedavg", "--seeds", "2", rounds=1)
+    first = json_of(tmp_path / "summary.json")["algorithms"]
+    go(tmp_path, "fedper", "--seeds", "2", rounds=1)
+    summary = json_of(tmp_path / "summary.json")
+    assert summary["seeds"] == [0, 1]
+    assert list(summary["algorithms"]) == ["fedavg", "fedper"]
+    assert summary["algorithms"]["fedavg"] == first["fedavg"]
+    named = {(r["algorithm"], r["seed"]) for r in lines_of(tmp_path / "metrics.csv")}
+    assert named == {(n, seed) for n in ("fedavg", "fedper") for seed in ("0", "1")}
+    # FedAvg has no third seed.
+    go(tmp_path, "local", "--seeds", "3", rounds=1)
+    assert list(json_of(tmp_path / "summary.json")["algorithms"]) == ["local"]
+
+
+def test_single_run_does_not_join_a_table_over_seeds(tmp_path):
+    go(tmp_path, "fedavg", "--seeds", "2", rounds=1)
+    go(tmp_path, "fedper", rounds=1)
+    summary = json_of(tmp_path / "summary.json")
+    assert "seeds" not in summary
+    assert list(summary["algorithms"]) == ["fedper"]
+    # The files of the seeds are kept.
+    assert (tmp_path / "seed-1" / "fedavg" / "metrics.csv").is_file()
+
+
 @pytest.mark.e2e
 def test_parallel_seeds_can_be_stopped_and_resumed(tmp_path):
     turn, beside = tmp_path / "turn", tmp_path / "beside"
