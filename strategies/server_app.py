@@ -18,7 +18,12 @@ from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
 from flwr_frl.strategies.report.page.serving import served_for
 from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import METRICS, read_rows, read_summary
+from flwr_frl.strategies.report.results import (
+    METRICS,
+    read_rows,
+    read_summary,
+    stopped_early,
+)
 from flwr_frl.strategies.report.trackers import About, Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import class_counts
@@ -85,15 +90,19 @@ def run(
         strategy.ledger.resumed = start
         strategy.ledger.note_checkpoint(start)
         log(INFO, "going on after round %d", start)
-        if start >= options.num_server_rounds:
+        journal = read_rows(Path(options.resume) / name / METRICS)
+        rows = [row for row in journal if row["round"] <= start]
+        is_last = start >= options.num_server_rounds
+        if is_last or stopped_early(rows, options.patience):
             # The folder may hold the results of another run.
             same = Path(options.resume).resolve() == output.resolve()
             if same and (summary := read_summary(settings, start)):
                 return summary
-            if not same or not read_rows(output / name / METRICS):
+            if not same or not rows:
+                more = "num-server-rounds" if is_last else "patience"
                 raise SettingsError(
                     f"resume: the run has ended, and {options.output!r} has nothing of "
-                    "it; num-server-rounds must be more to go on"
+                    f"it; {more} must be more to go on"
                 )
     else:
         strategy.ledger.run_token = uuid4().hex[:12]

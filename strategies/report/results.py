@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +293,17 @@ def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
         if value is not None and value > best:
             best, best_at, since = value, row["round"], 0
     return best_at, since
+
+
+def stopped_early(rows: Sequence[Mapping[str, Any]], patience: int) -> bool:
+    """Return True if early stopping ends a run after the last of its rounds.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        The metrics of all rounds so far, in order.
+    patience : int
+        Number of successive evaluations without improvement; 0 never ends a run.
+    """
+    evaluated = bool(rows) and bool(rows[-1].get("evaluated"))
+    return evaluated and patience > 0 and best_round(rows)[1] >= patience

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import best_round
+from flwr_frl.strategies.report.results import best_round, stopped_early
 from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
@@ -156,6 +156,8 @@ class Rounds:
     def run(self, grid: Grid, arrays: ArrayRecord, after: int) -> ArrayRecord:
         """Run all rounds after a given one, and return the arrays after the last.
 
+        There are none if the resumed run has ended.
+
         Parameters
         ----------
         grid : Grid
@@ -172,13 +174,15 @@ class Rounds:
             had one.
         """
         self._grid = grid
+        last, rows = self.settings.num_server_rounds, self.report.rows
+        has_ended = after >= last or stopped_early(rows, self.settings.patience)
         try:
             with self.report.progress:
                 arrays = run_rounds(
                     self.strategy,
                     grid,
                     arrays,
-                    range(after + 1, self.settings.num_server_rounds + 1),
+                    range(after + 1, after + 1 if has_ended else last + 1),
                     evaluated=self.is_evaluated,
                     timeout=self.settings.round_timeout,
                     after_round=self._after_round,
@@ -188,7 +192,7 @@ class Rounds:
             if self._unwritten is not None:
                 self._write(self._unwritten(), last=True)
             raise
-        if after >= self.settings.num_server_rounds:
+        if has_ended:
             # Only the report is missing, which needs each client's metrics.
             evaluate(self.strategy, grid, arrays, after, self.settings.round_timeout)
         counted = any(row.get("clients") for row in self.report.rows)
@@ -216,8 +220,7 @@ class Rounds:
         self.watch.after_round()
         self._check_not_empty(metrics)
         best, since = best_round(self.report.rows)
-        patience = self.settings.patience
-        ends = bool(patience and tested and since >= patience)
+        ends = stopped_early(self.report.rows, self.settings.patience)
         if ends:
             text = "the run ends: no better validation in %d evaluations since round %d"
             log(INFO, text, since, best)

@@ -1,5 +1,6 @@
 """Early stopping and the best round's checkpoint, both by validation metrics."""
 
+import json
 import math
 from pathlib import Path
 
@@ -73,6 +74,27 @@ def test_a_resumed_run_remembers_its_best_round(tmp_path):
     assert go(tmp_path, **again) == [1, 2, 3, 4, 5, 6]
     # Round 3 is still the best, but the first run did not keep its checkpoint.
     assert not (tmp_path / "fedavg" / BEST_FILE).exists()
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_early_stopped_run_does_not_continue_when_it_is_resumed(tmp_path, reported):
+    assert go(tmp_path, patience=3) == [1, 2, 3, 4, 5, 6]
+    summary = tmp_path / "summary.json"
+    results = json.loads(summary.read_text())["algorithms"]
+    if not reported:
+        # As if the run had been killed before it wrote its report.
+        summary.unlink()
+    assert go(tmp_path, patience=3, resume=str(tmp_path)) == [1, 2, 3, 4, 5, 6]
+    assert json.loads(summary.read_text())["algorithms"] == results
+    # With more patience it continues.
+    assert go(tmp_path, patience=4, resume=str(tmp_path)) == [*range(1, 9)]
+
+
+def test_early_stopped_run_cannot_be_resumed_in_another_folder(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    go(first, patience=3)
+    with pytest.raises(SettingsError, match="patience must be more"):
+        go(second, patience=3, resume=str(first))
 
 
 def test_best_round_is_kept_by_a_run_resumed_in_another_folder(tmp_path):
