@@ -17,13 +17,16 @@ from flwr_frl.strategies.report.results import write_json
 from flwr_frl.strategies.report.seeds import in_folder
 from flwr_frl.strategies.report.tables import write_tables
 from flwr_frl.strategies.report.terminal import console
-from flwr_frl.task.settings import Setting, Settings, SettingsError
+from flwr_frl.task.settings import Setting, Settings, SettingsError, require
 
 FILE = "tune.json"
 # The fraction of the training examples that is held out by default.
 VALIDATION_FRACTION = 0.2
 # Settings that cannot be chosen by validation accuracy.
 FIXED = ("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction")
+
+# Values of settings that need validation sets, which the final run does not have.
+WITHOUT_VALIDATION: Mapping[str, Setting] = {"patience": 0, "keep-best": False}
 
 # Settings of a point of the grid.
 Point = dict[str, Setting]
@@ -133,6 +136,10 @@ def tune(
             "tune, which evaluates on validation data and finally on test data",
             "evaluate-on",
         )
+    for name, unset in WITHOUT_VALIDATION.items():
+        for value in [{**overrides, **point}.get(name, unset) for point in grid]:
+            allowed = f"{unset} with tune, whose final run has no validation sets"
+            require(value == unset, name, value, allowed)
     fraction = overrides.get("validation-fraction") or VALIDATION_FRACTION
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
 
