@@ -4,9 +4,11 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flwr.common import log
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,6 +19,7 @@ from flwr_frl.strategies.report.results import write_json
 from flwr_frl.strategies.report.seeds import in_folder
 from flwr_frl.strategies.report.tables import write_tables
 from flwr_frl.strategies.report.terminal import console
+from flwr_frl.strategies.server.checkpoint import OTHER_SETTINGS
 from flwr_frl.task.settings import Setting, Settings, SettingsError, require
 
 FILE = "tune.json"
@@ -148,6 +151,19 @@ def tune(
         placed = in_folder(settings, str(output), place, [algorithm])
         return prepare(algorithm, placed)
 
+    def plan_test(algorithm: str, point: Point) -> RunGroup:
+        final = {**overrides, **point, "validation-fraction": 0.0}
+        final["evaluate-on"] = "test"
+        try:
+            return plan(algorithm, final, "test")
+        except SettingsError as error:
+            if error.code != OTHER_SETTINGS:
+                raise
+        # The resumed command had fewer seeds or points.
+        text = "%s: another point is picked than before, and its test starts anew"
+        log(WARNING, text, algorithm)
+        return plan(algorithm, {**final, "resume": ""}, "test")
+
     # Everything is checked before anything runs.
     planned: dict[str, list[tuple[Point, RunGroup]]] = {}
     for name in algorithms:
@@ -168,8 +184,7 @@ def tune(
             for (point, _), outcome in zip(named_points, outcomes, strict=True)
         ]
         best = _best(name, tried)
-        final = {**overrides, **best, "validation-fraction": 0.0, "evaluate-on": "test"}
-        (test,) = carry_out([plan(name, final, "test")], False)
+        (test,) = carry_out([plan_test(name, best)], False)
         assert not isinstance(test, SettingsError)
         tuned[short] = {
             "validation-fraction": fraction,

@@ -52,6 +52,8 @@ MAY_DIFFER = frozenset(
         "tracker-uri",
     )
 )
+# Code of the error if another setting differs.
+OTHER_SETTINGS = "other-settings"
 # Types of scalar JSON values, which are also the types of keys that JSON can encode.
 PLAIN = (str, int, float, type(None))
 PLAIN_TYPES = frozenset(PLAIN)
@@ -285,10 +287,8 @@ class Checkpoint:
             else:
                 differ.append(f"{name} was {was!r} and is {value!r}")
         if differ:
-            raise SettingsError(
-                f"resume: {str(directory)!r} was made with other settings: "
-                + ", ".join(differ)
-            )
+            line = f"resume: {str(directory)!r} was made with other settings: "
+            raise SettingsError(line + ", ".join(differ), OTHER_SETTINGS)
         return cls(
             server_round, to_record(arrays), State(saved, values), seconds, former
         )

@@ -187,6 +187,24 @@ def test_tune_picks_by_validation_and_tests_once(tmp_path):
     assert sizes[0] == sizes[1] - int(0.3 * sizes[1] + 0.5)
 
 
+def test_resumed_tune_tests_the_point_that_more_points_pick(tmp_path, caplog):
+    out, alone = tmp_path / "out", tmp_path / "alone"
+    go(out, "tune", "fedper", "--grid", "learning-rate=0.5")
+    more = ("--grid", "learning-rate=0.5,0.05")
+    go(out, "tune", "fedper", *more, resume=str(out))
+    assert "another point is picked than before" in caplog.text
+    tuned = json_of(out / "tune.json")["fedper"]
+    assert tuned["picked"] == {"learning-rate": 0.05}
+    go(alone, "fedper", learning_rate=0.05)
+    expected = json_of(alone / "summary.json")["algorithms"]["fedper"]
+    assert tuned["test"]["accuracy"] == expected["accuracy"]
+    # The earlier test is kept.
+    assert len([*(out / "fedper" / "test").glob("earlier-*/fedper")]) == 1
+    # The next command finds the same point.
+    go(out, "tune", "fedper", *more, resume=str(out))
+    assert json_of(out / "tune.json")["fedper"] == tuned
+
+
 def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     # The summary of a resumed run has None in place of such a loss.
     losses = {0.1: math.nan, 0.2: None, 0.3: math.inf, 0.4: 2.0, 0.5: 1.0}
