@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -93,6 +94,8 @@ def _start_worker(log_level: int) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The import sets a level of its own, so it must not come later.
+    import_module("flwr.common")
     logging.getLogger("flwr").setLevel(log_level)
     # The progress bars of parallel runs would overwrite each other.
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
