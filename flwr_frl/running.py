@@ -274,7 +274,7 @@ def check(
     for warning in warnings:
         if warning not in logged:
             log(WARNING, "%s", warning)
-    logged |= warnings.keys()
+    logged.update(warnings)
     return settings
 
 

@@ -69,6 +69,14 @@ def test_a_warning_has_the_value_and_the_reason(caplog):
     ]
 
 
+def test_several_runs_log_a_warning_once(tmp_path, caplog):
+    settings = {"model": "logistic", "num_clients": 5, "nc_weight": 0.5}
+    arguments = ("fedavg", "--seeds", "2", "--rounds", "1")
+    assert run(tmp_path, *arguments, **settings) == 0
+    lines = [line for line in caplog.messages if "does nothing" in line]
+    assert len(lines) == 1
+
+
 def test_partition_settings_have_no_effect_on_folders_of_clients(tmp_path, caplog):
     folder_of_clients(tmp_path / "images")
     task = ["--task", "image-folder", "--data-dir", str(tmp_path / "images")]
