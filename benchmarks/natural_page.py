@@ -65,7 +65,9 @@ class Results(NamedTuple):
         if not (values := self.outcomes[algorithm].values):
             return "diverged"
         mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
-        return f"{self.text(mean)} ± {self.text(deviation)}"
+        # A single seed has no deviation.
+        spread = f" ± {self.text(deviation)}" if self.seeds > 1 else ""
+        return f"{self.text(mean)}{spread}"
 
     def against(self, algorithm: str, other: str) -> tuple[int, int] | None:
         """Return for how many clients an algorithm is better and worse than another."""
@@ -313,5 +315,6 @@ def body(
     )
     for results in tasks.values():
         heading = f"{results.title[0].upper()}{results.title[1:]}"
-        text += f"## {heading}\n\n{results.seeds} seeds.\n\n{task_table(results)}\n"
+        seeds = "One seed" if results.seeds == 1 else f"{results.seeds} seeds"
+        text += f"## {heading}\n\n{seeds}.\n\n{task_table(results)}\n"
     return text

@@ -38,6 +38,7 @@ NATURAL = {
     "activities of 36 people": ("wisdm", 100),
     "digits spoken by 6 speakers": ("speech", 100),
     "digits written by 12 writers": ("writers", 100),
+    "next characters of 30 roles": ("roles", 100),
     "mines in 29 fields (AUROC)": ("landmine", 100),
     "heart disease in 4 hospitals (AUROC)": ("heart", 100),
     "exam scores of 139 schools (error)": ("school", 1),
