@@ -30,7 +30,8 @@ def test_auroc_of_a_single_class_is_undefined():
 
 
 def test_sign_test_counts_the_outcomes_that_are_as_unlikely():
-    # Of 64 outcomes for six clients, 2 are 6 : 0 or 0 : 6, and 12 are 5 : 1 or 1 : 5.
+    # Each of six clients is better or worse, so there are 64 outcomes. In two of them
+    # all clients agree, and in twelve all but one.
     assert sign_test(0, 6) == pytest.approx(2 / 64)
     assert sign_test(5, 1) == pytest.approx(14 / 64)
     assert sign_test(3, 3) == sign_test(0, 0) == 1

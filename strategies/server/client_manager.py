@@ -351,10 +351,7 @@ class ClientManager:
     # Waiting.
 
     def answering(self, nodes: list[int]) -> list[int]:
-        """Return the nodes that can be sent an evaluation or query; log the others.
-
-        The grid would not send them the message.
-        """
+        """Return the nodes that can be sent an evaluation or query; log the others."""
         unavailable = self.silent | self.busy
         if left := [node for node in nodes if node in unavailable]:
             names = several([self.name_of(node) for node in left])
