@@ -51,6 +51,17 @@ LONGEST = (
 END_TO_END = Path(__file__).parent / "e2e"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--gpu``, with which only ``tests/strategies/test_gpu.py`` can run."""
+    parser.addoption("--gpu", action="store_true", help="do not hide CUDA GPUs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide CUDA GPUs, as the expected values are those of a CPU."""
+    if not config.getoption("--gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run end-to-end tests first, and the longest of them before the others.
 

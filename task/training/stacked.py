@@ -180,6 +180,11 @@ class Objective(nn.Module):
         """
         if self.model.is_layered:
             return self._layer_by_layer(state, constants, *batch)
+        if batch[0].device.type != "cpu":
+            # `vmap` cannot map CUDA's batch norms of channels-last images, which
+            # channels-last weights return, too.
+            batch = [tensor.contiguous() for tensor in batch]
+            state = {name: tensor.contiguous() for name, tensor in state.items()}
         values: tuple[Tensor, Tensor] = vmap(partial(_called, self))(
             state, constants, *batch
         )

@@ -1,4 +1,4 @@
-"""Every algorithm on a CUDA GPU; skipped on machines without one."""
+"""Every algorithm on a CUDA GPU: ``pytest tests/strategies/test_gpu.py --gpu``."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from algorithm_runs import N, assert_near, run_tiny
 from flwr_frl.strategies.algorithms import ALGORITHMS
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="this machine has no CUDA GPU"
+    not torch.cuda.is_available(), reason="needs --gpu and a CUDA GPU"
 )
 
 
