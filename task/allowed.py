@@ -45,6 +45,10 @@ class ResourceError(SettingsError):
     """A resource is missing on this machine; no client could train on it."""
 
 
+class TrainingDivergedError(ArithmeticError):
+    """The loss is NaN or infinite."""
+
+
 def require(
     condition: bool, name: str, value: object, allowed: str, code: str = ""
 ) -> None:

@@ -32,6 +32,7 @@ from flwr_frl.task.allowed import Seed as Seed
 from flwr_frl.task.allowed import Setting as Setting
 from flwr_frl.task.allowed import Settings as Settings
 from flwr_frl.task.allowed import SettingsError as SettingsError
+from flwr_frl.task.allowed import TrainingDivergedError as TrainingDivergedError
 from flwr_frl.task.allowed import error_line as error_line
 from flwr_frl.task.allowed import need as need
 from flwr_frl.task.allowed import reason_of as reason_of

@@ -25,9 +25,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr_frl.strategies.grids.contexts import Contexts
 from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
 from flwr_frl.strategies.grids.ray_workers import RayWorkers
-from flwr_frl.task.settings import ResourceError, SettingsError, need
+from flwr_frl.task.settings import (
+    ResourceError,
+    SettingsError,
+    TrainingDivergedError,
+    need,
+)
 
 CLIENT_APP_ERROR = 2
+# Exceptions whose message is one line for the user.
+EXPECTED = (SettingsError, TrainingDivergedError)
 # Chunks of a large batch for each Ray worker, enough to balance the load.
 CHUNKS_A_WORKER = 4
 
@@ -41,7 +48,7 @@ def answer(
     """Yield the replies to messages, as nodes do: an exception becomes an error reply.
 
     ``contexts``, one for each message's node, are changed in place. ``tracebacks``
-    receives the traceback of each exception by its reason, except for a `SettingsError`
+    receives the traceback of each exception by its reason, except for `EXPECTED` ones
     and an app without a query handler. A `ResourceError` ends the run.
     """
 
@@ -52,7 +59,7 @@ def answer(
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            if not isinstance(error, SettingsError) and ANSWERS_NO_QUERY not in reason:
+            if not isinstance(error, EXPECTED) and ANSWERS_NO_QUERY not in reason:
                 tracebacks[reason] = traceback.format_exc()
             return Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
 

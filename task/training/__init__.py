@@ -1,5 +1,6 @@
 """Local training: optimiser, training loop, training in cohorts, and privacy."""
 
+from flwr_frl.task.settings import TrainingDivergedError
 from flwr_frl.task.training.calls import GradientCall, TrainCall, features_of
 from flwr_frl.task.training.cohort import each_together, scratch_model, together
 from flwr_frl.task.training.local_training import (
@@ -14,7 +15,6 @@ from flwr_frl.task.training.sgd import (
     Proximal,
     Regularizer,
     Step,
-    TrainingDivergedError,
     freeze,
     loop,
     steps_an_epoch,

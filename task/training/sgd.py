@@ -16,7 +16,13 @@ from flwr_frl.task.devices import CPU, current
 from flwr_frl.task.examples import Batch, ExampleSet
 from flwr_frl.task.models.side_effects import on_trial
 from flwr_frl.task.models.split_model import Part, SplitModel
-from flwr_frl.task.settings import Checked, Free, Range, SettingsError
+from flwr_frl.task.settings import (
+    Checked,
+    Free,
+    Range,
+    SettingsError,
+    TrainingDivergedError,
+)
 
 # Maps a batch's features and targets and the model to a value added to the loss.
 Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]
@@ -27,10 +33,6 @@ MOMENTUM = "momentum_buffer"
 # torch's names for CPUs that emulate bfloat16, many times slower than float32.
 EMULATES_BFLOAT16 = ("NO AVX", "AVX2")
 log = getLogger("task")
-
-
-class TrainingDivergedError(ArithmeticError):
-    """The loss is NaN or infinite."""
 
 
 class OneExampleError(SettingsError):

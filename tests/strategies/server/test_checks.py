@@ -31,6 +31,7 @@ from flwr_frl.strategies.server.checks import (
     one_line,
 )
 from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.settings import SettingsError, TrainingDivergedError
 
 
 def test_one_line_escapes_and_shortens_text() -> None:
@@ -155,6 +156,25 @@ def test_client_error_is_logged_as_one_short_line(caplog) -> None:
     # The in-process grid also logs the client's traceback; no reply contains that.
     lines = [m for m in caplog.messages if "a client failed" not in m]
     assert all(m.isprintable() and len(m) < 400 for m in lines)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"),
+    [
+        (RuntimeError("a defect"), True),
+        (SettingsError("momentum is 2; expected in [0, 1)"), False),
+        (TrainingDivergedError("the loss is nan after epoch 1"), False),
+    ],
+)
+def test_only_unexpected_client_errors_are_logged_with_a_traceback(
+    error: Exception, has_traceback: bool, caplog
+) -> None:
+    def fail(message: Message, context: Context) -> Message:
+        raise error
+
+    train_once(averaging(), grid_of(3, with_one_bad(fail)))
+    assert any(str(error) in line for line in caplog.messages)
+    assert any("Traceback" in line for line in caplog.messages) is has_traceback
 
 
 def test_strict_json_writes_non_finite_numbers_as_null() -> None:
