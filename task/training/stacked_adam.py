@@ -1,5 +1,7 @@
 """Adam and AdamW of several models at once, with the arithmetic of torch."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -56,9 +58,9 @@ class StackedAdam:
         square = self.square[name][place] * BETA2
         square.addcmul_(gradient, gradient, value=1 - BETA2)
         self.steps[name][place] += 1
-        steps = self.steps[name][place].double()
-        shape = -1, *[1] * (value.ndim - 1)
-        rate = (sgd.learning_rate / (1 - BETA1**steps)).to(value.dtype).view(shape)
-        root = (1 - BETA2**steps).sqrt().to(value.dtype).view(shape)
+        steps = self.steps[name][place].view(-1, *[1] * (value.ndim - 1))
+        # 1 − βᵗ in float32, as MPS has no float64.
+        rate = sgd.learning_rate / -torch.expm1(steps * math.log(BETA1))
+        root = (-torch.expm1(steps * math.log(BETA2))).sqrt()
         self.mean[name][place], self.square[name][place] = mean, square
         return value - rate * mean / (square.sqrt() / root + EPSILON)

@@ -44,22 +44,27 @@ def test_fake_device_rejects_what_a_gpu_rejects():
         there + torch.ones(3)
     with pytest.raises(RuntimeError, match="numpy"):
         there.numpy()
+    with pytest.raises(TypeError, match="float64"):
+        there.double()
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "size"),
+    ("algorithm", "size", "optimizer"),
     [
-        ("apfl", "off"),
-        ("squarm-sgd", "off"),
-        ("flute", 3),
-        ("scaffold", 3),
+        ("apfl", "off", "sgd"),
+        ("squarm-sgd", "off", "sgd"),
+        ("flute", 3, "sgd"),
+        ("scaffold", 3, "sgd"),
+        ("fedrep", 3, "adam"),
     ],
 )
-def test_results_equal_those_of_the_cpu(algorithm, size):
-    result = outcome(algorithm, size, device="gpu", rounds=1)
+def test_results_equal_those_of_the_cpu(algorithm, size, optimizer, caplog):
+    options = {"rounds": 1, "optimizer": optimizer}
+    result = outcome(algorithm, size, device="gpu", **options)
     assert devices.current() == double.GPU
+    assert not [line for line in caplog.messages if "one by one" in line]
     # The fake device computes on the CPU, so results are bitwise equal.
-    assert_same(result, outcome(algorithm, size, device="cpu", rounds=1), 0)
+    assert_same(result, outcome(algorithm, size, device="cpu", **options), 0)
 
 
 def test_random_numbers_on_the_device_differ_by_client():

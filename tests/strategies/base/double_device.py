@@ -54,6 +54,8 @@ class OnDevice(torch.Tensor):
         )
 
     def __init__(self, inner: torch.Tensor) -> None:
+        if inner.dtype == torch.float64:
+            raise TypeError("gpu:0 has no float64, as Apple's MPS")
         self.inner = inner
 
     @property
