@@ -37,8 +37,8 @@ rounds, {images} training images per client (CIFAR-10 as JPEG), and means over t
 5 rounds, as in [the small figures](papers_small.md). In 100x5 and 100x2
 there are 100 clients with 5 or 2 shards, of which 10 train per round, 100 rounds, all
 images, and means over the last 10 rounds, as in [the papers' tables](papers_tables.md).
-Seeds start at 0; ± is the standard deviation over seeds, and figures without it are of
-one seed. Methods that are not in the table of a cell have not been run there.
+± is the standard deviation over seeds, and figures without it are of one seed. Methods
+that are not in the table of a cell have not been run there.
 
 All heads in a row belong to the same training runs, whose messages are those of the
 method. Each head but the first is trained for {epochs} epochs on the client's images,
@@ -68,7 +68,7 @@ def heads_table(methods: Runs) -> str:
     rows = [
         (
             f"`{method}`",
-            len(runs),
+            ", ".join(runs),
             *(
                 spread([run[name] for run in runs.values() if name in run])
                 if name in next(iter(runs.values()))
