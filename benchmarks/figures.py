@@ -211,9 +211,15 @@ FIGURES = [
     ),
     Figure(
         RESULTS_PAGE,
-        cell("50 clients with 500"),
+        cell("50 clients with 500 images each, 5"),
         "fifty_clients",
         of_cell("50x5", FIVE),
+    ),
+    Figure(
+        RESULTS_PAGE,
+        cell("50 clients with 500 images each, 2"),
+        "fifty_clients",
+        of_cell("50x2", FIVE),
     ),
     Figure(
         RESULTS_PAGE,
