@@ -118,14 +118,23 @@ class SplitModel(nn.Module):
     @cached_property
     def is_layered(self) -> bool:
         """True if both parts are sequences of layers that `layers.applied` supports."""
-        named = self.named_parameters(remove_duplicate=False)
-        shared = sum(1 for _ in named) > sum(1 for _ in self.parameters())
-        return not shared and covers(self.representation) and covers(self.head)
+        parts = covers(self.representation) and covers(self.head)
+        return parts and not _shares_parameters(self)
+
+    @cached_property
+    def has_layered_head(self) -> bool:
+        """True if the head is a sequence of layers that `layers.applied` supports."""
+        return covers(self.head) and not _shares_parameters(self.head)
 
     @property
     def is_large(self) -> bool:
         """True if, on a CPU, several such models are never faster together."""
         return self.structure.num_values > LARGE
+
+    @property
+    def has_large_head(self) -> bool:
+        """True if, on a CPU, several such heads are never faster together."""
+        return sum(parameter.numel() for parameter in self.head.parameters()) > LARGE
 
     def observed(self, inputs: Callable[[], Tensor]) -> Observed:
         """Return the side effects of a forward pass in training mode; tried only once.
@@ -297,6 +306,11 @@ def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) 
                 full = f"{prefix}.{place}" if prefix else place
                 replacements[full] = parameters[name]
     return functional_call(module, replacements, (x,), tie_weights=False)
+
+
+def _shares_parameters(module: nn.Module) -> bool:
+    named = module.named_parameters(remove_duplicate=False)
+    return sum(1 for _ in named) > sum(1 for _ in module.parameters())
 
 
 class Structure(NamedTuple):

@@ -76,6 +76,18 @@ def fewest(model: SplitModel, input_size: int) -> int | None:
     return None
 
 
+def fewest_heads(model: SplitModel) -> int | None:
+    """Return the least number of heads that train faster together on features.
+
+    None if they are too large, on a CPU.
+    """
+    if current().type != "cpu":
+        return 2
+    if model.has_large_head:
+        return None
+    return FEWEST_IN_LAYERS if model.has_layered_head else FEWEST
+
+
 @dataclass(frozen=True)
 class TrainCall:
     """The arguments of `local_training.train`."""
@@ -122,9 +134,10 @@ class TrainCall:
 
     @property
     def fewest(self) -> int | None:
-        """See the function `fewest`. Features are small, however large the inputs."""
-        size = 0 if self.has_features else self.examples.inputs.shape[1:].numel()
-        return fewest(self.model, size)
+        """See `fewest_heads` for heads on features, and the function `fewest`."""
+        if self.has_features:
+            return fewest_heads(self.model)
+        return fewest(self.model, self.examples.inputs.shape[1:].numel())
 
     @property
     def has_features(self) -> bool:

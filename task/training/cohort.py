@@ -8,7 +8,8 @@ torch's generators, so the numbers equal those of one client after another, up t
 rounding. Evaluation is not batched: together it takes 0.8 to 1.9 times as long.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from logging import getLogger
 from typing import Any, Protocol, TypeVar
 
@@ -23,11 +24,13 @@ from flwr_frl.task.types import Task
 
 Result = TypeVar("Result")
 log = getLogger("task")
-# Models with more than SMALL values are stacked in groups of at most MOST_NOT_SMALL, as
-# larger groups are not faster. Compared with groups of 32, groups of 100 take 18 % less
-# time with softmax regression (650 values), 11 % less with a CNN (9,258), and the same
-# time with a network of two layers (19,210).
+# Clients whose models have more than SMALL values form cohorts of at most
+# MOST_NOT_SMALL, as larger ones are not faster. Compared with 32 clients, 100 take 18 %
+# less time with softmax regression (650 values), 11 % less with a CNN (9,258), and the
+# same time with a network of two layers (19,210).
 SMALL, MOST_NOT_SMALL = 10_000, 32
+# On a CPU, larger models are too much memory for each client of a cohort.
+MOST_HELD = 1_000_000
 
 
 class Call(Protocol):
@@ -71,7 +74,7 @@ class ClientCoroutine(greenlet):
     work : callable
         The work; its result is the client's result.
     number : int
-        The client's place in its cohort, from 0.
+        The client's place among those that wait in its cohort, from 0.
     only_if_faster : bool
         See `together`.
     """
@@ -82,8 +85,8 @@ class ClientCoroutine(greenlet):
         super().__init__(work)
         self.number = number
         self.only_if_faster = only_if_faster
-        # True if this client never joins a batched call. Such clients share the task's
-        # model instead of holding a copy each.
+        # True if this client joins no batched call, as its model is above `MOST_HELD`.
+        # Such clients share the task's model instead of holding a copy each.
         self.is_alone = False
         self.stream = RngContext()
 
@@ -145,8 +148,7 @@ def together(
     works : sequence of callable
         Each seeds torch's generator before it draws.
     size : int
-        Most clients that train together. Each holds its own model for that time, unless
-        it never joins a batched call.
+        Most clients that train together. Each holds its own model for that time.
     only_if_faster : bool, default False
         Make calls one by one where batching them would not be faster.
 
@@ -167,21 +169,28 @@ def each_together(
     yielded at once. As soon as a client waits for a batched call, results are held
     until its cohort has finished.
     """
-    for start in range(0, len(works), size):
-        yield from _cohort(works[start : start + size], only_if_faster)
+    waiting = deque(works)
+    while waiting:
+        yield from _cohort(waiting, size, only_if_faster)
 
 
-def _cohort(works: Sequence[Callable[[], Any]], only_if_faster: bool) -> Iterator[Any]:
+def _cohort(
+    works: deque[Callable[[], Any]], size: int, only_if_faster: bool
+) -> Iterator[Any]:
+    """Run works, which are removed, until a cohort is complete and has finished."""
     clients: list[ClientCoroutine] = []
     results: dict[ClientCoroutine, Any] = {}
     pending: dict[ClientCoroutine, Any] = {}
-    for number, work in enumerate(works):
-        client = ClientCoroutine(work, number, only_if_faster)
-        pending[client] = client.resume()
+    while works and len(clients) < size:
+        client = ClientCoroutine(works.popleft(), len(clients), only_if_faster)
+        answer = pending[client] = client.resume()
         if client.dead and len(pending) == 1:
             yield pending.pop(client)
-        else:
-            clients.append(client)
+            continue
+        clients.append(client)
+        if only_if_faster and not client.dead:
+            is_small = answer.model.structure.num_values <= SMALL
+            size = size if is_small else min(size, MOST_NOT_SMALL)
     while pending:
         for client in [client for client in pending if client.dead]:
             results[client] = pending.pop(client)
@@ -189,27 +198,13 @@ def _cohort(works: Sequence[Callable[[], Any]], only_if_faster: bool) -> Iterato
         for client, call in pending.items():
             groups.setdefault(call.key, []).append(client)
         answers: dict[ClientCoroutine, Any] = {}
-        for members in _of_size(groups.values(), pending, only_if_faster):
+        for members in groups.values():
             calls = [pending[client] for client in members]
             # Calls that never gain from batching did not leave `make`.
             fewest = calls[0].fewest or 2 if only_if_faster else 2
             answers |= zip(members, _answers(calls, members, fewest), strict=True)
         pending = {client: client.resume((a,)) for client, a in answers.items()}
     yield from (results[client] for client in clients)
-
-
-def _of_size(
-    groups: Iterable[list[ClientCoroutine]],
-    pending: Mapping[ClientCoroutine, Any],
-    only_if_faster: bool,
-) -> Iterator[list[ClientCoroutine]]:
-    """Yield the groups, divided into parts of the fastest size."""
-    for members in groups:
-        size = len(members)
-        if only_if_faster and pending[members[0]].model.structure.num_values > SMALL:
-            size = MOST_NOT_SMALL
-        for start in range(0, len(members), size):
-            yield members[start : start + size]
 
 
 def _answers(
@@ -274,7 +269,7 @@ def scratch_model(task: Task) -> SplitModel:
     """
     client, is_on_cpu = current_client(), current() == CPU
     if client is not None and client.only_if_faster and is_on_cpu:
-        client.is_alone |= task.scratch_model.is_large
+        client.is_alone |= task.scratch_model.structure.num_values > MOST_HELD
     if is_on_cpu and (client is None or client.is_alone):
         return task.scratch_model
     return run_object(ModelPool).get(task, 0 if client is None else client.number)

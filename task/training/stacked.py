@@ -178,7 +178,8 @@ class Objective(nn.Module):
         constants : list of Tensor
             The regularizers' stacked tensors.
         """
-        if self.model.is_layered:
+        model = self.model
+        if model.has_layered_head if self.features else model.is_layered:
             return self._layer_by_layer(state, constants, *batch)
         if batch[0].device.type != "cpu":
             # `vmap` cannot map CUDA's batch norms of channels-last images, which

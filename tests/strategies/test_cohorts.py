@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cohort_tasks import N, dense
+from cohort_tasks import N, dense, normed
 from outcomes import assert_same, outcome
 
 from flwr_frl.task import ExampleSet
@@ -302,6 +302,40 @@ def test_clients_train_alone_if_a_cohort_is_not_faster(made, monkeypatch):
     assert not any(made.values())
 
 
+@pytest.mark.parametrize("task", ["dense", "normed"])
+def test_small_heads_of_large_models_train_together(task, made, monkeypatch):
+    # The heads have 18 values, the models 53 and more.
+    monkeypatch.setattr(split_model, "LARGE", 20)
+    monkeypatch.setattr(calls, "FEWEST", 3)
+    options = {"task": f"cohort_tasks:{task}", "rounds": 2}
+    together = outcome("fedrep", "auto", **options)
+    # The heads of a round's four clients; the representations train one by one.
+    assert made == {"TrainCall": [4, 4], "GradientCall": []}
+    assert_same(together, outcome("fedrep", "off", **options), 1e-6)
+
+
+def test_clients_form_smaller_cohorts_if_their_models_are_not_small(monkeypatch):
+    monkeypatch.setattr(cohort, "MOST_NOT_SMALL", 3)
+    held, most = set(), []
+
+    def work(i: int) -> None:
+        torch.manual_seed(i)
+        model = scratch_model(tasks)
+        held.add(i)
+        train(model, "all", tasks.train[i], CE, 1, SGD(batch_size=4))
+        most.append(len(held))
+        held.remove(i)
+
+    tasks = dense()
+    works = [lambda i=i % N: work(i) for i in range(N)]
+    cohort.together(works, N, only_if_faster=True)
+    assert max(most) == N
+    most.clear()
+    monkeypatch.setattr(cohort, "SMALL", 10)
+    cohort.together(works, N, only_if_faster=True)
+    assert max(most) == 3
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "many", "1.5"])
 def test_invalid_cohort_is_rejected(size):
     with pytest.raises(SettingsError) as caught:
@@ -311,7 +345,7 @@ def test_invalid_cohort_is_rejected(size):
 
 def test_clients_of_a_large_model_share_it_and_run_in_sequence(made, monkeypatch):
     tasks = dense()
-    monkeypatch.setattr(split_model, "LARGE", 10)
+    monkeypatch.setattr(cohort, "MOST_HELD", 10)
 
     def work(seed: int) -> float:
         torch.manual_seed(seed)
@@ -331,10 +365,10 @@ def test_clients_of_a_large_model_share_it_and_run_in_sequence(made, monkeypatch
 
 
 def test_large_model_stays_shared_if_a_small_one_is_used_as_well(monkeypatch):
-    large, small = dense(), dense()
-    sizes = {id(large.scratch_model): True, id(small.scratch_model): False}
-    is_large = property(lambda model: sizes.get(id(model), False))
-    monkeypatch.setattr(SplitModel, "is_large", is_large)
+    large, small = normed(), dense()
+    sizes = [task.scratch_model.structure.num_values for task in (large, small)]
+    assert sizes[0] > sizes[1]
+    monkeypatch.setattr(cohort, "MOST_HELD", sizes[1])
 
     def work(number: int) -> float:
         torch.manual_seed(number)
