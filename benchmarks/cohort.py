@@ -171,7 +171,7 @@ def main() -> None:
         "`flwr_frl.task.training.calls.fewest`: models with at most 50,000 "
         "parameters and, for convolutional models, inputs of at most 256 numbers; at "
         "least three clients, or six for models whose layers are not sequential "
-        "(`resnet20`).\n"
+        "(`resnet20`). Heads that train on features are combined by their own size.\n"
         "\n![gain](cohort.png)\n"
     )
     data = {f"{model}/{clients}": ms for (model, clients), ms in found.items()}
