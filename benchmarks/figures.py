@@ -245,8 +245,8 @@ FIGURES = [
     *(
         Figure(RESULTS_PAGE, pattern, "fedavg_ft", leads_of_fine_tuning(table))
         for table, pattern in (
-            ("100x5", r"\[(\S+, \S+ and \S+)\]\S+ points with 5 shards \(3"),
-            ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2 \(2 seeds"),
+            ("100x5", r"\[(\S+, \S+ and \S+)\]\S+ points with 5 shards, and"),
+            ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2 \(3 seeds each"),
         )
     ),
     Figure(RESULTS_PAGE, r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
