@@ -249,6 +249,16 @@ FIGURES = [
             ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2 \(3 seeds each"),
         )
     ),
+    Figure(
+        RESULTS_PAGE,
+        r"takes ([\d.]+) of its time on\s+16 cores.*, and ([\d.]+) of it",
+        "gpu",
+        lambda data: [
+            data["FedRep, CIFAR-10's CNN"][way]
+            / data["FedRep, CIFAR-10's CNN"]["on the CPU"]
+            for way in ("together", "one by one")
+        ],
+    ),
     Figure(RESULTS_PAGE, r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
     Figure(RESULTS_PAGE, r"holds\s+\[(\d+) % of", "gossip_convex", held_back),
     *(

@@ -29,7 +29,8 @@ log = getLogger("task")
 # less time with softmax regression (650 values), 11 % less with a CNN (9,258), and the
 # same time with a network of two layers (19,210).
 SMALL, MOST_NOT_SMALL = 10_000, 32
-# On a CPU, larger models are too much memory for each client of a cohort.
+# On a CPU, clients share one model if it has more values, as a model for each client of
+# a cohort would take too much memory.
 MOST_HELD = 1_000_000
 
 
@@ -148,7 +149,8 @@ def together(
     works : sequence of callable
         Each seeds torch's generator before it draws.
     size : int
-        Most clients that train together. Each holds its own model for that time.
+        Most clients that train together. A client that waits for others holds its own
+        model.
     only_if_faster : bool, default False
         Make calls one by one where batching them would not be faster.
 

@@ -314,6 +314,20 @@ def test_small_heads_of_large_models_train_together(task, made, monkeypatch):
     assert_same(together, outcome("fedrep", "off", **options), 1e-6)
 
 
+def test_clients_that_never_wait_use_the_same_model(monkeypatch):
+    monkeypatch.setattr(split_model, "LARGE", 10)
+    tasks, used = dense(), []
+
+    def work(i: int) -> None:
+        torch.manual_seed(i)
+        used.append(scratch_model(tasks))
+        train(used[-1], "all", tasks.train[i], CE, 1, SGD(batch_size=4))
+
+    works = [lambda i=i: work(i) for i in range(N)]
+    cohort.together(works, N, only_if_faster=True)
+    assert len({id(model) for model in used}) == 1
+
+
 def test_clients_form_smaller_cohorts_if_their_models_are_not_small(monkeypatch):
     monkeypatch.setattr(cohort, "MOST_NOT_SMALL", 3)
     held, most = set(), []
