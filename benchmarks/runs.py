@@ -97,10 +97,20 @@ def carry_out(job: Job) -> dict[str, Any]:
         **result,
         "cpu-seconds": time.process_time() - cpu,
         "commit": provenance()["commit"],
+        **_gpu(),
         "settings": job.settings,
     }
     write_json(job.place / RESULT, found)
     return found
+
+
+def _gpu() -> dict[str, str]:
+    """Return the name of the GPU that runs use; empty without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name()}
 
 
 def carry_out_all(
