@@ -86,6 +86,7 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
         # fine-tuning for each evaluation would take most of the time.
         "augment-head": not algorithm.endswith("-ft"),
         **parse_config_args([arguments.run_config]),
+        **parse_config_args([arguments.own_config.get(algorithm, "")]),
     }
     # The figures need a curve, not only the last round.
     if algorithm.endswith("-ft"):
@@ -213,6 +214,14 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=2)
     parser.add_argument("--run-config", default="", help="further settings")
     parser.add_argument(
+        "--own-config",
+        nargs="*",
+        type=lambda text: text.split(":", 1),
+        default=[],
+        metavar="NAME:SETTINGS",
+        help="further settings of one algorithm",
+    )
+    parser.add_argument(
         "--shown-data",
         default="CIFAR-10, 100 clients, 5 shards each",
         help="the page's description of data that --run-config changes",
@@ -222,6 +231,7 @@ def main() -> None:
     parser.add_argument("--backend", default="ray")
     parser.add_argument("--output", default="results/srpfl")
     arguments = parser.parse_args()
+    arguments.own_config = dict(arguments.own_config)
     runs = {
         name: run(arguments, name, arguments.rounds) for name in arguments.algorithms
     }
@@ -269,6 +279,8 @@ def main() -> None:
     name = f"srpfl_time-{arguments.speed_model}-{arguments.fraction:g}"
     name += f"-{arguments.name}" if arguments.name else ""
     further = f"{arguments.run_config}, " if arguments.run_config else ""
+    for algorithm, settings in arguments.own_config.items():
+        further += f"`{algorithm}` with {settings}, "
     body = (
         f"{arguments.shown_data}, {arguments.fraction:.0%} per round, "
         f"{arguments.rounds} rounds, one head epoch and one representation epoch, "
