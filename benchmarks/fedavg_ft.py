@@ -205,8 +205,9 @@ class Ablation:
             for job in self.jobs(cell, method):
                 if (run := finished(job)) is not None and "failed" not in run:
                     seed = str(job.settings["seed"])
+                    about = ("commit", "cpu-seconds", "gpu")
                     results.setdefault(method, {})[seed] = means(job) | {
-                        name: run[name] for name in ("commit", "cpu-seconds")
+                        name: run[name] for name in about if name in run
                     }
         return results
 

@@ -111,12 +111,24 @@ def answer(methods: Runs) -> str:
     )
 
 
+def on_gpus(methods: Runs) -> str:
+    """Return a sentence on the runs that were made on a GPU; empty without any."""
+    seeds: dict[str, list[str]] = {}
+    for method, runs in methods.items():
+        for seed, run in runs.items():
+            if gpu := run.get("gpu"):
+                seeds.setdefault(gpu, []).append(f"`{method}` {seed}")
+    lines = [f"Runs on an {gpu}: {', '.join(runs)}.\n" for gpu, runs in seeds.items()]
+    return "\n" + "".join(lines) if lines else ""
+
+
 def cell_text(cell: str, methods: Runs) -> str:
     """Return the tables of a cell, or a note that it has not been run."""
     text = f"\n## {cell}\n\n"
     if "fedavg" not in methods:
         return f"{text}Not run.\n"
     text += heads_table(methods)
+    text += on_gpus(methods)
     if len(methods) > 1:
         text += f"\n{answer(methods)}"
         text += (
