@@ -249,6 +249,13 @@ FIGURES = [
             ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2 \(3 seeds each"),
         )
     ),
+    *(
+        Figure(RESULTS_PAGE, pattern, "fedavg_ft", leads_of_fine_tuning(table, "flute"))
+        for table, pattern in (
+            ("100x5", r"they are \[(\S+, \S+ and \S+)\]\S+ with 5 shards and"),
+            ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2\. Over `fedper`"),
+        )
+    ),
     Figure(
         RESULTS_PAGE,
         r"takes ([\d.]+) of its time on\s+16 cores.*, and ([\d.]+) of it",

@@ -34,8 +34,10 @@ def of_triggers(data: Data) -> list[float]:
     return [sum(ratio >= 1 for ratio in ratios), len(ratios)]
 
 
-def leads_of_fine_tuning(cell: str) -> Callable[[Data], list[float]]:
-    """Return a function for FedAvg-FT's leads over FedRep in points.
+def leads_of_fine_tuning(
+    cell: str, other: str = "fedrep"
+) -> Callable[[Data], list[float]]:
+    """Return a function for FedAvg-FT's leads over another method in points.
 
     These are the lead as published, with fresh heads for both, and with old heads for
     both.
@@ -43,7 +45,7 @@ def leads_of_fine_tuning(cell: str) -> Callable[[Data], list[float]]:
     kept, fresh, old = "accuracy", "accuracy-fresh", "accuracy-old-received"
 
     def leads(data: Data) -> list[float]:
-        runs, others = (data["cells"][cell][name] for name in ("fedavg", "fedrep"))
+        runs, others = (data["cells"][cell][name] for name in ("fedavg", other))
         return [
             fmean(runs[seed][own] - others[seed][its] for seed in runs.keys() & others)
             for own, its in ((fresh, kept), (fresh, fresh), (old, kept))
