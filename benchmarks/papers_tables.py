@@ -233,7 +233,11 @@ class Tables:
         results = self.results()
         by_seed = [runs for rows in results.values() for runs in rows.values()]
         data = {
-            "rows": {row: self.row_settings(row) for row in ROWS},
+            "rows": {
+                row: self.row_settings(row)
+                for row in ROWS
+                if any(row in rows for rows in results.values())
+            },
             "rounds": self.arguments.rounds,
             "seeds": self.arguments.seeds,
             "classes": self.classes(),
