@@ -257,7 +257,7 @@ class StrategySettings(Checked):
     byzantine_fraction: Annotated[float, Range("[0, 0.5)")] = 0.2
     clip_norm: Annotated[float, Range("[0, inf)")] = 0.0
     bucket_size: Annotated[int, Range("[0, inf)")] = 0
-    server_dp_noise: Annotated[float, Range("[0, inf)")] = 0.0
+    server_dp_noise: Annotated[float, Range("[0, 1e6]")] = 0.0
     server_dp_clip: Annotated[float, Range("[0, inf)")] = 0.0
     server_dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
     seed: Annotated[int, Seed] = 0

@@ -53,7 +53,7 @@ class ExamplePrivacy(Checked):
         examples.
     """
 
-    dp_noise: Annotated[float, Range("[0, inf)")] = 0.0
+    dp_noise: Annotated[float, Range("[0, 1e6]")] = 0.0
     dp_clip: Annotated[float, Range("[0, inf)")] = 0.0
     dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
 

@@ -104,3 +104,7 @@ def test_folder_that_is_a_link_is_rejected(code_of, tmp_path):
     assert code_of(lambda: refuse_links("output", tmp_path, tmp_path / "link")) == (
         "output"
     )
+
+
+def test_folder_with_too_long_a_name_is_rejected(code_of, tmp_path):
+    assert code_of(lambda: refuse_links("output", tmp_path / ("x" * 300))) == "output"
