@@ -65,7 +65,7 @@ def bounded(bound: float, text: str = "", **further: Setting) -> Row:
     return Row(text or f"`multi-task`, b = {bound:g}", "multi-task", settings, STEPS)
 
 
-STEPS = (0.02, 0.05, 0.1, 0.2)
+STEPS = (0.05, 0.1, 0.2, 0.4)
 UNBOUNDED = 1e9
 MULTI_TASK_ROWS = {
     "none": bounded(UNBOUNDED, "`multi-task` without a bound: every node alone"),
