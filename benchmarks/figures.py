@@ -150,8 +150,8 @@ FIVE = ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
 FLUTES = ("FLUTE: FLUTE", "FLUTE: FLUTE*")
 FIVE_FLUTE = ("FLUTE: FedRep*", "FLUTE: FedAvg-FT", "FLUTE: FedPer", *FLUTES)
 FIVE_MIXED = ("FedRep: FedRep", "FedRep: FedAvg+FT", "FedRep: FedPer", *FLUTES)
-THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl", "fedrep-5")
-THOUSAND_THERE = ("FedRep", "FedAvg+FT", "FedPer", "LG-FedAvg", "Fed-MTL", "FedRep")
+THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl")
+THOUSAND_THERE = ("FedRep", "FedAvg+FT", "FedPer", "LG-FedAvg", "Fed-MTL")
 # Rows with one method in 100x5: label, row of our page, method in the papers
 ONE = (
     ("`fedrep`, 1 head epoch", "fedrep-1", "FLUTE: FedRep"),
@@ -208,6 +208,15 @@ FIGURES = [
             ),
         )
         for figure in _in_papers(label, of_cell(table, rows), table, *there)
+    ),
+    *_in_papers(
+        "the same clients, five",
+        lambda data: [
+            *of_cell("1000x2", ("fedrep-5", "fedavg-ft-5", "fedper-5"))(data),
+            *of_papers("fedavg-ft-5", "accuracy-global", "1000x2")(data),
+        ],
+        "1000x2",
+        *(f"FedRep: {name}" for name in ("FedRep", "FedAvg+FT", "FedPer", "FedAvg")),
     ),
     Figure(
         RESULTS_PAGE,
