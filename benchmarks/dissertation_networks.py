@@ -117,18 +117,20 @@ class Runs:
         return Job(self.output / name / f"{step}-{seed}", row.algorithm, settings)
 
     def accuracy(self, job: Job) -> float:
-        """Return the mean over the tested clients in %, -inf if the run has failed.
+        """Return the mean over the tested clients in %, -inf if training diverged.
 
         For `TRANSFER_ROWS` these are the targets, the last clients.
         """
-        result = finished(job) or {}
-        if "accuracy" not in result:
+        result = finished(job)
+        if result is None or "failed" in result:
             return -np.inf
         clients = read_json(job.place / short_name(job.algorithm) / "clients.json")
         names = sorted(clients)
         if job.place.parent.name in TRANSFER_ROWS:
             names = names[SOURCES - WRITERS :]
-        return 100 * float(np.mean([clients[name]["accuracy"] for name in names]))
+        # The reply of a client whose model has diverged is rejected.
+        accuracies = [clients[name].get("accuracy", -np.inf) for name in names]
+        return 100 * float(np.mean(accuracies))
 
     def chosen(self, name: str) -> float:
         """Return the step size with the best accuracy on the validation sets."""
