@@ -133,9 +133,16 @@ class Runs:
         return 100 * float(np.mean(accuracies))
 
     def chosen(self, name: str) -> float:
-        """Return the step size with the best accuracy on the validation sets."""
+        """Return the step size with the best accuracy on the validation sets.
+
+        Step sizes with which a run diverged, with any seed, are excluded.
+        """
         steps = ROWS[name].steps
         scores = [self.accuracy(self.job(name, step, TUNING_SEED)) for step in steps]
+        for i, step in enumerate(steps):
+            jobs = (self.job(name, step, seed) for seed in range(SEEDS))
+            if any(finished(j) and np.isinf(self.accuracy(j)) for j in jobs):
+                scores[i] = -np.inf
         return steps[int(np.argmax(scores))]
 
     def missing(self) -> list[Job]:
@@ -201,7 +208,7 @@ def body(data: Mapping[str, Any]) -> str:
         "over the clients, each tested with its own model, ± standard deviation over "
         f"{SEEDS} seeds. Step sizes are the best of {', '.join(map(str, STEPS))} and, "
         f"for the second table, of {', '.join(map(str, RATES))} on validation sets "
-        "with a separate seed.\n\n"
+        "with a separate seed; those with which a run diverged are excluded.\n\n"
         "## Multi-task optimisation\n\n"
         f"The writers form a ring, and neighbours' models may differ by "
         f"‖θ_i - θ_j‖² ≤ b. {ITERATIONS} iterations with 16 images, without momentum; "
