@@ -267,6 +267,14 @@ FIGURES = [
     ),
     Figure(
         RESULTS_PAGE,
+        r"transfer reach\s+\[([\d.]+) %\](?:.|\n)*?\[([\d.]+) %\]\S+ when they train",
+        "dissertation_networks",
+        lambda data: [
+            fmean(data["rows"][name]["accuracy"]) for name in ("phase-1", "local")
+        ],
+    ),
+    Figure(
+        RESULTS_PAGE,
         r"takes ([\d.]+) of its time on\s+16 cores.*, and ([\d.]+) of it",
         "gpu",
         lambda data: [
