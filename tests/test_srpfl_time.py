@@ -27,6 +27,7 @@ def arguments(output: Path, **more: object) -> Namespace:
     return Namespace(
         **{"speed_model": "fixed", "fraction": 0.1, "stage": 1, "initial_nodes": 2},
         **{"seed": 0, "name": "", "data_dir": "", "evaluate_every": 1},
+        own_config={},
         **{"backend": "inline", "output": str(output), "run_config": DATA, **more},
     )
 
@@ -87,6 +88,16 @@ def test_a_run_on_a_page_is_reused(srpfl_time, monkeypatch, tmp_path):
     for algorithm in ("fedrep", "srpfl"):
         with pytest.raises(TypeError):
             srpfl_time.run(options, algorithm, 2)
+
+
+def test_own_settings_apply_to_one_algorithm(srpfl_time, tmp_path):
+    options = arguments(tmp_path)
+    options.own_config = {"fedavg-ft": "learning-rate=0.2"}
+    rates = {
+        name: srpfl_time.run(options, name, 1)["settings"].get("learning-rate")
+        for name in ("fedrep", "fedavg-ft")
+    }
+    assert rates == {"fedrep": None, "fedavg-ft": 0.2}
 
 
 def test_an_interrupted_run_resumes_and_names_both_commits(
