@@ -34,9 +34,11 @@ from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
 from flwr_frl.task.settings import Setting
 
-# The algorithms with a `-5` row, besides FedRep.
-FIVE_EPOCHS = ["fedavg-ft", "fedper", "lg-fedavg", "apfl", "fedprox-ft", "scaffold-ft"]
-FIVE_EPOCHS += ["fed-mtl"]
+# The rows that also have a `-5` row, besides FedRep's.
+ALSO_FIVE = (
+    *("fedavg-ft", "fedper", "lg-fedavg", "apfl"),
+    *("fedprox-ft", "scaffold-ft", "fed-mtl"),
+)
 # Settings of each row of the page. The row of a global method is the mean over the last
 # rounds. If it has not run, its accuracy is that of its `-ft` row before fine-tuning,
 # in the last round. Rows with `LOOK` are evaluated during training, for curves of NC2.
@@ -65,13 +67,13 @@ ROWS: dict[str, dict[str, Setting]] = {
     "fedprox": {},
     "scaffold": {},
     "fedrep-5": {"representation-epochs": 5, **LOOK},
-    **{f"{row}-5": {"representation-epochs": 5} for row in FIVE_EPOCHS},
+    **{f"{row}-5": {"representation-epochs": 5} for row in ALSO_FIVE},
     "local-all": {"fraction-train": 1.0},
 }
 # The only cells of the rows that are as in FedRep's code: with five local epochs, or
 # with all clients in every round.
 AS_IN_CODE = {
-    **{f"{row}-5": ("1000x2", "100x5") for row in ("fedrep", *FIVE_EPOCHS)},
+    **{f"{row}-5": ("1000x2", "100x5") for row in ("fedrep", *ALSO_FIVE)},
     "local-all": ("100x5",),
 }
 # Algorithms of these papers, whose settings are published. The others use the settings
