@@ -37,7 +37,7 @@ from flwr_frl.task.settings import Setting
 # The rows that also have a `-5` row, besides FedRep's.
 ALSO_FIVE = (
     *("fedavg-ft", "fedper", "lg-fedavg", "apfl"),
-    *("fedprox-ft", "scaffold-ft", "fed-mtl"),
+    *("fedprox-ft", "scaffold-ft", "fed-mtl", "per-fedavg"),
 )
 # Settings of each row of the page. The row of a global method is the mean over the last
 # rounds. If it has not run, its accuracy is that of its `-ft` row before fine-tuning,
@@ -68,12 +68,14 @@ ROWS: dict[str, dict[str, Setting]] = {
     "scaffold": {},
     "fedrep-5": {"representation-epochs": 5, **LOOK},
     **{f"{row}-5": {"representation-epochs": 5} for row in ALSO_FIVE},
+    "per-fedavg-adapted": {"adaptation-epochs": 5},
     "local-all": {"fraction-train": 1.0},
 }
-# The only cells of the rows that are as in FedRep's code: with five local epochs, or
-# with all clients in every round.
+# The only cells of the rows that are as in FedRep's code: with five local epochs, with
+# five epochs of adaptation before the test, or with all clients in every round.
 AS_IN_CODE = {
     **{f"{row}-5": ("1000x2", "100x5") for row in ("fedrep", *ALSO_FIVE)},
+    "per-fedavg-adapted": ("1000x2", "100x2", "100x5"),
     "local-all": ("100x5",),
 }
 # Algorithms of these papers, whose settings are published. The others use the settings
@@ -112,7 +114,7 @@ def parse() -> argparse.Namespace:
 
 def algorithm_of(row: str) -> str:
     """Return the algorithm of a row."""
-    for ending in ("-1", "-5", "-all", "-after"):
+    for ending in ("-1", "-5", "-adapted", "-all", "-after"):
         row = row.removesuffix(ending)
     return row
 
