@@ -57,9 +57,11 @@ class MOONClient(
     similarity to z (equation 3). Both other models are frozen, in evaluation mode.
 
     A client that is not sampled keeps its last local representation, however old.
-    Before its first training it uses the initial representation, as in the authors'
-    code. In that code z is the output of an additional projection head of two layers;
-    here it is the output of the model's representation.
+    Before its first training it uses the initial representation, so that ℓ_con has no
+    gradient in round 1. The authors' code omits ℓ_con in round 1; the previous model of
+    a client that first trains later is randomly initialised. In that code z is the
+    output of an additional projection head of two layers; here it is the output of the
+    model's representation.
     """
 
     personal = (PREVIOUS,)

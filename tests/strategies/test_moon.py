@@ -80,6 +80,15 @@ def test_mu_0_equals_fedavg_bitwise():
     assert result.metrics == plain.metrics
 
 
+def test_contrastive_loss_has_no_gradient_in_the_first_round():
+    # The previous model equals the received one, so both similarities are equal.
+    result, plain = (run(name, 2, **TASK) for name in ("moon", "fedavg"))
+    for name, array in plain.arrays[0].items():
+        np.testing.assert_allclose(result.arrays[0][name], array, atol=1e-6)
+    pairs = [(result.arrays[1][n], a) for n, a in plain.arrays[1].items()]
+    assert max(np.abs(a - b).max() for a, b in pairs) > 1e-4
+
+
 def test_previous_model_is_not_sent():
     result = run("moon", 3, **TASK)
     for _, reply in result.between("train"):
