@@ -55,6 +55,7 @@ class FedASClient(
     gives the same numbers while the data stay the same. As in that code, the loss of a
     batch is the sum over its classes of the mean squared difference, and the trace is
     the sum, over batches, of the squared norm of the gradient of a batch's mean loss.
+    Its batches for the alignment have 16 examples; here they have ``batch-size``.
 
     The deployed model is the received representation, aligned, with the client's head.
     A client that is not sampled keeps head and prototypes. Before its first training it

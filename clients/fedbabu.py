@@ -27,7 +27,11 @@ class FedBABUSettings(FineTuningSettings):
 
 
 class FedBABUClient(FineTuned, supports_example_dp=True):
-    """Algorithm 1, client side: all clients keep the initial head."""
+    """Algorithm 1, client side: all clients keep the initial head.
+
+    The authors' code fine-tunes the whole model for 5 epochs. The defaults here are the
+    head and 10 epochs, as for the other fine-tuned methods.
+    """
 
     shared = (REPRESENTATION,)
     settings_type = FedBABUSettings

@@ -30,7 +30,7 @@ class FedFomoSettings(TrainingSettings):
     Parameters
     ----------
     fomo_models : int, default 5
-        Number M of models, as for the strategy.
+        Number M of other clients' models, as for the strategy.
     fomo_validation : float, default 0.2
         Share of the training examples on which models are weighed, and which a client
         does not train on (0.2 in the authors' commands and in PFLlib); with 0, models
@@ -51,6 +51,10 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
     negative weights become 0, and then all are divided by their sum. If none is
     positive, the client continues from its own trained model, as in PFLlib, rather than
     from the baseline. With no other model, this is local training.
+
+    The authors' code differs from the paper, which is followed here: by default it
+    divides by the 1-norm of θ_n − θ_i^{t−1}, and its candidates include means over
+    clusters of clients.
 
     The trained model and the baseline are personal. The trained model is also sent, and
     the server forwards it to other clients unchanged. For a client that joins later,

@@ -85,7 +85,8 @@ class FedProtoClient(
     """Algorithm 1, client side: the model is personal; architectures may differ.
 
     The loss is L_S + λ mean ‖z − C̄_y‖² (equation 7). A local prototype C_j is the mean
-    feature of the examples of class j (equation 3). The prediction is the class with
+    feature of the examples of class j after training (equation 3); the authors' code
+    averages the features of the last epoch's steps. The prediction is the class with
     the nearest prototype, among the client's classes unless ``fedproto-predicted`` is
     ``"all"``. The client's classes are saved, so that prediction needs no training
     examples.

@@ -72,7 +72,8 @@ class FedRoDClient(
 
     In each step, the representation and the generic head g minimise the balanced
     softmax loss −log (N_y exp g_y / Σ_c N_c exp g_c), and the personalised head p
-    minimises the loss of the client's prediction g + p. p starts at 0.
+    minimises the loss of the client's prediction g + p. p starts at 0; in PFLlib it
+    starts as a copy of g.
     """
 
     personal = (PERSONAL_HEAD,)

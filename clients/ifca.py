@@ -41,7 +41,8 @@ class IFCAClient(Client):
 
     F_i is the mean loss over all training examples, without augmentation. The deployed
     model is chosen in the same way, with the current models; a client without training
-    examples deploys the first one. Among equal losses the first cluster is chosen.
+    examples deploys the first one. Among equal losses the first cluster is chosen. In
+    the authors' code, test data are predicted by the model with the least loss on them.
     """
 
     shared = (CLUSTERS,)

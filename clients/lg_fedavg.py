@@ -7,7 +7,9 @@ from flwr_frl.clients.fedper import FedPerClient
 class LGFedAvgClient(FedPerClient, head_layers=2):
     """Train both parts together; the representation is personal.
 
-    The head of a built-in model has two layers, unless ``head-layers`` is set.
+    The head of a built-in model has two layers, unless ``head-layers`` is set. In the
+    authors' code all clients start from a model that FedAvg has trained; here they
+    start from the initial model.
     """
 
     shared = (HEAD,)

@@ -31,8 +31,9 @@ class PFedHNClient(
 ):
     """Algorithm 1, client side: train θ_i and send its change; no state is kept.
 
-    The authors train for 50 steps with batches of 64, step size 0.005 and momentum 0.9;
-    here ``representation-epochs`` and the other settings of local training apply.
+    The authors train for 50 steps with batches of 64, step size 0.005, momentum 0.9 and
+    weight decay 5e-5, and clip gradients to a norm of 50; here
+    ``representation-epochs`` and the other settings of local training apply.
     """
 
     settings: TrainingSettings

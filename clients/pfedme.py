@@ -44,6 +44,10 @@ class PFedMeClient(PersonalModelClient, assumes_sgd=True):
     For each batch, θ makes K steps towards argmin f(θ) + λ/2 ‖θ − w‖², starting from
     the received w and then from the previous batch's θ; then w ← w − η λ (w − θ).
     Batch norm statistics are not parameters. Those of θ are sent, without η and β.
+
+    In algorithm 1 all clients train in every round, and a sample of them sends w_i.
+    Here only the sampled clients train; the others keep the θ_i of their last training.
+    The authors' code also has a weight decay of 0.001 in the steps of θ.
     """
 
     settings_type = PFedMeSettings

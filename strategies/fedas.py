@@ -21,7 +21,8 @@ class FedAS(
     (client synchronisation), so that clients that have trained little count less. With
     ``weighting="examples"`` it is also multiplied by the number of examples, which the
     paper does not do. No client has more than ``largest-share`` of the weights. If all
-    traces are 0, the plain weights are used.
+    traces are 0, the plain weights are used. Rules of ``aggregation`` that give every
+    client one vote, such as ``median``, do not use the traces.
     """
 
     @property

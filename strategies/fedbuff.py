@@ -50,7 +50,8 @@ class FedBuff(
     concurrency : int, default 10
         Number of clients C at work at any time.
     buffer_size : int, default 5
-        Number of changes B that make a version; at most C.
+        Number of changes B that make a version (K in the paper, where it is 10 in most
+        experiments); at most C.
     staleness_exponent : float, default 0.5
         a in s(τ), the authors' value.
     max_staleness : int, default -1

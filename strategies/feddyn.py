@@ -36,7 +36,8 @@ class FedDyn(
     follows the combined changes, and is only approximately the mean of all λ_k.
 
     The paper has one α. The authors' code divides it by a client's share of the
-    examples; here, as in the paper, it is the same for all.
+    examples; here, as in the paper, it is the same for all. Clients are tested with θ;
+    the authors' code tests means of the θ_k, without −h/α.
 
     Parameters
     ----------

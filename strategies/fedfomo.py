@@ -27,7 +27,9 @@ class FedFomo(
     to each, before negative ones are cut off; p_ij grows by w_j. The models are those
     with the largest p_ij, ties in random order; each of the M is drawn at random
     instead with the probability ε (the paper's sampling scheme). All draws follow from
-    the seed, the round and the client's name. PFLlib has no random choice.
+    the seed, the round and the client's name. PFLlib has no random choice. The authors'
+    code divides the weights that are added by the absolute value of their sum; here, as
+    in the paper, p_ij grows by w_j itself.
 
     A client that is not sampled keeps its model, which others may receive. Evaluations
     send no models: clients deploy the model that they keep. A client that joins later
@@ -37,7 +39,8 @@ class FedFomo(
     Parameters
     ----------
     fomo_models : int, default 5
-        Number M of models that a client receives (PFLlib's default).
+        Number M of other clients' models that a client receives. The 5 models of the
+        authors' commands include the client's own; those of PFLlib may include it.
     fomo_epsilon : float, default 0.3
         Probability ε of a random model in the first round.
     fomo_epsilon_decay : float, default 0.05
