@@ -102,7 +102,7 @@ def _reason(data: Data, paper: str, method: str, cell: str) -> str:
     code = as_in_code(data, cell, row) if of_fedrep else {}
     for choice, mean in code.items():
         if not _far([mean], published[cell]):
-            return f"its code has {choice}; with these: {mean:.2f}"
+            return f"its code has {choice} ({mean:.2f} here)"
     if (paper, method) in REASONS and cell not in FIFTY and not code:
         return REASONS[paper, method]
     if method in GLOBAL and cell.endswith("x2"):
