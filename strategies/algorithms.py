@@ -57,7 +57,7 @@ def _path(algorithm: str) -> str:
     if algorithm not in ALGORITHMS and plain in ALGORITHMS:
         return ALGORITHMS[plain][0] + FINE_TUNED
     if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS)
+        raise unknown("algorithm", algorithm, ALGORITHMS, others="package.module:Class")
     return ALGORITHMS[algorithm][0]
 
 

@@ -13,6 +13,21 @@ Settings = Mapping[str, Setting]
 
 # Beginnings of allowed values that need a noun in messages.
 INEQUALITIES = ("above ", "below ", "in [", "in (")
+# Settings by the names that other libraries and our flags use.
+OTHER_NAMES = {
+    "local-epochs": ("head-epochs", "representation-epochs"),
+    "epochs": ("head-epochs", "representation-epochs"),
+    "lr": ("learning-rate",),
+    "mu": ("proximal-mu",),
+    "round": ("num-server-rounds",),
+    "rounds": ("num-server-rounds",),
+    "num-rounds": ("num-server-rounds",),
+    "clients": ("num-clients",),
+    "fraction": ("fraction-train",),
+    "fraction-fit": ("fraction-train",),
+}
+# Types of settings in words that follow "expected".
+TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 # Longer lists of names are replaced by a reference to the documentation.
 MAX_LISTED = 60
 # Characters shown of the repr of a value that is not a string.
@@ -82,7 +97,8 @@ def require(
         shown = f"a {type(value).__name__}, {shown[:MAX_SHOWN]}…"
     is_setting = re.fullmatch("[a-z][a-z0-9-]*", name)
     code = code or (name if is_setting else "settings")
-    number = "a number " if allowed.startswith(INEQUALITIES) else ""
+    nouns = INEQUALITIES if isinstance(value, int | float) else (*INEQUALITIES, "at le")
+    number = "a number " if allowed.startswith(nouns) else ""
     raise SettingsError(f"{name} is {shown}; expected {number}{allowed}", code)
 
 
@@ -155,10 +171,29 @@ def need(package: str, extra: str, feature: str) -> None:
         )
 
 
+def similar(name: object, known: Iterable[str]) -> list[str]:
+    """Return the known names that an unknown one most likely stands for, or none.
+
+    These are its equivalents in `OTHER_NAMES`, the most similar name in any case, or
+    the shortest name that contains it as a word, such as ``proximal-mu`` for ``mu``.
+    """
+    by_key = {n.lower().replace("_", "-"): n for n in sorted(known, reverse=True)}
+    key = str(name).lower().replace("_", "-")
+    if equivalents := [by_key[n] for n in OTHER_NAMES.get(key, ()) if n in by_key]:
+        return equivalents
+    near = difflib.get_close_matches(key, by_key, n=1)
+    words = sorted((n for n in by_key if key and key in n.split("-")), key=len)
+    return [by_key[n] for n in (near or words)[:1]]
+
+
 def unknown(
-    kind: str, name: object, known: Iterable[str], listed: str = "docs/settings.md"
+    kind: str,
+    name: object,
+    known: Iterable[str],
+    listed: str = "docs/settings.md",
+    others: str = "",
 ) -> SettingsError:
-    """Return the error for an unknown name; it suggests the most similar known one.
+    """Return the error for an unknown name; it suggests similar known ones.
 
     Parameters
     ----------
@@ -170,12 +205,15 @@ def unknown(
         The known names.
     listed : str, default "docs/settings.md"
         Where they are documented, for lists that are too long for a message.
+    others : str, default ""
+        What else is allowed, in words.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = " or ".join(map(repr, similar(name, names)))
+    hint = f"did you mean {near}? " if near else ""
     choices = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
-    message = f"unknown {kind} {name!r}; {hint}known: {choices}"
+    also = f"; or {others}" if others else ""
+    message = f"unknown {kind} {name!r}; {hint}known: {choices}{also}"
     return SettingsError(message, kind.replace(" ", "-"))
 
 
@@ -221,9 +259,12 @@ class Range(Allowed):
     def permits(self, value: Any) -> bool:
         """Return whether a number is finite and in the interval."""
         low, high = self.bounds
-        above = low < value or (low == value and self.interval[0] == "[")
-        below = value < high or (value == high and self.interval[-1] == "]")
-        return above and below and abs(value) != float("inf")
+        try:
+            above = low < value or (low == value and self.interval[0] == "[")
+            below = value < high or (value == high and self.interval[-1] == "]")
+            return above and below and abs(value) != float("inf")
+        except TypeError:
+            return False
 
     def __str__(self) -> str:
         low, high = self.bounds

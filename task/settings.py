@@ -22,6 +22,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
+from flwr_frl.task.allowed import TYPES as TYPES
 from flwr_frl.task.allowed import Allowed as Allowed
 from flwr_frl.task.allowed import Choice as Choice
 from flwr_frl.task.allowed import Free as Free
@@ -39,6 +40,7 @@ from flwr_frl.task.allowed import reason_of as reason_of
 from flwr_frl.task.allowed import require as require
 from flwr_frl.task.allowed import require_all_of_noise as require_all_of_noise
 from flwr_frl.task.allowed import require_drawable as require_drawable
+from flwr_frl.task.allowed import similar as similar
 from flwr_frl.task.allowed import unknown as unknown
 from flwr_frl.task.run_cache import run_cache
 
@@ -299,9 +301,7 @@ def resolve(
                 value = float(value)
             if _takes_numbers(settings[name]) and type(value) in (int, float):
                 value = str(value)
-            require(
-                type(value) is kind, name, value, f"a value of type {kind.__name__}"
-            )
+            require(type(value) is kind, name, value, TYPES[kind])
         elif strict:
             raise unknown("setting", name, settings)
         # Flower's config records hold integers of 64 bits.
@@ -351,13 +351,18 @@ def load(path: str, kind: str) -> Any:
         loaded: Any = _import(module)
     # Third-party modules may raise any exception.
     except (Exception, SystemExit) as error:
+        hint = ""
+        if getattr(error, "name", None) == module.partition(".")[0]:
+            hint = "; install it, or run the command in the folder that contains it"
         raise SettingsError(
-            f"{kind} {path!r} cannot be imported: {error_line(error)}", kind
+            f"{kind} {path!r} cannot be imported: {error_line(error)}{hint}", kind
         ) from error
     for part in name.split("."):
         if not hasattr(loaded, part):
+            public = [n for n in dir(loaded) if not n.startswith("_")]
+            near = "".join(f"; did you mean {n!r}?" for n in similar(part, public))
             message = f"{kind} {path!r} cannot be imported: module {module!r} has no"
-            raise SettingsError(f"{message} {name!r}", kind)
+            raise SettingsError(f"{message} {name!r}{near}", kind)
         loaded = getattr(loaded, part)
     return loaded
 

@@ -1,16 +1,26 @@
 """The arguments of ``python simulation.py`` and their help."""
 
 import argparse
+import json
 import re
-from collections.abc import Sequence
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.command_line import Parser
-from flwr_frl.task.settings import SettingsError, defaults
+from flwr_frl.task.settings import (
+    TYPES,
+    SettingsError,
+    defaults,
+    require,
+    similar,
+)
 
 # A pair ``name=value``, as in flwr.common.config.parse_config_args.
-PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
+PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+COMMA = "settings are separated by spaces, not by commas"
 # Flags that stand for a setting: the setting's name and the flag's help.
 SETTING_FLAGS = {
     "task": ("task", "a task of --list, or package.module:function"),
@@ -70,7 +80,7 @@ def parse(
     text = "inline: in this process; ray: on all cores; auto (default): the faster one"
     add("--backend", default="auto", help=text)
     text = "other settings (docs/settings.md), or a TOML file with settings"
-    add("--run-config", nargs="*", default=[], metavar="'k=v …'", help=text)
+    add("--run-config", nargs="+", default=[], metavar="'k=v …'", help=text)
     text = "run N seeds, starting at --seed; report mean ± standard deviation"
     add("--seeds", type=int, metavar="N", help=text)
     text = "run N of them in parallel processes (default 1; not with --backend ray)"
@@ -84,7 +94,16 @@ def parse(
         text = f"{meaning} (default {default!r})" if default != "" else meaning
         # argparse formats the help with the % operator.
         add(f"--{flag}", type=type(default), help=text.replace("%", "%%"))
-    namespace = parser.parse_intermixed_args(arguments)
+    namespace, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        flags = parser._option_string_actions
+        words = sys.argv if arguments is None else arguments
+        following = words[words.index(unknown[0]) + 1 :]
+        message = _unknown_flag(unknown[0], following, flags)
+        raise SettingsError(message, "command-line")
+    for name in namespace.algorithms:
+        allowed = "names separated by spaces"
+        require("," not in name, "algorithm", name, allowed)
     by_flag = {
         name: value
         for flag, name in FLAGS.items()
@@ -93,24 +112,77 @@ def parse(
     return namespace, {**_run_config(namespace.run_config), **by_flag}
 
 
+def _unknown_flag(text: str, following: Sequence[str], flags: Iterable[str]) -> str:
+    """Return the message about an argument that is not in ``flags``."""
+    name, _, value = text.lstrip("-").replace("_", "-").partition("=")
+    if not value and following and not following[0].startswith("-"):
+        value = following[0]
+    line = f"unknown argument {text!r}; "
+    if name in FLAGS.values():
+        return f"{line}use --{next(f for f in FLAGS if FLAGS[f] == name)}"
+    if near := similar(name, (flag.lstrip("-") for flag in flags)):
+        return f"{line}did you mean --{near[0]}?"
+    pairs = []
+    for setting in [name] if name in defaults() else similar(name, defaults()):
+        default, shown = defaults()[setting], value or "VALUE"
+        shown = json.dumps(shown) if isinstance(default, str) else shown
+        pairs.append(f"--run-config '{setting}={shown}'")
+    if pairs:
+        return f"{line}did you mean {' or '.join(pairs)}?"
+    return f"{line}settings without a flag are set with --run-config 'name=value'"
+
+
 def _run_config(texts: list[str]) -> dict[str, Any]:
     if not texts:
         return {}
     # Takes long to import, and is not needed for `--help`.
     from flwr.common.config import parse_config_args
 
-    # Flower ignores text that is not a pair.
     lines = [line for line in texts if not line.endswith(".toml")]
     try:
-        if rest := " ".join(PAIR.sub("", line) for line in lines).strip():
-            raise ValueError(f"{rest!r} is not a pair")
+        if reason := _invalid_pair(lines):
+            raise ValueError(reason)
         return parse_config_args(texts)
     except Exception as error:
         raise SettingsError(
-            f"--run-config {' '.join(texts)!r} cannot be read: it must be 'name=value "
-            f"…' or a TOML file ({error})",
-            "run-config",
+            f"--run-config {' '.join(texts)!r} cannot be read: {error}", "run-config"
         ) from None
+
+
+def _invalid_pair(lines: Sequence[str]) -> str:
+    """Return why some text is not a sequence of ``name=value``; "" if it is one."""
+    # Flower ignores text that is not a pair.
+    rest = " ".join(" ".join(PAIR.sub("", line) for line in lines).split())
+    if "=" in rest:
+        return f"{rest!r} must be name=value, without spaces around ="
+    if rest:
+        return (
+            f"{rest!r} is not name=value; quote all settings together, as in "
+            "--run-config 'name=value name=value', and write algorithms before it"
+        )
+    names = set[str]()
+    for name, value in (pair for line in lines for pair in PAIR.findall(line)):
+        if name in names:
+            return f"{name} is set twice"
+        names.add(name)
+        try:
+            tomllib.loads(f"value = {value}")
+        except tomllib.TOMLDecodeError:
+            return _invalid_value(name, value)
+        if name.startswith(","):
+            return COMMA
+    return ""
+
+
+def _invalid_value(name: str, value: str) -> str:
+    kind = type(defaults().get(name, ""))
+    if value.endswith(",") or re.search(r",[\w-]+=", value):
+        return COMMA
+    if value[0] in "'\"":
+        return f"the quote in {name}={value} is not closed"
+    if kind is str:
+        return f"{name} is {value} without quotes; write '{name}=\"{value}\"'"
+    return f"{name} is {value!r}; expected {TYPES[kind]}"
 
 
 def _epilog() -> str:

@@ -83,7 +83,7 @@ def task_maker(name: str) -> Callable[..., Task]:
     if name.startswith("hf-text:"):
         return FromTransformer(name.removeprefix("hf-text:"))
     if name not in TASKS:
-        raise unknown("task", name, TASKS)
+        raise unknown("task", name, TASKS, others="package.module:function")
     return TASKS[name]
 
 

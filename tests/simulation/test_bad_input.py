@@ -77,6 +77,42 @@ fedavg-ft @ finetune-epochs=-1 => finetune-epochs
 @ nonsense => run-config
 @ seed = 3 => run-config
 @ seed= => run-config
+FedAvg => ~did you mean 'fedavg'? known: apfl,
+flwr_frl.strategies.fedrep => ~; or package.module:Class
+fedrep,fedavg => ~algorithm is 'fedrep,fedavg'; expected names separated by spaces
+outsiders:Hookd => ~has no 'Hookd'; did you mean 'Hooked'?
+nowhere.at_all:Strategy => ~install it, or run the command in the folder that
+--task Digits => ~did you mean 'digits'?
+--task digit => ~; or package.module:function
+--local-epochs 5 => command-line
+--local-epochs 5 => ~'head-epochs=5' or --run-config 'representation-epochs=5'?
+--head_epochs=3 => ~did you mean --run-config 'head-epochs=3'?
+--model mlp => ~did you mean --run-config 'model="mlp"'?
+--num-clients 5 => ~unknown argument '--num-clients'; use --clients
+--round 5 => ~unknown argument '--round'; did you mean --rounds?
+-q => ~settings without a flag are set with --run-config 'name=value'
+--rounds => ~--rounds: expected a value
+--run-config --seed 1 => ~--run-config: expected a value
+--rounds ten => ~--rounds: expected an integer, not 'ten'
+--fraction 10% => ~--fraction: expected a number, not '10%'
+--run-config seed=3 fedavg => ~'fedavg' is not name=value; quote all settings together
+--run-config seed = 3 => ~must be name=value, without spaces around =
+@ seed = 3 => ~must be name=value, without spaces around =
+@ seed: 3 => ~'seed: 3' is not name=value
+@ learning-rate=fast => ~learning-rate is 'fast'; expected a number
+@ augment=True => ~augment is 'True'; expected true or false
+@ model=mlp => ~model is mlp without quotes; write 'model="mlp"'
+@ model="mlp => ~is not closed
+@ seed=1,batch-size=5 => ~settings are separated by spaces
+@ seed=1, batch-size=5 => ~settings are separated by spaces
+@ model='mlp',seed=1 => ~settings are separated by spaces
+@ seed=1 seed=2 => ~seed is set twice
+@ local-epochs=5 => ~did you mean 'head-epochs' or 'representation-epochs'?
+@ rounds=5 => ~did you mean 'num-server-rounds'?
+@ momentum='high' => ~momentum is 'high'; expected a number
+@ head-epochs=1.5 => ~head-epochs is 1.5; expected an integer
+@ augment=1 => ~augment is 1; expected true or false
+@ model=3 => ~model is 3; expected a string
 --output file => output
 --seed 1000000000000000000000000000000 => seed
 @ min-available-nodes=100 => min-available-nodes
