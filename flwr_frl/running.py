@@ -119,8 +119,8 @@ def simulate(
     >>> run.summary["accuracy"]
     """
     begin_run()
-    permitted = isinstance(algorithm, str | type)
-    require(permitted, "algorithm", algorithm, "a name, an import path or a strategy")
+    allowed = "a name, an import path or a strategy class"
+    require(isinstance(algorithm, str | type), "algorithm", algorithm, allowed)
     if isinstance(algorithm, type):
         algorithm = import_path(algorithm, "algorithm")
     named = {name.replace("_", "-"): value for name, value in settings.items()}

@@ -74,6 +74,8 @@ class FedBuff(
         max_staleness: Annotated[int, Range("[-1, inf)")] = -1,
         global_learning_rate: Annotated[float, Range("(0, inf)")] = 1.0,
     ) -> None:
+        allowed = "a strategy object, such as FedAvg()"
+        require(not isinstance(strategy, type), "strategy", strategy, allowed)
         allowed = "one of this package's that " + NEEDED
         ours = isinstance(strategy, BaseStrategy) and not self.allowed_base(
             type(strategy)

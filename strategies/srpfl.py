@@ -104,6 +104,8 @@ class SRPFL(
         doubles: Annotated[str, Choice("clients", "examples")] = "clients",
         num_rounds: int | None = None,
     ) -> None:
+        allowed = "a strategy object, such as FedRep()"
+        require(not isinstance(strategy, type), "strategy", strategy, allowed)
         self.strategy = strategy
         self.initial_nodes = initial_nodes
         self.contraction = contraction

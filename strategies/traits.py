@@ -22,7 +22,9 @@ from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     build,
+    defaults,
     require,
+    similar,
 )
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -263,6 +265,34 @@ class StrategySettings(Checked):
     seed: Annotated[int, Seed] = 0
     checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
     transport: Annotated[str, Choice("float32", "float16")] = "float32"
+
+    @classmethod
+    def of(cls, strategy: type, arguments: dict[str, Any]) -> "StrategySettings":
+        """Return a strategy's settings, given its arguments that are not its own.
+
+        Raises `TypeError` if one is unknown; it names the strategy and the nearest
+        argument.
+        """
+        unknown = arguments.keys() - inspect.signature(cls).parameters.keys()
+        if unknown:
+            name = min(unknown)
+            line = f"{strategy.__name__} has no argument {name!r}"
+            setting = name.replace("_", "-")
+            if setting in defaults():
+                about = f"{setting} is a setting of clients or of other strategies"
+                raise TypeError(f"{line}; {about}")
+            inits = [
+                vars(b)["__init__"] for b in strategy.__mro__ if "__init__" in vars(b)
+            ]
+            known = {
+                parameter.name
+                for init in inits
+                for parameter in inspect.signature(init).parameters.values()
+                if parameter.kind is parameter.KEYWORD_ONLY
+            }
+            near = "".join(f"; did you mean {n!r}?" for n in similar(name, known))
+            raise TypeError(f"{line}{near}")
+        return cls(**arguments)
 
     def check(self, traits: Traits) -> None:
         """Raise `SettingsError` if an algorithm with these traits cannot use them."""

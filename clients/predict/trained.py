@@ -214,6 +214,13 @@ def read_tensors(path: Path, name: str) -> tuple[dict[str, str], Tensors]:
 
 def _unreadable(name: str, path: Path, error: Exception) -> SettingsError:
     reason = str(error).splitlines()[0]
+    if isinstance(error, FileNotFoundError):
+        reason = "there is no such file"
+        runs = sorted(str(file.parent) for file in path.parent.glob(f"*/{FILE}"))
+        if path.name == FILE:
+            reason += "; expected the folder of a finished run: DIR/ALGORITHM"
+        if path.name == FILE and runs:
+            reason += f", such as {runs[0]!r}"
     return SettingsError(f"{name} {str(path)!r} cannot be read: {reason}")
 
 

@@ -90,7 +90,7 @@ class Averaging(
     ) -> None:
         if weighted_by_key:
             arguments.setdefault("weighting", "examples")
-        self.settings = settings = StrategySettings(**arguments)
+        self.settings = settings = StrategySettings.of(type(self), arguments)
         super().__init__(
             fraction_train=settings.fraction_train,
             fraction_evaluate=settings.fraction_evaluate,

@@ -67,6 +67,11 @@ BAD_INPUT = [
     ([IMAGE, "--model", "{root}/wide.safetensors"], "'head.bias' is of shape (4,);"),
     ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
     ([IMAGE, "--checkpoint", "{root}/no"], "checkpoint '{root}/no' cannot be read"),
+    (
+        [IMAGE, "--checkpoint", "{root}/results"],
+        "expected the folder of a finished run: DIR/ALGORITHM, such as "
+        "'{root}/results/fedrep'",
+    ),
     ([IMAGE, "--checkpoint", "{root}/empty"], "expected one that a run has written"),
     (
         [IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]],

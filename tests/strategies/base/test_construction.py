@@ -3,7 +3,16 @@
 import pytest
 from function_clients import averaging, grid_of, train_once
 
-from flwr_frl.strategies import FedAvg, FedAvgFT, build_strategy
+from flwr_frl.strategies import (
+    FLUTE,
+    SRPFL,
+    FedAvg,
+    FedAvgFT,
+    FedBuff,
+    FedProx,
+    FedRep,
+    build_strategy,
+)
 from flwr_frl.task.settings import SettingsError, resolve
 
 
@@ -18,11 +27,34 @@ from flwr_frl.task.settings import SettingsError, resolve
         ({"min_available_nodes": 0}, "min-available-nodes is 0"),
         ({"weighting": "even"}, "weighting is 'even'; expected uniform or examples"),
         ({"seed": -1}, "seed is -1; expected at least 0"),
+        ({"seed": "one"}, "seed is 'one'; expected a number at least 0"),
+        ({"fraction_train": "all"}, "fraction-train is 'all'; expected a number in"),
     ],
 )
 def test_settings_out_of_range_are_errors(values, line):
     with pytest.raises(SettingsError, match=line):
         FedAvg(**values)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "argument", "line"),
+    [
+        (FedRep, "fraction_fit", "FedRep has no .*'; did you mean 'fraction_train'"),
+        (FedProx, "mu", "FedProx has no argument 'mu'; did you mean 'proximal_mu'"),
+        (FLUTE, "nc_weight", "FLUTE has .*; nc-weight is a setting of clients or of"),
+        (FedAvg, "xyz", "^FedAvg has no argument 'xyz'$"),
+    ],
+)
+def test_unknown_arguments_are_errors_with_the_nearest_one(strategy, argument, line):
+    with pytest.raises(TypeError, match=line):
+        strategy(**{argument: 1})
+
+
+@pytest.mark.parametrize("wrapper", [SRPFL, FedBuff])
+def test_wrapping_a_class_instead_of_a_strategy_is_an_error(wrapper):
+    with pytest.raises(SettingsError, match="a strategy object, such as Fed") as error:
+        wrapper(FedAvg)
+    assert error.value.code == "strategy"
 
 
 def test_build_strategy_from_settings():
