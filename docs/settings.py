@@ -32,10 +32,12 @@ HEAD = """# Settings
 
 All settings with their defaults, allowed values and meaning. Set them with
 `--run-config 'NAME=VALUE …'`, with a TOML file in place of these pairs, with
-`flwr run . --run-config`, or with keyword arguments of `simulate`. Each setting is
-listed once, in the section of the first class that reads it; other classes may read it
-as well, as `flute-star` reads `head-epochs`. A warning names settings that are set but
-not read in a run.
+`flwr run . --run-config`, or with keyword arguments of `simulate`. Strings need double
+quotes, as in `--run-config 'model="mlp" batch-size=50'`.
+
+Each setting is listed once, in the section of the first class that reads it. Other
+classes may read it as well: `flute-star`, for example, reads `head-epochs`. If a setting
+has no effect in a run, a warning names it.
 
 `python -m docs.settings` generates this page from the declarations in the code.
 
