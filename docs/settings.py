@@ -36,8 +36,8 @@ All settings with their defaults, allowed values and meaning. Set them with
 quotes, as in `--run-config 'model="mlp" batch-size=50'`.
 
 Each setting is listed once, in the section of the first class that reads it. Other
-classes may read it as well: `flute-star`, for example, reads `head-epochs`. If a setting
-has no effect in a run, a warning names it.
+classes may read it as well: `flute-star`, for example, reads `head-epochs`. A warning
+names settings that have no effect in a run.
 
 `python -m docs.settings` generates this page from the declarations in the code.
 

@@ -139,7 +139,12 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     runner = Runner("inline" if jobs > 1 else backend, namespace.seeds, jobs)
     names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
     tuning = names[:1] == ["tune"]
-    require(tuning or not grid, "grid", grid, "used with tune")
+    require(
+        tuning or not grid,
+        "grid",
+        grid,
+        "empty without tune, as in: tune fedrep --grid …",
+    )
     algorithms = names[tuning:] or list(DEFAULT_ALGORITHMS)
     summaries: Mapping[str, Any]
     try:

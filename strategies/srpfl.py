@@ -117,11 +117,11 @@ class SRPFL(
         noise = ours.settings.server_dp_noise if ours else 0.0
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
-        allowed = "used with a speed-model other than 'none'"
+        allowed = "another value without a speed-model"
         theory = rounds_per_stage in THEORIES
         require(not theory, "rounds-per-stage", rounds_per_stage, allowed)
         by_gradient = rounds_per_stage == BY_GRADIENT
-        allowed = "used with a strategy of flwr_frl"
+        allowed = "another value with a strategy of another package"
         valid = ours is not None or not by_gradient
         require(valid, "rounds-per-stage", rounds_per_stage, allowed)
         valid = ours is not None or sample_for != "run"

@@ -63,13 +63,16 @@ def points(text: str) -> list[Point]:
     axes: dict[str, list[Setting]] = {}
     for part in text.split():
         name, equals, values = part.partition("=")
-        if not equals or not name or not values or name in axes:
-            raise _bad_grid(text, f"{part!r} is not a new setting with values")
+        if name in axes:
+            raise _bad_grid(text, f"{name} is set twice")
+        if not (equals and name and values):
+            why = f"{part!r} has no name or no value; commas are without spaces"
+            raise _bad_grid(text, why)
         if name in FIXED:
             raise _bad_grid(text, f"{name} cannot be tuned")
         axes[name] = [_parse_value(value) for value in values.split(",")]
     if not axes:
-        raise _bad_grid(text, "it names no setting")
+        raise _bad_grid(text, "tune needs a setting with values")
     return [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
 
 

@@ -120,7 +120,7 @@ class HubData:
     def __init__(self, name: str, settings: ColumnSettings) -> None:
         self.settings = settings
         self.name = settings.data_dir or name
-        require(bool(self.name), "task", "hf", "hf:NAME, or have a data-dir")
+        require(bool(self.name), "task", "hf", "hf:NAME, or hf with a data-dir")
         valid = Place().permits(self.name)
         require(valid, "task", f"hf:{self.name}", "a name or a path")
         self.path = Path(self.name).expanduser()
