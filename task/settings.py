@@ -351,8 +351,8 @@ def load(path: str, kind: str) -> Any:
         loaded: Any = _import(module)
     # Third-party modules may raise any exception.
     except (Exception, SystemExit) as error:
-        hint = ""
-        if getattr(error, "name", None) == module.partition(".")[0]:
+        hint, missing = "", isinstance(error, ModuleNotFoundError)
+        if missing and getattr(error, "name", "") == module.partition(".")[0]:
             hint = "; install it, or run the command in the folder that contains it"
         raise SettingsError(
             f"{kind} {path!r} cannot be imported: {error_line(error)}{hint}", kind
