@@ -106,19 +106,6 @@ def test_alpha_0_uses_the_global_model():
         assert_near(matrix(result.kept[-1][i], "model."), start(), 1e-7)
 
 
-def test_alpha_1_is_local_training():
-    usual = {"momentum": 0.5, "weight_decay": 1e-3, "evaluate": {3}}
-    result = run("apfl", 3, apfl_alpha=1.0, apfl_adaptive=False, **usual)
-    alone = run("local", 3, **usual)
-    assert result.trained == alone.trained
-    for i in range(N):
-        v, other = result.kept[-1][i], alone.kept[-1][i]
-        if v:
-            assert_near(matrix(v, "model."), matrix(other), 1e-6)
-        loss = alone.metrics[-1][i]["loss"]
-        assert result.metrics[-1][i]["loss"] == pytest.approx(loss, abs=1e-6)
-
-
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_alpha_takes_one_step_per_round(epochs):
     result = run("apfl", apfl_alpha=0.625, representation_epochs=epochs)

@@ -84,32 +84,6 @@ def test_noise_does_not_add_up_in_the_mean(algorithm, monkeypatch):
     assert np.linalg.norm(gap) < 0.6
 
 
-def test_gradient_of_the_regularizer_matches_finite_differences():
-    # ∂/∂w_i λ tr(W Ω Wᵀ) by finite differences, with Ω computed as a matrix square
-    m, d = 5, 3
-    w = np.random.default_rng(0).standard_normal((d, m))
-    omega = np.linalg.matrix_power(np.eye(m) - np.ones((m, m)) / m, 2)
-
-    def value(w):
-        return np.trace(w @ omega @ w.T)
-
-    for k in range(d):
-        move = np.zeros((d, m))
-        move[k, 2] = 1e-6
-        slope = (value(w + move) - value(w - move)) / 2e-6
-        assert slope == pytest.approx(2 * (w[k, 2] - w[k].mean()), abs=1e-6)
-
-
-def test_lambda_0_is_local_training():
-    usual = {"momentum": 0.5, "weight_decay": 1e-3, "fraction_train": 1.0}
-    result = run("fed-mtl", mtl_lambda=0.0, **usual)
-    alone = run("local", **usual)
-    for state, other in zip(result.kept[-1], alone.kept[-1], strict=True):
-        assert_near(matrix(state, "model."), matrix(other), 1e-6)
-    models = [matrix(state) for state in alone.kept[-1]]
-    assert_near(matrix(result.arrays[-1]), np.mean(models, axis=0), 1e-6)
-
-
 def test_rate_times_lambda_one_half_starts_each_step_at_the_mean():
     # w − η (∇f(w) + 2λ (w − w̄)) = w̄ − η ∇f(w).
     result = run("fed-mtl", 3, mtl_lambda=0.5 / RATE, representation_epochs=1)

@@ -45,13 +45,6 @@ def test_mu_0_equals_fedavg_bitwise():
     assert losses[0] == losses[1]
 
 
-def test_proximal_term_has_no_effect_on_a_single_step():
-    # μ (w − wᵗ) is 0 at w = wᵗ.
-    prox = run("fedprox", proximal_mu=3.0, representation_epochs=1)
-    plain = run("fedavg", representation_epochs=1)
-    assert_near(matrix(prox.arrays[-1]), matrix(plain.arrays[-1]), 1e-7)
-
-
 def test_rate_times_mu_1_starts_each_step_at_the_global_model():
     # w − η ∇F(w) − ηµ (w − wᵗ) = wᵗ − η ∇F(w): each step starts at wᵗ again.
     result = run("fedprox", 1, proximal_mu=1 / RATE, representation_epochs=2)

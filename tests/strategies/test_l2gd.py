@@ -94,29 +94,9 @@ def test_mean_covers_all_models_including_those_of_latecomers():
         assert_near(matrix(arrays), np.mean(models, axis=0), 1e-6)
 
 
-def test_lambda_0_is_local_training():
-    result = run("l2gd", 5, fraction_train=1.0, l2gd_lambda=0.0, l2gd_probability=P)
-    steps = sum(steps for _, steps in throws(result))
-    for i, state in enumerate(result.kept[-1]):
-        x = start()
-        for _ in range(steps):
-            x = x - RATE * gradient(x, i)
-        assert_near(matrix(state, "model."), x)
-
-
 def test_largest_lambda_equals_fedavg():
-    # An aggregation yields x̄, from which the local steps start.
-    result = run("l2gd", 4, l2gd_lambda=P / (RATE * (1 - P)), l2gd_probability=P)
-    mean, models = start(), {}
-    for server_round, (_, steps) in enumerate(throws(result)):
-        for i in result.trained[server_round]:
-            x = mean
-            for _ in range(steps):
-                x = x - RATE * gradient(x, i)
-            models[i] = x
-        mean = np.mean(list(models.values()), axis=0)
-        assert_near(matrix(result.arrays[server_round]), mean)
-    # With all clients and one local step per round, this is FedAvg with one epoch.
+    # An aggregation yields x̄. With all clients and one local step per round, this
+    # is FedAvg with one epoch.
     more = {"fraction_train": 1.0, "l2gd_probability": 1 - 1e-9}
     result = run("l2gd", 3, l2gd_lambda=0.999e9 / RATE, **more)
     assert [steps for _, steps in throws(result, 1 - 1e-9)] == [1, 1, 1]

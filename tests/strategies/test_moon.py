@@ -10,10 +10,8 @@ from softmax_runs import (
     assert_near,
     assert_same,
     draw,
-    linear,
     mean,
     run,
-    softmax,
     weights,
 )
 
@@ -87,20 +85,6 @@ def test_contrastive_loss_has_no_gradient_in_the_first_round():
         np.testing.assert_allclose(result.arrays[0][name], array, atol=1e-6)
     pairs = [(result.arrays[1][n], a) for n, a in plain.arrays[1].items()]
     assert max(np.abs(a - b).max() for a, b in pairs) > 1e-4
-
-
-def test_previous_model_is_not_sent():
-    result = run("moon", 3, **TASK)
-    for _, reply in result.between("train"):
-        names = {name.partition(".")[0] for name in reply.content["arrays"]}
-        assert names == {"representation", "head"}
-
-
-def test_representation_without_parameters_is_rejected():
-    assert not list(linear().representation.parameters())
-    with pytest.raises(SettingsError) as error:
-        MOONClient.traits.check(softmax(N))
-    assert error.value.code == "no-features"
 
 
 @pytest.mark.parametrize(

@@ -166,22 +166,6 @@ def test_scaffold_reaches_the_optimum_and_fedavg_does_not(weighting):
     assert slopes["fedavg"] > 1e-2
 
 
-def test_equal_data_equals_fedavg():
-    # All c_i equal c, so there is no correction.
-    usual = {"task": "softmax_runs:twins", "fraction_train": 1.0}
-    result, plain = run("scaffold", **usual), run("fedavg", **usual)
-    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
-        assert_near(matrix(arrays), matrix(others), 1e-6)
-        assert np.abs(matrix(arrays, "control.")).max() > 0.01
-
-
-def test_first_round_equals_fedavg_with_a_server_step():
-    # All control variates are 0 in the first round.
-    plain = matrix(run("fedavg", 1).arrays[0])
-    result = matrix(run("scaffold", 1, global_learning_rate=0.5).arrays[0])
-    assert_near(result, (start() + plain) / 2)
-
-
 def test_two_steps_with_momentum():
     # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀), so g₀ has the weight
     # 1 + β = 3/2 and g₁ the weight 1.

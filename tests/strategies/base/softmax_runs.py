@@ -85,11 +85,6 @@ def softmax(num_clients: int) -> ExampleTask:
     return task_of(linear, classes=("a", "b", "c"))
 
 
-def twins(num_clients: int) -> ExampleTask:
-    """Like `softmax`, but all clients have the data of client 2."""
-    return task_of(linear, lambda i: 2)
-
-
 def normed(num_clients: int) -> ExampleTask:
     """A model with a batch norm."""
     return task_of(normed_layers)
