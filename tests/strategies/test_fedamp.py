@@ -16,7 +16,7 @@ from softmax_runs import (
     start,
 )
 
-from flwr_frl import cli
+from flwr_frl.clients.fedamp import FedAMPSettings
 from flwr_frl.strategies import FedAMP
 
 NAMES = [f"{i:06d}" for i in range(N)]
@@ -141,22 +141,15 @@ def test_large_scale_selects_the_nearest_model(scale):
 
 
 @pytest.mark.parametrize(
-    ("given", "code"),
+    ("make", "given", "code"),
     [
-        ({"fedamp_attention": "dot"}, "fedamp-attention"),
-        ({"fedamp_alpha": 0.0}, "fedamp-alpha"),
-        ({"fedamp_sigma": -1.0}, "fedamp-sigma"),
-        ({"fedamp_self_weight": 1.5}, "fedamp-self-weight"),
-        ({"server_dp_noise": 1.0, "server_dp_clip": 1.0}, "server-dp-noise"),
+        (FedAMP, {"fedamp_attention": "dot"}, "fedamp-attention"),
+        (FedAMP, {"fedamp_alpha": 0.0}, "fedamp-alpha"),
+        (FedAMP, {"fedamp_sigma": -1.0}, "fedamp-sigma"),
+        (FedAMP, {"fedamp_self_weight": 1.5}, "fedamp-self-weight"),
+        (FedAMP, {"server_dp_noise": 1.0, "server_dp_clip": 1.0}, "server-dp-noise"),
+        (FedAMPSettings, {"fedamp_lambda": -1.0}, "fedamp-lambda"),
     ],
 )
-def test_invalid_setting_is_rejected_with_its_code(given, code):
-    assert code_of(lambda: FedAMP(**given)) == code
-
-
-def test_negative_lambda_is_rejected(tmp_path, capsys):
-    output = tmp_path / "results"
-    options = ["--backend", "inline", "--output", str(output)]
-    assert cli.main(["fedamp", *options, "--run-config", "fedamp-lambda=-1.0"]) == 2
-    assert "fedamp-lambda is -1.0" in capsys.readouterr().err
-    assert not output.exists()
+def test_invalid_setting_is_rejected_with_its_code(make, given, code):
+    assert code_of(lambda: make(**given)) == code

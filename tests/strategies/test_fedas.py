@@ -11,7 +11,6 @@ from softmax_runs import (
     N,
     assert_near,
     assert_same,
-    deep_head,
     draw,
     mean,
     run,
@@ -141,11 +140,6 @@ def test_reply_without_a_valid_trace_is_rejected(metrics):
     strategy.check_train_reply(reply_of(1, fisher_trace=0.5))
     with pytest.raises(InvalidReplyError):
         strategy.check_train_reply(reply_of(2, **metrics))
-
-
-def test_head_of_several_layers_is_rejected():
-    with pytest.raises(SettingsError):
-        FedASClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize("setting", ["fedas_learning_rate", "fedas_epochs"])

@@ -11,12 +11,10 @@ from softmax_runs import (
     gradient,
     loss_of,
     matrix,
-    normed,
     run,
     start,
 )
 
-from flwr_frl.clients import FedDynClient
 from flwr_frl.strategies import FedDyn
 from flwr_frl.task.settings import SettingsError
 
@@ -109,12 +107,6 @@ def test_lost_gradient_resets_the_gradients_of_all_clients(caplog):
     assert f"client {i:06d} lacks the one in h" in caplog.text
     for now, (theta, _, _) in enumerate(numpy_feddyn(result.trained, (3, i))):
         assert_near(matrix(result.arrays[now]), theta, 2e-6)
-
-
-def test_model_with_buffers_is_rejected():
-    with pytest.raises(SettingsError) as error:
-        FedDynClient.traits.check(normed(N))
-    assert error.value.code == "has-buffers"
 
 
 @pytest.mark.parametrize(

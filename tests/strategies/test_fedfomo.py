@@ -17,7 +17,6 @@ from softmax_runs import (
     start,
 )
 
-from flwr_frl import cli
 from flwr_frl.clients.fedfomo import FedFomoSettings
 from flwr_frl.strategies import FedFomo
 
@@ -187,18 +186,10 @@ def test_newcomers_do_not_train_on_their_validation_examples():
     [
         (FedFomo, {"fomo_models": -1}, "fomo-models"),
         (FedFomo, {"fomo_epsilon": 1.5}, "fomo-epsilon"),
+        (FedFomo, {"fomo_epsilon_decay": -1.0}, "fomo-epsilon-decay"),
         (FedFomo, {"aggregation": "median"}, "aggregation"),
         (FedFomoSettings, {"fomo_validation": 1.0}, "fomo-validation"),
     ],
 )
 def test_invalid_setting_is_rejected_with_its_code(make, given, code):
     assert code_of(lambda: make(**given)) == code
-
-
-def test_invalid_setting_prints_a_one_line_error(tmp_path, capsys):
-    output = tmp_path / "results"
-    options = ["--backend", "inline", "--output", str(output)]
-    given = ["--run-config", "fomo-epsilon-decay=-1.0"]
-    assert cli.main(["fedfomo", *options, *given]) == 2
-    assert "fomo-epsilon-decay is -1.0" in capsys.readouterr().err
-    assert not output.exists()

@@ -12,7 +12,6 @@ from softmax_runs import (
     STEPS,
     N,
     assert_near,
-    deep_head,
     draw,
     mean,
     run,
@@ -155,11 +154,6 @@ def test_reply_with_impossible_statistics_is_rejected(name, value):
     reply.content["arrays"][name] = Array(np.full_like(like, value))
     with pytest.raises(InvalidReplyError):
         strategy.check_train_reply(reply)
-
-
-def test_head_of_several_layers_is_rejected():
-    with pytest.raises(SettingsError):
-        FedPACClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize(

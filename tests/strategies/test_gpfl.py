@@ -10,7 +10,6 @@ from softmax_runs import (
     CLASSES,
     DIMENSION,
     N,
-    deep_head,
     draw,
     example_sets,
     mean,
@@ -188,11 +187,6 @@ def test_class_shares_are_stored_for_prediction():
     kept = result.kept[-1][i]["shares.value"]
     y = draw(i)[1]
     np.testing.assert_allclose(kept, np.bincount(y, minlength=CLASSES) / len(y))
-
-
-def test_head_of_several_layers_is_rejected():
-    with pytest.raises(SettingsError):
-        GPFLClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize("setting", ["gpfl_lambda", "gpfl_mu"])

@@ -8,7 +8,6 @@ import torch
 from layered import features, layered, parts, with_ones
 from softmax_runs import CLASSES, N, assert_same, code_of, draw, run
 
-from flwr_frl import cli
 from flwr_frl.clients.knn_per import KNNPerSettings, MixedHead
 from flwr_frl.task import ExampleSet
 
@@ -115,11 +114,3 @@ def test_only_labelled_examples_are_neighbours():
 )
 def test_invalid_setting_is_rejected_with_its_code(given, code):
     assert code_of(lambda: KNNPerSettings(**given)) == code
-
-
-def test_task_without_classes_is_rejected(tmp_path, capsys):
-    output = tmp_path / "results"
-    options = ["--backend", "inline", "--output", str(output), "--task", "linear"]
-    assert cli.main(["knn-per", *options]) == 2
-    assert "it needs classes" in capsys.readouterr().err
-    assert not output.exists()

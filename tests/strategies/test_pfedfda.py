@@ -12,7 +12,6 @@ from softmax_runs import (
     STEPS,
     N,
     assert_near,
-    deep_head,
     draw,
     mean,
     run,
@@ -229,11 +228,6 @@ def test_indefinite_covariance_is_projected_to_the_nearest_valid_one():
     client.received[COVARIANCE] = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, -3.0]))
     expected = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])).double()
     torch.testing.assert_close(client.received_gaussians().covariance, expected)
-
-
-def test_head_of_several_layers_is_rejected():
-    with pytest.raises(SettingsError):
-        PFedFDAClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize(

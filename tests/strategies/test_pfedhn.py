@@ -18,11 +18,12 @@ from softmax_runs import (
 )
 from torch import nn
 
-from flwr_frl import cli
+from flwr_frl import running
 from flwr_frl.clients.pfedhn import MOST_PARAMETERS, generated
 from flwr_frl.strategies import PFedHN
 from flwr_frl.strategies.pfedhn import clipped, initial_network, outputs, pulled_back
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import SettingsError
 
 NAMES = [f"{i:06d}" for i in range(N)]
 SMALL = {"hypernetwork_width": 7, "hypernetwork_layers": 2}
@@ -186,17 +187,6 @@ def test_invalid_setting_is_rejected_with_its_code(given, code):
     assert code_of(lambda: PFedHN(**given)) == code
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ("model='resnet18'", "number of parameters is 11"),
-        ("model='resnet20'", "has the buffer"),
-        ("new-clients=1", "leaves no model for clients that join later"),
-    ],
-)
-def test_invalid_setting_prints_a_one_line_error(given, line, tmp_path, capsys):
-    output = tmp_path / "results"
-    options = ["--backend", "inline", "--output", str(output), "--run-config", given]
-    assert cli.main(["pfedhn", *options]) == 2
-    assert line in capsys.readouterr().err
-    assert not output.exists()
+def test_newcomers_are_rejected():
+    with pytest.raises(SettingsError, match="new-clients is 1; expected 0 with pfedhn"):
+        running.check(["pfedhn"], {"new-clients": 1}, "inline")
