@@ -206,6 +206,16 @@ class KeepsK(Compressor):
         k = self.k
         return min(k if isinstance(k, int) else max(1, round(k * dimension)), dimension)
 
+    def omega(self, dimension: int) -> float:
+        """Return k / d times the ω of the operator applied to the kept entries."""
+        k = self.count(dimension)
+        return k / dimension * self._entries.omega(k)
+
+    @property
+    def _entries(self) -> Compressor:
+        """The operator applied to the kept entries, a vector of R^k."""
+        return Identity()
+
 
 @dataclass(frozen=True)
 class TopK(KeepsK):
@@ -234,16 +244,6 @@ class TopK(KeepsK):
         k = self.count(dimension)
         indices = packed_bytes(k, index_bits(dimension))
         return indices + self._entries.num_bytes(k)
-
-    def omega(self, dimension: int) -> float:
-        """Return k / d times the ω of the operator applied to the kept entries."""
-        k = self.count(dimension)
-        return k / dimension * self._entries.omega(k)
-
-    @property
-    def _entries(self) -> Compressor:
-        """The operator applied to the kept entries, a vector of R^k."""
-        return Identity()
 
     def omega_at(self, x: Float32s) -> float:
         """Return the fraction of ‖x‖² that is kept, times the ω of its encoding."""

@@ -18,7 +18,6 @@ from flwr_frl.task.compression.compressor import (
 )
 from flwr_frl.task.compression.operators import (
     QSGD,
-    Identity,
     KeepsK,
     Sign,
     check_levels,
@@ -41,16 +40,6 @@ class RandK(KeepsK):
     def num_bytes(self, dimension: int) -> int:
         """Return the bytes of the seed and of k encoded entries."""
         return SEED.size + self._entries.num_bytes(self.count(dimension))
-
-    def omega(self, dimension: int) -> float:
-        """Return k / d times the ω of the operator applied to the kept entries."""
-        k = self.count(dimension)
-        return k / dimension * self._entries.omega(k)
-
-    @property
-    def _entries(self) -> Compressor:
-        """The operator applied to the kept entries, a vector of R^k."""
-        return Identity()
 
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         seed = int(generator.integers(2**64, dtype=np.uint64))
