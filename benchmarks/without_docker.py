@@ -276,11 +276,11 @@ class Container:
             return self.process.poll() is None
         return self.exec(*map(str, check["test"][1:])).returncode == 0
 
-    def until_healthy(self, seconds: float = 300) -> float:
+    def until_healthy(self) -> float:
         """Wait until the service is healthy; return the seconds this took."""
         started = time.monotonic()
         while not (self.process and self.healthy()):
-            if time.monotonic() - started > seconds:
+            if time.monotonic() - started > 300:
                 sys.exit(f"{self.name} is not healthy:\n" + self.log()[-3000:])
             time.sleep(1)
         return time.monotonic() - started

@@ -345,7 +345,7 @@ def are_classes(targets: Tensor, width: torch.Size) -> bool:
     return not targets.is_floating_point() and width.numel() > 1
 
 
-def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
+def random_crop_and_flip(images: Tensor) -> Tensor:
     """Crop each zero-padded image at a random place, and flip half of them.
 
     Equals ``RandomCrop(size, padding=4)`` and ``RandomHorizontalFlip()`` (FedRep,
@@ -356,8 +356,6 @@ def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
     ----------
     images : Tensor, shape (n, height, width, channels)
         The images.
-    padding : int, default 4
-        Zeros on each side.
 
     Returns
     -------
@@ -365,9 +363,9 @@ def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
         The new images, of the same shape and dtype.
     """
     n, height, width, _ = images.shape
-    padded = torch.nn.functional.pad(images, (0, 0, *(padding,) * 4))
-    top = torch.randint(0, 2 * padding + 1, (n, 1))
-    left = torch.randint(0, 2 * padding + 1, (n, 1))
+    padded = torch.nn.functional.pad(images, (0, 0, *(PADDING,) * 4))
+    top = torch.randint(0, 2 * PADDING + 1, (n, 1))
+    left = torch.randint(0, 2 * PADDING + 1, (n, 1))
     flip = torch.rand(n, 1) < 0.5
     rows = top + torch.arange(height)
     across = torch.arange(width)

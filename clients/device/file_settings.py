@@ -87,7 +87,7 @@ class Followed(NamedTuple):
                 f"{option}, or {python} in Python"
             )
 
-    def need_task(self, without: Iterable[str] = ()) -> None:
+    def need_task(self, without: Iterable[str]) -> None:
         """Require the task and the settings that it declares, except ``without``."""
         self.need(["task"])
         task = str(self.settings["task"])

@@ -32,7 +32,7 @@ FIRST_WORD = 60.0
 
 def with_retries(
     grid: Grid,
-    name_of: Callable[[int], str] = str,
+    name_of: Callable[[int], str],
     longest: float = math.inf,
     largest_reply: Callable[[str], float] = lambda kind: math.inf,
 ) -> Grid:

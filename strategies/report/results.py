@@ -189,7 +189,7 @@ def summarize(
 
 
 def missing_metrics(
-    clients: Mapping[str, Mapping[str, Any]], requested: str = ""
+    clients: Mapping[str, Mapping[str, Any]], requested: str
 ) -> list[str]:
     """Return the task's metrics that some tested clients lack.
 
@@ -197,7 +197,7 @@ def missing_metrics(
     ----------
     clients : mapping
         The final metrics of each client. Clients without a loss were not tested.
-    requested : str, default ""
+    requested : str
         The setting ``metrics``. These are checked even if no client reports them.
 
     Returns

@@ -115,7 +115,7 @@ class Evaluation:
 
 
 def mean_loss(
-    metrics: Iterable[Mapping[str, float]], weighted_by: str = NUM_EXAMPLES
+    metrics: Iterable[Mapping[str, float]], weighted_by: str
 ) -> dict[str, float]:
     """Return ``train-loss``, the mean over examples; nothing if no client reports it.
 

@@ -126,11 +126,11 @@ class Rounds:
         Number of rounds, and which are evaluated.
     report : Report
         Receives the rows; its folder gets the checkpoints.
-    clock : SimulatedArrivals, optional
+    clock : SimulatedArrivals or None
         The simulated time.
-    seconds_before : float, default 0
+    seconds_before : float
         Time that a resumed run has taken so far.
-    keep_clients : callable, optional
+    keep_clients : callable or None
         Saves simulated clients' states before the last checkpoint (`KeepClients`).
     """
 
@@ -139,9 +139,9 @@ class Rounds:
         strategy: BaseStrategy,
         settings: RunSettings,
         report: Report,
-        clock: SimulatedArrivals | None = None,
-        seconds_before: float = 0.0,
-        keep_clients: KeepClients | None = None,
+        clock: SimulatedArrivals | None,
+        seconds_before: float,
+        keep_clients: KeepClients | None,
     ) -> None:
         self.strategy, self.settings, self.report = strategy, settings, report
         self.clock, self._keep_clients = clock, keep_clients

@@ -163,7 +163,7 @@ def together(
 
 
 def each_together(
-    works: Sequence[Callable[[], Result]], size: int, only_if_faster: bool = False
+    works: Sequence[Callable[[], Result]], size: int, only_if_faster: bool
 ) -> Iterator[Result]:
     """Yield the results of `together`, in the order of ``works``.
 

@@ -275,7 +275,7 @@ class StackedSGD:
         Stacked terms that are added to gradients.
     sgd : SGD
         The hyper-parameters.
-    states : sequence of dict of str to Tensor, optional
+    states : sequence of dict of str to Tensor
         Saved states with which the models continue, as of `optimizer_state.read_state`.
     """
 
@@ -286,7 +286,7 @@ class StackedSGD:
         constants: list[Tensor],
         correction: Tensors,
         sgd: SGD,
-        states: Sequence[Mapping[str, Tensor]] = (),
+        states: Sequence[Mapping[str, Tensor]],
     ) -> None:
         self.models = models
         self.objective = objective
