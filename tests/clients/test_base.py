@@ -15,7 +15,6 @@ from flwr_frl.clients import (
     FLUTEClient,
     LocalClient,
 )
-from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.conversions import under, within
 from flwr_frl.clients.device.parameter_groups import (
@@ -26,12 +25,10 @@ from flwr_frl.clients.device.parameter_groups import (
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrep import FedRepSettings
-from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError, build, resolve
-from flwr_frl.task.tasks import build_task
+from flwr_frl.task.settings import SettingsError
 
 MEMORY, CONTROL, CHANGE = "memory.", "control.", "change."
 BODY = ["representation.weight", "representation.bias"]
@@ -272,28 +269,6 @@ def test_sent_tensors_are_copies_in_c_order():
     np.testing.assert_array_equal(weight, before)
     assert [array.shape for array in rest] == [(4,), (2, 4), (2,)]
     assert all((array == 0).all() for array in rest)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
-    model = "resnet20" if algorithm == "fedbn" else "digits-cnn"
-    adapters = "lora" if algorithm in ("fedsa-lora", "ffa-lora", "feddpa") else "none"
-    options = {"algorithm": algorithm, "model": model, "head-layers": 1}
-    settings = resolve({"num-clients": 10, "adapters": adapters, **options})
-    kind = client_class(settings)
-    state = PersonalState(new_context())
-    options = build(kind.settings_type, settings)
-    client = kind(build_task(settings, 10), 0, state, options)
-    uploaded = set(array_names(client, client.sent)) | set(
-        array_names(client, client.shared)
-    )
-    kept_local = set(array_names(client, client.personal))
-    assert not uploaded & kept_local
-    # All arrays of the model are covered. FedBABU's head is neither sent nor saved: it
-    # keeps the common initial values.
-    covered = uploaded | kept_local | ({"head"} if algorithm == "fedbabu" else set())
-    names = set(client.task.initial_state)
-    assert covered >= {n for n in names if n.partition(".")[0] not in covered}
 
 
 # Saved groups that do not fit the model

@@ -177,16 +177,6 @@ def assert_same_result(output: Path, other: Path, algorithm: str) -> None:
         assert_same(clients[key], whole_clients[key])
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "fedproto", "feddbe"])
-def test_a_resumed_run_equals_an_uninterrupted_one(algorithm, tmp_path):
-    more = {"checkpoint_every": 1, "evaluate_every": 2}
-    assert main(tmp_path / "whole", algorithm, 4, **more) == 0
-    assert main(tmp_path / "parts", algorithm, 2, **more) == 0
-    resume = {"resume": str(tmp_path / "parts")}
-    assert main(tmp_path / "parts", algorithm, 4, **more, **resume) == 0
-    assert_same_result(tmp_path / "parts", tmp_path / "whole", algorithm)
-
-
 @FEW
 def test_run_killed_between_checkpoints_equals_an_uninterrupted_one(
     algorithm, tmp_path, monkeypatch
