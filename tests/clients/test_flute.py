@@ -116,10 +116,10 @@ def test_the_reported_classes_are_those_of_the_training_data() -> None:
     assert len(mask) == 10
 
 
-def linear_client(index: int = 1) -> FLUTELinearClient:
+def linear_client() -> FLUTELinearClient:
     task = LinearTask(dimension=4, rank=2, samples=6, num_clients=3)
     state = PersonalState(new_context())
-    return FLUTELinearClient(task, index, state, FLUTELinearClient.settings_type())
+    return FLUTELinearClient(task, 1, state, FLUTELinearClient.settings_type())
 
 
 def test_linear_gradients_match_autograd_of_the_paper_s_loss() -> None:

@@ -46,13 +46,13 @@ class Numpy:
     def mixed_head(self, i, weights):
         return self.old[i][1] + (self.w - self.old[i][1]) * weights
 
-    def learned_weights(self, i, rate=40.0):
+    def learned_weights(self, i):
         weights = self.weights[i]
         if not self.has_trained[i]:
             return weights
         for _ in range(1 if self.started[i] else START_EPOCHS):
             slope = gradients(self.a, self.mixed_head(i, weights), i)[1]
-            weights = weights - rate * slope * (self.w - self.old[i][1])
+            weights = weights - 40 * slope * (self.w - self.old[i][1])
             weights = np.clip(weights, 0, 1)
         return weights
 

@@ -6,6 +6,7 @@ import algorithm_runs
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from srpfl_runs import recorded
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import SRPFL
@@ -42,16 +43,7 @@ def trained_clients(folder, **more) -> list[list[int]]:
         **chosen,
     )
     grid = InlineGrid(make_app(settings), CLIENTS)
-    trained: list[list[int]] = []
-    send = grid.send_and_receive
-
-    def spy(messages, *, timeout=None):
-        messages = list(messages)
-        if messages and messages[0].metadata.message_type == "train":
-            trained.append([m.metadata.dst_node_id - 1 for m in messages])
-        return send(messages, timeout=timeout)
-
-    grid.send_and_receive = spy
+    trained = recorded(grid)
     run(grid, settings)
     lines = (folder / "flanp" / "metrics.jsonl").read_text().splitlines()
     counts = [json.loads(line)["clients"] for line in lines]

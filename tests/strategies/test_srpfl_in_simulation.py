@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from srpfl_runs import settings_of, simulated
+from srpfl_runs import recorded, settings_of, simulated
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
@@ -26,16 +26,7 @@ from flwr_frl.task.settings import SettingsError
 def test_only_the_fastest_clients_train(algorithm: str, tmp_path) -> None:
     settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
     inner = InlineGrid(make_app(settings), 20)
-    trained: list[list[int]] = []
-    send = inner.send_and_receive
-
-    def spy(messages, *, timeout=None):
-        messages = list(messages)
-        if messages and messages[0].metadata.message_type == "train":
-            trained.append([m.metadata.dst_node_id - 1 for m in messages])
-        return send(messages, timeout=timeout)
-
-    inner.send_and_receive = spy
+    trained = recorded(inner)
     summary = run(inner, settings)
     times = SpeedModel("fixed", 20).times(1)
     fastest = np.argsort(times)

@@ -10,13 +10,13 @@ from flwr_frl.task.models import SplitModel
 CE, MSE = nn.functional.cross_entropy, nn.functional.mse_loss
 
 
-def linear_model(inputs: int, features: int, outputs: int, seed: int = 0) -> SplitModel:
-    torch.manual_seed(seed)
+def linear_model(inputs: int, features: int, outputs: int) -> SplitModel:
+    torch.manual_seed(0)
     return SplitModel(nn.Linear(inputs, features), nn.Linear(features, outputs))
 
 
-def regression(n: int, inputs: int, outputs: int, seed: int = 0) -> ExampleSet:
-    rng = np.random.default_rng(seed)
+def regression(n: int, inputs: int, outputs: int) -> ExampleSet:
+    rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal((n, inputs))).float()
     y = torch.from_numpy(rng.standard_normal((n, outputs))).float()
     return ExampleSet(x, y)

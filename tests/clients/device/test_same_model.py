@@ -55,8 +55,8 @@ class Growing(ExampleSet):
     grown = False
 
 
-def evaluated(task, algorithm="fedavg", rounds=1, **settings):
-    """Return the clients' metrics by name, and the strategy."""
+def prepared(task, algorithm="fedavg", **settings):
+    """Return a strategy, its grid and the initial arrays."""
     config = resolve(
         {
             "algorithm": algorithm,
@@ -68,7 +68,12 @@ def evaluated(task, algorithm="fedavg", rounds=1, **settings):
         }
     )
     grid, strategy = InlineGrid(make_app(config), len(SIZES)), build_strategy(config)
-    arrays = strategy.initialize(grid)
+    return strategy, grid, strategy.initialize(grid)
+
+
+def evaluated(task, algorithm="fedavg", rounds=1, **settings):
+    """Return the clients' metrics by name, and the strategy."""
+    strategy, grid, arrays = prepared(task, algorithm, **settings)
     Growing.grown = task == "one_does_not_fit"
     try:
         run_rounds(strategy, grid, arrays, range(1, rounds + 1))
@@ -78,16 +83,7 @@ def evaluated(task, algorithm="fedavg", rounds=1, **settings):
 
 
 def test_each_client_has_the_loss_and_accuracy_of_its_own_examples():
-    config = resolve(
-        {
-            "algorithm": "fedavg",
-            "task": f"{__name__}:clients",
-            "num-clients": len(SIZES),
-            "device": "cpu",
-        }
-    )
-    grid, strategy = InlineGrid(make_app(config), len(SIZES)), build_strategy(config)
-    arrays = strategy.initialize(grid)
+    strategy, grid, arrays = prepared("clients")
     messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
     strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
     values = {name: array.numpy() for name, array in arrays.items()}
@@ -143,16 +139,7 @@ def test_only_the_client_whose_examples_do_not_fit_fails():
 
 
 def test_missing_arrays_are_an_error_of_each_client():
-    config = resolve(
-        {
-            "algorithm": "fedavg",
-            "task": f"{__name__}:clients",
-            "num-clients": len(SIZES),
-            "device": "cpu",
-        }
-    )
-    grid, strategy = InlineGrid(make_app(config), len(SIZES)), build_strategy(config)
-    arrays = strategy.initialize(grid)
+    strategy, grid, arrays = prepared("clients")
     del arrays["head.bias"]
     messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
     replies = list(grid.send_and_receive(messages))

@@ -63,12 +63,11 @@ def payload(write_module, tmp_path):
     return write_module("payload", PAYLOAD.format(marker=str(marker))), marker
 
 
-def checkpoint(path: Path, settings, arrays=None, run="x", state=()) -> Path:
+def checkpoint(path: Path, settings, arrays=None, run="x") -> Path:
     """Write a checkpoint with arbitrary settings."""
     values = {"acknowledged": {"a": 1}, "run": run}
     about = json.dumps({"settings": {"task": "digits", **settings}, "values": values})
     tensors = {f"arrays/{n}": a for n, a in (arrays or {}).items()}
-    tensors |= dict(state)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors or {"x": np.zeros(1)}, path, metadata={"run": about})
     return path

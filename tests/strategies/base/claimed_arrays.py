@@ -23,11 +23,10 @@ def npy(array: np.ndarray, **options) -> bytes:
     return buffer.getvalue()
 
 
-def npy_with_header(header: str, data: bytes = VALUES.tobytes(), version=(1, 0)):
+def npy_with_header(header: str, data: bytes = VALUES.tobytes()) -> bytes:
     """Return the bytes of an .npy file with any header."""
     text = header.encode("latin1")
-    size = struct.pack("<H" if version == (1, 0) else "<I", len(text))
-    return b"\x93NUMPY" + bytes(version) + size + text + data
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
 
 
 def claimed(data: bytes, shape=(2, 3), dtype="float32", stype=LIKE.stype) -> Array:

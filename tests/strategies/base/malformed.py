@@ -183,10 +183,10 @@ RETICENT: dict[str, tuple[Client, float]] = {
 }
 
 
-def with_one_bad(bad: Client, who: int = 1) -> Client:
+def with_one_bad(bad: Client) -> Client:
     def client(message: Message, context: Context) -> Message:
         training = message.metadata.message_type == MessageType.TRAIN
-        liar = training and partition_of(context) == who
+        liar = training and partition_of(context) == 1
         return (bad if liar else honest)(message, context)
 
     return client

@@ -34,9 +34,7 @@ def run_variant(algorithm: str, rounds: int = 4, **more) -> Run:
     return result
 
 
-def assert_rounds(
-    found: Run, expected: list[tuple[Matrix, list]], prefix: str = "model."
-) -> None:
+def assert_rounds(found: Run, expected: list[tuple[Matrix, list]]) -> None:
     """Compare the shared and the personal models with NumPy, in each round.
 
     A client that has not trained has no personal model; the expected one must then be
@@ -48,7 +46,7 @@ def assert_rounds(
         assert_near(matrix(arrays), w)
         for state, v in zip(kept, personal, strict=True):
             if state:
-                assert_near(matrix(state, prefix), v)
+                assert_near(matrix(state, "model."), v)
             elif v is not None:
                 assert_near(start(), v)
 

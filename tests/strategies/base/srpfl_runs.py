@@ -15,6 +15,20 @@ def settings_of(algorithm: str, **more):
     return algorithm_runs.settings_of(algorithm, **{**small, **more})
 
 
+def recorded(grid: InlineGrid) -> list[list[int]]:
+    """Return a list to which each round's training adds its clients."""
+    trained, send = [], grid.send_and_receive
+
+    def spy(messages, *, timeout=None):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "train":
+            trained.append([m.metadata.dst_node_id - 1 for m in messages])
+        return send(messages, timeout=timeout)
+
+    grid.send_and_receive = spy
+    return trained
+
+
 def simulated(settings, strategy, clients: int = 20):
     inner = InlineGrid(make_app(settings), clients)
     grid = SimulatedArrivals(inner, SpeedModel("fixed", clients), 1.0, lambda n: n - 1)

@@ -13,9 +13,9 @@ from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.settings import SettingsError
 
 
-def small(outputs: int = 2, width: int = 3) -> nn.Module:
-    layers = [("body", nn.Linear(4, width)), ("norm", nn.BatchNorm1d(width))]
-    return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(width, outputs))]))
+def small(outputs: int = 2) -> nn.Module:
+    layers = [("body", nn.Linear(4, 3)), ("norm", nn.BatchNorm1d(3))]
+    return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(3, outputs))]))
 
 
 @pytest.fixture

@@ -39,9 +39,9 @@ def task_of(
     return ExampleTask(model, sets, sets), calls
 
 
-def tried(inputs: list[Tensor], targets: list[Tensor] | None = None) -> list[int]:
+def tried(inputs: list[Tensor]) -> list[int]:
     """Return how often the model is called for each client."""
-    task, calls = task_of(inputs, targets)
+    task, calls = task_of(inputs)
     counts = []
     for client in range(len(inputs)):
         calls.clear()
