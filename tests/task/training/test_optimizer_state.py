@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from trainer_models import assert_close, classes, model, settings, torch_groups
 
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.task.examples import ExampleSet
@@ -13,7 +14,6 @@ from flwr_frl.task.settings import SettingsError, build
 from flwr_frl.task.training import together, train
 from flwr_frl.task.training.calls import TrainCall
 from flwr_frl.task.training.privacy import ExamplePrivacy, train_privately
-from flwr_frl.task.training.trainer import TrainerSettings
 
 CE = nn.functional.cross_entropy
 TORCH = {
@@ -33,44 +33,12 @@ class CountingOptimizer(torch.optim.SGD):
                 self.state[parameter]["count"] = 1
 
 
-def classes(seed: int = 3) -> ExampleSet:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(12, 4, generator=generator)
-    return ExampleSet(x, torch.randint(0, 3, (12,), generator=generator))
-
-
-def model(seed: int = 0) -> SplitModel:
-    torch.manual_seed(seed)
-    return SplitModel(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 3))
-
-
-def settings(name: str, **more) -> TrainerSettings:
-    usual = {"learning_rate": 0.05, "weight_decay": 0.1, "batch_size": 12}
-    return TrainerSettings(optimizer_=name, **usual, **more)
-
-
 def uninterrupted(name: str, of: SplitModel, examples: ExampleSet, steps: int) -> None:
-    named = dict(of.named_parameters())
-    optimizer = TORCH[name](
-        [
-            {
-                "params": [p for n, p in named.items() if n.endswith("weight")],
-                "weight_decay": 0.1,
-            },
-            {
-                "params": [p for n, p in named.items() if n.endswith("bias")],
-                "weight_decay": 0.0,
-            },
-        ]
-    )
+    optimizer = TORCH[name](torch_groups(of))
     for _ in range(steps):
         optimizer.zero_grad()
         CE(of(examples.inputs), examples.targets).backward()
         optimizer.step()
-
-
-def assert_same(one: SplitModel, other: SplitModel, **tolerance) -> None:
-    torch.testing.assert_close(one.state_dict(), other.state_dict(), **tolerance)
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -82,7 +50,7 @@ def test_three_trainings_equal_one_uninterrupted_torch_optimizer(name):
         # After a restart, only the tensors are left.
         state = deepcopy(state)
     uninterrupted(name, other, examples, 4)
-    assert_same(ours, other)
+    assert_close(ours, other)
 
 
 def test_without_a_state_each_training_starts_anew():
@@ -91,7 +59,7 @@ def test_without_a_state_each_training_starts_anew():
         train(ours, "all", examples, CE, 1, settings("adamw"))
     uninterrupted("adamw", other, examples, 2)
     with pytest.raises(AssertionError):
-        assert_same(ours, other)
+        assert_close(ours, other)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
@@ -108,18 +76,20 @@ def test_clients_in_a_cohort_continue_from_their_own_states(name, monkeypatch):
     # The second client has no state yet.
     states: list[dict[str, torch.Tensor]] = [{}, {}, {}]
     for i in (0, 2):
-        train(ours[i], "all", classes(i), CE, 2, settings(name), state=states[i])
+        train(ours[i], "all", classes(seed=i), CE, 2, settings(name), state=states[i])
 
     def work(i: int) -> float:
-        return train(ours[i], "all", classes(i), CE, 2, settings(name), state=states[i])
+        return train(
+            ours[i], "all", classes(seed=i), CE, 2, settings(name), state=states[i]
+        )
 
     together([lambda i=i: work(i) for i in range(3)], 3)
     assert sizes == [3]
     for i in range(3):
         # Train alone again, with the state from the cohort.
-        train(ours[i], "all", classes(i), CE, 1, settings(name), state=states[i])
-        uninterrupted(name, other[i], classes(i), 3 if i == 1 else 5)
-        assert_same(ours[i], other[i], rtol=1e-4, atol=1e-6)
+        train(ours[i], "all", classes(seed=i), CE, 1, settings(name), state=states[i])
+        uninterrupted(name, other[i], classes(seed=i), 3 if i == 1 else 5)
+        assert_close(ours[i], other[i], rtol=1e-4, atol=1e-6)
 
 
 def test_private_training_continues_from_the_state():
@@ -132,7 +102,7 @@ def test_private_training_continues_from_the_state():
         call = TrainCall(ours, "all", examples, CE, 2, sgd, None, None, state)
         train_privately(call, privacy)
     uninterrupted("adamw", other, examples, 4)
-    assert_same(ours, other, rtol=1e-4, atol=1e-5)
+    assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
 def test_alternately_trained_parts_keep_their_own_momentum():
@@ -157,7 +127,7 @@ def test_alternately_trained_parts_keep_their_own_momentum():
             other.zero_grad()
             CE(other(examples.inputs), examples.targets).backward()
             optimizer.step()
-    assert_same(ours, other)
+    assert_close(ours, other)
     assert all(name.endswith(("weight", "bias")) for name in states["head"])
     assert all(".head." in name for name in states["head"])
 
@@ -169,7 +139,7 @@ def test_state_of_another_shape_is_ignored():
     }
     train(ours, "all", examples, CE, 2, settings("sgd"), state=state)
     uninterrupted("sgd", other, examples, 2)
-    assert_same(ours, other)
+    assert_close(ours, other)
 
 
 def test_state_that_is_not_a_tensor_is_rejected():
