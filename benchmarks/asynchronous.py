@@ -28,7 +28,6 @@ class Method(NamedTuple):
     settings: dict[str, Setting]
 
 
-BUFFERED: dict[str, Setting] = {"async-base": "fedavg"}
 METHODS = {
     "fedavg": Method("fedavg", "fedavg", {}),
     "flanp": Method("flanp", "fedavg", {}),

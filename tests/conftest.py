@@ -23,6 +23,7 @@ from torch import nn
 from flwr_frl.strategies.report.plot import plot
 from flwr_frl.strategies.server import newcomers
 from flwr_frl.task.models import MODELS
+from flwr_frl.task.training import calls
 
 # Time limits for single examples only measure how busy the machine is.
 hypothesis_settings.register_profile("tests", deadline=None)
@@ -167,3 +168,20 @@ def softmax(monkeypatch: pytest.MonkeyPatch) -> None:
         return [[("flatten", nn.Flatten())], [("fc1", linear)]]
 
     monkeypatch.setitem(MODELS, "softmax", (build, ""))
+
+
+@pytest.fixture
+def batched_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Sizes of the batched calls, by kind of call."""
+    counts: dict[str, list[int]] = {}
+    for name in ("TrainCall", "GradientCall"):
+        kind = getattr(calls, name)
+        original = kind.together
+        sizes = counts.setdefault(name, [])
+
+        def counted(batch, streams, original=original, sizes=sizes):
+            sizes.append(len(batch))
+            return original(batch, streams)
+
+        monkeypatch.setattr(kind, "together", staticmethod(counted))
+    return counts

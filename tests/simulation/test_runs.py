@@ -129,14 +129,6 @@ def test_fine_tuning_beats_the_global_model(tmp_path):
     assert summary["accuracy-global"] == rows[-1]["accuracy-global"]
 
 
-def test_the_global_model_before_fine_tuning_equals_that_of_fedavg(tmp_path):
-    for algorithm in ("fedavg-ft", "fedavg"):
-        run(tmp_path, algorithm, "--rounds", "3", **STEADY, fraction_train=0.6)
-    tuned, plain = rows_of(tmp_path, "fedavg-ft"), rows_of(tmp_path, "fedavg")
-    assert tuned[-1]["accuracy-global"] == plain[-1]["accuracy"]
-    assert [r["train-loss"] for r in tuned] == [r["train-loss"] for r in plain]
-
-
 def test_the_seed_determines_the_results(tmp_path):
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
         options = ("fedrep", "--rounds", "2", "--seed", seed)

@@ -26,23 +26,6 @@ from flwr_frl.task.training import (
 CE = torch.nn.functional.cross_entropy
 
 
-@pytest.fixture
-def made(monkeypatch):
-    """Sizes of the batched calls, by kind of call."""
-    counts: dict[str, list[int]] = {}
-    for name in ("TrainCall", "GradientCall"):
-        kind = getattr(calls, name)
-        original = kind.together
-        sizes = counts.setdefault(name, [])
-
-        def counted(calls, streams, original=original, sizes=sizes):
-            sizes.append(len(calls))
-            return original(calls, streams)
-
-        monkeypatch.setattr(kind, "together", staticmethod(counted))
-    return counts
-
-
 @pytest.mark.parametrize(
     ("algorithm", "kind", "size"),
     [
@@ -56,17 +39,17 @@ def made(monkeypatch):
         ("feddbe", "TrainCall", 0),
     ],
 )
-def test_calls_of_the_same_shape_are_batched(algorithm, kind, size, made):
+def test_calls_of_the_same_shape_are_batched(algorithm, kind, size, batched_calls):
     # `test_contract.py` compares the results of all algorithms.
     outcome(algorithm, 3)
-    assert max(made[kind], default=0) == size
+    assert max(batched_calls[kind], default=0) == size
 
 
 @pytest.mark.parametrize("part", ["fedrep", "dpsgd"])
-def test_batch_norms_keep_statistics_per_client(part, made):
+def test_batch_norms_keep_statistics_per_client(part, batched_calls):
     options = {"task": "cohort_tasks:normalised", "batch-size": 3}
     together = outcome(part, N, **options)
-    assert any(made.values())
+    assert any(batched_calls.values())
     assert_same(together, outcome(part, "off", **options), 2e-5)
 
 
@@ -181,9 +164,9 @@ def test_batch_of_ignored_targets_is_skipped():
     torch.testing.assert_close(model.head.weight.detach(), alone[1][1])
 
 
-def test_models_with_hooks_are_not_batched(made):
+def test_models_with_hooks_are_not_batched(batched_calls):
     outcome("fedavg", N, task="cohort_tasks:hooked")
-    assert not any(made.values())
+    assert not any(batched_calls.values())
 
 
 def test_no_grad_mode_does_not_reach_the_next_client():
@@ -236,7 +219,7 @@ def test_an_optimizer_can_use_the_gradients():
 
 
 @pytest.mark.parametrize("name", ["unusual", "dropping"])
-def test_calls_that_cannot_be_batched_run_one_by_one(name, made, caplog):
+def test_calls_that_cannot_be_batched_run_one_by_one(name, caplog):
     options = {"task": f"cohort_tasks:{name}"}
     begin_run()
     with caplog.at_level(logging.WARNING, "task"):
@@ -248,7 +231,7 @@ def test_calls_that_cannot_be_batched_run_one_by_one(name, made, caplog):
     assert_same(together, outcome("fedrep", "off", **options))
 
 
-def test_a_client_that_diverges_fails_alone(made):
+def test_a_client_that_diverges_fails_alone(batched_calls):
     # The examples of the third client are NaN.
     tasks = dense()
     tasks.train[2].inputs.fill_(float("nan"))
@@ -272,7 +255,7 @@ def test_a_client_that_diverges_fails_alone(made):
         "TrainingDivergedError",
         "float",
     ]
-    assert made["TrainCall"] == [4]
+    assert batched_calls["TrainCall"] == [4]
 
 
 def tried(call):
@@ -296,21 +279,21 @@ def test_each_client_has_its_own_random_numbers():
     assert cohort.together(works, 3) == [work() for work in works]
 
 
-def test_clients_train_alone_if_a_cohort_is_not_faster(made, monkeypatch):
+def test_clients_train_alone_if_a_cohort_is_not_faster(batched_calls, monkeypatch):
     monkeypatch.setattr(split_model, "LARGE", 10)
     assert_same(outcome("fedrep", "auto"), outcome("fedrep", "off"), 0)
-    assert not any(made.values())
+    assert not any(batched_calls.values())
 
 
 @pytest.mark.parametrize("task", ["dense", "normed"])
-def test_small_heads_of_large_models_train_together(task, made, monkeypatch):
+def test_small_heads_of_large_models_train_together(task, batched_calls, monkeypatch):
     # The heads have 18 values, the models 53 and more.
     monkeypatch.setattr(split_model, "LARGE", 20)
     monkeypatch.setattr(calls, "FEWEST", 3)
     options = {"task": f"cohort_tasks:{task}", "rounds": 2}
     together = outcome("fedrep", "auto", **options)
     # The heads of a round's four clients; the representations train one by one.
-    assert made == {"TrainCall": [4, 4], "GradientCall": []}
+    assert batched_calls == {"TrainCall": [4, 4], "GradientCall": []}
     assert_same(together, outcome("fedrep", "off", **options), 1e-6)
 
 
@@ -357,7 +340,9 @@ def test_invalid_cohort_is_rejected(size):
     assert caught.value.code == "cohort"
 
 
-def test_clients_of_a_large_model_share_it_and_run_in_sequence(made, monkeypatch):
+def test_clients_of_a_large_model_share_it_and_run_in_sequence(
+    batched_calls, monkeypatch
+):
     tasks = dense()
     monkeypatch.setattr(cohort, "MOST_HELD", 10)
 
@@ -375,7 +360,7 @@ def test_clients_of_a_large_model_share_it_and_run_in_sequence(made, monkeypatch
 
     works = [lambda seed=seed: work(seed) for seed in range(8)]
     assert cohort.together(works, 8, only_if_faster=True) == list(range(8))
-    assert not any(made.values())
+    assert not any(batched_calls.values())
 
 
 def test_large_model_stays_shared_if_a_small_one_is_used_as_well(monkeypatch):

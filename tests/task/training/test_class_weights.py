@@ -12,7 +12,7 @@ from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError, build
-from flwr_frl.task.training import TrainCall, TrainerSettings, together, train
+from flwr_frl.task.training import TrainerSettings, together, train
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy, weighted
 
 CE = nn.functional.cross_entropy
@@ -82,14 +82,7 @@ def test_invalid_weights_are_rejected(text):
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_clients_with_equal_weights_are_batched(has_norm, monkeypatch):
-    sizes, original = [], TrainCall.together
-
-    def counted(calls, streams):
-        sizes.append(len(calls))
-        return original(calls, streams)
-
-    monkeypatch.setattr(TrainCall, "together", staticmethod(counted))
+def test_clients_with_equal_weights_are_batched(has_norm, batched_calls):
     sgd, loss = TrainerSettings(batch_size=5), WeightedCrossEntropy((0.5, 2.0, 1.0))
 
     def model(seed: int) -> SplitModel:
@@ -107,7 +100,7 @@ def test_clients_with_equal_weights_are_batched(has_norm, monkeypatch):
     alone, cohort = [model(0), model(1)], [model(0), model(1)]
     losses = [work(i, alone[i]) for i in range(2)]
     results = together([lambda i=i: work(i, cohort[i]) for i in range(2)], 2)
-    assert sizes == [2]
+    assert batched_calls["TrainCall"] == [2]
     assert results == pytest.approx(losses, rel=1e-5)
     for one, other in zip(alone, cohort, strict=True):
         torch.testing.assert_close(

@@ -63,15 +63,7 @@ def test_without_a_state_each_training_starts_anew():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_clients_in_a_cohort_continue_from_their_own_states(name, monkeypatch):
-    sizes = []
-    stacked = TrainCall.together
-
-    def counted(calls, streams):
-        sizes.append(len(calls))
-        return stacked(calls, streams)
-
-    monkeypatch.setattr(TrainCall, "together", staticmethod(counted))
+def test_clients_in_a_cohort_continue_from_their_own_states(name, batched_calls):
     ours, other = [[model(seed) for seed in range(3)] for _ in range(2)]
     # The second client has no state yet.
     states: list[dict[str, torch.Tensor]] = [{}, {}, {}]
@@ -84,7 +76,7 @@ def test_clients_in_a_cohort_continue_from_their_own_states(name, monkeypatch):
         )
 
     together([lambda i=i: work(i) for i in range(3)], 3)
-    assert sizes == [3]
+    assert batched_calls["TrainCall"] == [3]
     for i in range(3):
         # Train alone again, with the state from the cohort.
         train(ours[i], "all", classes(seed=i), CE, 1, settings(name), state=states[i])

@@ -64,15 +64,7 @@ def test_a_gradient_of_norm_5_is_clipped_to_norm_2():
 @pytest.mark.parametrize("clip", [0.0, 0.3])
 @pytest.mark.parametrize("name", ["sgd", *TORCH])
 @pytest.mark.parametrize("part", ["all", "head"])
-def test_cohort_matches_clients_that_train_one_by_one(name, clip, part, monkeypatch):
-    sizes = []
-    original = TrainCall.together
-
-    def counted(calls, streams):
-        sizes.append(len(calls))
-        return original(calls, streams)
-
-    monkeypatch.setattr(TrainCall, "together", staticmethod(counted))
+def test_cohort_matches_clients_that_train_one_by_one(name, clip, part, batched_calls):
     sgd = settings(name, max_gradient_norm=clip, batch_size=5)
     # The clients take 3, 2 and 1 steps per epoch.
     counts, alone, cohort = (12, 9, 4), [], [model(i) for i in range(3)]
@@ -85,10 +77,10 @@ def test_cohort_matches_clients_that_train_one_by_one(name, clip, part, monkeypa
     for i in range(3):
         alone.append(model(i))
         losses.append(work(i, alone[i]))
-    assert not sizes
+    assert not batched_calls["TrainCall"]
     pairs = [(i, cohort[i]) for i in range(3)]
     results = together([lambda pair=pair: work(*pair) for pair in pairs], 3)
-    assert sizes == [3]
+    assert batched_calls["TrainCall"] == [3]
     assert results == pytest.approx(losses, rel=1e-5)
     for one, other in zip(alone, cohort, strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-6)
