@@ -99,20 +99,6 @@ def test_feddpa_trains_a_personal_adapter_next_to_the_global_one(weighting):
         assert_losses(result, now, losses)
 
 
-def test_global_adapter_of_feddpa_equals_that_of_fedavg():
-    result, plain = run("feddpa", 3, **ADAPTERS), run("fedavg", 3, **ADAPTERS)
-    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
-        assert_arrays(arrays, others, ALL)
-
-
-def test_feddpa_with_alpha_1_is_local_training():
-    result = run("feddpa", 3, feddpa_alpha=1.0, personal_epochs=STEPS, **ADAPTERS)
-    alone = run("local", 3, **ADAPTERS)
-    for i in result.trained[-1]:
-        kept = {n.removeprefix("model."): v for n, v in result.kept[-1][i].items()}
-        assert_arrays(kept, alone.kept[-1][i], ALL)
-
-
 def test_ffa_lora_averages_products_exactly():
     result = run("ffa-lora", 2, fraction_train=1.0, weight_decay=0.1, **ADAPTERS)
     model = result.client(0, 2).model

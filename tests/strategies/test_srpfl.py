@@ -260,9 +260,3 @@ def test_contraction_setting_changes_the_stage_lengths() -> None:
         expected = [math.ceil(2 * math.log(r) / math.log(1 / (1 - a))) for r in ratios]
         assert strategy.participation.lengths == tuple(expected)
     assert chosen.participation.lengths != by_default.participation.lengths
-
-
-@pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, math.nan])
-def test_invalid_contraction_is_rejected_in_one_line(wrong: float) -> None:
-    with pytest.raises(SettingsError, match=r"^contraction is .* in \(0, 1\)$"):
-        SRPFL(BaseStrategy(), contraction=wrong)

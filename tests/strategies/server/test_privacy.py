@@ -37,7 +37,6 @@ from flwr_frl.strategies.flute import FLUTELinear
 from flwr_frl.strategies.server.privacy import (
     FILE,
     ClientPrivacy,
-    check_no_counters,
     epsilon,
 )
 from flwr_frl.strategies.server.replies import to_record
@@ -325,15 +324,6 @@ def test_algorithms_that_support_client_level_dp() -> None:
     for start in ("moments", "random", "gaussian"):
         assert FedRepLinear(**PRIVATE, initialization=start).privacy
     assert not FedAvg().privacy
-
-
-def test_batch_norm_counters_are_an_error_with_noise() -> None:
-    arrays = to_record({"norm.num_batches_tracked": np.array(3)})
-    with pytest.raises(SettingsError) as raised:
-        check_no_counters(arrays, 1.0)
-    assert "has 'norm.num_batches_tracked', of int64: there must be no batch" in str(
-        raised.value
-    )
 
 
 def test_start_refuses_batch_norm_counters_with_noise() -> None:
