@@ -306,8 +306,6 @@ tune fedavg --grid keep-best=false,true => keep-best
 @ metrics='macro-f2' => metric
 @ metrics='json:dumps' => ~metric 'dumps' refuses outputs of type float32
 fedrep --task linear @ validation-fraction=0.5 => ~must be 0: it draws
-@ new-clients=20 => ~new-clients is 20; expected at most 19
-dpsgd @ new-clients=1 => ~new-clients is 1; expected 0 with dpsgd
 --jobs 0 => jobs
 --jobs 2 --backend ray => jobs
 """

@@ -10,7 +10,6 @@ from softmax_runs import (
     CLASSES,
     DIMENSION,
     N,
-    deep_head,
     draw,
     run,
     task_of,
@@ -18,11 +17,9 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl import simulate
-from flwr_frl.clients import FedCPClient
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
 from flwr_frl.task import SplitModel
-from flwr_frl.task.settings import SettingsError
 
 K, RATE, STEPS = 3, 0.3, 3
 SHAPES = {
@@ -219,11 +216,6 @@ def test_with_equal_heads_the_policy_has_no_effect():
     x = torch.randn(5, DIMENSION, generator=torch.Generator().manual_seed(0))
     expected = client.model(x) + client.model.head.bias
     torch.testing.assert_close(model(x), expected)
-
-
-def test_head_of_several_layers_is_rejected():
-    with pytest.raises(SettingsError, match="FedCP needs a head that is one linear"):
-        FedCPClient.traits.check(deep_head(2))
 
 
 def test_features_of_several_positions_are_split_per_position():

@@ -18,7 +18,6 @@ from softmax_runs import (
     STEPS,
     N,
     assert_near,
-    deep_head,
     draw,
     linear,
     matrix,
@@ -145,15 +144,6 @@ def test_proximal_mu_from_the_server_is_applied():
         slope = slope_of(x @ expected.T + np.log(np.bincount(y, minlength=CLASSES)), 2)
         expected = start() - RATE * slope
     assert_near(np.column_stack(held), expected)
-
-
-def test_head_of_several_layers_is_rejected():
-    line = (
-        "^FedRoD needs a head that is one linear layer; this model's is a Sequential; "
-        "head-layers=1 may give one$"
-    )
-    with pytest.raises(SettingsError, match=line):
-        FedRoDClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

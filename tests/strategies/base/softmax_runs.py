@@ -104,16 +104,6 @@ def scaled_twins(num_clients: int) -> ExampleTask:
     return task_of(scaled_linear, lambda i: 2)
 
 
-def deep_head(num_clients):
-    """A model whose head is not linear."""
-    layers = nn.Sequential(nn.Linear(DIMENSION, CLASSES), nn.ReLU())
-    sets = [ExampleSet(torch.zeros(4, DIMENSION), torch.arange(4) % 3)] * num_clients
-    names = ("a", "b", "c")
-    return ExampleTask(
-        lambda: SplitModel(nn.Identity(), layers), sets, sets, classes=names
-    )
-
-
 def doubles(num_clients: int) -> ExampleTask:
     """Like `softmax`, but in float64."""
     sets = [

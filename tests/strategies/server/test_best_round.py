@@ -108,14 +108,6 @@ def test_both_checkpoints_are_among_the_files_of_a_run():
     assert {BEST_FILE, FILE} <= {*RUN_FILES}
 
 
-@pytest.mark.parametrize("setting", [{"patience": 2}, {"keep_best": True}])
-def test_patience_and_keep_best_require_validation_data(setting, tmp_path):
-    with pytest.raises(SettingsError) as caught:
-        go(tmp_path, **setting, evaluate_on="test")
-    assert caught.value.code == next(iter(setting)).replace("_", "-")
-    assert not [*tmp_path.iterdir()]
-
-
 def test_without_an_accuracy_the_lowest_loss_is_best():
     nan = math.nan
     pairs = [(3.0, nan), (1.0, nan), (2.0, None), (None, None)]
