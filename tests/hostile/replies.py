@@ -101,7 +101,7 @@ class Target:
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
         others = [r for i, r in enumerate(self.replies) if i != self.place]
-        self.without, self.heads_without = self.result(others)
+        self.without, _ = self.result(others)
 
     def is_liar(self, reply: Message) -> bool:
         return reply.metadata.src_node_id == LIAR

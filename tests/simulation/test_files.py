@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import STEADY as USUAL
 from command_line import Killed, assert_same_rows, die_in, rows_of, run
+from disks import full
 
 from flwr_frl.strategies.report import results, tables
 from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
@@ -279,10 +280,6 @@ def test_lost_heads_are_named_at_a_resume(tmp_path, caplog) -> None:
     assert warnings == [
         "client 000003 has lost what it kept; that of round 2 was its last"
     ]
-
-
-def full(*given, **named):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from command_line import (
     rows_of,
     run,
 )
+from disks import full
 
 from flwr_frl import cli, simulate
 from flwr_frl.clients.device import account, state
@@ -174,9 +175,6 @@ def test_resuming_several_algorithms_starts_those_not_begun(tmp_path):
 
 
 def test_a_full_disk_prevents_a_checkpoint_but_not_the_run(tmp_path, monkeypatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
     assert len(finished_at(2, tmp_path, "fedavg", checkpoint_every=1)) == 2
 

@@ -1,10 +1,10 @@
 """Files are written atomically, and links are never followed."""
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
+from disks import full
 
 from flwr_frl.task.files import (
     PRIVATE,
@@ -29,9 +29,6 @@ def test_failed_write_keeps_the_old_content_and_leaves_no_files(
 ):
     path = tmp_path / "file"
     write_atomically(path, b"old")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, step, full)
     with pytest.raises(OSError, match="No space left"):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from disks import full
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -78,9 +79,6 @@ def test_the_account_on_disk_takes_precedence_over_memory(tmp_path):
 
 
 def test_training_needs_a_writable_account(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError("No space left on device")
-
     monkeypatch.setattr("flwr_frl.clients.device.account.write_atomically", full)
     call = call_of(8, 1)
     before = call.model.head.weight.clone()

@@ -1,6 +1,5 @@
 """Personal states: which versions are used, kept and deleted."""
 
-import errno
 import os
 import pickle
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from client_messages import new_context
+from disks import full
 from flwr.app import ConfigRecord
 from safetensors.numpy import load_file
 from state_values import (
@@ -284,9 +284,6 @@ def test_unfinished_files_are_deleted_after_their_round(tmp_path):
 def test_a_state_that_cannot_be_written_stays_in_memory(
     tmp_path, caplog, monkeypatch, fault
 ):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     context = new_context()
     directory = tmp_path if fault == "full" else Path("/proc/nowhere")
     if fault == "full":

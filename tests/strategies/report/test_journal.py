@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from disks import full
 
 from flwr_frl.strategies.report.journal import (
     COLUMNS,
@@ -39,10 +40,6 @@ def add(journal: Journal, server_round: int, **clients: float) -> None:
 
 def rounds_in(path: Path) -> list[int]:
     return [row["round"] for row in read_rows(path)]
-
-
-def _full(*arguments, **options):
-    raise OSError(28, "No space left on device")
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def test_a_full_disk_delays_rows(path, monkeypatch):
     journal = journal_of(path)
     add(journal, 1)
     with monkeypatch.context() as patched:
-        patched.setattr("flwr_frl.strategies.report.journal.open", _full, raising=False)
+        patched.setattr("flwr_frl.strategies.report.journal.open", full, raising=False)
         with pytest.raises(OSError, match="No space"):
             journal.flush()
     # Only a part of the line was written.
@@ -99,7 +96,7 @@ def test_full_disk_at_resume_keeps_earlier_rows(path, monkeypatch):
     journal = Journal(path, path, 1)
     add(journal, 2)
     with monkeypatch.context() as patched:
-        patched.setattr("os.replace", _full)
+        patched.setattr("os.replace", full)
         with pytest.raises(OSError, match="No space"):
             journal.flush()
     assert rounds_in(path) == [1]
@@ -191,7 +188,7 @@ def test_join_csv_concatenates_files_under_one_header(tmp_path, monkeypatch):
     join_csv(tmp_path / "all", parts)
     assert [r["algorithm"] for r in lines_of(tmp_path / "all")] == ["a", "b"]
     # A full disk leaves no partial file.
-    monkeypatch.setattr("shutil.copyfileobj", _full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(OSError, match="No space"):
         join_csv(tmp_path / "more", parts)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "all"}

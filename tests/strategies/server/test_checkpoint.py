@@ -122,20 +122,6 @@ def test_a_new_checkpoint_replaces_the_old_one(tmp_path):
     assert list(Checkpoint.read(tmp_path, SETTINGS).arrays) == ["only"]
 
 
-def test_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    checkpoint_of().write(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        checkpoint_of(arrays={"only": np.zeros(1)}).write(tmp_path)
-    monkeypatch.undo()
-    assert list(Checkpoint.read(tmp_path, SETTINGS).arrays) == list(ARRAYS)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
-
-
 def test_unfinished_files_of_a_killed_server_are_removed(tmp_path, monkeypatch):
     def kill(*_):
         raise KeyboardInterrupt
