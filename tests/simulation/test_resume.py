@@ -84,6 +84,7 @@ def test_checkpoints_do_not_change_results(tmp_path, undisturbed):
 def test_a_run_can_be_resumed_in_another_folder(tmp_path, undisturbed):
     first, second = tmp_path / "first", tmp_path / "second"
     finished_at(5, first, "fedrep", **SAVED)
+    heads = {*first.rglob("*.safetensors")}
     rows = finished_at(9, second, "fedrep", **SAVED, resume=str(first))
     assert_same_rows(rows, undisturbed["fedrep"], 1e-12)
     summary = json_of(second / "summary.json")["algorithms"]["fedrep"]
@@ -91,6 +92,7 @@ def test_a_run_can_be_resumed_in_another_folder(tmp_path, undisturbed):
     lines = (second / "fedrep" / "metrics.csv").read_text().splitlines()[1:]
     assert {int(line.split(",")[3]) for line in lines} == set(range(10))
     assert len(rows_of(first, "fedrep")) == 5
+    assert {*first.rglob("*.safetensors")} == heads
 
 
 def test_a_finished_run_that_crashed_when_extended_can_be_resumed(

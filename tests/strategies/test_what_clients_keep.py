@@ -222,17 +222,6 @@ def test_new_run_ignores_the_states_of_a_killed_run(tmp_path, monkeypatch):
     assert flower(tmp_path / "killed", 3) == expected
 
 
-def test_a_run_can_resume_in_another_folder(tmp_path, caplog):
-    expected = flower(tmp_path / "whole", 4)
-    flower(tmp_path / "first", 2)
-    former = result(tmp_path / "first", "ditto")
-    rows = flower(tmp_path / "second", 4, resume=str(tmp_path / "first"))
-    assert rows == expected
-    assert_same_result(tmp_path / "second", tmp_path / "whole", "ditto")
-    assert result(tmp_path / "first", "ditto")[2].keys() == former[2].keys()
-    assert "cannot use what it had kept" not in caplog.text
-
-
 def test_a_run_can_resume_by_another_path_to_its_folder(tmp_path, monkeypatch):
     expected = flower(tmp_path / "whole", 4)
     flower(tmp_path / "parts", 2)
