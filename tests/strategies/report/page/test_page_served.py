@@ -94,7 +94,7 @@ def test_port_in_use_is_an_error(server, tmp_path, capsys):
     [
         (["nowhere"], "'nowhere' is not a folder"),
         ([".", "--port", "70000"], "page is 70000; expected a port, 0 to 65535"),
-        ([".", "--port", "x"], "invalid int value: 'x'"),
+        ([".", "--port", "x"], "expected an integer, not 'x'"),
         ([".", "--host", "192.0.2.7"], "192.0.2.7:8765 cannot be listened on"),
         ([], "the following arguments are required: DIR"),
     ],
