@@ -139,12 +139,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     runner = Runner("inline" if jobs > 1 else backend, namespace.seeds, jobs)
     names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
     tuning = names[:1] == ["tune"]
-    require(
-        tuning or not grid,
-        "grid",
-        grid,
-        "empty without tune, as in: tune fedrep --grid …",
-    )
+    allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
+    require(tuning or not grid, "grid", grid, allowed)
     algorithms = names[tuning:] or list(DEFAULT_ALGORITHMS)
     summaries: Mapping[str, Any]
     try:

@@ -268,10 +268,19 @@ class StrategySettings(Checked):
 
     @classmethod
     def of(cls, strategy: type, arguments: dict[str, Any]) -> "StrategySettings":
-        """Return a strategy's settings, given its arguments that are not its own.
+        """Return the settings from the keyword arguments of a strategy's constructor.
 
-        Raises `TypeError` if one is unknown; it names the strategy and the nearest
-        argument.
+        Parameters
+        ----------
+        strategy : type
+            The class of the strategy, for error messages.
+        arguments : dict
+            Values by field of this class.
+
+        Raises
+        ------
+        TypeError
+            If an argument is unknown. The message suggests the most similar one.
         """
         unknown = arguments.keys() - inspect.signature(cls).parameters.keys()
         if unknown:

@@ -97,8 +97,10 @@ def require(
         shown = f"a {type(value).__name__}, {shown[:MAX_SHOWN]}…"
     is_setting = re.fullmatch("[a-z][a-z0-9-]*", name)
     code = code or (name if is_setting else "settings")
-    nouns = INEQUALITIES if isinstance(value, int | float) else (*INEQUALITIES, "at le")
-    number = "a number " if allowed.startswith(nouns) else ""
+    # "at least 0" is clear after a number, but not after another value.
+    is_number = isinstance(value, int | float)
+    starts = INEQUALITIES if is_number else (*INEQUALITIES, "at least ")
+    number = "a number " if allowed.startswith(starts) else ""
     raise SettingsError(f"{name} is {shown}; expected {number}{allowed}", code)
 
 
@@ -206,7 +208,7 @@ def unknown(
     listed : str, default "docs/settings.md"
         Where they are documented, for lists that are too long for a message.
     others : str, default ""
-        What else is allowed, in words.
+        A second kind of value that is allowed, such as ``package.module:Class``.
     """
     names = sorted(known)
     near = " or ".join(map(repr, similar(name, names)))

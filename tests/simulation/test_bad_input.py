@@ -107,7 +107,7 @@ nowhere.at_all:Strategy => ~install it, or run the command in the folder that
 @ seed=1, batch-size=5 => ~settings are separated by spaces
 @ model='mlp',seed=1 => ~settings are separated by spaces
 @ seed=1 seed=2 => ~seed is set twice
-fedrep --grid seed=1,2 => ~expected empty without tune
+fedrep --grid seed=1,2 => ~expected 'tune' before the algorithms
 tune fedrep => ~tune needs a setting with values
 tune fedrep --grid 'momentum=0.1, 0.2' => ~'0.2' has no name or no value; commas
 tune fedrep --grid 'momentum=0 momentum=1' => ~momentum is set twice

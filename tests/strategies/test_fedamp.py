@@ -141,7 +141,7 @@ def test_large_scale_selects_the_nearest_model(scale):
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "code"),
+    ("make", "arguments", "code"),
     [
         (FedAMP, {"fedamp_attention": "dot"}, "fedamp-attention"),
         (FedAMP, {"fedamp_alpha": 0.0}, "fedamp-alpha"),
@@ -151,5 +151,5 @@ def test_large_scale_selects_the_nearest_model(scale):
         (FedAMPSettings, {"fedamp_lambda": -1.0}, "fedamp-lambda"),
     ],
 )
-def test_invalid_setting_is_rejected_with_its_code(make, given, code):
-    assert code_of(lambda: make(**given)) == code
+def test_invalid_setting_is_rejected_with_its_code(make, arguments, code):
+    assert code_of(lambda: make(**arguments)) == code
