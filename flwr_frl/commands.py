@@ -160,7 +160,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     show(summaries, evaluated_on)
-    if not is_written(Path(output) / file, summaries):
+    if not is_written(Path(output).resolve() / file, summaries):
         text = "results are missing because they could not be written; see the log"
         print(f"error: output is {output!r}; {text}", file=sys.stderr)
         return 1
@@ -181,7 +181,7 @@ def _tune(
         return runner.prepare([name], read_by(name, algorithms, settings))
 
     with served_for({**resolve(overrides, strict=False), "output": output}):
-        points, folder = tune.points(grid), Path(output)
+        points, folder = tune.points(grid), Path(output).resolve()
         tuned = tune.tune(
             algorithms, points, overrides, folder, prepare, runner.carry_out
         )

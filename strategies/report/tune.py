@@ -15,7 +15,7 @@ from rich.table import Table
 from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.strategies.report.output import log_os_errors
 from flwr_frl.strategies.report.progress import describe
-from flwr_frl.strategies.report.results import write_json
+from flwr_frl.strategies.report.results import objects_in, read_object, write_json
 from flwr_frl.strategies.report.seeds import in_folder
 from flwr_frl.strategies.report.tables import write_tables
 from flwr_frl.strategies.report.terminal import console
@@ -196,7 +196,9 @@ def tune(
             "test": test[short],
         }
         with log_os_errors(output / FILE):
-            write_json(output / FILE, tuned)
+            # Algorithms that were tuned earlier keep their entries.
+            earlier = objects_in(read_object(output / FILE))
+            write_json(output / FILE, {**earlier, **tuned})
     with log_os_errors(f"tables in {output}"):
         tested = {name: entry["test"] for name, entry in tuned.items()}
         write_tables(output, tested, "test")

@@ -30,6 +30,11 @@ def go(output: Path, *algorithms: str, rounds: int, code: int = 0, **more) -> No
     assert run(output, *algorithms, "--rounds", str(rounds), **STEADY, **more) == code
 
 
+def test_an_output_path_may_contain_a_missing_folder_and_its_parent(tmp_path):
+    go(tmp_path / "missing" / ".." / "out", "fedavg", rounds=1)
+    assert (tmp_path / "out" / "summary.json").is_file()
+
+
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute", "scaffold"])
 def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
     tmp_path, monkeypatch, capsys, algorithm

@@ -222,6 +222,19 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 
 
+def test_tune_keeps_the_entries_of_other_algorithms(tmp_path):
+    def prepare(name, settings):
+        return tune.RunGroup([name], [settings], tmp_path)
+
+    def carry_out(groups, tolerant):
+        return [{name: {"loss": 1.0} for name in group.algorithms} for group in groups]
+
+    for names in (["local", "ditto"], ["ditto", "fedavg"]):
+        grid = tune.points("learning-rate=0.1")
+        tune.tune(names, grid, {}, tmp_path, prepare, carry_out)
+    assert json_of(tmp_path / "tune.json").keys() == {"local", "ditto", "fedavg"}
+
+
 def test_class_counts_cover_all_training_examples(tmp_path):
     go(tmp_path, "fedavg", rounds=1)
     clients = json_of(tmp_path / "fedavg" / "clients.json")
