@@ -134,8 +134,8 @@ class Client(ParameterGroups, NumPyClient):
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
-        # The trait describes `fit`: a class with another `fit` must declare it again.
-        if cls.fit is not parent.fit:
+        # The trait describes `fit` and `train`; after an override it is declared anew.
+        if cls.fit is not parent.fit or cls.train is not parent.train:
             traits = {"supports_example_dp": False, **traits}
         cls.traits = extend(cls, cls.traits, traits)
 

@@ -20,6 +20,7 @@ from flwr_frl.task.checks import (
     check_metrics,
     check_model,
     try_examples,
+    try_training_mode,
 )
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -102,6 +103,8 @@ class BaseTask(ABC):
                 continue
             try:
                 try_examples(cast(Task, self), examples)
+                if part == "train":
+                    try_training_mode(self.scratch_model, examples)
             except SettingsError as error:
                 raise SettingsError(f"{part} examples: {error}") from error
             self._tried_examples.add(part, examples)

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.models.pretrained import logits_of
+from flwr_frl.task.models.side_effects import on_trial
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.npy import is_finite
 from flwr_frl.task.settings import SettingsError, reason_of
@@ -20,6 +21,9 @@ from flwr_frl.task.types import Task
 
 # Largest number that a server accepts.
 LARGEST = torch.finfo(torch.float32).max
+
+# Number of examples on which models are tried in training mode.
+FEW = 10
 
 # Bounds of inputs and of targets.
 Bounds = tuple[tuple[float, float], ...]
@@ -37,6 +41,7 @@ RESERVED = frozenset(
         *("rejected-clients", "unanswered-clients", "silent-clients"),
         *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
         *("epsilon", "delta", "example-epsilon"),
+        *("error-best", "error-phase-1", "error-scratch", "iterations"),
     )
 )
 
@@ -172,10 +177,10 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
             "the others the targets'"
         )
     count, ignored = len(task.classes), np.inf
-    if are_classes(tried, outputs.shape[1:2]) and outputs.shape[1] < count:
+    width = outputs.shape[1:2].numel()
+    if not tried.is_floating_point() and width < count:
         raise SettingsError(
-            f"the model has {outputs.shape[1]} outputs; of {count} classes it must "
-            "have one each"
+            f"the model has {width} outputs; of {count} classes it must have one each"
         )
     if entropy:
         count, ignored = count or outputs.shape[1], IGNORED
@@ -209,24 +214,8 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
 
     Raises `SettingsError` unless model, loss and metrics accept it.
     """
-
-    def call(who: str, function: Callable[..., Any], **tensors: Tensor) -> Any:
-        try:
-            return function(*tensors.values())
-        # A user's model or loss may raise any exception.
-        except Exception as error:
-            reason = reason_of(error)
-            forms = (
-                f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
-                f"{tuple(value.shape)}"
-                for name, value in tensors.items()
-            )
-            raise SettingsError(f"{who} refuses {' and '.join(forms)}: {reason}") from (
-                error
-            )
-
     inputs, targets = batch
-    outputs = call("the model", task.scratch_model.eval(), inputs=inputs)
+    outputs = _call("the model", task.scratch_model.eval(), inputs=inputs)
     if not isinstance(outputs, Tensor):
         raise SettingsError(
             f"the model returns a {type(outputs).__name__}; expected a tensor"
@@ -234,7 +223,7 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
     with warnings.catch_warnings():
         # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
         warnings.filterwarnings("error", message="Using a target size")
-        value = call("the loss", task.loss, outputs=outputs, targets=targets)
+        value = _call("the loss", task.loss, outputs=outputs, targets=targets)
     if not isinstance(value, Tensor) or value.ndim > 0:
         shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise SettingsError(
@@ -257,9 +246,48 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
             "mean over the batch (reduction='mean' in torch's losses), not the sum"
         )
     for name, metric in task.metrics.items():
-        value = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
+        value = _call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
         number(name, value)
     return outputs
+
+
+def try_training_mode(model: SplitModel, examples: ExampleSet) -> None:
+    """Raise `SettingsError` unless a model can be called in training mode.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The model. It is left as it was.
+    examples : ExampleSet
+        Training examples; the first `FEW` are tried.
+    """
+    inputs, _ = next(examples.batches(FEW))
+    # Batch norms refuse a single example.
+    if len(inputs) == 1:
+        return
+    tensors = model.tensors
+    with on_trial(model):
+        _call("the model in training mode", model.train(), inputs=inputs)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if tensors.get(name, buffer) is not buffer:
+            raise SettingsError(
+                f"the model's forward replaces its buffer {name!r}; it must change the "
+                "buffer in place, with copy_"
+            )
+
+
+def _call(who: str, function: Callable[..., Any], **tensors: Tensor) -> Any:
+    try:
+        return function(*tensors.values())
+    # A user's model or loss may raise any exception.
+    except Exception as error:
+        reason = reason_of(error)
+        forms = (
+            f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
+            f"{tuple(value.shape)}"
+            for name, value in tensors.items()
+        )
+        raise SettingsError(f"{who} refuses {' and '.join(forms)}: {reason}") from error
 
 
 @torch.no_grad()
@@ -344,13 +372,11 @@ def check_metrics(metrics: Any) -> None:
     for name in metrics:
         if not isinstance(name, str) or not name:
             raise SettingsError(
-                f"a metric is called {name!r}; it must have a name, of a character or "
-                "more"
+                f"a metric is called {name!r}; expected a string that is not empty"
             )
         if name in RESERVED or str(name).startswith("bytes-"):
             raise SettingsError(
-                f"a metric is called {name!r}, as what every run has; it must have a "
-                "name of its own"
+                f"a metric is called {name!r}, which is a reserved name; rename it"
             )
 
 

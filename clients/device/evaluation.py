@@ -1,14 +1,14 @@
 """Test a model on a client's examples."""
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, nan
 
 import numpy as np
 import torch
 from flwr.common import Scalar
 from torch import Tensor, nn
 
-from flwr_frl.task.base import Task
+from flwr_frl.task.base import Metric, Task
 from flwr_frl.task.checks import number
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -77,6 +77,10 @@ def _collapse(
     metrics: list[dict[str, Scalar]] = [{} for _ in indices]
     if not indices or not isinstance(model.head, nn.Linear):
         return metrics
+    # The test targets are classes; training targets may be probabilities.
+    sets = [task.train_examples(index) for index in indices]
+    if any(examples.targets.is_floating_point() for examples in sets):
+        return metrics
     classes = torch.cat([class_mask(task, index, model.head) for index in indices])
     heads = model.head.weight.detach().expand(len(indices), -1, -1)
     for name, local in (("global-nc2", False), ("local-nc2", True)):
@@ -103,10 +107,20 @@ def measure(
     metrics: dict[str, Scalar] = {}
     if seen:
         pairs = [torch.cat(parts).cpu() for parts in zip(*seen, strict=True)]
-        values = {name: number(name, of(*pairs)) for name, of in task.metrics.items()}
+        values = {n: _value(n, metric, *pairs) for n, metric in task.metrics.items()}
         # A metric may be undefined for one client, such as R² of one example.
         metrics |= {name: value for name, value in values.items() if isfinite(value)}
     return loss, metrics | _accuracy(task, examples, accuracy)
+
+
+def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """Return a metric's value, NaN if it is undefined for the examples."""
+    try:
+        value = metric(outputs, targets)
+    # `try_batch` has reported errors that occur with any examples.
+    except (ZeroDivisionError, ValueError):
+        return nan
+    return number(name, value)
 
 
 def _accuracy(task: Task, examples: ExampleSet, value: float) -> dict[str, Scalar]:

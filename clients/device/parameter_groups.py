@@ -155,7 +155,7 @@ class ParameterGroups:
     def _save_optimizers(self, config: Mapping[str, Scalar]) -> None:
         """Save the states of optimisers that `fit` has not saved with its version."""
         kept = self._optimizers
-        if kept and (arrays := kept.unsaved()):
+        if kept and (arrays := kept.unsaved()) is not None:
             self.state.save(arrays, self._version(config))
 
     def _save(self, arrays: Arrays, config: Mapping[str, Scalar]) -> None:

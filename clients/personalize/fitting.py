@@ -121,6 +121,7 @@ def personalize(
     # The fit starts from an empty state, even if the device has a saved one.
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
     client = kind(own_task, 0, state, build(kind.settings_type, settings))
+    run.check_frozen(client)
     groups = groups_to_fit(kind)
     shared = dict(run.arrays)
     initial = initial_arrays(client, client.shared)

@@ -248,6 +248,10 @@ def _outputs(model: Model, card: ModelCard, line: str, place: str) -> tuple[str,
         return tuple(f"{value:.6g}" for value in outputs.flatten().tolist())
     # The last position of a sequence holds the prediction.
     scores = outputs if outputs.ndim == 1 else outputs[:, -1]
+    if scores.ndim != 1:
+        shape = tuple(outputs.shape)
+        text = f"the model's output has shape {shape}; expected a score per class"
+        raise SettingsError(f"{place} cannot be predicted from: {text}")
     probability, label = scores.softmax(0).max(0)
     # A class name may contain a line break.
     name = card.classes[int(label)].encode("unicode_escape").decode("ascii")

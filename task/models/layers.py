@@ -71,6 +71,8 @@ LAYERS: dict[type[nn.Module], Layer] = {
 
 def covers(module: nn.Module) -> bool:
     """Return True if `applied` supports a module: a sequence of `LAYERS`."""
+    if "forward" in vars(module):
+        return False
     if type(module) is nn.Sequential:
         return all(map(covers, module))
     if isinstance(module, nn.Conv1d | nn.Conv2d) and module.padding_mode != "zeros":

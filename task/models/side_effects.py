@@ -21,10 +21,13 @@ class Observed(NamedTuple):
         Parts that draw random numbers.
     embeds : bool
         True if an embedding has padding or a maximum norm.
+    has_tensor_features : bool
+        True if the representation returns a tensor.
     """
 
     random_parts: frozenset[str]
     embeds: bool
+    has_tensor_features: bool
 
 
 @contextmanager
@@ -84,7 +87,9 @@ def observe(model: nn.Module, inputs: Tensor) -> Observed:
         for name in ("representation", "head"):
             with embeddings:
                 inputs = model.get_submodule(name)(inputs)
+            if name == "representation":
+                has_tensor_features = isinstance(inputs, Tensor)
             if not all(map(torch.equal, state, random_state())):
                 random_parts.add(name)
                 set_random_state(state)
-    return Observed(frozenset(random_parts), embeddings.detected)
+    return Observed(frozenset(random_parts), embeddings.detected, has_tensor_features)

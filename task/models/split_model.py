@@ -24,6 +24,11 @@ Part = Literal["representation", "head", "all"]
 LARGE = 50_000
 # Number of each `kind` of model. Not cleared between runs, as models may outlive a run.
 _KINDS: dict[Hashable, int] = {}
+# Attributes of modules that contain hooks.
+_HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks"),
+    *("_backward_hooks", "_backward_pre_hooks"),
+)
 
 
 class SplitModel(nn.Module):
@@ -160,7 +165,10 @@ class SplitModel(nn.Module):
         gradient of the padding, and shortens the rows of copies.
         """
         modules, hidden = self.structure.modules, self.structure.hidden_buffers
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+        hooked = any(getattr(m, hooks) for m in modules for hooks in _HOOKS) or any(
+            p._backward_hooks or p._post_accumulate_grad_hooks
+            for p in self.structure.parameters.values()
+        )
         observed = self.observed(inputs)
         return not (hooked or hidden or observed.random_parts or observed.embeds)
 

@@ -147,8 +147,9 @@ class TrainCall:
         # Training a shared parameter changes the features.
         if self.model.is_tied:
             return False
-        random_parts = self.model.observed(self._trial_inputs).random_parts
-        return "representation" not in random_parts
+        observed = self.model.observed(self._trial_inputs)
+        is_random = "representation" in observed.random_parts
+        return observed.has_tensor_features and not is_random
 
     def _trial_inputs(self) -> Tensor:
         return self.examples.on(current()).first(2)

@@ -39,7 +39,7 @@ def set_state(
             # torch's optimisers count steps on the CPU.
             optimizer.state[parameter] = {
                 entry: tensor.clone()
-                if tensor.ndim == 0
+                if tensor.ndim == 0 and (parameter.ndim or entry == "step")
                 else tensor.to(parameter, copy=True)
                 for entry, tensor in saved.items()
             }
@@ -51,18 +51,22 @@ def read_state(optimizer: Optimizer, model: SplitModel) -> State:
     Raises
     ------
     SettingsError
-        If it contains anything but tensors.
+        If it contains anything but numbers and tensors of the parameters' shapes.
     """
     state: State = {}
     for name, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
             if value is None:
                 continue
+            reason = ""
             if not isinstance(value, Tensor):
+                reason = f"is a {type(value).__name__}, not a tensor"
+            elif value.ndim and value.shape != parameter.shape:
+                reason = f"has another shape than the parameter {name!r}"
+            if reason:
                 raise SettingsError(
                     "optimizer-state is 'kept'; expected 'renewed' with this "
-                    f"optimizer, whose {entry!r} is a {type(value).__name__}, not a "
-                    "tensor",
+                    f"optimizer, whose {entry!r} {reason}",
                     "optimizer-state",
                 )
             state[f"{entry}.{name}"] = value.detach()

@@ -165,8 +165,16 @@ class SGDOptimizer:
                 p: _in_format_of(p, p.grad) for p in parameters if p.grad is not None
             }
             updated = list(gradients)
-            saved = [self.state.get(p, {}) for p in updated if self.sgd.momentum]
-            momentum = [entries.get(MOMENTUM) for entries in saved]
+            saved = [
+                self.state.get(p, {}).get(MOMENTUM)
+                for p in updated
+                if self.sgd.momentum
+            ]
+            # torch's fused SGD creates the buffers itself only if all are missing.
+            momentum: list[Tensor | None] = [
+                torch.zeros_like(p) if buffer is None else buffer
+                for p, buffer in zip(updated, saved, strict=False)
+            ]
             torch_sgd(
                 updated,
                 list(gradients.values()),

@@ -153,6 +153,18 @@ def test_a_round_without_save_keeps_the_head_with_the_new_optimizers():
     assert torch.equal(heads[1], heads[2])
 
 
+def test_a_round_counts_as_saved_if_the_optimizer_has_no_state():
+    # SGD without momentum
+    run = {**FAST, "algorithm": "fedavg", "optimizer-state": "kept", "momentum": 0.0}
+    context = context_of()
+    client = build_client(context, client_setup(context, resolve(run)), {})
+    client._optimizers = OptimizerStates("sgd")
+    client.fit(client.get_parameters({}), {"server-round": 1})
+    client._save_optimizers({"server-round": 1})
+    next_message = build_client(context, client_setup(context, resolve(run)), {})
+    assert next_message.state.kept()["kept-rounds"] == [1]
+
+
 def test_optimizers_of_training_after_the_last_save_are_saved():
     class SavesFirst(Client, supports_example_dp=True):
         personal = ("head.",)

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from flwr_frl import simulate
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.personalize import personalize
@@ -21,6 +22,7 @@ from flwr_frl.clients.predict import load_run
 from flwr_frl.clients.predict.__main__ import main as predict
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.messages import FROZEN_BYTES, FROZEN_DIGEST
 from flwr_frl.task.settings import SettingsError, resolve
 
 BRIGHTNESS = np.array([30, 110, 200])
@@ -266,6 +268,16 @@ def test_a_device_of_private_training_is_not_trained_without_noise(root, tmp_pat
     (tmp_path / "x" / "pi-2" / "privacy.json").write_text(json.dumps(account))
     with pytest.raises(SettingsError, match="counts private training, and the run has"):
         load_run(run, "pi-2", str(tmp_path), data)
+
+
+def test_another_frozen_part_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        frozen = {FROZEN_DIGEST: "0123456789abcdef", FROZEN_BYTES: 4}
+        patched.setattr(Client, "_about_frozen", lambda self: frozen)
+        folder = train(tmp_path, "fedrep")
+    data = write(tmp_path / "new", 3, 9)
+    with pytest.raises(SettingsError, match="another frozen part"):
+        personalize(folder, str(data), "pi-9", str(tmp_path / "own"))
 
 
 def test_divergence_is_a_one_line_error(root, tmp_path, capsys):

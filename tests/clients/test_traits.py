@@ -74,11 +74,16 @@ def test_a_new_fit_does_not_inherit_example_level_privacy():
     class Mixed(Mixin, FedRepClient):
         pass
 
+    class Trained(FedRepClient):
+        def train(self, *arguments, **options):
+            return super().train(*arguments, **options)
+
     class Declared(Mixin, FedRepClient, supports_example_dp=True):
         pass
 
-    support = [k.traits.supports_example_dp for k in (Same, Changed, Mixed, Declared)]
-    assert support == [True, False, False, True]
+    classes = (Same, Changed, Mixed, Trained, Declared)
+    support = [kind.traits.supports_example_dp for kind in classes]
+    assert support == [True, False, False, False, True]
     assert FLUTEStarClient.traits.supports_example_dp
     assert not FedBNClient.traits.supports_example_dp
 

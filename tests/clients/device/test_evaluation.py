@@ -30,6 +30,7 @@ def test_custom_metrics_are_computed_on_all_test_examples_at_once():
     custom_metrics = {
         "median": median,
         "nothing": lambda outputs, targets: float("nan"),
+        "undefined": lambda outputs, targets: 1 / int(targets.sum()),
     }
     task = ExampleTask(
         identity, sets, sets, nn.functional.mse_loss, metrics=custom_metrics
@@ -38,7 +39,7 @@ def test_custom_metrics_are_computed_on_all_test_examples_at_once():
     # Mean of the squares of 0 to 119: 119 · 120 · 239 / 6 / 120
     assert loss == pytest.approx(119 * 239 / 6)
     assert n == 120
-    # Metrics without a value (NaN) are omitted.
+    # Metrics without a value are omitted.
     assert metrics == {"median": 59.0}
 
 
@@ -53,6 +54,20 @@ def test_integer_targets_that_are_not_classes_have_no_accuracy():
     )
     task.check(0)
     assert evaluate_model(task, 0, task.initial_model())[2] == {}
+
+
+def test_training_targets_may_be_probabilities():
+    soft = ExampleSet(torch.eye(2), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+    hard = ExampleSet(torch.eye(2), torch.tensor([0, 1]))
+    task = ExampleTask(
+        lambda: SplitModel(nn.Identity(), nn.Linear(2, 2)), [soft], [hard]
+    )
+    task.check(0)
+    model = task.initial_model()
+    nn.init.eye_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    # Neural collapse needs training targets that are classes.
+    assert evaluate_model(task, 0, model)[2] == {"accuracy": 1.0}
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e20])

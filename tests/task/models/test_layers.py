@@ -95,6 +95,29 @@ def test_other_modules_are_not_covered(module):
     assert not covers(module)
 
 
+def test_models_with_hooks_or_another_forward_are_not_stacked():
+    def hook(*_):
+        return None
+
+    changes = (
+        lambda m: m.head.register_forward_hook(hook),
+        lambda m: m.head.register_forward_pre_hook(hook),
+        lambda m: m.head.register_full_backward_hook(hook),
+        lambda m: m.head.register_full_backward_pre_hook(hook),
+        lambda m: m.head.weight.register_hook(hook),
+        lambda m: m.head.weight.register_post_accumulate_grad_hook(hook),
+    )
+    inputs = torch.zeros(2, 1, 8, 8)
+    for change in changes:
+        model = build_model("logistic", (1, 8, 8), 10)
+        assert model.can_be_stacked(lambda: inputs)
+        change(model)
+        assert not model.can_be_stacked(lambda: inputs)
+    model = build_model("logistic", (1, 8, 8), 10)
+    model.head.forward = lambda x: x.new_zeros(len(x), 10)
+    assert not model.has_layered_head
+
+
 def test_is_layered_of_built_in_and_custom_models():
     covered = {name: build_model(name, (3, 16, 16), 10).is_layered for name in MODELS}
     assert covered == {**dict.fromkeys(MODELS, True), "resnet20": False}

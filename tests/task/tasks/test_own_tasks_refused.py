@@ -36,6 +36,27 @@ def one(inputs: torch.Tensor, targets: torch.Tensor) -> list[ExampleSet]:
 NUMBERS = one(torch.ones(4, 3), torch.arange(4.0))
 
 
+class Average(nn.Module):
+    """Replaces its buffer by a new tensor in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+class Auxiliary(nn.Module):
+    """Returns a second value in training, as Inception does."""
+
+    def forward(self, x):
+        return (x, x) if self.training else x
+
+
+BCE = nn.functional.binary_cross_entropy_with_logits
 CLASSES, ROWS = torch.tensor([0, 1]), torch.ones(80, 3)
 
 
@@ -59,6 +80,14 @@ CHECKED = [
     ({"test": []}, "the task's test has examples of 0 clients"),
     # Classes
     ({"classes": ("a", "b", "c")}, "the model has 2 outputs; of 3 classes"),
+    (
+        {
+            "classes": ("a", "b"),
+            "model": lambda: SplitModel(nn.Identity(), nn.Linear(3, 1)),
+            "loss": lambda x, y: BCE(x[:, 0], y.float()),
+        },
+        "the model has 1 outputs; of 2 classes",
+    ),
     ({"classes": ("one",), "loss": lambda x, y: x.mean()}, "of row 1 is 1; of 1 class"),
     # Models
     ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
@@ -68,6 +97,14 @@ CHECKED = [
     (
         {"model": lambda: SplitModel(nn.LazyLinear(4), nn.Linear(4, 2))},
         "the model's 'representation.weight' has no shape yet",
+    ),
+    (
+        {"model": lambda: SplitModel(Average(), nn.Linear(3, 2))},
+        "the model's forward replaces its buffer 'representation.mean'",
+    ),
+    (
+        {"model": lambda: SplitModel(Auxiliary(), nn.Linear(3, 2))},
+        "the model in training mode refuses inputs",
     ),
     # Losses
     ({"train": NUMBERS, "loss": nn.functional.mse_loss}, "Using a target size"),
@@ -131,8 +168,8 @@ def test_unusual_values_are_accepted_if_model_and_loss_handle_them():
         ({"test": None}, "test is a NoneType; expected a sequence"),
         ({"classes": 3}, "classes is of type int; expected a tuple"),
         ({"classes": None}, "classes is of type NoneType; expected a tuple"),
-        ({"metrics": {3: max}}, "a metric is called 3; it must have a name"),
-        ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
+        ({"metrics": {3: max}}, "a metric is called 3; expected a string"),
+        ({"metrics": {"": max}}, "a metric is called ''; expected a string"),
     ],
 )
 def test_arguments_of_wrong_types_are_an_error(change, line):

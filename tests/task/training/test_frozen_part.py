@@ -97,6 +97,29 @@ def test_features_computed_once_train_the_same_head(
     assert [call() for call in calls] == [2, 36]
 
 
+def test_a_representation_may_return_a_tuple():
+    class Masked(nn.Module):
+        def forward(self, x):
+            return x.flatten(1), x.flatten(1) > 0
+
+    class Sum(nn.Linear):
+        def forward(self, features):
+            values, mask = features
+            return super().forward(values * mask)
+
+    class Positive(nn.Module):
+        def forward(self, x):
+            return x.flatten(1).relu()
+
+    heads = []
+    for parts in ((Masked, Sum), (Positive, nn.Linear)):
+        torch.manual_seed(0)
+        model = SplitModel(parts[0](), parts[1](64, 3))
+        train(model, "head", images(20, 3), CE, 2, SGD())
+        heads.append(model.head.weight)
+    torch.testing.assert_close(*heads)
+
+
 @pytest.mark.parametrize(
     ("representation", "augment", "is_random"),
     [
@@ -170,6 +193,22 @@ def test_optimizer_equals_torch_sgd(momentum):
         torch.equal(p, q)
         for p, q in zip(ours.parameters(), other.parameters(), strict=True)
     )
+
+
+def test_optimizer_when_a_parameter_gets_its_first_gradient_later():
+    # As in a mixture of experts: the second layer has no gradient in the first step.
+    layers = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    for parameter in layers.parameters():
+        nn.init.ones_(parameter)
+    optimizer = SGD(0.1, 0.5, weight_decay=0.0).optimizer(layers)
+    for gradients in ((1.0, None), (1.0, 2.0), (1.0, 2.0)):
+        for parameter, value in zip(layers.parameters(), gradients, strict=True):
+            parameter.grad = None if value is None else torch.tensor([[value]])
+        optimizer.step()
+    # Momentum buffers are 1, 1.5 and 1.75 for the first layer, 2 and 3 for the second.
+    first, second = (parameter.item() for parameter in layers.parameters())
+    assert first == pytest.approx(1 - 0.1 * (1 + 1.5 + 1.75))
+    assert second == pytest.approx(1 - 0.1 * (2 + 3))
 
 
 def without_last(examples: ExampleSet, epochs: int, seed: int) -> list[ExampleSet]:

@@ -134,8 +134,10 @@ def test_state_of_another_shape_is_ignored():
     assert_close(ours, other)
 
 
-def test_state_that_is_not_a_tensor_is_rejected():
-    path = f"{__name__}:CountingOptimizer"
+@pytest.mark.parametrize(
+    "path", [f"{__name__}:CountingOptimizer", "torch.optim:Adafactor"]
+)
+def test_state_of_other_types_and_shapes_is_rejected(path):
     with pytest.raises(SettingsError) as caught:
         train(model(), "all", classes(), CE, 1, settings(path), state={})
     assert caught.value.code == "optimizer-state"
