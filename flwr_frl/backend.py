@@ -11,7 +11,7 @@ from flwr_frl.clients.algorithms import client_class
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import Settings, declared
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.training import SGD, train
+from flwr_frl.task.training import SGD, OneExampleError, train
 
 # Seconds that Ray takes to start and to end; 10 s on two cores
 # (benchmarks/results/speed.md).
@@ -84,14 +84,20 @@ def training_seconds(settings: Settings) -> float:
     epochs += (
         float(settings["head-epochs"]) / 3 if "head-epochs" in client_settings else 0.0
     )
-    seconds = client_rounds(settings) * steps * epochs * step_seconds(task, settings)
+    try:
+        step = step_seconds(task, settings)
+    except OneExampleError:
+        return 0.0
+    seconds = client_rounds(settings) * steps * epochs * step
     together = settings["cohort"] == "auto" and not task.scratch_model.is_large
     return seconds / COHORT_GAIN if together else seconds
 
 
 def step_seconds(task: Task, settings: Settings) -> float:
     """Measure the CPU seconds of one training step of client 0."""
-    examples, sgd = task.train_examples(0), SGD(batch_size=int(settings["batch-size"]))
+    examples = task.train_examples(0)
+    # Training must not diverge, and its time does not depend on the learning rate.
+    sgd = SGD(learning_rate=1e-30, batch_size=int(settings["batch-size"]))
     measured = []
     # The measurement must not affect the random numbers of the run.
     with torch.random.fork_rng(devices=[]):

@@ -164,7 +164,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         text = "results are missing because they could not be written; see the log"
         print(f"error: output is {output!r}; {text}", file=sys.stderr)
         return 1
-    where = f"metrics, clients, summary, tables and plot: {output}"
+    files = "settings and tables" if tuning else "metrics, clients, tables and plot"
+    where = f"{files}: {output}"
     console().print(where, soft_wrap=True, markup=False)
     return 0
 

@@ -162,12 +162,8 @@ def import_path(of: type | Callable[..., Any], setting: str) -> str:
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
-    # Paths are made absolute, since workers run in other folders.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
-    for name in ("data-dir", "cache-dir"):
-        if folder := str(settings[name]):
-            choice[name] = str(Path(folder).expanduser().resolve())
     directory = Path(str(settings["resume"])) / short_name(algorithm)
     if settings["resume"] and not (directory / CHECKPOINT).is_file():
         log(WARNING, "%s has no checkpoint and starts now", algorithm)
@@ -275,6 +271,10 @@ def check(
         if warning not in logged:
             log(WARNING, "%s", warning)
     logged.update(warnings)
+    # Paths are made absolute, since workers run in other folders.
+    for name in ("data-dir", "cache-dir"):
+        if folder := str(settings[name]):
+            settings[name] = str(Path(folder).expanduser().resolve())
     return settings
 
 

@@ -115,12 +115,12 @@ class Asynchronous(Participation):
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
         # The current version's nodes without work, shared arrays, staleness of the
-        # recent replies, clients whose changes counted, number of dropped changes.
+        # recent replies, clients whose changes counted or were dropped.
         self._idle = IdleNodes([], self.seed, 0)
         self._current: Arrays = {}
         self._staleness: dict[int, int] = {}
         self._counted: set[str] = set()
-        self._dropped = 0
+        self._dropped: set[str] = set()
 
     @property
     def updates(self) -> dict[str, int]:
@@ -151,8 +151,10 @@ class Asynchronous(Participation):
         # A run that starts again at version 1 is not in the former run's version 1.
         self.version = 0
         if isinstance(adapted, RealWork):
-            # Clients of an earlier process cannot answer this one.
+            # Clients of an earlier process cannot answer this one, so checkpoints leave
+            # out who is at work, and the arrays of up to C versions.
             self._state |= {"since": {}, "due": {}, "versions": {}}
+            self._state = {**self._state, "since": {}, "due": {}, "versions": {}}
         return adapted
 
     # Sampling.
@@ -161,7 +163,7 @@ class Asynchronous(Participation):
         """Return the nodes to ask at the start of a version, so that C are at work."""
         if server_round != self.version:
             self.version = server_round
-            self._staleness, self._counted, self._dropped = {}, set(), 0
+            self._staleness, self._counted, self._dropped = {}, set(), set()
         if nodes != list(self._nodes.values()):
             self._nodes = {self.strategy.name_of(node): node for node in nodes}
         # A version asks each client at most once, silent ones included.
@@ -232,8 +234,8 @@ class Asynchronous(Participation):
 
     def drop(self, reply: Message) -> None:
         """Count a change that is too old; the client's personal part still counts."""
-        self._dropped += 1
         pending = self.strategy.pending
+        self._dropped |= set(pending.names([reply]))
         pending.bytes_up += count_bytes(reply)
         if not reply.has_error() and self.strategy._is_valid(reply):
             self.strategy.ledger.acknowledge(pending.rounds([reply]), self.version)
@@ -282,7 +284,10 @@ class Asynchronous(Participation):
         self._counted = set(names)
 
     def close(self) -> dict[str, float | list[int]]:
-        """Remove versions on which no client works; return ``staleness`` etc."""
+        """Remove versions on which no client works; return ``staleness`` etc.
+
+        Clients that are at work, or whose change was dropped, are not silent.
+        """
         counted = {
             name: staleness
             for node, staleness in self._staleness.items()
@@ -296,12 +301,15 @@ class Asynchronous(Participation):
         out = set(map(str, state["since"].values()))
         for version in state["versions"].keys() - out:
             del state["versions"][version]
+        pending, known = self.strategy.pending, state["since"].keys() | self._dropped
+        pending.silent = [name for name in pending.silent if name not in known]
         ages = list(counted.values())
         values = ages or [0]
         return {
+            "unanswered": len(pending.silent),
             "version": self.version,
             "staleness": ages,
             "staleness-mean": sum(values) / len(values),
             "staleness-max": max(values),
-            "dropped": self._dropped,
+            "dropped": len(self._dropped),
         }

@@ -175,7 +175,7 @@ class BaseStrategy(Averaging):
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of the nodes that train in a round, in the same order."""
-        others = len(self.clients.busy_clients())
+        others = len(self.clients.busy_nodes())
         return self.participation.sample(server_round, nodes, others)
 
     # Messages.
@@ -264,7 +264,11 @@ class BaseStrategy(Averaging):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the shared arrays to all clients, or ``fraction-evaluate`` of them."""
-        nodes = self.evaluation.sample(server_round, self._connected_nodes(grid))
+        nodes = self._connected_nodes(grid)
+        if self.evaluation.fraction < 1 and (busy := self.clients.busy_nodes()):
+            # The earlier metrics of busy clients count, if they are sampled.
+            nodes = sorted({*nodes, *busy}, key=lambda n: (self.name_of(n), n))
+        nodes = self.evaluation.sample(server_round, nodes)
         kind = MessageType.EVALUATE
         return self.open_round(nodes, arrays, config, server_round, kind)
 
@@ -286,14 +290,19 @@ class BaseStrategy(Averaging):
     def snapshot(self) -> Callable[[], State]:
         """Return a function that returns, at any later time, the state as it is now."""
         values = {**self.ledger.state_dict(), **self.clients.state_dict()}
+        if self.evaluation.fraction < 1 or self.clients.busy:
+            # Else all clients are in every evaluation.
+            values |= self.evaluation.state_dict()
         return snapshot_of(self.state, values)
 
     def restore(self, state: State) -> None:
         """Return to a saved state, as `snapshot` gives it."""
         self.ledger.load_state_dict(state.values)
         self.clients.load_state_dict(state.values)
-        others = self.ledger.state_dict() | self.clients.state_dict()
-        restore_tree(self.state, state, others.keys())
+        self.evaluation.load_state_dict(state.values)
+        parts = (self.ledger, self.clients, self.evaluation)
+        others = {name for part in parts for name in part.state_dict()}
+        restore_tree(self.state, state, others)
 
     def summary(self) -> None:
         """Log the configuration."""

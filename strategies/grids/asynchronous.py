@@ -215,16 +215,19 @@ class RealWork(RealArrivals):
 
     def _pull(self, patience: Patience, wait: float) -> None:
         """Store the replies that have arrived; pause if there are none."""
-        arrived = self._arrived()
+        now = time.monotonic()
+        over = any(now - sent > wait for _, sent in self._sent.values())
+        # Check all messages before any client is given up.
+        arrived = self._arrived(len(self._sent) if over else LOOKED_AT)
         self._ready.extend(arrived)
-        self._give_up_silent(wait)
+        self._give_up_silent(wait, now)
         if not arrived:
             self.drain()
             patience.wait(map(self.name_of, self.at_work))
 
-    def _arrived(self) -> list[tuple[Message, int]]:
+    def _arrived(self, count: int) -> list[tuple[Message, int]]:
         """Return replies to the messages checked longest ago, and the nodes asked."""
-        ids = list(islice(self._sent, LOOKED_AT))
+        ids = list(islice(self._sent, count))
         for i in ids:
             self._sent[i] = self._sent.pop(i)
         arrived = []
@@ -236,9 +239,8 @@ class RealWork(RealArrivals):
                 arrived.append((reply, node))
         return sorted(arrived, key=lambda pair: (pair[0].metadata.created_at, pair[1]))
 
-    def _give_up_silent(self, wait: float) -> None:
+    def _give_up_silent(self, wait: float, now: float) -> None:
         """Treat clients that have not answered in time as silent."""
-        now = time.monotonic()
         late = {i: m for i, (m, sent) in self._sent.items() if now - sent > wait}
         for i, message in late.items():
             del self._sent[i]

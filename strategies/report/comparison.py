@@ -28,7 +28,7 @@ PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
 COMPARED = frozenset(
     (
         *("num-server-rounds", "evaluate-every", "evaluate-last"),
-        *("data-dir", "metrics"),
+        *("data-dir", "metrics", "patience"),
     )
 )
 

@@ -63,16 +63,22 @@ def quality(names: Container[str]) -> str:
     return next((name for name in QUALITY if name in names), "accuracy")
 
 
-def read_journal(path: Path) -> Iterator[tuple[bytes, Row]]:
+def read_journal(path: Path, clients: bool = True) -> Iterator[tuple[bytes, Row]]:
     """Yield the lines of a ``metrics.jsonl`` and their rows, up to a damaged line.
 
-    A crash may have cut off the last line. A missing file has no rows.
+    A crash may have cut off the last line. A missing file has no rows. If ``clients``
+    is False, the metrics of clients, which may be most of a line, are not parsed.
     """
     if path.is_file():
         with path.open("rb") as file:
             for line in file:
+                text = line
+                if not clients and line.endswith(b"}}\n"):
+                    # They are the last entry of a row.
+                    head, cut, _ = line.partition(f', "{CLIENT_METRICS}": '.encode())
+                    text = head + b"}" if cut else line
                 try:
-                    row = parse_json(line)
+                    row = parse_json(text)
                 except ValueError:
                     return
                 if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
@@ -82,7 +88,7 @@ def read_journal(path: Path) -> Iterator[tuple[bytes, Row]]:
 
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a ``metrics.jsonl`` without clients' metrics."""
-    return [without_clients(row) for _, row in read_journal(path)]
+    return [without_clients(row) for _, row in read_journal(path, clients=False)]
 
 
 def without_clients(row: Row) -> Row:

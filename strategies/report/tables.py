@@ -32,7 +32,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "epsilon": ("ε", "{:.4g}", 1),
     "example-epsilon": ("ε of examples", "{:.4g}", 1),
     "delta": ("δ", "{:g}", 1),
-    "rounds": ("rounds", "{}", 1),
+    "rounds": ("rounds", "{:.7g}", 1),
     "seconds": ("seconds", "{:.1f}", 1),
     "seconds-simulated": ("simulated", "{:.1f}", 1),
     "bits": ("Mbit of messages", "{:,.3f}", 1e6),

@@ -114,15 +114,15 @@ def check_values(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers among a reply's metrics.
 
     Raises `InvalidReplyError` if there are more than 100 values, a number is not finite
-    or too large, an accuracy is not in [0, 1], or ``num-examples`` is not a valid
-    number.
+    or too large, ``accuracy`` or ``accuracy-global`` is not in [0, 1], or
+    ``num-examples`` is not a valid number.
     """
     _check_names(values)
     metrics = {n: v for n, v in values.items() if isinstance(v, (int, float))}
     for name, value in metrics.items():
         if not abs(value) <= LARGEST:
             raise InvalidReplyError(f"metric {name!r} is {value}")
-        if name.startswith("accuracy") and not 0 <= value <= 1:
+        if name in ("accuracy", "accuracy-global") and not 0 <= value <= 1:
             raise InvalidReplyError(f"metric {name!r} is {value}, not in [0, 1]")
     if NUM_EXAMPLES in metrics:
         _check_count(NUM_EXAMPLES, metrics[NUM_EXAMPLES])

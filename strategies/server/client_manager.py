@@ -261,9 +261,9 @@ class ClientManager:
                     text = "the ClientApp has no query handler: clients are known by "
                     log(INFO, "%stheir node ids", text)
             else:
-                reason = one_line(reply.error.reason)
-                self.failure = f"node {node}: {reason}"
-                log(WARNING, "node %d says nothing: %s", node, reason)
+                # A single error may be due to a lost connection.
+                self.refusals.setdefault(node, Refusal(str(node), times=-1))
+                self._refuse(node, str(node), f"error: {one_line(reply.error.reason)}")
         return reported
 
     def _add(
@@ -329,13 +329,13 @@ class ClientManager:
         """Return the nodes that join after the training, ordered by their names."""
         return _by_name({n: c for n, c in self.known.items() if c.is_newcomer})
 
-    def busy_clients(self) -> list[ClientInfo]:
-        """Return the participants that still owe a reply, ordered by name."""
+    def busy_nodes(self) -> list[int]:
+        """Return the participants that still owe a reply, ordered by their names."""
         if not self.busy:
             return []
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
-        clients = [self.known[node] for node in nodes]
-        return sorted((c for c in clients if not c.is_newcomer), key=lambda c: c.name)
+        clients = {node: self.known[node] for node in nodes}
+        return _by_name({n: c for n, c in clients.items() if not c.is_newcomer})
 
     def declared(self, reply: Message, name: str) -> float:
         """Return a number that a reply's client declared at first; inf for none."""

@@ -1,5 +1,6 @@
 """Strategies whose shared arrays are the mean of state that all clients keep."""
 
+from collections.abc import Iterable
 from logging import WARNING
 from typing import Any, cast
 
@@ -32,16 +33,23 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.state[MEMBERS] = None
+        # The list of names of which `_members` is the set.
+        self._listed: list[str] | None = None
+        self._members = frozenset[str]()
 
     @property
-    def in_mean(self) -> set[str]:
+    def in_mean(self) -> frozenset[str]:
         """Names of the clients whose state is in the mean."""
         names = self.state[MEMBERS]
-        # Checkpoints of early versions contain the acknowledged rounds only.
-        return set(self.ledger.acknowledged if names is None else names)
+        if names is None:
+            # Checkpoints of early versions contain the acknowledged rounds only.
+            return frozenset(self.ledger.acknowledged)
+        if names is not self._listed:
+            self._listed, self._members = names, frozenset(names)
+        return self._members
 
     @in_mean.setter
-    def in_mean(self, names: set[str]) -> None:
+    def in_mean(self, names: Iterable[str]) -> None:
         self.state[MEMBERS] = sorted(names)
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from logging import WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import Message, MetricRecord
@@ -18,6 +19,8 @@ from flwr_frl.task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, NUM_TEST_EXAMP
 
 # Distinguishes the draws of evaluated clients from others of the same seed.
 EVALUATED = 0xE7A1
+# Names in checkpoints of the clients' latest metrics, and of the rounds of these.
+TESTED, TESTED_IN = "tested", "tested-in"
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
@@ -55,15 +58,20 @@ class Evaluation:
     rounds: dict[str, int] = field(default_factory=dict)
     replies: list[Message] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    # The sampled nodes of this evaluation; None if there are no others.
+    _sampled: frozenset[int] | None = field(default=None, init=False)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the nodes to evaluate in a round, in the same order."""
+        self._sampled = None
         if self.fraction in (0, 1):
             return nodes if self.fraction else []
         count = max(int(self.fraction * len(nodes) + 1e-9), self.least)
         rng = np.random.default_rng([self.seed, EVALUATED, server_round])
         chosen = rng.choice(len(nodes), min(count, len(nodes)), replace=False)
-        return [nodes[i] for i in sorted(chosen)]
+        sampled = [nodes[i] for i in sorted(chosen)]
+        self._sampled = frozenset(sampled)
+        return sampled
 
     def aggregate(
         self,
@@ -74,7 +82,7 @@ class Evaluation:
     ) -> MetricRecord:
         """Store the clients' metrics and return means over clients with test examples.
 
-        A client that is still busy with an earlier round counts with its latest
+        A sampled client that is still busy with an earlier round counts with its latest
         metrics.
 
         Returns
@@ -103,7 +111,11 @@ class Evaluation:
         every = [metrics for *_, metrics in tested]
         most = [clients.declared(reply, NUM_TEST_EXAMPLES) for reply in self.replies]
         # Earlier metrics alone would not be an evaluation of this round.
-        busy = clients.busy_clients() if tested else []
+        busy = [
+            clients.known[node]
+            for node in (clients.busy_nodes() if tested else ())
+            if self._sampled is None or node in self._sampled
+        ]
         before = [client for client in busy if client.name in self.metrics]
         every += [self.metrics[client.name] for client in before]
         most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
@@ -112,6 +124,15 @@ class Evaluation:
         if before:
             counts["evaluated-before"] = len(before)
         return single_metrics({**means, **counts})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clients' latest metrics, for a checkpoint."""
+        return {TESTED: dict(self.metrics), TESTED_IN: dict(self.rounds)}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Return to a state of `state_dict`; without one, there are no metrics."""
+        self.metrics = dict(values.get(TESTED, {}))
+        self.rounds = dict(values.get(TESTED_IN, {}))
 
 
 def mean_loss(

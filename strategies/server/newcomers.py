@@ -165,6 +165,9 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
         for name, paths in files.items()
     }
     drawn = {name: entries for name, entries in runs.items() if entries}
+    if not drawn:
+        # An earlier run may have had newcomers.
+        (output / PLOT).unlink(missing_ok=True)
     if not drawn or not drawable():
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg

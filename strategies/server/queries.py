@@ -69,6 +69,8 @@ def common_initial_arrays(
     few = nodes[:: max(1, len(nodes) // ASKED)][:ASKED]
     answers, votes = [], Counter[str]()
     for asked in few, [node for node in nodes if node not in few]:
+        if not asked:
+            break
         answers += query_arrays(clients, grid, asked, INITIAL_ARRAYS)
         answers.sort(key=lambda answer: answer[0])
         votes = Counter(_digest(record) for _, record in answers)

@@ -219,7 +219,9 @@ class Rounds:
         self.report.add(row, self._client_metrics() if tested else {})
         self.watch.after_round()
         self._check_not_empty(metrics)
-        best, since = best_round(self.report.rows)
+        # With FedAsync there may be as many rounds as replies.
+        needed = self.settings.patience or self.settings.keep_best
+        best, since = best_round(self.report.rows) if needed else (0, 0)
         ends = stopped_early(self.report.rows, self.settings.patience)
         if ends:
             text = "the run ends: no better validation in %d evaluations since round %d"

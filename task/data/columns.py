@@ -40,8 +40,10 @@ def choose_columns(
     listed = " ".join(listed.split())
     choices = f"of the columns of {name!r}: {listed}"
     classes = [n for n, feature in features.items() if _kind(feature) == "ClassLabel"]
-    usual = [n for n in LABEL_NAMES if n in features]
-    label = label_column
+    # The header of a CSV file may have blanks around names.
+    named = {n.strip(): n for n in features}
+    usual = [named[n] for n in LABEL_NAMES if n in named]
+    label = named.get(label_column.strip(), label_column)
     if not label and (len(classes) == 1 or (not classes and usual)):
         label = (classes or usual)[0]
     require(label in features, "label-column", label, f"one {choices}")
@@ -49,7 +51,7 @@ def choose_columns(
     images = [n for n, feature in rest.items() if _kind(feature) == "Image"]
     numbers = [n for n, feature in rest.items() if _is_numeric(feature)]
     lists = [n for n in numbers if type(rest[n]).__name__ != "Value"]
-    inputs = [n.strip() for n in input_columns.split(",")]
+    inputs = [named.get(n.strip(), n.strip()) for n in input_columns.split(",")]
     if input_columns == "*":
         inputs = numbers
     elif not input_columns and len(images or lists) == 1:

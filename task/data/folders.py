@@ -80,9 +80,24 @@ class ImageFolder:
         root = Path(data_dir).expanduser()
         exists = bool(data_dir) and root.is_dir()
         require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
+        self.size = size
+        try:
+            self._list(root, names)
+        except OSError as error:
+            line = f"data-dir {data_dir!r} cannot be read: {error}"
+            raise SettingsError(line, "data-dir") from None
+        for part in PARTS:
+            if not self.of(part):
+                line = f"data-dir {data_dir!r} has no images in {part!r}"
+                raise SettingsError(line, "data-dir")
+        folder_names = {folder.path.name for folder in self.folders}
+        self.classes = tuple(names) or tuple(sorted(folder_names))
+
+    def _list(self, root: Path, names: Sequence[str]) -> None:
+        """Set ``clients``, ``folders`` and ``key``."""
         paths, self.clients = _class_folders(root)
         # File names need not be valid Unicode.
-        version = f"{root.resolve()}/{size}/{self.clients}{FORM}{'/'.join(names)}"
+        version = f"{root.resolve()}/{self.size}/{self.clients}{FORM}{'/'.join(names)}"
         key = hashlib.sha256(os.fsencode(version))
         folders = []
         for part, owner, path in paths:
@@ -99,14 +114,7 @@ class ImageFolder:
             for image in images:
                 key.update(os.fsencode(f"{image.path}/{_version(image)}\n"))
         self.key = key.hexdigest()
-        self.size = size
         self.folders = tuple(folders)
-        for part in PARTS:
-            if not self.of(part):
-                line = f"data-dir {data_dir!r} has no images in {part!r}"
-                raise SettingsError(line, "data-dir")
-        folder_names = {folder.path.name for folder in folders}
-        self.classes = tuple(names) or tuple(sorted(folder_names))
 
     def of(self, part: str) -> list[ClassFolder]:
         """Return the class folders of a part, in the order of their images."""

@@ -1,9 +1,12 @@
 """The default backend of a run."""
 
 import pytest
+import torch
+from torch import nn
 
 from flwr_frl import backend
 from flwr_frl.running import check
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 SETTINGS = {"num-clients": 10, "num-server-rounds": 20, "fraction-train": 0.5}
 
@@ -68,9 +71,26 @@ def test_runs_without_ray_or_with_classes_of_a_script_are_inline(monkeypatch, se
     assert backend.choose_backend(settings) == "inline"
 
 
-def test_measuring_a_step_does_not_change_later_random_numbers(settings):
-    import torch
+def test_a_loss_that_would_diverge_does_not_end_the_measurement(settings):
+    inputs = torch.full((40, 1), 1e6)
+    examples = [ExampleSet(inputs, inputs)]
+    task = ExampleTask(
+        lambda: SplitModel(nn.Identity(), nn.Linear(1, 1)),
+        *(examples, examples, nn.functional.mse_loss),
+    )
+    assert backend.step_seconds(task, settings) > 0
 
+
+def test_a_model_that_cannot_be_measured_runs_inline(monkeypatch, settings):
+    examples = [ExampleSet(torch.ones(1, 2), torch.tensor([0]))]
+    task = ExampleTask(
+        lambda: SplitModel(nn.BatchNorm1d(2), nn.Linear(2, 2)), examples, examples
+    )
+    monkeypatch.setattr(backend, "build_task", lambda *_: task)
+    assert backend.choose_backend(settings) == "inline"
+
+
+def test_measuring_a_step_does_not_change_later_random_numbers(settings):
     task = backend.build_task(settings, 10)
     torch.manual_seed(0)
     state = torch.get_rng_state()

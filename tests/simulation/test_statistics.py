@@ -103,6 +103,20 @@ def test_commands_with_the_same_seeds_share_a_table(tmp_path):
     assert list(json_of(tmp_path / "summary.json")["algorithms"]) == ["local"]
 
 
+def test_seeds_with_a_relative_data_folder_share_a_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    Path("data").mkdir()
+    for part in ("train", "test"):
+        images = rng.integers(0, 255, (60, 8, 8), "u1")
+        np.savez(f"data/{part}.npz", images=images, labels=np.arange(60) % 5)
+    for name in ("fedavg", "fedper"):
+        flags = ("--task", "arrays", "--data-dir", "data", "--seeds", "2")
+        go(tmp_path / "out", name, *flags, rounds=1)
+    summary = json_of(tmp_path / "out" / "summary.json")
+    assert list(summary["algorithms"]) == ["fedavg", "fedper"]
+
+
 def test_single_run_does_not_join_a_table_over_seeds(tmp_path):
     go(tmp_path, "fedavg", "--seeds", "2", rounds=1)
     go(tmp_path, "fedper", rounds=1)

@@ -10,7 +10,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from quadratic_clients import quadratic
 
 from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
-from flwr_frl.strategies.grids import arrivals
+from flwr_frl.strategies.grids import arrivals, asynchronous
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
@@ -88,6 +88,49 @@ def test_slow_nodes_do_not_delay_versions(no_pauses):
     assert grid.now < 80
     assert grid.log.count(3) <= 2
     assert grid.log.count(1) >= 11
+
+
+def test_clients_at_work_are_not_unanswered(no_pauses):
+    grid = Late({1: 1, 2: 1, 3: 40})
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1, max_staleness=3)
+    rows = run_on(grid, wrapper, 50)
+    assert {row["unanswered"] for row in rows} == {0}
+    # The change of node 3 is too old.
+    assert sum(row["dropped"] for row in rows) >= 1
+
+
+def test_all_replies_are_read_before_clients_are_given_up(no_pauses, monkeypatch):
+    class Slow(Late):
+        def get_node_ids(self):
+            # An evaluation may take longer than the time to wait for a reply.
+            time.sleep(0.1)
+            return super().get_node_ids()
+
+    # As with more than 100 clients at work
+    monkeypatch.setattr(asynchronous, "LOOKED_AT", 1)
+    grid = Slow({1: 0, 2: 0, 3: 0})
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1)
+    rows = run_on(grid, wrapper, 6, timeout=0.05)
+    assert sum(row["unanswered"] for row in rows) == 0
+    # All but the last two trainings count.
+    assert len(grid.log) == 6 + 2
+
+
+def test_checkpoints_on_nodes_do_not_contain_clients_at_work(no_pauses):
+    states = []
+
+    class Watched(Late):
+        def push_messages(self, messages):
+            states.append(wrapper.strategy.snapshot()())
+            return super().push_messages(messages)
+
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
+    run_on(Watched({1: 1, 2: 1, 3: 40}), wrapper, 5)
+    for state in states:
+        assert not any("versions" in name for name in state.arrays)
+        saved = state.values["state"]["asynchronous"]
+        assert (saved["since"], saved["due"]) == ({}, {})
+    assert sum(saved["updates"].values()) == 10
 
 
 def test_replies_that_arrive_together_close_separate_versions(no_pauses):

@@ -207,6 +207,42 @@ def test_weight_is_limited_to_the_declared_number_of_examples():
     assert metrics["loss-weighted"] == pytest.approx(2.0)
 
 
+def test_only_sampled_busy_clients_count_with_earlier_metrics():
+    strategy, grid = FedAvg(), grid_of(8)
+    evaluate_once(strategy, grid)
+    strategy.evaluation.fraction = 0.5
+    tested = []
+    for server_round in range(2, 8):
+        strategy.clients.busy = frozenset(list(strategy.clients.known)[:6])
+        strategy.identify = lambda grid: sorted(grid.get_node_ids())[6:]
+        start = to_record(START)
+        messages = strategy.configure_evaluate(
+            server_round, start, ConfigRecord(), grid
+        )
+        replies = list(grid.send_and_receive(list(messages)))
+        metrics = strategy.aggregate_evaluate(server_round, replies)
+        tested.append(len(replies))
+        # Four clients are sampled, at most two of them are available.
+        assert metrics["evaluated"] == (4 if replies else 0)
+        assert metrics.get("evaluated-before", 0) == (4 - len(replies)) % 4
+    assert set(tested) >= {1, 2}
+
+
+def test_metrics_of_clients_that_are_not_sampled_survive_a_resume():
+    strategy = FedAvg(fraction_evaluate=0.5)
+    for _ in range(2):
+        evaluate_once(strategy, grid_of(8))
+    resumed = FedAvg(fraction_evaluate=0.5)
+    resumed.restore(strategy.snapshot()())
+    assert len(resumed.evaluation.metrics) >= 4
+    assert resumed.evaluation.metrics == strategy.evaluation.metrics
+    assert resumed.evaluation.rounds == strategy.evaluation.rounds
+    # With all clients in every evaluation, checkpoints do not contain the metrics.
+    strategy = FedAvg()
+    evaluate_once(strategy, grid_of(8))
+    assert "tested" not in strategy.snapshot()().values
+
+
 def test_earlier_metrics_alone_are_not_an_evaluation():
     strategy, grid = FedAvg(), grid_of(4)
     assert evaluate_once(strategy, grid)["evaluated"] == 4

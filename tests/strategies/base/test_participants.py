@@ -145,6 +145,24 @@ def test_node_that_does_not_reply_is_queried_again():
     assert strategy.identify(grid) == [1, 2, 3]
 
 
+def test_node_whose_answers_are_errors_is_queried_at_increasing_intervals(caplog):
+    asked = []
+
+    def client(message: Message, context: Context) -> Message:
+        if context.node_id == 2:
+            asked.append(calls)
+            raise RuntimeError("not ready")
+        return honest(message, context)
+
+    strategy, grid = FedAvg(), grid_of(3, client)
+    calls = 0
+    while calls < 20:
+        calls += 1
+        assert strategy.identify(grid) == [1, 3]
+    assert asked == [1, 2, 4, 8, 16]
+    assert caplog.text.count("client 2 takes no part: error: ") == 1
+
+
 class Coming(InlineGrid):
     """A grid of devices: each call of `get_node_ids` returns the next set of nodes.
 
@@ -302,7 +320,7 @@ def test_run_without_any_reply_fails():
     grid = grid_of(3, crash)
     assert FedAvg().identify(grid) == []
     line = (
-        "no client has sent its arrays; the last to fail was node 3: "
+        "no client has sent its arrays; the last to fail was client 3: error: "
         "ZeroDivisionError: no examples"
     )
     with pytest.raises(SettingsError, match=line):

@@ -47,6 +47,17 @@ def path(tmp_path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
+def test_rows_are_read_without_parsing_the_metrics_of_clients(path):
+    journal = journal_of(path)
+    add(journal, 1, a=0.5)
+    add(journal, 2)
+    name = 'b", "client-metrics": {'
+    journal.add({"round": 3, **TOTALS, "silent-clients": [name]}, {name: {"loss": 1.0}})
+    journal.flush()
+    assert read_rows(path) == journal.rows
+    assert rounds_in(path) == [1, 2, 3]
+
+
 def test_rows_are_written_by_flush_with_the_metrics_of_each_client(path):
     journal = journal_of(path)
     add(journal, 1, a=0.5)

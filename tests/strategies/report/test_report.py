@@ -8,6 +8,7 @@ import warnings
 import pytest
 from PIL import Image
 
+from flwr_frl.strategies.report.comparison import read_comparable
 from flwr_frl.strategies.report.plot import line_style, plot
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import read_rows, summarize
@@ -176,6 +177,27 @@ def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     written = summary_in(tmp_path)
     assert list(written["algorithms"]) == ["fedper"]
     assert written["config"]["seed"] == 1
+
+
+@pytest.mark.parametrize(("lowest", "scale"), [(0.5, "log"), (-1.0, "linear")])
+def test_losses_below_zero_have_a_linear_axis(tmp_path, monkeypatch, lowest, scale):
+    drawn = []
+    save = "flwr_frl.strategies.report.plot.save_figure"
+    monkeypatch.setattr(save, lambda figure, path: drawn.append(figure))
+    (tmp_path / "fedavg").mkdir()
+    lines = [json.dumps(row(i, loss=value)) for i, value in ((1, 2.0), (2, lowest))]
+    (tmp_path / "fedavg" / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    plot(tmp_path, ["fedavg"])
+    assert drawn[0].axes[0].get_yscale() == scale
+
+
+def test_runs_with_another_patience_are_not_compared(tmp_path):
+    config = {"algorithm": "fedavg", "patience": 0}
+    content = {"algorithms": {"fedavg": {}}, "config": config}
+    (tmp_path / "summary.json").write_text(json.dumps(content))
+    assert read_comparable(tmp_path, config) == content
+    other = read_comparable(tmp_path, {**config, "patience": 2})
+    assert other["algorithms"] == {}
 
 
 def test_a_plot_of_all_algorithms_has_room_for_their_names(tmp_path):

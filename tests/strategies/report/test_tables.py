@@ -29,6 +29,10 @@ def test_rows():
     ]
 
 
+def test_mean_number_of_rounds_is_rounded():
+    assert cells({"fedavg": {"rounds": 100 / 3}})[1][1] == "33.33333"
+
+
 def test_files_in_markdown_and_latex(tmp_path):
     assert markdown(ROWS) == (
         "| algorithm | accuracy | by examples | MB | r\\|2 |\n"

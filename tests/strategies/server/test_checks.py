@@ -100,6 +100,11 @@ def test_clients_with_invalid_properties_are_excluded(caplog) -> None:
     ]
 
 
+def test_custom_metrics_may_begin_with_accuracy() -> None:
+    metrics = {"accuracy": 1.0, "accuracy_percent": 93.2, "accuracy-gap": -0.1}
+    assert check_values(metrics) == metrics
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -158,6 +158,15 @@ def test_data_set_of_the_hub_is_loaded_by_name_once(tmp_path, monkeypatch):
     assert asked == [(("flwrlabs/femnist", None), where)]
 
 
+def test_the_header_of_a_table_may_have_blanks_around_names(home, tmp_path):
+    header, *lines = (home / "table" / "rows.csv").read_text().splitlines()
+    table = tmp_path / "rows.csv"
+    table.write_text("\n".join([header.replace(",", ", "), *lines]))
+    columns = {"input_columns": "width, height", "label_column": "kind"}
+    task = task_of(tmp_path, "rows.csv", 3, **columns)
+    assert task.classes == ("high", "low")
+
+
 def test_table_task_trains(home, tmp_path):
     task = task_of(home, "table", 3, input_columns="width,height", label_column="kind")
     assert isinstance(task, TableTask)
