@@ -194,13 +194,14 @@ def unknown(
     known: Iterable[str],
     listed: str = "docs/settings.md",
     others: str = "",
+    code: str = "",
 ) -> SettingsError:
     """Return the error for an unknown name; it suggests similar known ones.
 
     Parameters
     ----------
     kind : str
-        Kind of object that is named, such as ``"algorithm"``; also the error's code.
+        Kind of object that is named, such as ``"algorithm"``.
     name : object
         The unknown name.
     known : iterable of str
@@ -209,6 +210,8 @@ def unknown(
         Where they are documented, for lists that are too long for a message.
     others : str, default ""
         A second kind of value that is allowed, such as ``package.module:Class``.
+    code : str, default ""
+        The error's code, by default ``kind``.
     """
     names = sorted(known)
     near = " or ".join(map(repr, similar(name, names)))
@@ -216,7 +219,7 @@ def unknown(
     choices = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
     also = f"; or {others}" if others else ""
     message = f"unknown {kind} {name!r}; {hint}known: {choices}{also}"
-    return SettingsError(message, kind.replace(" ", "-"))
+    return SettingsError(message, code or kind)
 
 
 class Allowed:

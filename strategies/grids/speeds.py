@@ -70,7 +70,8 @@ class SpeedModel:
         elif Path(name).is_file():
             self._listed = read_times(Path(name), num_clients)
         else:
-            raise unknown("speed-model (or file)", name, ("none", *MODELS))
+            known = ("none", *MODELS)
+            raise unknown("speed-model", name, known, others="the path of a file")
 
     def times(self, server_round: int) -> Times:
         """Return each client's time in a round (from 1), in the model's unit."""

@@ -138,7 +138,8 @@ def _from_torchvision(name: str, weights: str) -> dict[str, Tensor]:
         )
     available = get_model_weights(name)
     if weights not in available.__members__:
-        raise unknown(f"weights of {name}", weights, available.__members__)
+        names = available.__members__
+        raise unknown(f"weights of {name}", weights, names, code="weights")
     try:
         return dict(available[weights].get_state_dict(progress=False, check_hash=True))
     # No network, a full disk or a damaged download.

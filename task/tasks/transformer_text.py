@@ -131,7 +131,7 @@ class TransformerText(BaseTask):
         names = [name.strip() for name in settings.classes.split(",") if name.strip()]
         for label in sorted(labels):
             if names and label not in names:
-                raise unknown("class", label, names)
+                raise unknown("class", label, names, code="classes")
         self.classes: tuple[str, ...] = tuple(names or sorted(labels))
         allowed = "a directory with texts of more than one class"
         require(len(self.classes) > 1, "data-dir", settings.data_dir, allowed)

@@ -203,7 +203,7 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
         ("initial-nodes=11", "~initial-nodes is 11; expected at most 10"),
         ("tracker='foo'", "~unknown tracker 'foo'; known: "),
         ("tracker='os:path'", "~expected a subclass of Tracker"),
-        ("speed-model='fast'", "~unknown speed-model (or file) 'fast'"),
+        ("speed-model='fast'", "~unknown speed-model 'fast'"),
         ("speed-model='times.txt'", "~'soon'; it must have a number a line"),
         ("speed-model='bytes'", "~can't decode byte 0xff"),
     ):
