@@ -1,6 +1,5 @@
 """APFL (Deng et al., 2020): a mixture of a personal and the global model."""
 
-import copy
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.task.models import SplitModel, called_with
+from flwr_frl.task.models.frozen import copied
 from flwr_frl.task.settings import Free, Range
 from flwr_frl.task.training import freeze, loop
 
@@ -61,7 +61,7 @@ class APFLClient(Client, also_test_global=True):
 
     def personalize(self) -> None:
         """Train v_i, starting from w, and α_i for ``newcomer-epochs`` with w fixed."""
-        v = copy.deepcopy(self.model)
+        v = copied(self.model)
         self.mix(v, self.settings.newcomer_epochs, moves_global=False)
 
     def mix(self, v: SplitModel, epochs: int, moves_global: bool = True) -> float:
@@ -73,7 +73,6 @@ class APFLClient(Client, also_test_global=True):
         trained = (w, v) if moves_global else (v,)
         optimizers = [self.settings.optimizer(freeze(m, "all")) for m in trained]
         alpha = self.saved[ALPHA + "value"].clone()
-        alpha.requires_grad_(self.settings.apfl_adaptive)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             for optimizer in optimizers:
@@ -86,13 +85,18 @@ class APFLClient(Client, also_test_global=True):
             for optimizer in optimizers:
                 optimizer.step()
             if alpha.grad is not None:
-                # Only the first step of a round updates α.
+                # Only the first step updates α.
                 alpha.requires_grad_(False)
                 alpha.sub_(alpha.grad, alpha=self.settings.learning_rate).clamp_(0, 1)
                 alpha.grad = None
             return mixed_loss.detach()
 
-        mean = loop(step, self.train_examples, epochs, self.settings, v)
+        # A newcomer's v starts at w, where α has no gradient: update α every epoch.
+        updates = 1 if moves_global else max(1, epochs)
+        for _ in range(updates):
+            alpha.requires_grad_(self.settings.apfl_adaptive)
+            each = epochs // updates
+            mean = loop(step, self.train_examples, each, self.settings, v)
         self.saved = within(PERSONAL_MODEL, v.state_dict())
         self.saved[ALPHA + "value"] = alpha.detach()
         return mean
@@ -104,7 +108,7 @@ class APFLClient(Client, also_test_global=True):
 
     def personal_model(self) -> SplitModel:
         """Return v_i, or its initial values, as a separate model."""
-        model = copy.deepcopy(self.model)
+        model = copied(self.model)
         model.load_state_dict(under(PERSONAL_MODEL, self.saved))
         return model
 

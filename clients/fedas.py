@@ -1,6 +1,6 @@
 """FedAS (Yang et al., CVPR 2024): parameter alignment and client synchronisation."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -12,10 +12,11 @@ from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.fedpac import class_means, labelled_features
 from flwr_frl.clients.traits import linear_head
+from flwr_frl.task.devices import evaluation_gradients
 from flwr_frl.task.messages import FISHER_TRACE
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range
-from flwr_frl.task.training import freeze, loop
+from flwr_frl.task.training import SGD, freeze, loop
 
 PROTOTYPES = "prototypes."
 MEANS, COUNTS = f"{PROTOTYPES}means", f"{PROTOTYPES}counts"
@@ -93,7 +94,8 @@ class FedASClient(
             rate and has_prototype.any() and len(self.task.train_examples(self.index))
         ):
             return
-        sgd = replace(self.settings, learning_rate=rate, momentum=0.0, weight_decay=0.0)
+        batch, bfloat16 = self.settings.batch_size, self.settings.bfloat16
+        sgd = SGD(rate, 0.0, 0.0, batch_size=batch, bfloat16=bfloat16)
         optimizer = sgd.optimizer(freeze(model, "representation"))
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -116,10 +118,11 @@ class FedASClient(
             # Cross-entropy ignores negative targets.
             if not (targets >= 0).any():
                 continue
-            with self.settings.autocast():
-                loss = self.task.loss(model(inputs), targets)
             parameters = list(model.parameters())
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            with evaluation_gradients():
+                with self.settings.autocast():
+                    loss = self.task.loss(model(inputs), targets)
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             total += sum(float(g.square().sum()) for g in gradients if g is not None)
         return total
 

@@ -1,6 +1,5 @@
 """FedDPA (Yang et al., NeurIPS 2024): a global and a personal adapter."""
 
-import copy
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from flwr_frl.clients.device.conversions import under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.adapters import is_lora, lora_layers, needs_lora
-from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.models.frozen import copied
 from flwr_frl.task.settings import Range
 
 
@@ -88,10 +87,7 @@ class FedDPAClient(
 
         The adapter's factor is LoRA's, without α.
         """
-        constant = {
-            id(tensor): tensor for tensor in frozen_tensors(self.model).values()
-        }
-        model = copy.deepcopy(self.model, constant)
+        model = copied(self.model)
         for layer in lora_layers(model):
             base, alpha = layer.get_base_layer(), self.settings.feddpa_alpha
             deltas = map(layer.get_delta_weight, layer.active_adapters)

@@ -1,6 +1,5 @@
 """MOON (Li et al., CVPR 2021): FedAvg with a model-contrastive loss."""
 
-import copy
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
 from flwr_frl.task.base import Task
+from flwr_frl.task.models.frozen import copied
 from flwr_frl.task.settings import Range, SettingsError
 from flwr_frl.task.training import freeze, loop
 
@@ -86,8 +86,8 @@ class MOONClient(
     def contrast(self, epochs: int) -> float:
         """Train the model with both losses; return the mean of ℓ_sup."""
         model, settings = self.model, self.settings
-        received = copy.deepcopy(model.representation)
-        previous = copy.deepcopy(model.representation)
+        received = copied(model.representation)
+        previous = copied(model.representation)
         previous.load_state_dict(under(PREVIOUS, self.saved))
         others = [other.requires_grad_(False).eval() for other in (received, previous)]
         optimizer = settings.optimizer(freeze(model, "all"))

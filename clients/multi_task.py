@@ -12,7 +12,7 @@ from flwr.common import NDArrays, log
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.conversions import to_numpy, to_tensors
-from flwr_frl.clients.device.parameter_groups import WHOLE, personal_arrays
+from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.inbox import Inbox, neighbours_of
@@ -125,6 +125,10 @@ class MultiTaskClient(Client):
                 "has no parameters to train"
             )
         return entries, sizes
+
+    @property
+    def _exchanged(self) -> tuple[str, ...]:
+        return WHOLE if self.exchanged is None else (HEAD,)
 
     def _structure(self) -> list[object]:
         """Return parameters, classes and C, which must be the same for all nodes."""

@@ -6,11 +6,15 @@ from typing import Annotated
 
 import torch
 from flwr.common import NDArrays
-from torch import Tensor, nn
+from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.task.devices import random_state, set_random_state
+from flwr_frl.task.devices import (
+    evaluation_gradients,
+    random_state,
+    set_random_state,
+)
 from flwr_frl.task.examples import EVALUATION_BATCH, count_targets
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range, require
@@ -105,10 +109,6 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
         named = dict(freeze(self.model, "all").named_parameters())
         # Without dropout, and with the deployed batch norm statistics.
         self.model.eval()
-        for module in self.model.modules():
-            if isinstance(module, nn.RNNBase) and not module.dropout:
-                # cuDNN computes their gradients in training mode only.
-                module.train()
         w = {name: p.detach().clone() for name, p in named.items()}
         there, alpha = w, self.settings.inner_learning_rate
         # The loss of a batch is a mean over its targets that are not ignored.
@@ -117,7 +117,9 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
             if not (counted := count_targets(batch[1])):
                 continue
             share = counted / count
-            there = moved(there, self.gradient(w, batch)[1], -alpha * share)
+            with evaluation_gradients():
+                gradient = self.gradient(w, batch)[1]
+            there = moved(there, gradient, -alpha * share)
         self.model.load({**self.model.tensors, **there})
         return self.model
 

@@ -8,7 +8,8 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.replies import Arrays, NDArray, mean, to_record
+from flwr_frl.strategies.server.aggregation import changes
+from flwr_frl.strategies.server.replies import Arrays, mean, to_record
 from flwr_frl.task.settings import Choice, Range, validate
 
 Matrix = npt.NDArray[np.float64]
@@ -111,9 +112,10 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         """Return u_i of each of these clients that has trained, by name."""
         names = sorted(self.models)
         models = [self.models[name] for name in names]
-        changes = np.stack([flat(m, self.start_model) for m in models])
         # All distances and cosines follow from the inner products.
-        products = changes @ changes.T
+        products = np.zeros((len(names), len(names)))
+        for flat in changes(models, self.start_model):
+            products += flat @ flat.T
         sent = {}
         for client in self.models.keys() & clients:
             weights = self.attention(products, names.index(client))
@@ -165,13 +167,3 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
             # Copies: the received arrays are views of whole messages.
             self.models[name] = {n: a.copy() for n, a in self.arrays(reply).items()}
         return to_record(combined)
-
-
-def flat(model: Mapping[str, NDArray], start: Mapping[str, NDArray]) -> Matrix:
-    """Return all floating-point changes since the initial model as one vector."""
-    changes = [
-        np.subtract(value, start[name], dtype=np.float64).ravel()
-        for name, value in model.items()
-        if value.dtype.kind == "f"
-    ]
-    return np.concatenate(changes)

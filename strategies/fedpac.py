@@ -112,10 +112,14 @@ def combination_weights(features: Matrix, variances: Matrix) -> Matrix:
         Row i has the weights α_i.
     """
     flat = features.reshape(len(features), -1)
+    # ⟨h_i − h_j, h_i − h_k⟩ follows from the inner products, and these are exacter
+    # without the mean.
+    flat = flat - flat.mean(0)
+    products = flat @ flat.T
     rows = []
-    for i, target in enumerate(flat):
-        away = target - flat
-        rows.append(simplex_minimum(np.diag(variances) + away @ away.T, i))
+    for i, own in enumerate(products):
+        spread = products + own[i] - own - own[:, None]
+        rows.append(simplex_minimum(np.diag(variances) + spread, i))
     return np.stack(rows)
 
 

@@ -240,8 +240,8 @@ class StrategySettings(Checked):
         Rounds between two checkpoints, which the caller writes; 0 writes no
         intermediate checkpoints.
     transport : {"float32", "float16"}, default "float32"
-        Precision in which averaged float32 arrays are sent, in both directions. The
-        server itself keeps float32.
+        Precision in which averaged float32 arrays are sent, in both directions (with
+        IFCA and FedFomo, only to clients). The server itself keeps float32.
 
     Raises
     ------

@@ -4,7 +4,7 @@ import os
 import random
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Self
 
 import numpy as np
@@ -136,6 +136,15 @@ class RngContext:
     def __exit__(self, *error: object) -> None:
         """Store the state of the generators."""
         self.state = random_state()
+
+
+def evaluation_gradients() -> AbstractContextManager[None]:
+    """Return a context for gradients of models in evaluation mode.
+
+    cuDNN computes those of recurrent layers in training mode only.
+    """
+    context: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=False)
+    return context
 
 
 def memory() -> int:

@@ -43,6 +43,14 @@ MAX_MISSING_VALUES = 2**28
 INITIAL_ONLY = ("weights",)
 
 
+def initial_only(settings: Settings) -> tuple[str, ...]:
+    """Return the settings that a trained model does not need.
+
+    With adapters, the frozen backbone has the ``weights``, and no file contains it.
+    """
+    return () if settings.get("adapters", "none") != "none" else INITIAL_ONLY
+
+
 class Classifier(nn.Module):
     """An image model with its normalisation: maps pixels to logits.
 
@@ -214,7 +222,7 @@ class ModelCard:
         """
         name = str(settings["task"])
         # Files lack some values drawn at random, which the seed must reproduce.
-        names = {*model_settings(name), "seed"} - {*INITIAL_ONLY}
+        names = {*model_settings(name), "seed"} - {*initial_only(settings)}
         chosen = {n: settings[n] for n in sorted(names & settings.keys())}
         chosen = {"task": name, **chosen}
         task = build_task(chosen, num_clients)

@@ -76,6 +76,11 @@ class ParameterGroups:
         """Groups sent to the server; by default the shared ones."""
         return self.shared
 
+    @property
+    def _exchanged(self) -> Groups:
+        """Groups that leave the client; their frozen part is the same for all."""
+        return (*self.shared, *self.sent)
+
     def initial_group(self, group: str) -> Tensors:
         """Return the initial arrays of a group beside the model.
 

@@ -170,8 +170,8 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
     for name in (n for n in names if n not in defaults()):
         plain = name.lower().replace("_", "-")
         if difflib.get_close_matches(plain, valid_names, cutoff=NEARLY):
-            kind = "name in the node config"
-            raise unknown(kind, name, valid_names, code="node-config")
+            what = "name in the node config"
+            raise unknown(what, name, valid_names, code="node-config")
     return names
 
 

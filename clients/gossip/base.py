@@ -42,11 +42,7 @@ from flwr_frl.task.compression.per_tensor import (
 )
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import (
-    TrainingDivergedError,
-    gradient,
-    trainable_examples,
-)
+from flwr_frl.task.training import TrainingDivergedError, gradient, trainable_examples
 
 VECTORS = "gossip."
 # Vector with the mean of ``x`` over the iterations.
@@ -94,6 +90,10 @@ class GossipClient(Client):
             else Identity()
         )
         self.refused = 0
+
+    @property
+    def _exchanged(self) -> tuple[str, ...]:
+        return WHOLE
 
     @property
     def dimension(self) -> int:

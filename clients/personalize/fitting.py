@@ -168,6 +168,11 @@ def _newcomer_class(run: TrainedRun, client_name: str) -> type[Client]:
         raise SettingsError(
             f"{algorithm} leaves no model for devices that come after the training"
         )
+    if not kind.traits.fixed_shapes:
+        raise SettingsError(
+            f"{algorithm} sends clients models that its shared arrays lack; simulate "
+            "new clients with new-clients"
+        )
     if not groups_to_fit(kind):
         raise SettingsError(
             f"{algorithm} leaves nothing to fit to a device: use "

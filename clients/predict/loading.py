@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from flwr_frl.clients.algorithms import algorithm_of, client_class
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.card import (
-    INITIAL_ONLY,
     Classifier,
     ModelCard,
+    initial_only,
     unknown_split,
     without_examples,
 )
@@ -195,7 +195,7 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
         task_alone = without_examples(card.task, _NeedsDataError("it has no data"))
         return _deployed(built(task_alone), card)
     except _NeedsDataError:
-        run.check_data(arrays, without=INITIAL_ONLY)
+        run.check_data(arrays, without=initial_only(run.settings))
         if on_device or not is_simulated:
             own_task = _task_of(run, client, data_dir if on_device else "")
             run.check_classes(kind, own_task.classes)
@@ -302,6 +302,6 @@ def _read_state(
 
 def _card_from_data(run: TrainedRun, arrays: Tensors, on_device: bool) -> ModelCard:
     """Build the run's task, which reads its data, and return its card."""
-    run.check_data(arrays, without=INITIAL_ONLY)
+    run.check_data(arrays, without=initial_only(run.settings))
     num_clients = 0 if on_device else int(run.settings["num-clients"])
     return ModelCard.from_settings(run.settings, num_clients, run.withheld_partition)

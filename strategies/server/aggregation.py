@@ -157,7 +157,7 @@ def multi_krum(
     n = len(decoded)
     f = assumed_byzantine(n, share)
     distances = np.zeros((n, n))
-    for flat in _changes(decoded, sent):
+    for flat in changes(decoded, sent):
         squares = np.square(flat).sum(axis=1)
         distances += squares[:, None] + squares[None] - 2 * (flat @ flat.T)
     np.fill_diagonal(distances, np.inf)
@@ -182,7 +182,7 @@ def geometric_median(
     # Every v but the first is a mean of the replies. With c_i as its weights, its
     # distances to them follow from the inner products of the changes.
     products = np.zeros((n, n))
-    for flat in _changes(decoded, sent):
+    for flat in changes(decoded, sent):
         products += flat @ flat.T
     c, votes = np.zeros(n), np.asarray(weights, np.float64)
     if votes.sum() == 0:
@@ -228,7 +228,7 @@ def bucketed(rule: Rule, size: int, rng: np.random.Generator) -> Rule:
     return rule_of_buckets
 
 
-def _changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
+def changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
     """Yield the clients' changes of each floating-point array, of shape (n, size).
 
     Changes rather than values, as small distances vanish in sums of large squares.

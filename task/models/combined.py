@@ -1,11 +1,12 @@
 """Several representations as one, projected onto a basis of their features."""
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor, nn
+
+from flwr_frl.task.models.frozen import copied
 
 
 class CombinedRepresentation(nn.Module):
@@ -42,7 +43,7 @@ class CombinedRepresentation(nn.Module):
         """Combine copies of a representation with the given state dicts."""
         sources = []
         for state in states:
-            source = copy.deepcopy(representation)
+            source = copied(representation)
             source.load_state_dict(state, strict=False)
             sources.append(source)
         return cls(sources, basis, at_positions)

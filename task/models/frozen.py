@@ -4,13 +4,16 @@ It consists of the parameters that require no gradient in the initial model, and
 buffers outside of the state dict (``persistent=False``).
 """
 
+import copy
 import hashlib
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.models.split_model import SplitModel
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Builder(Protocol):
@@ -46,6 +49,12 @@ def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
     persistent = model.state_dict().keys()
     named = dict(model.named_buffers(remove_duplicate=False))
     return {name: value for name, value in named.items() if name not in persistent}
+
+
+def copied(module: Module) -> Module:
+    """Return a copy of a model or part that shares the frozen tensors."""
+    shared = {id(tensor): tensor for tensor in frozen_tensors(module).values()}
+    return copy.deepcopy(module, shared)
 
 
 def frozen_digest(model: nn.Module, names: tuple[str, ...]) -> str:

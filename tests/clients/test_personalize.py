@@ -280,6 +280,13 @@ def test_another_frozen_part_is_refused(tmp_path, monkeypatch):
         personalize(folder, str(data), "pi-9", str(tmp_path / "own"))
 
 
+def test_an_algorithm_that_sends_clients_several_models_is_refused(tmp_path):
+    folder = train(tmp_path, "fedfomo")
+    data = write(tmp_path / "new", 3, 9)
+    with pytest.raises(SettingsError, match="simulate new clients with new-clients"):
+        personalize(folder, str(data), "pi-9", str(tmp_path / "own"))
+
+
 def test_divergence_is_a_one_line_error(root, tmp_path, capsys):
     still = {"head-epochs": 0, "representation-epochs": 0, "learning-rate": 1e30}
     run = train(root, "fedrep", **still)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from layered import WIDTH, features, gradients, loss_of, parts, start
 from softmax_runs import (
@@ -17,6 +18,7 @@ from softmax_runs import (
 )
 
 from flwr_frl.clients import FedASClient
+from flwr_frl.clients.fedas import COUNTS, MEANS
 from flwr_frl.strategies import FedAS
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.task.settings import SettingsError
@@ -99,6 +101,33 @@ def test_without_alignment_training_equals_fedper():
             for r in (reply, other)
         )
         assert_same(arrays, expected)
+
+
+def test_fisher_trace_does_not_use_cudnn():
+    # In evaluation mode it has no gradients of recurrent layers.
+    client = run("fedas", 0, **TASK).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    used = set()
+    client.model.head.register_forward_hook(
+        lambda *_: used.add(torch.backends.cudnn.enabled)
+    )
+    client.fisher_trace()
+    assert used == {False}
+    assert torch.backends.cudnn.enabled
+
+
+def test_alignment_uses_plain_sgd_with_any_optimizer():
+    more = {"optimizer": "adam", "max_gradient_norm": 1e-3, **ALIGNMENT, **TASK}
+    client = run("fedas", 0, **more).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    a, _ = start()
+    means = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)).astype("f4")
+    counts = torch.ones(CLASSES, dtype=torch.int64)
+    client.saved |= {MEANS: torch.from_numpy(means), COUNTS: counts}
+    client.align()
+    layer = client.model.representation[0]
+    found = np.column_stack([layer.weight.detach(), layer.bias.detach()])
+    np.testing.assert_allclose(found, aligned(a, 0, means), atol=1e-5)
 
 
 def test_fisher_trace_sums_over_batches_in_order():

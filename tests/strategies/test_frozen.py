@@ -22,7 +22,12 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import run
 from flwr_frl.task.messages import FROZEN_DIGEST
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.frozen import frozen_tensors, set_apart
+from flwr_frl.task.models.frozen import (
+    copied,
+    frozen_tensors,
+    new_model,
+    set_apart,
+)
 from flwr_frl.task.settings import SettingsError, resolve
 
 N = 5
@@ -92,12 +97,14 @@ def test_log_reports_once_what_is_sent(
     assert not [line for line in caplog.messages if "MB are sent" in line]
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "ifca", "fedfomo", "choco-sgd"])
 def test_client_with_another_frozen_part_is_rejected(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: str
 ) -> None:
-    settings = settings_of("frozen", tmp_path)
+    settings = settings_of("frozen", tmp_path, algorithm=algorithm)
     usual = make_app(settings)
-    other = make_app(settings_of("differently_frozen", tmp_path))
+    different = settings_of("differently_frozen", tmp_path, algorithm=algorithm)
+    other = make_app(different)
 
     def answer(message: Message, context: Context) -> Message:
         app = other if context.node_config["partition-id"] == 3 else usual
@@ -110,7 +117,7 @@ def test_client_with_another_frozen_part_is_rejected(
         "require no gradient, and buffers with persistent=False) is not that of the "
         "other clients, which begin with the same model and weights"
     }
-    lines = (tmp_path / "fedavg" / "metrics.jsonl").read_text().splitlines()
+    lines = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["clients"] for line in lines] == [N - 1] * 2
 
 
@@ -162,6 +169,16 @@ def test_a_run_is_not_loaded_with_another_frozen_part(
 
 
 # Models
+
+
+def test_copies_share_the_frozen_part() -> None:
+    model = new_model(frozen())
+    copy_ = copied(model)
+    frozen_of = frozen_tensors(copy_)
+    assert frozen_of.keys() == frozen_tensors(model).keys()
+    for name, tensor in frozen_tensors(model).items():
+        assert frozen_of[name] is tensor
+    assert copy_.head.weight is not model.head.weight
 
 
 def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None:

@@ -184,6 +184,22 @@ def test_newcomer_of_apfl_trains_its_part_of_the_mixture(alpha):
         assert entries[-1]["loss"] == pytest.approx(loss_of(mixed(v), i), abs=1e-5)
 
 
+def test_newcomer_of_apfl_updates_alpha_once_an_epoch():
+    result, metrics = joined("apfl", apfl_alpha=0.4)
+    w = matrix(result.arrays[-1])
+    for i, entries in zip(NEW, metrics, strict=True):
+        # All examples are one batch.
+        v, alpha = w, 0.4
+        for _ in range(EPOCHS):
+            slope = gradient(alpha * v + (1 - alpha) * w, i)
+            moved = alpha - RATE * np.sum((v - w) * slope)
+            v, alpha = v - RATE * alpha * slope, np.clip(moved, 0, 1)
+        # The loss would differ with a constant α.
+        assert abs(alpha - 0.4) > 1e-3
+        mixed = alpha * v + (1 - alpha) * w
+        assert entries[-1]["loss"] == pytest.approx(loss_of(mixed, i), abs=1e-5)
+
+
 def test_newcomers_under_srpfl():
     result = run("ditto", 2, srpfl=True, ditto_lambda=0.8, **SHARED)
     arrays = to_record(result.arrays[-1])

@@ -242,6 +242,26 @@ def test_weights_are_loaded_only_if_the_user_names_them(trained, tmp_path):
     assert personalize(*arguments, named={"weights": weights}).num_examples == 16
 
 
+def test_a_run_with_adapters_needs_the_weights_of_its_backbone(trained, tmp_path):
+    _, arrays = trained
+    weights = str(tmp_path / "backbone.safetensors")
+    data = str(write(tmp_path / "data"))
+    save_file(arrays, weights)
+    options = {"task": "image-folder", "data_dir": data, "model": "mlp-2"}
+    options |= {"backend": "inline", "output": str(tmp_path / "results"), "rounds": 1}
+    options |= {"adapters": "lora", "weights": weights, "partition": "iid"}
+    simulate("local", clients=2, fraction=1.0, **options)
+    place = tmp_path / "results" / "local"
+    with pytest.raises(SettingsError, match="its weights is"):
+        load_run(place, "000000", data_dir=data)
+    named = {"weights": weights}
+    model, _ = load_run(place, "000000", data_dir=data, named=named)
+    frozen = [tensor for n, tensor in model.named_buffers() if n.endswith("weight")]
+    shared = [torch.from_numpy(a) for n, a in arrays.items() if n.endswith("weight")]
+    assert frozen
+    assert all(any(torch.equal(f, a) for a in shared) for f in frozen)
+
+
 @pytest.mark.parametrize("size", [60000, 4000])
 def test_an_image_size_that_does_not_fit_the_arrays_is_refused_at_once(
     size, trained, tmp_path, capsys

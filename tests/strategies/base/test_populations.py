@@ -133,8 +133,8 @@ def test_refused_and_failing_nodes_of_an_unchanged_population_are_queried() -> N
     asked.clear()
     for _ in range(10):
         assert strategy.identify(grid) == [1, 4]
-    # A refused node is skipped 3 or 7 times between queries; a failing node never is.
-    assert asked.count(2) == 10
+    # Both are skipped 3 or 7 times between queries.
+    assert 1 <= asked.count(2) <= 3
     assert 1 <= asked.count(1) <= 3
     failing.clear()
     for _ in range(8):
