@@ -109,11 +109,11 @@ def fine_tuned(kind: type[S]) -> type[S]:
     return cast(type[S], type(name, (kind,), about, **keywords))
 
 
-def _layers(settings: Settings) -> list[type[Algorithm]]:
+def settings_owners(settings: Settings) -> list[type[Algorithm]]:
     """Return the strategy that the settings name, and the one that it wraps if any."""
     strategy = strategy_class(settings)
     wrapped = getattr(strategy, "wrapped_settings", None)
-    return [strategy, *(_layers(wrapped(settings)) if wrapped else [])]
+    return [strategy, *(settings_owners(wrapped(settings)) if wrapped else [])]
 
 
 def build_strategy(settings: Settings) -> BaseStrategy:
@@ -131,7 +131,7 @@ def client_path(settings: Settings) -> str:
 
     Raises `SettingsError` if its strategy names none.
     """
-    path = _layers(settings)[-1].traits.client
+    path = settings_owners(settings)[-1].traits.client
     if not path or not isinstance(path, str):
         has = f"the client {path!r}" if path else "no client"
         raise SettingsError(
@@ -141,14 +141,9 @@ def client_path(settings: Settings) -> str:
     return path
 
 
-def settings_owners(settings: Settings) -> list[type[Algorithm]]:
-    """Return the strategies that read settings: the named one and the wrapped one."""
-    return _layers(settings)
-
-
 def simulation_defaults(settings: Settings) -> dict[str, Setting]:
     """Return the defaults in simulation; a wrapped strategy's take precedence."""
-    defaults = [layer.traits.simulation_defaults for layer in _layers(settings)]
+    defaults = [layer.traits.simulation_defaults for layer in settings_owners(settings)]
     return {name: value for layer in defaults for name, value in layer.items()}
 
 
