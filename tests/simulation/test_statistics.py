@@ -330,7 +330,7 @@ tune fedavg --grid keep-best=false,true => keep-best
 @ validation-fraction=0.001 => ~client 0's 71 training examples
 @ partition='log-normal' num-clients=50 validation-fraction=0.98 => ~leaves 0 to
 @ evaluate-on='validation' => ~evaluate-on is 'validation'
-@ metrics='macro-f2' => metric
+@ metrics='macro-f2' => metrics
 @ metrics='json:dumps' => ~metric 'dumps' refuses outputs of type float32
 fedrep --task linear @ validation-fraction=0.5 => ~must be 0: it draws
 --jobs 0 => jobs
