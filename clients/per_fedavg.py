@@ -10,11 +10,7 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.task.devices import (
-    evaluation_gradients,
-    random_state,
-    set_random_state,
-)
+from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.examples import EVALUATION_BATCH, count_targets
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range, require
@@ -117,9 +113,7 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
             if not (counted := count_targets(batch[1])):
                 continue
             share = counted / count
-            with evaluation_gradients():
-                gradient = self.gradient(w, batch)[1]
-            there = moved(there, gradient, -alpha * share)
+            there = moved(there, self.gradient(w, batch)[1], -alpha * share)
         self.model.load({**self.model.tensors, **there})
         return self.model
 

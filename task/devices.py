@@ -4,11 +4,12 @@ import os
 import random
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from flwr_frl.task.settings import ResourceError, require
 
@@ -138,11 +139,15 @@ class RngContext:
         self.state = random_state()
 
 
-def evaluation_gradients() -> AbstractContextManager[None]:
-    """Return a context for gradients of models in evaluation mode.
+def gradients_of(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context for a model's forward and backward pass in its present mode.
 
-    cuDNN computes those of recurrent layers in training mode only.
+    cuDNN, which computes gradients of recurrent layers in training mode only, is off in
+    evaluation mode. This holds for the whole process, so no other client may compute
+    within the context.
     """
+    if model.training:
+        return nullcontext()
     context: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=False)
     return context
 

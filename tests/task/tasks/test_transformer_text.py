@@ -119,7 +119,7 @@ def test_device_uses_all_files_and_may_set_the_classes(folder, data):
     task = task_of(folder, data, 0, classes="down, up, none")
     assert len(task.train_examples(0)) + len(task.test_examples(0)) == 36
     assert task.classes == ("down", "up", "none")
-    assert code_of(folder, data, classes="up,none") == "class"
+    assert code_of(folder, data, classes="up,none") == "classes"
 
 
 @pytest.mark.parametrize(
