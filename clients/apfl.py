@@ -10,7 +10,7 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.task.models import SplitModel, called_with
-from flwr_frl.task.models.frozen import copied
+from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.settings import Free, Range
 from flwr_frl.task.training import freeze, loop
 
@@ -61,7 +61,7 @@ class APFLClient(Client, also_test_global=True):
 
     def personalize(self) -> None:
         """Train v_i, starting from w, and α_i for ``newcomer-epochs`` with w fixed."""
-        v = copied(self.model)
+        v = copy_sharing_frozen(self.model)
         self.mix(v, self.settings.newcomer_epochs, moves_global=False)
 
     def mix(self, v: SplitModel, epochs: int, moves_global: bool = True) -> float:
@@ -85,7 +85,7 @@ class APFLClient(Client, also_test_global=True):
             for optimizer in optimizers:
                 optimizer.step()
             if alpha.grad is not None:
-                # Only the first step updates α.
+                # Only the first step of a loop updates α.
                 alpha.requires_grad_(False)
                 alpha.sub_(alpha.grad, alpha=self.settings.learning_rate).clamp_(0, 1)
                 alpha.grad = None
@@ -95,8 +95,7 @@ class APFLClient(Client, also_test_global=True):
         updates = 1 if moves_global else max(1, epochs)
         for _ in range(updates):
             alpha.requires_grad_(self.settings.apfl_adaptive)
-            each = epochs // updates
-            mean = loop(step, self.train_examples, each, self.settings, v)
+            mean = loop(step, self.train_examples, epochs // updates, self.settings, v)
         self.saved = within(PERSONAL_MODEL, v.state_dict())
         self.saved[ALPHA + "value"] = alpha.detach()
         return mean
@@ -108,7 +107,7 @@ class APFLClient(Client, also_test_global=True):
 
     def personal_model(self) -> SplitModel:
         """Return v_i, or its initial values, as a separate model."""
-        model = copied(self.model)
+        model = copy_sharing_frozen(self.model)
         model.load_state_dict(under(PERSONAL_MODEL, self.saved))
         return model
 

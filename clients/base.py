@@ -220,7 +220,7 @@ class Client(ParameterGroups, NumPyClient):
         if not model.structure.hidden_buffers:
             return {}
         frozen = frozen_tensors(model)
-        common = tuple(n for n in frozen if self._group_of(n) in self._exchanged)
+        common = tuple(n for n in frozen if self._group_of(n) in self._exchanged_groups)
         return {
             FROZEN_DIGEST: frozen_digest(model, common),
             FROZEN_BYTES: sum(tensor.nbytes for tensor in frozen.values()),

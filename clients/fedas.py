@@ -12,7 +12,7 @@ from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.fedpac import class_means, labelled_features
 from flwr_frl.clients.traits import linear_head
-from flwr_frl.task.devices import gradients_of
+from flwr_frl.task.devices import differentiable
 from flwr_frl.task.messages import FISHER_TRACE
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range
@@ -119,7 +119,7 @@ class FedASClient(
             if not (targets >= 0).any():
                 continue
             parameters = list(model.parameters())
-            with gradients_of(model):
+            with differentiable(model):
                 with self.settings.autocast():
                     loss = self.task.loss(model(inputs), targets)
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

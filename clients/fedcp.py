@@ -14,7 +14,7 @@ from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.traits import linear_head, separate_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.frozen import copied
+from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import freeze, loop
 
@@ -136,7 +136,8 @@ class FedCPClient(
         """Train representation, personal head and policy together."""
         self.receive(parameters, config)
         model, weight = self.separating_model(), self.settings.fedcp_lambda
-        received = copied(model.representation).requires_grad_(False).train()
+        received = copy_sharing_frozen(model.representation)
+        received.requires_grad_(False).train()
         optimizer = self.settings.optimizer(freeze(model, "all"))
         model.head.get_submodule("shared").requires_grad_(False)
         examples = self.train_examples

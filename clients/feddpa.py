@@ -11,7 +11,7 @@ from flwr_frl.clients.device.conversions import under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.adapters import is_lora, lora_layers, needs_lora
-from flwr_frl.task.models.frozen import copied
+from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.settings import Range
 
 
@@ -87,7 +87,7 @@ class FedDPAClient(
 
         The adapter's factor is LoRA's, without α.
         """
-        model = copied(self.model)
+        model = copy_sharing_frozen(self.model)
         for layer in lora_layers(model):
             base, alpha = layer.get_base_layer(), self.settings.feddpa_alpha
             deltas = map(layer.get_delta_weight, layer.active_adapters)

@@ -12,7 +12,7 @@ from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
 from flwr_frl.task.base import Task
-from flwr_frl.task.models.frozen import copied
+from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.settings import Range, SettingsError
 from flwr_frl.task.training import freeze, loop
 
@@ -86,8 +86,8 @@ class MOONClient(
     def contrast(self, epochs: int) -> float:
         """Train the model with both losses; return the mean of ℓ_sup."""
         model, settings = self.model, self.settings
-        received = copied(model.representation)
-        previous = copied(model.representation)
+        received = copy_sharing_frozen(model.representation)
+        previous = copy_sharing_frozen(model.representation)
         previous.load_state_dict(under(PREVIOUS, self.saved))
         others = [other.requires_grad_(False).eval() for other in (received, previous)]
         optimizer = settings.optimizer(freeze(model, "all"))

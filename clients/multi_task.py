@@ -127,7 +127,7 @@ class MultiTaskClient(Client):
         return entries, sizes
 
     @property
-    def _exchanged(self) -> tuple[str, ...]:
+    def _exchanged_groups(self) -> tuple[str, ...]:
         return WHOLE if self.exchanged is None else (HEAD,)
 
     def _structure(self) -> list[object]:

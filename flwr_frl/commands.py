@@ -164,9 +164,10 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         text = "results are missing because they could not be written; see the log"
         print(f"error: output is {output!r}; {text}", file=sys.stderr)
         return 1
-    files = "settings and tables" if tuning else "metrics, clients, tables and plot"
-    where = f"{files}: {output}"
-    console().print(where, soft_wrap=True, markup=False)
+    files = "metrics, clients, summary, tables and plot"
+    if tuning:
+        files = f"{tune.FILE} and tables"
+    console().print(f"{files}: {output}", soft_wrap=True, markup=False)
     return 0
 
 

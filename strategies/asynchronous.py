@@ -219,6 +219,8 @@ class Asynchronous(Participation):
         recent = self.max_staleness < 0 or staleness <= self.max_staleness
         if recent:
             self._staleness[node] = staleness
+        else:
+            self._dropped.add(self.strategy.name_of(node))
         return recent
 
     def give_up(self, node: int) -> None:
@@ -233,9 +235,8 @@ class Asynchronous(Participation):
         return version
 
     def drop(self, reply: Message) -> None:
-        """Count a change that is too old; the client's personal part still counts."""
+        """Discard a change that is too old; the client's personal part still counts."""
         pending = self.strategy.pending
-        self._dropped |= set(pending.names([reply]))
         pending.bytes_up += count_bytes(reply)
         if not reply.has_error() and self.strategy._is_valid(reply):
             self.strategy.ledger.acknowledge(pending.rounds([reply]), self.version)

@@ -112,13 +112,13 @@ def combination_weights(features: Matrix, variances: Matrix) -> Matrix:
         Row i has the weights α_i.
     """
     flat = features.reshape(len(features), -1)
-    # ⟨h_i − h_j, h_i − h_k⟩ follows from the inner products, and these are exacter
-    # without the mean.
+    # ⟨h_i − h_j, h_i − h_k⟩ follows from the inner products. Centring reduces rounding
+    # errors and does not change it.
     flat = flat - flat.mean(0)
     products = flat @ flat.T
     rows = []
-    for i, own in enumerate(products):
-        spread = products + own[i] - own - own[:, None]
+    for i, row in enumerate(products):
+        spread = products + row[i] - row - row[:, None]
         rows.append(simplex_minimum(np.diag(variances) + spread, i))
     return np.stack(rows)
 

@@ -139,8 +139,8 @@ class RngContext:
         self.state = random_state()
 
 
-def gradients_of(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context for a model's forward and backward pass in its present mode.
+def differentiable(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context for gradients of a model, also in evaluation mode.
 
     cuDNN, which computes gradients of recurrent layers in training mode only, is off in
     evaluation mode. This holds for the whole process, so no other client may compute

@@ -77,7 +77,7 @@ class ParameterGroups:
         return self.shared
 
     @property
-    def _exchanged(self) -> Groups:
+    def _exchanged_groups(self) -> Groups:
         """Groups that leave the client; their frozen part is the same for all."""
         return (*self.shared, *self.sent)
 

@@ -92,7 +92,7 @@ class GossipClient(Client):
         self.refused = 0
 
     @property
-    def _exchanged(self) -> tuple[str, ...]:
+    def _exchanged_groups(self) -> tuple[str, ...]:
         return WHOLE
 
     @property

@@ -97,8 +97,8 @@ def plot(
         label = "validation accuracy" if evaluated_on == "validation" else "accuracy"
         left.set_ylabel(f"{label}, mean over clients")
         left.yaxis.set_major_formatter("{x:.0%}")
-    elif measure in ERRORS and all(
-        y > 0 for line in left.lines for y in np.ravel(line.get_ydata())
+    elif measure in ERRORS and not any(
+        y <= 0 for line in left.lines for y in np.ravel(line.get_ydata())
     ):
         left.set_yscale("log")
     if len(places) > 1:

@@ -58,7 +58,7 @@ class Evaluation:
     rounds: dict[str, int] = field(default_factory=dict)
     replies: list[Message] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    # The sampled nodes of this evaluation; None if there are no others.
+    # The nodes that were drawn for this evaluation; None if all are evaluated.
     _sampled: frozenset[int] | None = field(default=None, init=False)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:

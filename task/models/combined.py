@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.models.frozen import copied
+from flwr_frl.task.models.frozen import copy_sharing_frozen
 
 
 class CombinedRepresentation(nn.Module):
@@ -43,7 +43,7 @@ class CombinedRepresentation(nn.Module):
         """Combine copies of a representation with the given state dicts."""
         sources = []
         for state in states:
-            source = copied(representation)
+            source = copy_sharing_frozen(representation)
             source.load_state_dict(state, strict=False)
             sources.append(source)
         return cls(sources, basis, at_positions)

@@ -51,7 +51,7 @@ def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if name not in persistent}
 
 
-def copied(module: Module) -> Module:
+def copy_sharing_frozen(module: Module) -> Module:
     """Return a copy of a model or part that shares the frozen tensors."""
     shared = {id(tensor): tensor for tensor in frozen_tensors(module).values()}
     return copy.deepcopy(module, shared)

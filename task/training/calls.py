@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_frl.task.devices import RngContext, current, gradients_of
+from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.split_model import Part, SplitModel
@@ -303,7 +303,7 @@ class GradientCall:
 
     def alone(self) -> Tensor:
         """Compute one client's gradient, and return the loss."""
-        with gradients_of(self.model):
+        with differentiable(self.model):
             with self.sgd.autocast():
                 loss = self.loss(self.model(self.inputs), self.targets)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -322,7 +322,7 @@ class GradientCall:
             torch.stack([call.inputs for call in calls]),
             torch.stack([call.targets for call in calls]),
         )
-        with gradients_of(first.model), first.sgd.autocast():
+        with differentiable(first.model), first.sgd.autocast():
             gradients, losses = Objective(first.model, first.loss).gradients(
                 state, trained, batch, []
             )

@@ -23,7 +23,7 @@ from flwr_frl.strategies.server_app import run
 from flwr_frl.task.messages import FROZEN_DIGEST
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import (
-    copied,
+    copy_sharing_frozen,
     frozen_tensors,
     new_model,
     set_apart,
@@ -173,12 +173,12 @@ def test_a_run_is_not_loaded_with_another_frozen_part(
 
 def test_copies_share_the_frozen_part() -> None:
     model = new_model(frozen())
-    copy_ = copied(model)
-    frozen_of = frozen_tensors(copy_)
+    duplicate = copy_sharing_frozen(model)
+    frozen_of = frozen_tensors(duplicate)
     assert frozen_of.keys() == frozen_tensors(model).keys()
     for name, tensor in frozen_tensors(model).items():
         assert frozen_of[name] is tensor
-    assert copy_.head.weight is not model.head.weight
+    assert duplicate.head.weight is not model.head.weight
 
 
 def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None:

@@ -203,6 +203,12 @@ def test_both_sides_of_the_hessian_product_use_the_same_dropout(monkeypatch):
     assert not torch.equal(steps[0][2], steps[1][2])
 
 
+def test_clients_that_are_evaluated_together_leave_cudnn_as_it_was():
+    # It is turned off for gradients in evaluation mode.
+    run("per-fedavg", 1, evaluate=True)
+    assert torch.backends.cudnn.enabled
+
+
 def test_last_single_examples_are_skipped_before_batch_norms():
     # Client 1 has 9 examples; all of its streams of batches must have the same length.
     task = {"task": "softmax_runs:normed", "batch_size": 4, "representation_epochs": 3}
