@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.common import RESULTS, write
-from benchmarks.natural_page import ERRORS, Outcome, Results, body, plot
-from benchmarks.runs import RESULT, Job, carry_out_all, exit_status, finished
+from benchmarks.natural_page import ERRORS, SAME, TUNED, Outcome, Results, body, plot
+from benchmarks.runs import RESULT, Job, carry_out_all, exit_status, finished, of_page
 from flwr_frl.strategies.report.results import read_json
 from flwr_frl.task.settings import Setting
 
@@ -29,7 +29,8 @@ DIVERGED = 10.0
 class NaturalTask(NamedTuple):
     """A task: clients, fraction sampled, rounds, measure, title, rates and seeds.
 
-    Learning rates are chosen by as many runs as there are tuning seeds.
+    Learning rates are chosen by as many runs as there are tuning seeds, or are those of
+    another task, ``same_rates``, on the page of all tasks.
     """
 
     clients: int
@@ -40,6 +41,7 @@ class NaturalTask(NamedTuple):
     rates: tuple[float, ...] = RATES
     seeds: int = 5
     tuning_seeds: int = 1
+    same_rates: str = ""
 
 
 TASKS = {
@@ -56,11 +58,11 @@ TASKS = {
     "roles": NaturalTask(
         30, 1 / 3, 15, "accuracy", "next characters, 30 roles", (0.2, 0.8, 3.2)
     ),
-    # A run takes four minutes.
+    # A run takes five minutes, so that one for each learning rate is too slow.
     "leaf_roles": NaturalTask(
         *(139, 0.1, 15, "accuracy", "next characters, 139 roles, LEAF's LSTM"),
-        rates=(0.8, 3.2, 12.8),
-        seeds=3,
+        seeds=1,
+        same_rates="roles",
     ),
 }
 ALGORITHMS = (
@@ -143,6 +145,25 @@ def pairs_of(tasks: list[str], algorithms: list[str]) -> Iterator[tuple[str, str
                 yield task, name
 
 
+def rates_of(tasks: list[str]) -> str:
+    """Return how the learning rates of these tasks are chosen."""
+    abouts = {task: TASKS[task] for task in tasks}
+    same = [
+        SAME.format(task=task, other=about.same_rates)
+        for task, about in abouts.items()
+        if about.same_rates
+    ]
+    if len(same) == len(abouts):
+        return "\n\n".join(same)
+    others = "".join(
+        f" ({str(about.rates).strip('()')} for `{task}`)"
+        for task, about in abouts.items()
+        if about.rates != RATES
+    )
+    rates = str(RATES).strip("()") + others
+    return "\n\n".join([TUNED.format(rates=rates, diverged=DIVERGED), *same])
+
+
 class Runs:
     """An algorithm's runs on a task."""
 
@@ -177,6 +198,10 @@ class Runs:
         The rate is None if all those tried have diverged, or if runs by which it is
         chosen are missing.
         """
+        if same := self.about.same_rates:
+            page = of_page(RESULTS / "natural.json")["tasks"][same]
+            rate = page[self.algorithm].get("rate")
+            return rate, missing(self.of(rate)) if rate else []
         rates = sorted(self.about.rates)
         while not (jobs := missing(job for rate in rates for job in self.tuning(rate))):
             scores = [self.score(rate) for rate in rates]
@@ -191,7 +216,7 @@ class Runs:
 
     def seconds(self) -> float:
         """Return the CPU time of all runs, also of those with other learning rates."""
-        folder = self.tuning(self.about.rates[0])[0].place.parent
+        folder = self.of(self.about.rates[0])[0].place.parent
         found = map(read_json, folder.glob(f"*/{RESULT}"))
         return float(sum(result["cpu-seconds"] for result in found))
 
@@ -236,17 +261,7 @@ def main() -> int:
             found.outcomes[runs.algorithm] = runs.outcome()
         image = f"{arguments.name}.png"
         plot(tasks, RESULTS / image)
-        others = "".join(
-            f" ({str(TASKS[task].rates).strip('()')} for `{task}`)"
-            for task in arguments.tasks
-            if TASKS[task].rates != RATES
-        )
-        text = body(
-            tasks,
-            image=image,
-            rates=str(RATES).strip("()") + others,
-            diverged=DIVERGED,
-        )
+        text = body(tasks, image=image, learning_rates=rates_of(arguments.tasks))
         data = {
             "tasks": {task: results.numbers() for task, results in tasks.items()},
             "seconds": sum(runs.seconds() for runs in all_runs),

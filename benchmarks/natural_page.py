@@ -255,19 +255,24 @@ def plot(tasks: Mapping[str, Results], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-BODY = """Where do personal heads help clients that really differ? The tasks:
-
-{clients}
-
-All algorithms have the same model, rounds, local epochs (2) and batches (16). The
+TUNED = """The
 learning rate of each is the best of {rates} on
 validation sets, a quarter of each client's training examples, with separate seeds
 (ten for `heart`, whose sets are small, otherwise one). If the best is the smallest or
 largest of these, a quarter or four times of it is tried as well. Learning rates with
 which a run diverged, with any seed, are excluded: the loss was not finite, or the error
-was above {diverged:g}. Other hyper-parameters have their defaults; tuning them could
-change the order. `n/a`: the algorithm needs classes or, if it is `flute-regression`,
-has no use for them.
+was above {diverged:g}."""
+SAME = """The learning rate of each algorithm for `{task}` is the one chosen for
+`{other}` on [the page of all tasks](natural.md), because runs take long."""
+BODY = """Where do personal heads help clients that really differ? The tasks:
+
+{clients}
+
+All algorithms have the same model, rounds, local epochs (2) and batches (16).
+{learning_rates}
+
+Other hyper-parameters have their defaults; tuning them could change the order. `n/a`:
+the algorithm needs classes or, if it is `flute-regression`, has no use for them.
 
 Not included: `srpfl` and `flanp`, which differ from their inner methods only in time,
 and only if devices do; `fedbn`, because the models have no batch norm; `hf-maml`, whose
@@ -300,15 +305,13 @@ def body(
     tasks: Mapping[str, Results],
     *,
     image: str,
-    rates: str,
-    diverged: float,
+    learning_rates: str,
 ) -> str:
     """Return the page below its heading."""
     clients = [f"- {task}: {results.title}" for task, results in tasks.items()]
     text = BODY.format(
         clients="\n".join(clients),
-        rates=rates,
-        diverged=diverged,
+        learning_rates=learning_rates,
         image=image,
         level=LEVEL,
         summary=summary_table(tasks),

@@ -8,10 +8,11 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.natural import TUNING_SEED, Runs, job_of
+from benchmarks.common import RESULTS
+from benchmarks.natural import TUNING_SEED, Runs, job_of, rates_of
 from benchmarks.natural_page import balance, compare, sign_test, worst_decile
 from benchmarks.natural_tasks import auroc
-from flwr_frl.strategies.report.results import write_json
+from flwr_frl.strategies.report.results import read_json, write_json
 
 
 def test_auroc_equals_that_of_scikit_learn():
@@ -106,3 +107,13 @@ def test_rates_with_a_diverged_run_are_excluded(tmp_path: Path):
     assert (rate, job.settings["learning-rate"]) == (None, 0.0025)
     finish(tmp_path, 0.0025, TUNING_SEED, rmse=50.0)
     assert runs.choose() == (None, [])
+
+
+def test_the_rates_of_another_task_are_those_of_its_page(tmp_path: Path):
+    page = read_json(RESULTS / "natural.json")["tasks"]["roles"]
+    runs = Runs(tmp_path, "data", "leaf_roles", "gpfl")
+    rate, (job,) = runs.choose()
+    assert rate == job.settings["learning-rate"] == page["gpfl"]["rate"]
+    assert job.settings["seed"] == 0
+    assert "chosen for\n`roles`" in rates_of(["leaf_roles"])
+    assert "0.2, 0.8, 3.2 for `roles`" in rates_of(["heart", "roles"])
