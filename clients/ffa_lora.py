@@ -12,5 +12,7 @@ class FFALoRAClient(
 ):
     """Train B of h = W x + (α/r) B A x and the head; A keeps its initial values.
 
-    With the same A on all clients, mean(B_i) A = mean(B_i A): averages are exact.
+    With the same A on all clients, mean(B_i) A = mean(B_i A): averages are exact. The
+    paper's experiments have a frozen head, as LoRA-A² (ACL 2025) reports in section
+    5.1; here the head is trained and averaged.
     """

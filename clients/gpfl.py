@@ -103,12 +103,17 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
     embeddings. The deployed model is the head behind the valve, given p_i.
 
     A client that is not sampled keeps its head; one that has not trained has the
-    initial head. The authors' code differs from the equations, which are followed here:
+    initial head. The authors' code differs from the paper. The paper is followed in
+    two points:
 
-    - its p_i and g are computed from the embeddings that the client had before it
-      received the current ones, and are 0 in the first round;
-    - its distance is the norm of a whole batch's differences, not a mean of norms;
-    - its weight decay includes biases.
+    - p_i and g are those of the received embeddings. The code uses the embeddings that
+      the client had before, and zeros in the first round;
+    - the distance is a mean of norms. In the code it is the norm of the differences of
+      a whole batch, with a gradient that grows with the batch for the same λ.
+
+    The code is followed in two others: p_i is not divided by the number of classes,
+    unlike in (7), and embeddings and valve have weight decay instead of the norms
+    of (11). Biases do not decay, unlike in both.
     """
 
     shared = (REPRESENTATION, EMBEDDING, VALVE)

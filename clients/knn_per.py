@@ -23,9 +23,9 @@ class KNNPerSettings(TrainingSettings):
     knn_neighbours : int, default 10
         Number k of neighbours; at most all training examples are used.
     knn_lambda : float, default 0.5
-        Weight λ of the neighbours' prediction; 0 is the model alone. The authors choose
-        λ for each client on validation data, in steps of 0.1; here all clients have the
-        same λ.
+        Weight λ of the neighbours' prediction; 0 is the model alone. The paper has a λ
+        for each client; here all have the same, as in the authors' scripts, which
+        evaluate a grid of values.
     knn_scale : float, default 1
         Length scale σ of the kernel exp(−‖z − z'‖²/(σ d)) for d features, as in the
         authors' code; the paper has exp(−‖z − z'‖).

@@ -5,8 +5,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
 from typing import Any
+
+from flwr.common import log
 
 from flwr_frl.running import check, read_by, run
 from flwr_frl.strategies.algorithms import short_name
@@ -19,7 +22,14 @@ from flwr_frl.strategies.report.tables import show
 from flwr_frl.strategies.report.terminal import console
 from flwr_frl.strategies.report.tune import RunGroup
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.settings import Settings, SettingsError, defaults, require, resolve
+from flwr_frl.task.settings import (
+    Settings,
+    SettingsError,
+    defaults,
+    expanded,
+    require,
+    resolve,
+)
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
@@ -131,17 +141,22 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         If something is invalid.
     """
     if not namespace.verbose:
-        logging.getLogger("flwr").setLevel(logging.WARNING)
+        logging.getLogger("flwr").setLevel(WARNING)
     backend, jobs, grid = namespace.backend, namespace.jobs, namespace.grid
     require(jobs >= 1, "jobs", jobs, "at least 1")
     allowed = "1 with ray, which uses all cores for each run; set --backend inline"
     require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
     runner = Runner("inline" if jobs > 1 else backend, namespace.seeds, jobs)
+    overrides = expanded(overrides)
     names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
     require(tuning or not grid, "grid", grid, allowed)
-    algorithms = names[tuning:] or list(DEFAULT_ALGORITHMS)
+    algorithms, chosen = names[tuning:], overrides.get("algorithm")
+    if algorithms and chosen not in (None, *algorithms):
+        text = "algorithm=%s does nothing: the command names %s"
+        log(WARNING, text, chosen, ", ".join(algorithms))
+    algorithms = algorithms or ([str(chosen)] if chosen else list(DEFAULT_ALGORITHMS))
     summaries: Mapping[str, Any]
     try:
         if tuning:

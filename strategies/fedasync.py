@@ -11,7 +11,8 @@ from flwr_frl.task.settings import Free, Range, validate
 class FedAsync(FedBuff):
     """Algorithm 1: x ← (1 − α s(τ)) x + α s(τ) y_i with every model y_i that arrives.
 
-    s(τ) = (1 + τ)^−a is the polynomial function of section 5.2. The clients of the
+    τ is the number of versions since the one that the client was sent, and
+    s(τ) = (1 + τ)^−a the polynomial function of section 5.2. The clients of the
     paper train with a proximal term, as with ``async-base="fedprox"``. In the paper
     clients request work at any time; here the server keeps C of them at work.
 
@@ -28,7 +29,7 @@ class FedAsync(FedBuff):
     max_staleness : int, default -1
         Largest τ of a model that counts; older ones are dropped. −1 sets no limit.
     fedasync_alpha : float, default 0.6
-        The mixing weight α, one of the authors' two values (0.9 is the other).
+        The mixing weight α, one of the authors' values; it does not change over time.
     """
 
     def __init__(

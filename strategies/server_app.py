@@ -15,13 +15,13 @@ from flwr_frl.strategies.algorithms import build_strategy, settings_owners, shor
 from flwr_frl.strategies.base import BaseStrategy, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.report.comparison import read_summary
 from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
 from flwr_frl.strategies.report.page.serving import served_for
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import (
     METRICS,
     read_rows,
-    read_summary,
     stopped_early,
 )
 from flwr_frl.strategies.report.trackers import About, Trackers
@@ -36,6 +36,7 @@ from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     build,
+    expanded,
     is_path,
     resolve,
 )
@@ -101,8 +102,8 @@ def run(
             if not same or not rows:
                 more = "num-server-rounds" if is_last else "patience"
                 raise SettingsError(
-                    f"resume: the run has ended, and {options.output!r} has nothing of "
-                    f"it; {more} must be more to go on"
+                    f"resume: the run of {name} has ended, and {options.output!r} has "
+                    f"nothing of it; leave {name} out, or set a larger {more} to go on"
                 )
     else:
         strategy.ledger.run_token = uuid4().hex[:12]
@@ -215,6 +216,7 @@ def server_settings(given: Settings) -> dict[str, Setting]:
     SettingsError
         If a name is unknown or a type is wrong.
     """
+    given = expanded(given)
     named = resolve(given, strict=False)
     owners = settings_owners(named)
     package = __name__.partition(".")[0]

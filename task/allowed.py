@@ -143,6 +143,14 @@ def reason_of(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    """Return a text with its unprintable characters, such as line breaks, escaped."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "replace").decode()
+        for c in text
+    )
+
+
 def error_line(error: BaseException) -> str:
     """Return an exception's type and message on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

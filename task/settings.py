@@ -12,6 +12,7 @@ imports neither torch nor flwr, because servers use it.
 
 import inspect
 import math
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
@@ -36,6 +37,7 @@ from flwr_frl.task.allowed import SettingsError as SettingsError
 from flwr_frl.task.allowed import TrainingDivergedError as TrainingDivergedError
 from flwr_frl.task.allowed import error_line as error_line
 from flwr_frl.task.allowed import need as need
+from flwr_frl.task.allowed import printable as printable
 from flwr_frl.task.allowed import reason_of as reason_of
 from flwr_frl.task.allowed import require as require
 from flwr_frl.task.allowed import require_all_of_noise as require_all_of_noise
@@ -249,6 +251,16 @@ def renamed(settings: Settings) -> Settings:
     for old in settings.keys() & RENAMED.keys():
         _warn_once(f"{old} is now called {RENAMED[old]}; the old name will be removed")
     return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+
+def expanded(settings: Settings) -> Settings:
+    """Return settings with a leading ``~`` of the folders of results expanded.
+
+    A shell does not expand it after ``=``.
+    """
+    given = {name: settings.get(name) for name in ("output", "resume")}
+    folders = {n: os.path.expanduser(v) for n, v in given.items() if type(v) is str}
+    return {**settings, **folders}
 
 
 @cache

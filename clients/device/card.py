@@ -110,6 +110,8 @@ class ImageModel(BaseTask):
         Number of last layers that form the head; built-in models only.
     model_head : str
         Dotted name of the head of a torchvision model.
+    grey : bool
+        Whether images lose their colours, as the training images are grey.
     """
 
     model: str
@@ -119,6 +121,7 @@ class ImageModel(BaseTask):
     std: tuple[float, ...]
     head_layers: int = 1
     model_head: str = ""
+    grey: bool = False
 
     @property
     def loss(self) -> Loss:
@@ -148,24 +151,22 @@ class ImageModel(BaseTask):
         Returns
         -------
         Tensor of uint8
-            Pixels (n, height, width, channels).
+            Pixels (n, height, width, channels), with one channel if they are `grey`.
 
         Raises
         ------
         SettingsError
             If a file is missing or is not an image.
         """
-        channels, height, width = self.shape
-        images = []
+        _, height, width = self.shape
+        channels, images = 1 if self.grey else self.shape[0], []
         for path in paths:
             try:
                 images.append(read_image(path, channels, (width, height)))
             # Decoders raise almost any exception on a damaged file.
             except Exception as error:
-                reason = reason_of(error)
-                raise SettingsError(
-                    f"image {str(path)!r} cannot be read: {reason}"
-                ) from None
+                line = f"image {str(path)!r} cannot be read: {reason_of(error)}"
+                raise SettingsError(line) from None
         return torch.from_numpy(np.stack(images))
 
 
@@ -193,8 +194,8 @@ class ModelCard:
         """Return the card of an image task whose model `is_built_by_name`."""
         mean, std = tuple(task.mean.tolist()), tuple(task.std.tolist())
         name, shape, classes = task.model_name, task.shape, task.classes
-        head = task.head_layers, task.model_head
-        return cls(ImageModel(name, shape, classes, mean, std, *head))
+        head, grey = (task.head_layers, task.model_head), task.is_grey
+        return cls(ImageModel(name, shape, classes, mean, std, *head, grey))
 
     @classmethod
     def of_device(cls, task: Task, settings: Settings) -> Self:
@@ -263,6 +264,7 @@ class ModelCard:
                     tuple(float(value) for value in content["std"]),
                     int(content["head_layers"]),
                     str(content["model_head"]),
+                    bool(content.get("grey", False)),
                 )
                 return cls(image_model)
             content = json.loads(metadata["task"])

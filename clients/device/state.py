@@ -218,8 +218,8 @@ class PersonalState:
             self.unused = self.unused or "its file cannot be read"
         return None
 
-    def save(self, arrays: Mapping[str, npt.NDArray[np.generic]], round_: int) -> None:
-        """Save arrays as the version of a round.
+    def save(self, arrays: Mapping[str, npt.NDArray[np.generic]], round_: int) -> bool:
+        """Save arrays as the version of a round; return whether it is on disk.
 
         If the disk cannot be written, they are in memory only, and a warning is logged.
 
@@ -243,17 +243,20 @@ class PersonalState:
                 f"the state of round {round_} is not finite; that of round "
                 f"{self.round} stays"
             )
-        if self._directory != NOWHERE:
-            self._write(kept, round_)
+        written = self._directory != NOWHERE and self._write(kept, round_)
         # Memory holds the acknowledged and the new version and, if there is no disk,
         # the newest.
         in_memory = {self.round, round_}
         if self._directory == NOWHERE:
             in_memory.add(max(self._rounds, default=0))
         replace_versions(self._records, round_, memory_record(kept), in_memory)
+        return written
 
-    def _write(self, arrays: Arrays, round_: int) -> None:
-        """Write a version to disk, then delete those that no server can need."""
+    def _write(self, arrays: Arrays, round_: int) -> bool:
+        """Write a version to disk, then delete those that no server can need.
+
+        Return whether it was written.
+        """
         about = {
             **self._about,
             "client": self._client,
@@ -267,12 +270,13 @@ class PersonalState:
         except OSError as error:
             text = "state of round %d is kept in memory only, not in %s: %s"
             log(WARNING, text, round_, self.path(round_), error)
-            return
+            return False
         # If this fails, the next round tries again.
         with contextlib.suppress(OSError):
             self._delete_superseded(round_)
             self._delete_unfinished()
             self._delete_old_runs(here, others)
+        return True
 
     def _delete_superseded(self, round_: int) -> None:
         """Delete files of this run that no server can need."""

@@ -34,7 +34,7 @@ class GossipSettings(SGD):
         str, Free("constant, theory, inverse:A or steps:WARMUP:T1,T2,...:FACTOR")
     ] = "constant"
     averaged_output: Annotated[bool, Free()] = False
-    num_clients: Annotated[int, Range("[1, inf)")] = 20
+    num_clients: Annotated[int, Range("[1, 1000000]")] = 20
     num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
     # Number of iterations H between two exchanges.
     local_steps: ClassVar[int] = 1

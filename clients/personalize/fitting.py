@@ -145,9 +145,8 @@ def personalize(
     )
     # Personal groups that were not fitted keep their initial values.
     saved = tuple(dict.fromkeys((*client.personal, *groups)))
-    state.save(personal_arrays(client, saved), run.server_round)
     path = state.path(run.server_round)
-    if not path.is_file():
+    if not state.save(personal_arrays(client, saved), run.server_round):
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")
     loss, num_test_examples, metrics = client.test(client.deployed_model())
     count = len(own_task.train_examples(0))

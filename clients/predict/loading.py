@@ -155,9 +155,8 @@ def load_run(
 def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) -> Loaded:
     """Return a client's model and its card; arguments as in `load_run`."""
     settings = run.settings
-    if client not in run.acknowledged:
-        # Users may name a simulated client by its folder.
-        client = {label: name for name, label in run.labels.items()}.get(client, client)
+    # Users name a simulated client by its folder, which may be named as another client.
+    client = {label: name for name, label in run.labels.items()}.get(client, client)
     is_simulated = SIMULATED.fullmatch(client) is not None
     of_run = not state_dir and (is_simulated or not client)
     of_run = of_run and _is_same_folder(data_dir, run.data_dir)

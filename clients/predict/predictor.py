@@ -13,11 +13,13 @@ from torch import Tensor
 from flwr_frl.clients.device.card import ModelCard
 from flwr_frl.clients.predict.loading import Model, load_model, load_run
 from flwr_frl.task.data.images import IMAGE_SUFFIXES, images_in
-from flwr_frl.task.settings import Settings, SettingsError, reason_of
+from flwr_frl.task.settings import Settings, SettingsError, printable, reason_of
 
 # Number of images in memory at a time.
 BATCH_SIZE = 64
 
+# Access that reading a folder requires.
+READ = os.R_OK | os.X_OK
 # Path of a file or a folder.
 FilePath = str | os.PathLike[str]
 
@@ -123,15 +125,19 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     """Expand folders to the images in them.
 
     A folder without images is replaced by its subfolders with images, such as the class
-    folders of a data set. A missing path, or a folder without any image, raises
-    `SettingsError`.
+    folders of a data set; those that cannot be read are skipped. A missing or
+    unreadable path, or a folder without any image, raises `SettingsError`.
     """
     files: list[Path] = []
     for path in paths:
         # os.path, unlike Path, also accepts names that are too long.
         if os.path.isdir(path):
-            within = [] if _has_images(path) else sorted(path.iterdir())
-            folders = [p for p in within if os.path.isdir(p) and _has_images(p)]
+            try:
+                within = [] if _has_images(path) else sorted(path.iterdir())
+            except OSError as error:
+                raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
+            readable = [p for p in within if os.path.isdir(p) and os.access(p, READ)]
+            folders = [p for p in readable if _has_images(p)]
             for folder in folders or [path]:
                 files += [Path(entry.path) for entry in images_in(folder)]
         elif os.path.isfile(path):
@@ -253,9 +259,7 @@ def _outputs(model: Model, card: ModelCard, line: str, place: str) -> tuple[str,
         text = f"the model's output has shape {shape}; expected a score per class"
         raise SettingsError(f"{place} cannot be predicted from: {text}")
     probability, label = scores.softmax(0).max(0)
-    # A class name may contain a line break.
-    name = card.classes[int(label)].encode("unicode_escape").decode("ascii")
-    return name, f"{float(probability):.4f}"
+    return printable(card.classes[int(label)]), f"{float(probability):.4f}"
 
 
 def _not_finite(place: str) -> SettingsError:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.strategies.report.journal import join_csv
 from flwr_frl.strategies.report.output import log_os_errors
 from flwr_frl.strategies.report.page.document import write_page
@@ -53,6 +54,18 @@ def read_comparable(output: Path, config: Settings) -> dict[str, Any]:
     except MALFORMED:
         pass
     return {"algorithms": {}, "config": config}
+
+
+def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
+    """Read the summary of a run with these settings from ``summary.json``.
+
+    Returns None if the file has no summary of this algorithm over ``rounds`` rounds,
+    for example because the run had other metrics.
+    """
+    found = read_comparable(Path(str(settings["output"])), shared_config(settings))
+    summary = found["algorithms"].get(short_name(str(settings["algorithm"])))
+    same = isinstance(summary, dict) and summary.get("rounds") == rounds
+    return summary if same else None
 
 
 def _comparable(config: Settings) -> dict[str, Any]:

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.task.files import write_atomically
 from flwr_frl.task.messages import EXAMPLE_EPSILON
-from flwr_frl.task.settings import Settings
 
 Row = dict[str, Any]
 
@@ -119,22 +117,6 @@ def is_written(path: Path, summaries: Mapping[str, Any]) -> bool:
         return bool(same == json.loads(strict_json(summaries)))
     except MALFORMED:
         return False
-
-
-def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
-    """Read the summary of a run from ``summary.json``.
-
-    Returns None if the file has no summary of this algorithm over ``rounds`` rounds.
-    """
-    path = Path(str(settings["output"])) / SUMMARY
-    try:
-        summaries = read_json(path)["algorithms"]
-        summary: dict[str, Any] = summaries[short_name(str(settings["algorithm"]))]
-        # A summary over several seeds is not that of this run.
-        same = summary["rounds"] == rounds and "seeds" not in summary
-        return summary if same else None
-    except MALFORMED:
-        return None
 
 
 def summarize(

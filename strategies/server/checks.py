@@ -17,6 +17,7 @@ from flwr_frl.task.messages import (
     REFUSAL,
     STRUCTURE,
 )
+from flwr_frl.task.settings import printable
 
 # Largest number of examples; floats represent it exactly.
 MOST_EXAMPLES = 2**53
@@ -41,11 +42,7 @@ class InvalidReplyError(ValueError):
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
     """Return a client's text as one line: escaped, at most ``longest`` characters."""
     # Do not process much more text than is returned.
-    words = " ".join(str(text)[: 20 * longest].split())
-    escaped = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "replace").decode()
-        for c in words
-    )
+    escaped = printable(" ".join(str(text)[: 20 * longest].split()))
     return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
 
 
@@ -68,6 +65,27 @@ def check_name(name: object) -> str:
     return name
 
 
+def distinct_labels(reported: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels in use, by client.
+
+    A label is not used if an earlier client has it, or if it is the name of a client
+    that has no label itself.
+
+    Parameters
+    ----------
+    reported : mapping of str to str
+        Labels of all clients, by name; empty for none.
+    """
+    first: dict[str, str] = {}
+    for name, label in reported.items():
+        first.setdefault(label, name)
+    labels = {name: label for label, name in first.items() if label}
+    # Without its label, a client has its name, which may be the label of another.
+    while taken := (reported.keys() - labels.keys()) & set(labels.values()):
+        labels = {name: label for name, label in labels.items() if label not in taken}
+    return labels
+
+
 def class_counts(properties: Mapping[str, object]) -> dict[str, int]:
     """Return a client's number of examples by class; empty if absent or invalid."""
     names, counts = properties.get(HELD_CLASSES), properties.get(CLASS_COUNTS)
@@ -76,7 +94,8 @@ def class_counts(properties: Mapping[str, object]) -> dict[str, int]:
     pairs = [(n, c) for n, c in zip(names, counts, strict=False)]
     if any(type(n) is not str or type(c) is not int or c < 0 for n, c in pairs):
         return {}
-    return {one_line(name): count for name, count in pairs}
+    # Names of classes may differ in whitespace only, such as those of characters.
+    return {printable(name): count for name, count in pairs}
 
 
 def check_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from flwr_frl.strategies.server.checks import (
     check_name,
     check_properties,
     difference,
+    distinct_labels,
     one_line,
     several,
     vote,
@@ -112,8 +113,6 @@ class ClientManager:
         Nodes that were connected then and still owe a reply.
     silent : frozenset of int
         Nodes that are sent no evaluations for now, as they did not reply.
-    labels : dict of str to str
-        Names of simulated clients' data folders, by the clients' names.
     settled : dict of str to object
         Description of the model that all clients must share, once any has trained.
     keyed : bool
@@ -141,12 +140,11 @@ class ClientManager:
         self.known: dict[int, ClientInfo] = {}
         self.refusals: dict[int, Refusal] = {}
         self.here = self.busy = self.silent = frozenset[int]()
-        self.labels: dict[str, str] = {}
-        # Former nodes' clients; the client to which each name or label in files refers.
+        # Former nodes' clients.
         self._former: dict[int, str] = {}
-        self._owners: dict[str, str] = {}
-        # Cache of the `labels` in use; None after a client was added.
-        self._used_labels: dict[str, str] | None = None
+        # Labels that clients report, by name, and a cache of those in use.
+        self._reported_labels: dict[str, str] = {}
+        self._labels: dict[str, str] | None = None
         # Nodes of the last `identify` with a settled model: all, unknown, taking part.
         self._nodes: list[int] | None = None
         self._unknown, self._taking_part = list[int](), list[int]()
@@ -286,13 +284,9 @@ class ClientManager:
             self._refuse(node, name, one_line(properties[REFUSAL], 1000))
             return
         self.known[node] = ClientInfo(name, properties)
-        self._used_labels = None
-        # A label is not used if it is another client's label or name.
-        self._owners[name] = name
+        self._labels, self._reported_labels[name] = None, ""
         with contextlib.suppress(InvalidReplyError):
-            label = check_name(properties.get(OWN_NAME))
-            if self._owners.setdefault(label, name) == name:
-                self.labels[name] = label
+            self._reported_labels[name] = check_name(properties.get(OWN_NAME))
 
     def _refuse(
         self, node: int, name: str, reason: str, twin: int | None = None
@@ -322,8 +316,14 @@ class ClientManager:
 
     def label(self, name: str) -> str:
         """Return a client's name in files and logs: its label, or else its name."""
-        label = self.labels.get(name, name)
-        return label if self._owners.get(label) == name else name
+        return self.labels.get(name, name)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Names of simulated clients' data folders, by the clients' names."""
+        if self._labels is None:
+            self._labels = distinct_labels(self._reported_labels)
+        return self._labels
 
     def newcomers(self) -> list[int]:
         """Return the nodes that join after the training, ordered by their names."""
@@ -382,11 +382,8 @@ class ClientManager:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint; they must not be changed."""
-        if self._used_labels is None:
-            named = self.labels.items()
-            self._used_labels = {n: text for n, text in named if self.label(n) == text}
         classes = str((self.settled or self._usual).get(CLASSES_DIGEST, ""))
-        names = {"keys": self.keys, "labels": self._used_labels}
+        names = {"keys": self.keys, "labels": self.labels}
         return {**names, "classes": classes, "model": self.settled}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class RunSettings(Checked):
 
     algorithm: Annotated[str, Free("a name or import path")] = "fedrep"
     task: Annotated[str, Free("a name or import path")] = "digits"
-    num_clients: Annotated[int, Range("[1, inf)")] = 20
+    num_clients: Annotated[int, Range("[1, 1000000]")] = 20
     num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
     round_timeout: Annotated[float, Range("(0, inf)")] = 3600.0
     max_empty_rounds: Annotated[int, Range("[0, inf)")] = 0

@@ -122,10 +122,8 @@ def read_numbers(rows: Any, column: str, name: str) -> npt.NDArray[np.float32]:
     except (AttributeError, TypeError, ValueError):
         line = f"{place} holds rows of unequal length, or lacks some"
         raise SettingsError(line, "input-columns") from None
-    missing = np.flatnonzero(~np.isfinite(x).all(axis=1))
-    if len(missing):
-        line = f"{place} has no number in row {missing[0]}"
-        raise SettingsError(line, "input-columns")
+    if not np.isfinite(x).all():
+        raise SettingsError(f"{place} has rows without a number", "input-columns")
     return np.asarray(x)
 
 

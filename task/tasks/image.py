@@ -244,9 +244,15 @@ class ImageTask(BaseTask):
             unused |= dict.fromkeys(MODEL_SETTINGS, reason)
         return unused
 
+    @property
+    def is_grey(self) -> bool:
+        """Whether the images are grey, also if the model takes RGB."""
+        return bool(self.dataset.train.images.shape[-1] == 1)
+
     def read(self, line: str) -> torch.Tensor:
         """Return the normalised image of a file; the line is its path."""
-        channels, height, width = self.shape
+        _, height, width = self.shape
+        channels = 1 if self.is_grey else self.shape[0]
         pixels = torch.from_numpy(read_image(Path(line), channels, (width, height)))
         return ((pixels - self.mean) / self.std).permute(2, 0, 1)
 

@@ -227,10 +227,11 @@ class TextTask(BaseTask):
         """Return the last ``length`` tokens of a text.
 
         Shorter ones are padded at the beginning, unless the model was trained to
-        predict at every position.
+        predict at every position. A class and a tab before a text are left out.
         """
         if self.labelled:
-            return self._words(line.rpartition("\t")[2])
+            label, _, text = line.partition("\t")
+            return self._words(text if label in self.classes else line)
         if len(line) < self.length and not self.every_position:
             line = line.rjust(self.length)
         return _characters(line[-self.length :])

@@ -201,11 +201,14 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
         empty = True
         for row in reader:
             empty = False
+            place = f"{str(path)!r}, line {reader.line_num}"
             if row["text"] is None or not row["label"]:
-                raise SettingsError(
-                    f"{str(path)!r}, line {reader.line_num} lacks a text or a label",
-                    "data-dir",
-                )
+                line = f"{place} lacks a text or a label"
+                raise SettingsError(line, "data-dir")
+            # `DictReader` keeps the cells beyond the header's under None.
+            if None in row:
+                line = f"{place} has more cells than the header: quote texts"
+                raise SettingsError(line, "data-dir")
             yield row["text"], row["label"]
         if empty:
             raise SettingsError(f"{str(path)!r} has no rows", "data-dir")

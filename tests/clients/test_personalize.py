@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from client_messages import new_context
+from disks import full
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -163,6 +164,20 @@ def test_the_command_line(fedrep, tmp_path, capsys):
     assert command.endswith(options)
     # By default, the state is saved next to those of simulated clients.
     assert load_run(fedrep, "pi-9")[1].classes == ("0", "1", "2")
+
+
+def test_a_disk_that_cannot_be_written_is_an_error(
+    fedrep, tmp_path, monkeypatch, capsys
+):
+    data = write(tmp_path / "pi-9", 3, 7)
+    arguments = ["--checkpoint", str(fedrep), "--data-dir", str(data)]
+    arguments += ["--state-dir", str(tmp_path / "state")]
+    # The second time the file of the first fit stays.
+    assert main(arguments) == 0
+    monkeypatch.setattr("flwr_frl.clients.device.state.write_atomically", full)
+    capsys.readouterr()
+    assert main(arguments) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 # The models of both depend on the device's data.

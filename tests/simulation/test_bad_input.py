@@ -31,6 +31,7 @@ fedrap => algorithm
 --clients 0 => num-clients
 --clients 13 => num-clients
 --clients 2000 => num-clients
+--clients 99999999999 => num-clients
 @ torch-threads=1025 => torch-threads
 --classes-per-client 11 => classes-per-client
 --classes-per-client 0 => classes-per-client
@@ -187,11 +188,11 @@ def test_a_finished_run_cannot_be_resumed_in_another_folder(surroundings):
     assert run(surroundings / "out", "fedper", "--rounds", "2", checkpoint_every=1) == 0
     arguments = ("fedper", "--rounds", "2", "--output", "new")
     arguments += config("checkpoint-every=1 resume='out'")
-    assert_refused(arguments, "~the run has ended", surroundings)
+    assert_refused(arguments, "~the run of fedper has ended", surroundings)
     # A different run in the new folder makes no difference.
     other = {"checkpoint_every": 1, "seed": 1}
     assert run(surroundings / "new", "fedper", "--rounds", "2", **other) == 0
-    assert_refused(arguments, "~the run has ended", surroundings)
+    assert_refused(arguments, "~leave fedper out, or set a larger num", surroundings)
 
 
 def test_a_refused_run_deletes_and_moves_nothing(surroundings):

@@ -81,6 +81,20 @@ def test_checkpoints_do_not_change_results(tmp_path, undisturbed):
     assert_same_rows(finished_at(9, tmp_path, "fedrep", **SAVED), rows, 0)
 
 
+def test_a_finished_run_is_summarized_again_with_other_settings(tmp_path):
+    finished_at(9, tmp_path, "fedrep", **SAVED)
+    before = json_of(tmp_path / "summary.json")
+    rows = resumed(tmp_path, "fedrep", evaluate_last=1, metrics="macro-f1")
+    after = json_of(tmp_path / "summary.json")
+    assert before["config"]["evaluate-last"] == 10
+    assert after["config"]["evaluate-last"] == 1
+    accuracy = after["algorithms"]["fedrep"]["accuracy"]
+    assert accuracy == pytest.approx(rows[-1]["accuracy"])
+    assert accuracy != before["algorithms"]["fedrep"]["accuracy"]
+    clients = json_of(tmp_path / "fedrep" / "clients.json")
+    assert all("macro-f1" in about for about in clients.values())
+
+
 def test_a_run_can_be_resumed_in_another_folder(tmp_path, undisturbed):
     first, second = tmp_path / "first", tmp_path / "second"
     finished_at(5, first, "fedrep", **SAVED)

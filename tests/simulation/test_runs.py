@@ -14,6 +14,7 @@ from command_line import (
 from PIL import Image
 
 from flwr_frl import cli, running
+from flwr_frl.strategies import server_app
 from flwr_frl.strategies.report.command_line import parse
 from flwr_frl.strategies.report.comparison import PER_RUN
 from flwr_frl.strategies.report.plot import plot
@@ -233,6 +234,28 @@ def test_a_flag_takes_precedence_over_the_run_config(tmp_path):
     for text in ("num-clients=5", str(file)):
         _, parsed = parse(["--clients", "10", "--run-config", text])
         assert parsed == {"num-clients": 10}
+
+
+def test_the_run_config_can_name_the_algorithm(tmp_path, caplog):
+    quick = {"num_clients": 5, "algorithm": "fedper", "fraction_train": 1.0}
+    assert run(tmp_path / "a", "--rounds", "1", **quick) == 0
+    assert list(json_of(tmp_path / "a" / "summary.json")["algorithms"]) == ["fedper"]
+    # The command line takes precedence.
+    assert run(tmp_path / "b", "local", "--rounds", "1", **quick) == 0
+    assert list(json_of(tmp_path / "b" / "summary.json")["algorithms"]) == ["local"]
+    assert "algorithm=fedper does nothing" in caplog.text
+
+
+def test_the_home_folder_is_expanded_in_output_and_resume(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    quick = ("local", "--rounds", "1", "--clients", "5")
+    assert run("~/one", *quick) == 0
+    assert run("~/two", *quick[:2], "3", *quick[3:], resume="~/one") == 0
+    assert not (tmp_path / "~").exists()
+    assert len(rows_of(tmp_path / "two", "local")) == 3
+    settings = server_app.server_settings({"output": "~/one"})
+    assert settings["output"] == str(tmp_path / "one")
 
 
 def test_omitted_settings_have_their_defaults(tmp_path):

@@ -183,9 +183,12 @@ def test_personalize_needs_the_name_of_a_custom_task(table, own, tmp_path, capsy
 
 @pytest.mark.parametrize("suffix", ["txt", "tsv"])
 def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
-    lines = {"txt": "abcabcabcabc" * 4, "tsv": "up\tit rises\ndown\tit falls\n" * 10}
+    lines = {
+        "txt": "abcabcabcabc" * 4,
+        "tsv": "größer\tit rises\nC:\\x\tit falls\n" * 10,
+    }
     for client in ("anna", "bob"):
-        (tmp_path / f"{client}.{suffix}").write_text(lines[suffix])
+        (tmp_path / f"{client}.{suffix}").write_text(lines[suffix], "utf-8")
     more = {"backend": "inline", "output": str(tmp_path / "results")}
     simulate(
         "fedavg",
@@ -198,8 +201,9 @@ def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
         },
         **{"representation_epochs": 5, "checkpoint_every": 6, "fraction": 1.0, **more},
     )
-    asked = {"txt": "xxab\nbc\n", "tsv": "it rises\nit falls\n"}
-    expected = {"txt": ["c", "a"], "tsv": ["up", "down"]}
+    # A class before the text is left out, and other tabs are part of it.
+    asked = {"txt": "xxab\nbc\n", "tsv": "it rises\nC:\\x\tit falls\t \n"}
+    expected = {"txt": ["c", "a"], "tsv": ["größer", "C:\\x"]}
     (tmp_path / "asked").write_text(asked[suffix])
     checkpoint = ["--checkpoint", str(tmp_path / "results" / "fedavg")]
     checkpoint += ["--data-dir", str(tmp_path)]

@@ -13,6 +13,7 @@ from animals import (
     of_device,
     reported,
     settings_of,
+    write_images,
 )
 from PIL import Image
 from safetensors.numpy import load_file
@@ -81,6 +82,21 @@ def test_errors_name_clients_by_their_folders(folders, tmp_path):
     shutil.rmtree(output / "clients")
     with pytest.raises(SettingsError, match="client 'anna' has nothing of this run"):
         load_run(output, "anna")
+
+
+def test_folders_may_be_named_as_other_clients(tmp_path):
+    root, kinds = tmp_path / "images", (("ant",), ("bee", "cat"), ("bee", "cat", "dog"))
+    for number, classes in enumerate(kinds, 1):
+        write_images(root / f"00000{number}", classes, number)
+    more = {"algorithm": "fedrep", "data_dir": str(root), "num_clients": 3}
+    run("fedrep", settings_of(tmp_path, **more), "inline")
+    output = tmp_path / "results" / "fedrep"
+    clients = json.loads((output / "clients.json").read_text())
+    counts = {name: about["num-examples"] for name, about in clients.items()}
+    assert counts == {"000001": 8, "000002": 16, "000003": 24}
+    for name, about in clients.items():
+        right = accuracy(load_run(output, name, data_dir=str(root)), root / name)
+        assert right == pytest.approx(about["accuracy"])
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
@@ -266,6 +282,27 @@ def test_images_of_another_size_and_colour_are_converted(devices, tmp_path):
     predictor = Predictor(*of_device(devices, "anna"))
     _, (one, other) = predictor([tmp_path / "grey.png", tmp_path / "usual.png"])
     np.testing.assert_array_equal(one, other)
+
+
+def test_colours_are_removed_if_the_training_images_are_grey(tmp_path):
+    root = tmp_path / "grey"
+    for name in CLASSES:
+        write_images(root / name, ("ant", "dog"), 1)
+    for path in root.rglob("*.png"):
+        Image.open(path).convert("L").save(path)
+    more = {"model": "resnet18", "num_server_rounds": 1, "head_epochs": 0}
+    more |= {"representation_epochs": 1, "data_dir": str(root), "algorithm": "fedavg"}
+    run("fedavg", settings_of(tmp_path, **more), "inline")
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[..., 0] = 200
+    Image.fromarray(pixels).save(tmp_path / "red.png")
+    Image.fromarray(pixels).convert("L").save(tmp_path / "grey.png")
+    loaded = load_run(tmp_path / "results" / "fedavg", data_dir=str(root))
+    export(*loaded, tmp_path / "model.safetensors")
+    for model, card in (loaded, load_model(tmp_path / "model.safetensors")):
+        photos = [tmp_path / "red.png", tmp_path / "grey.png"]
+        _, (one, other) = Predictor(model, card)(photos)
+        np.testing.assert_array_equal(one, other)
 
 
 def test_images_with_a_custom_model(tmp_path, folders):

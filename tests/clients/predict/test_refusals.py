@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from flwr_frl.clients.predict import export, load_run
 from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.clients.predict.predictor import files_in
 from flwr_frl.running import run
 from flwr_frl.task.settings import SettingsError
 
@@ -49,6 +51,24 @@ def broken(devices, folders, tmp_path):
     # A safetensors file that is not a checkpoint of a run
     save_file({"a": np.zeros(3)}, root / "empty" / "checkpoint.safetensors")
     return root
+
+
+def test_folders_that_cannot_be_read(folders, monkeypatch):
+    hidden = folders / "anna" / "test" / "ant"
+    # As root, everything can be read.
+    iterdir, access = Path.iterdir, os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: p != hidden and access(p, mode))
+
+    def refuse(path: Path):
+        if path == hidden:
+            raise PermissionError(13, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    files = files_in([folders / "anna" / "test"])
+    assert {path.parent.name for path in files} == {"bee"}
+    with pytest.raises(SettingsError, match=r"ant' cannot be read: .*Permission"):
+        files_in([hidden])
 
 
 RUN = ["--checkpoint", "{root}/results/fedrep"]

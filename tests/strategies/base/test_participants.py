@@ -355,7 +355,7 @@ def test_refusal_names_its_cause(caplog):
     }
 
 
-def test_folder_name_is_the_label_unless_another_client_has_it():
+def test_folder_name_is_the_label_unless_an_earlier_client_has_it():
     labels = {0: "anna", 1: "anna", 2: "000000", 3: "bob", 4: "two\nlines"}
 
     def client(message: Message, context: Context) -> Message:
@@ -368,7 +368,7 @@ def test_folder_name_is_the_label_unless_another_client_has_it():
     strategy, grid = FedAvg(), grid_of(5, client)
     strategy.identify(grid)
     shown = [strategy.clients.label(f"{i:06d}") for i in range(5)]
-    assert shown == ["anna", "000001", "000002", "bob", "000004"]
+    assert shown == ["anna", "000001", "000000", "bob", "000004"]
 
 
 def test_statistics_have_the_round_timeout_and_silent_clients_are_named(caplog):

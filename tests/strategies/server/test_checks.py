@@ -28,6 +28,7 @@ from flwr_frl.strategies.server.checks import (
     check_properties,
     check_values,
     class_counts,
+    distinct_labels,
     one_line,
 )
 from flwr_frl.strategies.server.replies import to_record
@@ -296,3 +297,21 @@ def test_class_counts_are_returned_by_class():
 )
 def test_invalid_class_counts_are_ignored(names, counts):
     assert class_counts({"held-classes": names, "class-counts": counts}) == {}
+
+
+def test_class_names_of_white_space_are_kept_apart():
+    properties = {"held-classes": ["\n", " ", "größe"], "class-counts": [3, 2, 1]}
+    assert class_counts(properties) == {"\\n": 3, " ": 2, "größe": 1}
+
+
+def test_labels_are_distinct_from_each_other_and_from_names():
+    # Folders may be named like clients, but clients of other numbers.
+    swapped = {"000000": "000001", "000001": "000002", "000002": "000003"}
+    assert distinct_labels(swapped) == swapped
+    # The last client has no label, so that no other may have its name; the client
+    # before then has its own name, and so on.
+    assert distinct_labels({**swapped, "000003": ""}) == {}
+    assert distinct_labels({"a": "x", "b": "x", "c": "c", "d": ""}) == {
+        "a": "x",
+        "c": "c",
+    }

@@ -356,7 +356,9 @@ def test_missing_numbers_and_irregular_rows_are_named(tmp_path):
             task_of(tmp_path, line[:8], 0, input_columns="x")
 
     label = [0, 1, 0, 1, 0]
-    refused({"x": [1.0, None, 2.0, 3.0, 4.0], "label": label}, "has no number in row")
+    refused(
+        {"x": [1.0, None, 2.0, 3.0, 4.0], "label": label}, "has rows without a number"
+    )
     refused(
         {"x": [[1.0], [1.0, 2.0]] * 2 + [[1.0]], "label": label}, "holds rows of un"
     )

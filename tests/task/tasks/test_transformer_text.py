@@ -214,6 +214,7 @@ def test_damaged_folder_is_a_one_line_error(folder, data, tmp_path):
         "text,label\na,\n",
         "",
         'text,label\n"a,b\n',
+        "text,label\nthe film is good, really,up\n",
     ],
 )
 def test_malformed_table_is_an_error(folder, data, text):
