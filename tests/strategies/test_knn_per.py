@@ -8,7 +8,7 @@ import torch
 from layered import features, layered, parts, with_ones
 from softmax_runs import CLASSES, N, assert_same, code_of, draw, run
 
-from flwr_frl.clients.knn_per import KNNPerSettings, MixedHead
+from flwr_frl.clients.knn_per import KNNPerSettings, MixedHead, neighbours
 from flwr_frl.task import ExampleSet
 
 TASK = {"task": "layered:layered"}
@@ -86,6 +86,23 @@ def test_equal_distances_are_ordered_by_index():
     far = np.exp(-1) / (1 + 2 * np.exp(-1))
     expected = [[0, 1 / 3, 1 / 3, 1 / 3, 0], [1 - 2 * far, far, far, 0, 0]]
     np.testing.assert_allclose(shares, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_neighbours_are_the_nearest_of_many(offset):
+    rng = np.random.default_rng(5)
+    stored = rng.normal(offset, 1, (400, 3)).astype(np.float32)
+    # Half of the examples are repeated, so that distances are equal. With the offset
+    # inner products are too inexact to tell any of them apart.
+    stored[200:] = stored[:200]
+    z = rng.normal(offset, 1, (20, 3)).astype(np.float32)
+    exact = np.square(z[:, None].astype(float) - stored).sum(2)
+    expected = np.argsort(exact, axis=1, kind="stable")[:, :5]
+    distances, rows = neighbours(*map(torch.from_numpy, (z, stored)), 5)
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_allclose(
+        distances, np.take_along_axis(exact, expected, 1), rtol=1e-3
+    )
 
 
 def unlabelled(num_clients):
