@@ -24,7 +24,7 @@ from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
 from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.privacy import check_no_counters
+from flwr_frl.strategies.server.privacy import check_no_counters, check_without_noise
 from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import largest_reply
 from flwr_frl.task.messages import SERVER_ROUND, SHARED_BYTES
@@ -135,6 +135,10 @@ class BaseStrategy(Averaging):
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
         nodes = self.clients.identify(grid, self.ledger.run_token)
+        if self.privacy and nodes:
+            # All clients have the same structure.
+            about = self.clients.known[nodes[0]].properties
+            check_without_noise(about, self.settings.server_dp_noise)
         # Only a resumed server can be behind its clients.
         for node in nodes if self.ledger.resumed is not None else ():
             client = self.clients.known[node]
@@ -252,8 +256,9 @@ class BaseStrategy(Averaging):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample clients and send them the shared arrays, in the order of names."""
-        nodes = self.sample(server_round, self._connected_nodes(grid))
-        kind = MessageType.TRAIN
+        sampled = self.sample(server_round, self._connected_nodes(grid))
+        # A subclass may return NumPy's integers, which messages do not take.
+        nodes, kind = [int(node) for node in sampled], MessageType.TRAIN
         messages = self.open_round(nodes, arrays, config, server_round, kind)
         self.participation.open(server_round, messages, grid, self._is_valid)
         return messages

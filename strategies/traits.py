@@ -152,9 +152,17 @@ class Algorithm(Strategy):
             )
         per_class: dict[str, Any] = {"task_overrides": {}}
         # An overriding method may expose more than an average does.
-        if cls.__dict__.keys() & {"aggregate", "mean"}:
+        parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
+        # Also by a base that is no strategy.
+        overridden = {
+            name
+            for name in USES_REPLIES
+            if inspect.getattr_static(cls, name, None)
+            is not inspect.getattr_static(parent, name, None)
+        }
+        if overridden & {"aggregate", "mean"}:
             per_class |= {"supports_client_dp": False, "asynchronous": False}
-        if cls.__dict__.keys() & USES_REPLIES:
+        if overridden:
             per_class["needs_only_mean"] = False
         cls.traits = replace(cls.traits, **{**per_class, **traits})
 

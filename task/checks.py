@@ -66,7 +66,7 @@ def check_model(model: SplitModel) -> None:
             f"the model's {min(frozen)!r} does not require a gradient, and neither "
             "does any other parameter; at least one must, to be trained"
         )
-    for name, value in model.state_dict().items():
+    for name, value in model.tensors.items():
         if is_lazy(value):
             raise SettingsError(
                 f"the model's {name!r} has no shape yet; a lazy module must be "
@@ -78,7 +78,7 @@ def check_model(model: SplitModel) -> None:
                 f"the model's {name!r} is {dtype}; expected float32 (set "
                 "bfloat16=true to train in 16 bits)"
             )
-        if not is_finite(value.cpu().numpy()):
+        if not is_finite(value.detach().cpu().numpy()):
             raise SettingsError(
                 f"the model's {name!r} is not finite; what never changes, a mask "
                 "of -inf say, must be a buffer with persistent=False"

@@ -73,6 +73,8 @@ CLASSES_DIGEST = "classes-digest"
 SHARED_BYTES = "shared-bytes"
 FROZEN_DIGEST = "frozen-digest"
 FROZEN_BYTES = "frozen-bytes"
+# An array that noise of client-level privacy would spoil, and why.
+SPOILT_BY_NOISE = "spoilt-by-noise"
 # Rounds of a run whose state the client has saved, and the newest checkpoint that the
 # server had written when the last of these states was saved.
 KEPT_ROUNDS = "kept-rounds"

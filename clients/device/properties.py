@@ -9,6 +9,7 @@ from flwr.common import ConfigRecordValues, log
 
 from flwr_frl.clients.base import Client, Config, example_counts
 from flwr_frl.clients.device.optimizers import keeps_optimizers
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.setup import (
     Setup,
     build_client,
@@ -27,6 +28,7 @@ from flwr_frl.task.messages import (
     NUM_TEST_EXAMPLES,
     OWN_NAME,
     RUN,
+    SPOILT_BY_NOISE,
 )
 from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.settings import Settings
@@ -97,7 +99,7 @@ def _reported_by(
     client: Client, context: Context, setup: Setup, config: Config
 ) -> Config:
     """Return the properties of a client that has been built."""
-    properties = client.get_properties(config)
+    properties = client.get_properties(config) | spoilt_by_noise(client)
     if RUN in config and (client.personal or keeps_optimizers(client.settings)):
         properties |= cast(Config, client.state.kept())
     if isinstance(client.task, ImageTask):
@@ -114,6 +116,27 @@ def _reported_by(
     # Flower checks the types, as a subclass may have added properties.
     ConfigRecord(cast(dict[str, ConfigRecordValues], properties))
     return properties
+
+
+def spoilt_by_noise(client: Client) -> Config:
+    """Return the property of a model with constants or tied parameters that are shared.
+
+    With noise from the server, constants change in each round, and the names of a tied
+    parameter have different values. The property is absent for other models.
+    """
+    model = client.task.scratch_model
+    shared = set(array_names(client, client.shared))
+    buffers = {n: b for n, b in model.named_buffers() if n in shared}
+    # Batch norms, which have counters, are refused with another message.
+    if buffers and all(b.is_floating_point() for b in buffers.values()):
+        what = f"the buffer {min(buffers)!r}: register it with persistent=False"
+        return {SPOILT_BY_NOISE: what}
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name and {first, name} <= shared:
+            return {SPOILT_BY_NOISE: f"one parameter as {first!r} and as {name!r}"}
+    return {}
 
 
 def simulated_properties(

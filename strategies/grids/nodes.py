@@ -77,12 +77,16 @@ class RegisteredNames:
     ) -> list[Message]:
         """Read the names from the grid again, and return a query to each node.
 
-        A name that several nodes share is not used.
+        A name that several connected nodes share stays that of the node that had it
+        first, or is not used. Nodes that are not connected keep their names.
         """
         get_nodes = getattr(grid, "get_nodes", None)
         named = [node for node in (get_nodes() if get_nodes else []) if node.name]
         count = Counter(node.name for node in named)
-        self._names = {n.node_id: n.name for n in named if count[n.name] == 1}
+        own = {n.node_id: n.name for n in named if count[n.name] == 1}
+        taken = set(own.values())
+        kept = {node: name for node, name in self._names.items() if name not in taken}
+        self._names = {**kept, **own}
         return [self.query(node, config) for node in nodes]
 
     def config(self, node: int) -> dict[str, str]:

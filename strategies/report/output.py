@@ -176,10 +176,12 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     former = resumed / STATES if resumed else None
     if former and former.resolve() == states.resolve():
         return
-    if resumed and (resumed / BEST_FILE).is_file():
-        # The run's best round may be one of the earlier ones.
-        best = directory / BEST_FILE
-        with _os_errors_as_settings(f"{str(best)!r} cannot be written"):
+    best = directory / BEST_FILE
+    with _os_errors_as_settings(f"{str(best)!r} cannot be written"):
+        # A run that was killed before its first checkpoint may have left one.
+        best.unlink(missing_ok=True)
+        if resumed and (resumed / BEST_FILE).is_file():
+            # The run's best round may be one of the earlier ones.
             write_atomically(best, (resumed / BEST_FILE).read_bytes(), mode=PRIVATE)
     for folder in _client_folders(states):
         with contextlib.suppress(OSError):

@@ -265,7 +265,8 @@ class Averaging(
         moved = self.apply_rule(weights, replies, centre)
         if moved is not None:
             floats = (name for name, array in sent.items() if array.dtype.kind == "f")
-            change = {name: np.subtract(moved[name], sent[name]) for name in floats}
+            # The difference of two scalars is no array.
+            change = {n: np.asarray(np.subtract(moved[n], sent[n])) for n in floats}
             # An infinite v would make the results of all later rounds unusable.
             self.state[LAST_CHANGE] = change if is_finite(change) else {}
         return moved

@@ -140,7 +140,6 @@ class ClientManager:
         self.known: dict[int, ClientInfo] = {}
         self.refusals: dict[int, Refusal] = {}
         self.here = self.busy = self.silent = frozenset[int]()
-        # Former nodes' clients.
         self._former: dict[int, str] = {}
         # Labels that clients report, by name, and a cache of those in use.
         self._reported_labels: dict[str, str] = {}
@@ -184,22 +183,23 @@ class ClientManager:
             self._ask(asked, grid, run_token)
         elif unchanged:
             return list(self._taking_part)
-        here = {n: self.known[n] for n in nodes if n in self.known}
-        if not here:
+        if not (here := {n: self.known[n] for n in nodes if n in self.known}):
             return []
         usual = self._usual = self.settled or vote(c.properties for c in here.values())
         refused = []
         for node, client in sorted(here.items()):
-            if client.properties.get(STRUCTURE, "") == usual[STRUCTURE]:
-                reason = self.refusal_of(client)
-            else:
-                reason = difference(client.properties, usual)
+            own = client.properties
+            same = own.get(STRUCTURE, "") == usual[STRUCTURE]
+            reason = self.refusal_of(client) if same else difference(own, usual)
             if not reason:
                 self.refusals.pop(node, None)
                 continue
             del here[node]
             if self._refuse(node, client.name, reason):
                 refused.append(self.registered.query(node, {REFUSAL: reason}))
+            if self.settled:
+                # It is asked again, as other data may change its properties.
+                self._former[node] = self.known.pop(node).name
         if refused:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in here.items() if not c.is_newcomer}
@@ -334,12 +334,15 @@ class ClientManager:
         if not self.busy:
             return []
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
-        clients = {node: self.known[node] for node in nodes}
-        return _by_name({n: c for n, c in clients.items() if not c.is_newcomer})
+        return _by_name({n: c for n in nodes if not (c := self.known[n]).is_newcomer})
 
     def declared(self, reply: Message, name: str) -> float:
         """Return a number that a reply's client declared at first; inf for none."""
-        client = self.known.get(reply.metadata.src_node_id)
+        node = reply.metadata.src_node_id
+        client = self.known.get(node)
+        if client is None and (former := self._former.get(node)):
+            # The client has another node since it was asked.
+            client = next((c for c in self.known.values() if c.name == former), None)
         return float(client.properties.get(name, math.inf)) if client else math.inf
 
     def usual_bytes(self, name: str, default: float = 0.0) -> float:

@@ -8,7 +8,7 @@ and sends a change of 0).
 
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from flwr.app import ArrayRecord
 from flwr.common import log
 
 from flwr_frl.strategies.server.aggregation import Reply, Sent, norm
+from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.replies import Arrays, rounded_to
 from flwr_frl.task.files import PRIVATE, write_atomically
+from flwr_frl.task.messages import SPOILT_BY_NOISE
 from flwr_frl.task.settings import SettingsError, need, require, require_all_of_noise
 
 FILE = "privacy.json"
@@ -199,6 +201,15 @@ def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
                 f"{array.dtype}: there must be no batch norms in what is shared, as "
                 "their statistics bear no noise"
             )
+
+
+def check_without_noise(properties: Mapping[str, Any], noise: float) -> None:
+    """Raise `SettingsError` if noise would spoil the model that a client reports."""
+    if SPOILT_BY_NOISE in properties:
+        what = one_line(properties[SPOILT_BY_NOISE])
+        raise SettingsError(
+            f"server-dp-noise is {noise}, but the shared model has {what}"
+        )
 
 
 def client_privacy(noise: float, clip: float, delta: float) -> ClientPrivacy | None:

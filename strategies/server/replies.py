@@ -388,5 +388,5 @@ def record_bytes(record: RecordType) -> int:
 def single_metrics(metrics: Mapping[str, Any]) -> MetricRecord:
     """Return metrics as a MetricRecord of plain ints and floats, or lists of them."""
     return MetricRecord(
-        {n: v if isinstance(v, int | list) else float(v) for n, v in metrics.items()}
+        {n: v if type(v) in (int, list) else float(v) for n, v in metrics.items()}
     )

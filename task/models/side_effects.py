@@ -47,7 +47,9 @@ def on_trial(model: nn.Module) -> Iterator[None]:
             for module, training in modes.items():
                 module.training = training
             for buffer, value in buffers:
-                buffer.copy_(value)
+                # Expanded buffers cannot be written, and have not changed.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 class _Embeddings(TorchFunctionMode):

@@ -2,14 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType
-from function_clients import grid_of, honest, partition_of
+from function_clients import grid_of, honest, partition_of, train_once
 from outsiders import Hooked
 
 from flwr_frl import running
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies import FedRep, build_strategy
+from flwr_frl.strategies import FedAvg, FedRep, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.strategies.server.rounds import run_rounds
@@ -152,3 +153,15 @@ def test_wrapped_strategy_decides_when_to_evaluate():
         strategy = build_strategy(server_settings({"algorithm": name}))
         assert strategy.traits.evaluate_last_round_only is once
         assert not strategy.participation.waits_for_all
+
+
+def test_a_subclass_may_sample_with_numpy():
+    class Random(FedAvg):
+        def sample(self, server_round, nodes):
+            return np.random.default_rng(server_round).permutation(nodes)[:2]
+
+        def train_metrics(self, replies):
+            return {**super().train_metrics(replies), "even": bool(len(replies) == 2)}
+
+    _, metrics = train_once(Random(), grid_of(3))
+    assert (metrics["clients"], metrics["even"]) == (2, 1.0)

@@ -1,4 +1,4 @@
-"""With node keys, a name belongs to the key that first used it."""
+"""Names of clients: keys, registered names, and nodes that change."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,8 @@ from flwr.app import (
     MessageType,
     RecordDict,
 )
-from function_clients import averaging, grid_of, honest
+from function_clients import START, averaging, grid_of, honest
+from participants import properties_of
 
 from flwr_frl.clients.client_app import named
 from flwr_frl.clients.device.records import check_config
@@ -23,6 +24,7 @@ from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.nodes import RegisteredNames
 from flwr_frl.strategies.grids.patient import PatientGrid
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.settings import SettingsError
 
 
@@ -180,3 +182,47 @@ def test_invalid_registered_name_is_rejected(name) -> None:
     with pytest.raises(SettingsError) as caught:
         check_config(ConfigRecord({"registered-name": name}))
     assert caught.value.code == "settings"
+
+
+def test_registered_names_outlast_an_absence_and_a_second_node_of_the_name() -> None:
+    names, nobody = RegisteredNames(), dict.fromkeys(range(1, 4), "")
+
+    def seen(registered: dict[int, str]) -> list[dict[str, str]]:
+        grid = Named(dict.fromkeys(registered, b""), nobody, registered)
+        names.queries(grid, registered, {})
+        return [names.config(node) for node in (1, 2, 3)]
+
+    first, second = {"registered-name": "pi-1"}, {"registered-name": "pi-2"}
+    assert seen({1: "pi-1", 2: "pi-2"}) == [first, second, {}]
+    # Node 1 is away while node 3 is queried, which later claims its name.
+    assert seen({2: "pi-2", 3: ""}) == [first, second, {}]
+    assert seen({1: "pi-1", 2: "pi-2", 3: "pi-1"}) == [first, second, {}]
+    # Once node 1 has left, node 3 has the name, and keeps it.
+    assert seen({2: "pi-2", 3: "pi-1"}) == [{}, second, first]
+    assert seen({1: "pi-1", 3: "pi-1"}) == [{}, second, first]
+
+
+def test_client_refused_for_its_model_is_asked_again():
+    structures = {1: "other"}
+    grid = grid_of(3, properties_of(structure=structures))
+    strategy = averaging()
+    assert strategy.identify(grid) == [1, 3]
+    strategy.clients.settle()
+    assert strategy.identify(grid) == [1, 3]
+    structures.clear()
+    # It is skipped a few times.
+    assert [1, 2, 3] in [strategy.identify(grid) for _ in range(4)]
+    assert strategy.name_of(2) == "000001"
+
+
+def test_declared_number_is_that_of_the_client_that_replied():
+    grid, strategy = grid_of(3), averaging()
+    strategy.identify(grid)
+    messages = strategy.configure_train(1, to_record(START), ConfigRecord(), grid)
+    reply = next(
+        r for r in grid.send_and_receive(messages) if r.metadata.src_node_id == 2
+    )
+    assert strategy.clients.declared(reply, "num-examples") == 2
+    grid.contexts[99] = grid.contexts.pop(2)
+    strategy.identify(grid)
+    assert strategy.clients.declared(reply, "num-examples") == 2

@@ -41,9 +41,18 @@ def test_overriding_aggregate_unsets_supports_client_dp() -> None:
     class Below(Mine):
         pass
 
+    class Mixin:
+        def mean(self, arrays):
+            return None
+
+    class Mixed(Mixin, FedAvg):
+        pass
+
     assert FedAvg.traits.supports_client_dp
-    assert not Mine.traits.supports_client_dp
-    assert not Below.traits.supports_client_dp
+    assert FedAvg.traits.needs_only_mean
+    for kind in (Mine, Below, Mixed):
+        assert not kind.traits.supports_client_dp
+        assert not kind.traits.needs_only_mean
 
 
 def test_unknown_class_keyword_fails_with_a_one_line_error() -> None:

@@ -93,7 +93,7 @@ def test_early_stopped_run_does_not_continue_when_it_is_resumed(tmp_path, report
 def test_early_stopped_run_cannot_be_resumed_in_another_folder(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     go(first, patience=3)
-    with pytest.raises(SettingsError, match="patience must be more"):
+    with pytest.raises(SettingsError, match="set a larger patience"):
         go(second, patience=3, resume=str(first))
 
 
@@ -106,6 +106,13 @@ def test_best_round_is_kept_by_a_run_resumed_in_another_folder(tmp_path):
 
 def test_both_checkpoints_are_among_the_files_of_a_run():
     assert {BEST_FILE, FILE} <= {*RUN_FILES}
+
+
+def test_best_round_of_a_killed_run_is_not_that_of_the_next(tmp_path):
+    go(tmp_path, num_server_rounds=3, keep_best=True)
+    (tmp_path / "fedavg" / FILE).unlink()
+    go(tmp_path, num_server_rounds=2)
+    assert not (tmp_path / "fedavg" / BEST_FILE).exists()
 
 
 def test_without_an_accuracy_the_lowest_loss_is_best():

@@ -13,6 +13,7 @@ from function_clients import (
     partition_of,
     replies_of,
     reply_with,
+    train_once,
 )
 
 from flwr_frl.strategies.server.aggregation import (
@@ -119,6 +120,15 @@ def test_centered_clipping_matches_hand_computed_values() -> None:
     # Clipped around the last change, 5/3: 5/3 + (-2/3 + 1/3 + 2) / 3 = 20/9
     second = after(averaging(**CENTERED), grid, range(1, 3))
     np.testing.assert_allclose(second["w"].numpy(), 5 / 3 + 20 / 9, rtol=1e-6)
+
+
+def test_centered_clipping_of_a_scalar_can_be_saved() -> None:
+    strategy = averaging(aggregation="centered-clip")
+    start = {"scale": np.array(1, np.float32), "w": np.zeros(2, np.float32)}
+    train_once(strategy, grid_of(3), start)
+    last_change = strategy.snapshot()().arrays["last-change/scale"]
+    assert last_change.shape == ()
+    assert last_change > 0
 
 
 def test_centered_clipping_resumes_from_its_saved_state() -> None:

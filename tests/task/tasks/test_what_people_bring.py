@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flwr_frl import simulate
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.settings import SettingsError, require
+from flwr_frl.task.training import SGD, train
 
 
 class Net(nn.Module):
@@ -118,6 +119,29 @@ def test_models_may_share_buffers():
             self.register_buffer("scale", LAYER.bias.detach())
 
     task_of(lambda: SplitModel(Scaled(), nn.Linear(8, 2)), "").check(0)
+
+
+def test_models_may_have_extra_state_and_expanded_buffers():
+    class Masked(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 8)
+            self.register_buffer("mask", torch.ones(1).expand(8), persistent=False)
+
+        def get_extra_state(self):
+            return {"version": 2}
+
+        def set_extra_state(self, state):
+            pass
+
+        def forward(self, x):
+            return super().forward(x) * self.mask
+
+    task = task_of(lambda: SplitModel(Masked(), nn.Linear(8, 2)), "")
+    task.check(0)
+    before = task.scratch_model.state_dict()["head.weight"].clone()
+    args = (functional.cross_entropy, 1, SGD(learning_rate=0.1))
+    train(task.scratch_model, "all", task.train_examples(0), *args)
+    assert not torch.equal(task.scratch_model.state_dict()["head.weight"], before)
 
 
 def test_cross_entropy_of_a_single_output_is_an_error():
