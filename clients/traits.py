@@ -188,6 +188,8 @@ def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:
             text = "it needs a head with a bias; this one has none"
             raise SettingsError(text, "no-bias")
 
+    # The documentation describes checks by their names.
+    check.__name__ = "linear_head_with_bias" if bias else "linear_head"
     return check
 
 

@@ -274,13 +274,24 @@ def _capabilities(each: Algorithm) -> list[str]:
     return sentences
 
 
+# What the checks in a client's ``requires`` demand of a model, by their names.
+REQUIREMENTS = {
+    "batch_norms": "it has batch norms",
+    "biased_first_layer": "the first layer of its head is linear and has a bias",
+    "generated": "it has at most a million parameters and no buffers",
+    "linear_head": "its head is one linear layer",
+    "linear_head_with_bias": "its head is one linear layer with a bias",
+    "needs_lora": "it has LoRA adapters",
+    "needs_trained_a": "it has LoRA adapters whose matrices A are trained",
+    "only_parameters": "it has no buffers, such as those of batch norms",
+    "separate_head": "its head shares no parameter with the representation",
+    "trained_representation": "its representation has parameters",
+}
+
+
 def requirements(client: Any) -> list[str]:
     """Return in words what the checks in a client's ``requires`` demand of a model."""
-    names = {"linear_head": "its head is one linear layer"}
-    return [
-        names.get(name, name.replace("_", " "))
-        for name in (check.__qualname__.partition(".")[0] for check in client.requires)
-    ]
+    return [REQUIREMENTS[check.__name__] for check in client.requires]
 
 
 def settings_table(each: Algorithm) -> str:
@@ -313,7 +324,7 @@ def command(each: Algorithm) -> str:
     if "model" in settings:
         words += f" --run-config 'model=\"{settings['model']}\"'"
     if each.relays:
-        words += " --clients 8"
+        words += " --clients 10"
     return f"```sh\n{words}\n```\n"
 
 

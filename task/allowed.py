@@ -26,6 +26,8 @@ OTHER_NAMES = {
     "fraction": ("fraction-train",),
     "fraction-fit": ("fraction-train",),
 }
+# Messages that begin with the name of a setting.
+ABOUT = re.compile("(?!there |it )([a-z][a-z0-9-]*)(?: is |: )")
 # Types of settings in words that follow "expected".
 TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 # Longer lists of names are replaced by a reference to the documentation.
@@ -46,14 +48,16 @@ class SettingsError(ValueError):
     ----------
     message : str
         The line shown to the user.
-    code : str, default "settings"
+    code : str, optional
         Identifier in kebab-case that stays the same when the message is reworded:
-        the name of the invalid setting, or a short description of the error.
+        the name of the invalid setting, or a short description of the error. By default
+        it is the setting with which the message begins, or ``"settings"``.
     """
 
-    def __init__(self, message: str, code: str = "settings") -> None:
+    def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        about = ABOUT.match(message)
+        self.code = code or (about[1] if about else "settings")
 
 
 class ResourceError(SettingsError):
@@ -81,7 +85,7 @@ def require(
         The allowed values, in words that follow "expected". Those that begin like
         "above 0" or "in (0, 1]" are preceded by "a number".
     code : str, optional
-        Code of the error; by default ``name`` if it has the form of a setting's name.
+        Code of the error; by default that of `SettingsError`.
 
     Raises
     ------
@@ -95,8 +99,6 @@ def require(
         shown = " ".join(shown.split())
     if len(shown) > MAX_SHOWN and not isinstance(value, str):
         shown = f"a {type(value).__name__}, {shown[:MAX_SHOWN]}…"
-    is_setting = re.fullmatch("[a-z][a-z0-9-]*", name)
-    code = code or (name if is_setting else "settings")
     # "at least 0" is clear after a number, but not after another value.
     is_number = isinstance(value, int | float)
     starts = INEQUALITIES if is_number else (*INEQUALITIES, "at least ")

@@ -66,7 +66,7 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
     check_metrics(task.metrics)
     metrics: dict[str, Metric] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
-        metric = load(name, "metric") if is_path(name) else METRICS.get(name)
+        metric = load(name, "metrics") if is_path(name) else METRICS.get(name)
         if metric is None:
             raise unknown("metric", name, METRICS, code="metrics")
         if not callable(metric):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 
@@ -9,7 +10,14 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from docs import settings as settings_page
-from docs.algorithm_pages import algorithm, algorithm_pages, family, page, travels
+from docs.algorithm_pages import (
+    algorithm,
+    algorithm_pages,
+    command,
+    family,
+    page,
+    travels,
+)
 from docs.links import COPIES, DOCS, RESULTS, ROOT, for_site
 from docs.pages import copies, what_results_show, write_pages
 from flwr_frl import simulate
@@ -18,7 +26,9 @@ from flwr_frl.clients.device.evaluation import evaluate_model
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict import load_run
+from flwr_frl.running import check
 from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.strategies.report.command_line import parse
 from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 
@@ -104,6 +114,19 @@ def test_the_page_of_an_algorithm_names_what_is_shared(name, shared, title):
     described = algorithm(name)
     assert travels(described) == shared
     assert family(described).startswith(title)
+
+
+@pytest.mark.parametrize("name", ["choco-sgd", "multi-task", "fedrep"])
+def test_the_command_on_the_page_of_an_algorithm_passes_the_checks(name):
+    _, words, _ = command(algorithm(name)).split("\n", 2)
+    namespace, given = parse(shlex.split(words)[1:])
+    assert namespace.algorithms == [name]
+    check([name], given, "inline")
+
+
+def test_the_page_of_an_algorithm_says_what_a_model_must_have():
+    text = page(algorithm("fedproto"))
+    assert "Requirement of the model: its head is one linear layer with a bias." in text
 
 
 def test_the_page_of_an_algorithm_compares_with_the_paper():

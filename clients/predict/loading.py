@@ -279,7 +279,8 @@ def _read_state(
     if version is None and client not in run.acknowledged:
         labels = [run.labels.get(name, name) for name in run.acknowledged]
         error = unknown("client", client, labels)
-        raise SettingsError(f"{error}; {str(directory)!r} has no state of it")
+        line = f"{error}; {str(directory)!r} has no state of it"
+        raise SettingsError(line, error.code)
     later = [v.round for v in versions if v.run == run.token]
     if version is None and later:
         raise SettingsError(

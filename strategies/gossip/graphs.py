@@ -244,7 +244,7 @@ def build_graph(
     if os.path.isfile(name):  # Unlike Path.is_file, False for names that are too long.
         return from_file(name, n)
     error = unknown("graph", name, [*GRAPHS, *RANDOM_GRAPHS])
-    raise SettingsError(f"{error}, or a file of edges")
+    raise SettingsError(f"{error}, or a file of edges", error.code)
 
 
 def _listed(nodes: set[int]) -> str:

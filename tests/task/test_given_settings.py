@@ -161,6 +161,18 @@ def test_pickled_errors_keep_their_code():
     assert (str(error), error.code) == ("no GPU", "device")
 
 
+def test_code_is_the_setting_with_which_a_message_begins():
+    codes = {
+        "weights is 'a.pth'; there is no such file": "weights",
+        "resume: there is no checkpoint": "resume",
+        "there is nothing to train on": "settings",
+        "it is none": "settings",
+        "client 'a' is unknown": "settings",
+    }
+    assert {line: SettingsError(line).code for line in codes} == codes
+    assert SettingsError("weights is 'a.pth'", "model").code == "model"
+
+
 # One-line messages
 
 
