@@ -90,9 +90,9 @@ class FedASClient(
         """Train the representation towards the prototypes, if there are any."""
         means, has_prototype = self.saved[MEANS], self.saved[COUNTS] > 0
         rate, model = self.settings.fedas_learning_rate, self.model
-        if not (
-            rate and has_prototype.any() and len(self.task.train_examples(self.index))
-        ):
+        is_trained = any(True for _ in model.representation.parameters())
+        has_examples = len(self.task.train_examples(self.index)) > 0
+        if not (rate and is_trained and has_prototype.any() and has_examples):
             return
         batch, bfloat16 = self.settings.batch_size, self.settings.bfloat16
         sgd = SGD(rate, 0.0, 0.0, batch_size=batch, bfloat16=bfloat16)

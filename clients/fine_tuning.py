@@ -62,7 +62,8 @@ def fine_tuned(kind: type[C]) -> type[C]:
     SettingsError
         If the method is not global.
     """
-    shares_all = {*WHOLE} <= {*kind.shared}
+    # If it is a property, the groups depend on the client.
+    shares_all = isinstance(kind.shared, tuple) and {*WHOLE} <= {*kind.shared}
     plain = not kind.traits.also_test_global and all(
         getattr(kind, name) is getattr(Client, name)
         for name in ("evaluate", "deployed_model")

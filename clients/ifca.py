@@ -106,7 +106,9 @@ def initial_models(task: Task, count: int) -> Tensors:
     states = [task.initial_state]
     for number in range(1, count):
         model = new_model(task)
-        with seeded((STARTS + 7919 * (getattr(task, "seed", 0) or 0)) * number):
+        seed = (STARTS + 7919 * (getattr(task, "seed", 0) or 0)) * number
+        # Seeds have 64 bits.
+        with seeded(seed % 2**63):
             for module in model.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()

@@ -10,6 +10,7 @@ from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.task.examples import EVALUATION_BATCH
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.combined import has_positions
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import features_of
 
@@ -78,6 +79,11 @@ def neighbours(z: Tensor, stored: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return distances, rows
 
 
+def vectors(features: Tensor, by_position: bool) -> Tensor:
+    """Return a vector for each example, or for each of its positions."""
+    return features.flatten(0, -2) if by_position else features.flatten(1)
+
+
 class MixedHead(nn.Module):
     """A head that returns log(λ p_knn + (1 − λ) softmax(h)) for the model's head h.
 
@@ -95,6 +101,8 @@ class MixedHead(nn.Module):
         Their classes.
     settings : KNNPerSettings
         k, λ and σ.
+    by_position : bool, default False
+        Whether each input has features, and a prediction, at every position.
     """
 
     features: Tensor
@@ -106,9 +114,10 @@ class MixedHead(nn.Module):
         features: Tensor,
         targets: Tensor,
         settings: KNNPerSettings,
+        by_position: bool = False,
     ) -> None:
         super().__init__()
-        self.head = head
+        self.head, self.by_position = head, by_position
         # Not in the state dict, so that clients with other examples are not stacked.
         self.register_buffer("features", features, persistent=False)
         self.register_buffer("targets", targets, persistent=False)
@@ -118,10 +127,10 @@ class MixedHead(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities, at least 1e-30."""
         model = self.head(z).softmax(1)
-        # A sequence has features, and a prediction, at every position.
-        rows = torch.split(z.flatten(0, -2), EVALUATION_BATCH)
+        rows = vectors(z, self.by_position).split(EVALUATION_BATCH)
         nearest = torch.cat([self.nearest(part, model.shape[1]) for part in rows])
-        nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)
+        if self.by_position:
+            nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)
         return torch.lerp(model, nearest, self.weight).clamp(min=1e-30).log()
 
     def nearest(self, z: Tensor, num_classes: int) -> Tensor:
@@ -141,8 +150,8 @@ class KNNPerClient(
     The datastore holds the features of all training examples under the received
     representation and is rebuilt whenever a model is deployed, so that a client,
     sampled or not, keeps no state. A client that joins after training builds its
-    datastore and trains nothing. A client without training examples deploys the model
-    alone.
+    datastore and trains nothing. A client without labelled training examples deploys
+    the model alone.
 
     With ``dp-noise`` the training is private. The datastore and the deployed model are
     not, but never leave the device.
@@ -157,9 +166,13 @@ class KNNPerClient(
             return self.model
         examples = self.train_examples.without_augmentation()
         stored = features_of(self.model.eval(), examples, self.settings)
-        features, targets = stored.inputs.flatten(0, -2), stored.targets.flatten()
+        by_position = has_positions(stored.targets)
+        features = vectors(stored.inputs, by_position)
+        targets = stored.targets.flatten()
         # Cross-entropy ignores negative targets.
         labelled = targets >= 0
+        if not labelled.any():
+            return self.model
         datastore = features[labelled], targets[labelled]
-        head = MixedHead(self.model.head, *datastore, self.settings)
+        head = MixedHead(self.model.head, *datastore, self.settings, by_position)
         return SplitModel(self.model.representation, head)

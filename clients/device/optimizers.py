@@ -57,7 +57,9 @@ class OptimizerStates:
 
     def saved_with(self, arrays: Arrays) -> Arrays:
         """Return the arrays of a client's new version, with the states so far."""
-        self._saved, self._saved_states = dict(arrays), len(self._states)
+        # The arrays may be views of parameters, which later calls train.
+        self._saved = {name: array.copy() for name, array in arrays.items()}
+        self._saved_states = len(self._states)
         states = {
             self._prefix(number) + name: tensor.detach().cpu().numpy()
             for number, state in enumerate(self._states)

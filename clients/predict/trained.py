@@ -113,8 +113,11 @@ class TrainedRun(NamedTuple):
 
     def check_classes(self, kind: type[Client], classes: Iterable[str]) -> None:
         """Raise `SettingsError` if a shared head was trained for other classes."""
-        names = tuple(map(str, classes))
-        if HEAD in kind.shared and self.classes not in ("", digest(names)):
+        names, shared = tuple(map(str, classes)), kind.shared
+        # A property depends on the client, but the server's arrays are the shared ones.
+        groups = shared if isinstance(shared, tuple) else tuple(self.arrays)
+        shares_head = any(name.startswith(HEAD) for name in groups)
+        if shares_head and self.classes not in ("", digest(names)):
             raise SettingsError(
                 f"data-dir {self.settings['data-dir']!r} has the classes "
                 f"{', '.join(names)}; they must be those of the training, whose head "

@@ -153,6 +153,34 @@ def test_a_round_without_save_keeps_the_head_with_the_new_optimizers():
     assert torch.equal(heads[1], heads[2])
 
 
+def test_training_after_a_save_does_not_change_what_was_saved():
+    heads = []
+
+    class SavesEarly(Client, supports_example_dp=True):
+        personal = ("head.",)
+        shared = ("representation.",)
+
+        def fit(self, parameters, config):
+            self.receive(parameters, config)
+            self.train("head", 1)
+            self.save(config)
+            heads.append(self.model.head.weight.detach().clone())
+            return self.send(self.train("all", 1))
+
+    run = resolve({**FAST, "algorithm": "fedper", "optimizer-state": "kept"})
+    context = context_of()
+    setup = client_setup(context, run)._replace(kind=SavesEarly)
+    client = build_client(context, setup, {})
+    client._optimizers = OptimizerStates("sgd")
+    client.fit(client.get_parameters({}), {"server-round": 1})
+    client._save_optimizers({"server-round": 1})
+    assert not torch.equal(client.model.head.weight, heads[0])
+    config = {"run": "r", "acknowledged-round": 1}
+    again = build_client(context, setup, config)
+    again.receive(again.get_parameters({}), config)
+    assert torch.equal(again.model.head.weight, heads[0])
+
+
 def test_a_round_counts_as_saved_if_the_optimizer_has_no_state():
     # SGD without momentum
     run = {**FAST, "algorithm": "fedavg", "optimizer-state": "kept", "momentum": 0.0}

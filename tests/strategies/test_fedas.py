@@ -130,6 +130,16 @@ def test_alignment_uses_plain_sgd_with_any_optimizer():
     np.testing.assert_allclose(found, aligned(a, 0, means), atol=1e-5)
 
 
+def test_a_representation_without_parameters_is_not_aligned():
+    client = run("fedas", 0, **ALIGNMENT).client(0, 0)
+    assert not list(client.model.representation.parameters())
+    client.receive(client.get_parameters({}), {})
+    client.saved[COUNTS] = torch.ones(CLASSES, dtype=torch.int64)
+    before = client.model.head.weight.clone()
+    client.align()
+    assert torch.equal(client.model.head.weight, before)
+
+
 def test_fisher_trace_sums_over_batches_in_order():
     client = run("fedas", 0, batch_size=4, **TASK).client(0, 0)
     client.receive(client.get_parameters({}), {})

@@ -92,6 +92,16 @@ def test_methods_with_personal_models_cannot_be_fine_tuned(name):
     assert "\n" not in str(caught.value)
 
 
+def test_methods_whose_groups_depend_on_the_client_cannot_be_fine_tuned():
+    class Mine(FedAvgClient):
+        @property
+        def shared(self):
+            return ("representation.",)
+
+    with pytest.raises(SettingsError, match="must use the whole shared model"):
+        fine_tuned(Mine)
+
+
 def test_error_explains_why_personal_arrays_prevent_fine_tuning():
     class Mine(FedAvgClient):
         personal = ("memory.",)

@@ -108,6 +108,13 @@ def test_first_model_is_that_of_the_task_and_others_are_random():
         assert np.abs(theta).max() <= bound
 
 
+def test_seeds_may_be_large():
+    task = run("ifca", 0, num_clusters=CLUSTERS).client(0, 0).task
+    object.__setattr__(task, "seed", 2**62)
+    _, first, second = initial_models(task, 3)["head.weight"]
+    assert not torch.equal(first, second)
+
+
 def test_cluster_without_clients_keeps_its_model():
     result = run("ifca", 3, num_clusters=N)
     first, _ = result.between("train")[0]

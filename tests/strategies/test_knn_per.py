@@ -1,5 +1,6 @@
 """kNN-Per compared with a NumPy implementation and with FedAvg."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 from layered import features, layered, parts, with_ones
 from softmax_runs import CLASSES, N, assert_same, code_of, draw, run
+from torch import nn
 
 from flwr_frl.clients.knn_per import KNNPerSettings, MixedHead, neighbours
-from flwr_frl.task import ExampleSet
+from flwr_frl.task import ExampleSet, SplitModel
 
 TASK = {"task": "layered:layered"}
 K, WEIGHT, SCALE = 4, 0.7, 0.3
@@ -119,6 +121,53 @@ def test_only_labelled_examples_are_neighbours():
     result = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
     _, targets = draw(0, test=True)
     assert result.metrics[0][0]["accuracy"] == pytest.approx((targets == 1).mean())
+
+
+def pooled(num_clients):
+    """The layered task with features of shape (4, 2), which the head averages."""
+    representation = nn.Sequential(nn.LazyLinear(8), nn.Unflatten(1, (4, 2)))
+    representation(layered(num_clients).train[0].inputs)
+
+    def model():
+        pool = nn.Sequential(nn.AvgPool1d(2), nn.Flatten(), nn.Linear(4, CLASSES))
+        return SplitModel(deepcopy(representation), pool)
+
+    return replace(layered(num_clients), model=model)
+
+
+def test_features_need_not_be_vectors():
+    settings = {"task": f"{__name__}:pooled", "knn_lambda": 1.0, "knn_neighbours": 1}
+    result = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
+    model = pooled(N).model()
+    model.load_state_dict({n: torch.tensor(a) for n, a in result.arrays[0].items()})
+    (x, y), (tested, targets) = draw(0), draw(0, test=True)
+    stored, z = (
+        model.representation(torch.from_numpy(inputs).float()).detach().flatten(1)
+        for inputs in (x, tested)
+    )
+    nearest = np.square(z[:, None] - stored).sum(2).argmin(1)
+    expected = (y[nearest] == targets).mean()
+    assert result.metrics[0][0]["accuracy"] == pytest.approx(expected)
+
+
+def loss_of_unlabelled(outputs, targets):
+    """Cross-entropy is NaN without labels, which is refused."""
+    return nn.functional.cross_entropy(outputs, targets.clamp(min=0))
+
+
+def without_labels(num_clients):
+    """The layered task, in which client 0 has no labelled example."""
+    task = layered(num_clients)
+    none = torch.full_like(task.train[0].targets, -100)
+    train = [ExampleSet(task.train[0].inputs, none), *task.train[1:]]
+    return replace(task, train=train, loss=loss_of_unlabelled)
+
+
+def test_client_without_labels_deploys_the_model_alone():
+    settings = {"task": f"{__name__}:without_labels", "knn_lambda": 1.0}
+    result = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
+    metrics = result.metrics[0][0]
+    assert metrics["accuracy"] == metrics["accuracy-global"]
 
 
 @pytest.mark.parametrize(
