@@ -3,19 +3,28 @@
 ``python -m benchmarks.natural --data-dir DIR`` runs the algorithms on the tasks of
 `benchmarks.natural_tasks`. The learning rate of each is chosen on validation sets, a
 quarter of each client's training examples, with a separate seed. Finished runs in
-``--output`` are not repeated.
+``--output``, or single ones on the page, are not repeated.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.common import RESULTS, write
 from benchmarks.natural_page import ERRORS, SAME, TUNED, Outcome, Results, body, plot
-from benchmarks.runs import RESULT, Job, carry_out_all, exit_status, finished, of_page
+from benchmarks.runs import (
+    RESULT,
+    Job,
+    alike,
+    carry_out_all,
+    exit_status,
+    finished,
+    kept,
+    of_page,
+)
 from flwr_frl.strategies.report.results import read_json
 from flwr_frl.task.settings import Setting
 
@@ -226,12 +235,30 @@ class Runs:
         if rate is None:
             return Outcome(np.nan, [], [], np.nan)
         jobs = self.of(rate)
+        results, run = [finished(job) or {} for job in jobs], dict[str, Any]()
+        if len(jobs) == 1:
+            settings = {n: v for n, v in jobs[0].settings.items() if n != "data-dir"}
+            run = {n: results[0][n] for n in ("commit", "cpu-seconds")}
+            run["settings"] = settings
         return Outcome(
             rate,
             [value_of(job, self.task) for job in jobs],
             [clients_of(job, self.about.measure) for job in jobs],
-            float(np.mean([(finished(job) or {})["bytes"] / 1e6 for job in jobs])),
+            float(np.mean([result["bytes"] / 1e6 for result in results])),
+            run,
         )
+
+    def kept(self, page: Mapping[str, Any]) -> Outcome | None:
+        """Return the results of an earlier page, if it has the same single run."""
+        of_algorithm = page.get("tasks", {}).get(self.task, {}).get(self.algorithm, {})
+        run = kept(of_algorithm.get("run"))
+        if run is None or of_algorithm["rate"] != self.choose()[0]:
+            return None
+        (job,) = self.of(of_algorithm["rate"])
+        if not alike(run["settings"], job.settings):
+            return None
+        names = ("rate", "values", "clients", "megabytes")
+        return Outcome(*(of_algorithm[name] for name in names), run)
 
 
 def main() -> int:
@@ -249,22 +276,27 @@ def main() -> int:
     ]
 
     def make() -> None:
+        page = of_page(RESULTS / f"{arguments.name}.json")
+        earlier = {runs: runs.kept(page) for runs in all_runs}
         for runs in all_runs:
             # Each run can change which learning rate is the best.
-            while jobs := runs.choose()[1]:
+            while not earlier[runs] and (jobs := runs.choose()[1]):
                 carry_out_all(f"{runs.task}, {runs.algorithm}", jobs[:1])
         tasks: dict[str, Results] = {}
+        seconds = 0.0
         for runs in all_runs:
             about = runs.about
             empty = Results(about.title, about.measure, about.seeds, {})
             found = tasks.setdefault(runs.task, empty)
-            found.outcomes[runs.algorithm] = runs.outcome()
+            outcome = earlier[runs] or runs.outcome()
+            found.outcomes[runs.algorithm] = outcome
+            seconds += outcome.run.get("cpu-seconds") or runs.seconds()
         image = f"{arguments.name}.png"
         plot(tasks, RESULTS / image)
         text = body(tasks, image=image, learning_rates=rates_of(arguments.tasks))
         data = {
             "tasks": {task: results.numbers() for task, results in tasks.items()},
-            "seconds": sum(runs.seconds() for runs in all_runs),
+            "seconds": seconds,
         }
         write(arguments.name, "Clients that really differ", text, data)
 

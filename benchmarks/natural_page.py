@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +24,15 @@ class Outcome(NamedTuple):
 
     ``values`` are the means over the clients and the last rounds, and ``clients`` each
     client's value after the last round. Both are empty if every learning rate diverged.
+    A single run's settings, commit and CPU time are in ``run``, which is otherwise
+    empty.
     """
 
     rate: float
     values: list[float]
     clients: list[dict[str, float]]
     megabytes: float
+    run: Mapping[str, Any] = MappingProxyType({})
 
 
 class Results(NamedTuple):
@@ -92,6 +96,9 @@ class Results(NamedTuple):
                 "values": outcome.values,
                 "worst": self.worst(name),
                 "megabytes": outcome.megabytes,
+                # With these, a later page can add other algorithms.
+                **({"clients": outcome.clients} if outcome.run else {}),
+                **({"run": outcome.run} if outcome.run else {}),
                 **{
                     f"against-{other}": counts
                     for other in REFERENCES

@@ -10,7 +10,13 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.common import RESULTS
 from benchmarks.natural import TUNING_SEED, Runs, job_of, rates_of
-from benchmarks.natural_page import balance, compare, sign_test, worst_decile
+from benchmarks.natural_page import (
+    Results,
+    balance,
+    compare,
+    sign_test,
+    worst_decile,
+)
 from benchmarks.natural_tasks import auroc
 from flwr_frl.strategies.report.results import read_json, write_json
 
@@ -116,4 +122,18 @@ def test_the_rates_of_another_task_are_those_of_its_page(tmp_path: Path):
     assert rate == job.settings["learning-rate"] == page["gpfl"]["rate"]
     assert job.settings["seed"] == 0
     assert "chosen for\n`roles`" in rates_of(["leaf_roles"])
+    # A page keeps single runs, so that others can be added without them.
+    result = {"accuracy": 0.25, "bytes": 2e6, "commit": "0123456789", "cpu-seconds": 9}
+    write_json(job.place / "result.json", {**result, "settings": job.settings})
+    write_json(job.place / "gpfl" / "clients.json", {"a": {"accuracy": 0.25}})
+    outcome = runs.outcome()
+    assert (outcome.values, outcome.clients) == ([0.25], [{"a": 0.25}])
+    assert "data-dir" not in outcome.run["settings"]
+    numbers = Results("roles", "accuracy", 1, {"gpfl": outcome}).numbers()
+    page = {"tasks": {"leaf_roles": numbers}}
+    elsewhere = Runs(tmp_path / "other", "other data", "leaf_roles", "gpfl")
+    assert elsewhere.kept(page) == outcome
+    assert Runs(tmp_path, "data", "leaf_roles", "fedavg").kept(page) is None
+    numbers["gpfl"]["run"]["settings"]["batch-size"] = 7
+    assert elsewhere.kept(page) is None
     assert "0.2, 0.8, 3.2 for `roles`" in rates_of(["heart", "roles"])
