@@ -258,7 +258,7 @@ class Runs:
         if not alike(run["settings"], job.settings):
             return None
         names = ("rate", "values", "clients", "megabytes")
-        return Outcome(*(of_algorithm[name] for name in names), run)
+        return Outcome(**{name: of_algorithm[name] for name in names}, run=run)
 
 
 def main() -> int:

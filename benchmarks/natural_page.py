@@ -68,10 +68,10 @@ class Results(NamedTuple):
         """Return the mean and standard deviation over the seeds."""
         if not (values := self.outcomes[algorithm].values):
             return "diverged"
-        mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
-        # A single seed has no deviation.
-        spread = f" ± {self.text(deviation)}" if self.seeds > 1 else ""
-        return f"{self.text(mean)}{spread}"
+        mean = self.text(float(np.mean(values)))
+        if self.seeds == 1:
+            return mean
+        return f"{mean} ± {self.text(float(np.std(values, ddof=1)))}"
 
     def against(self, algorithm: str, other: str) -> tuple[int, int] | None:
         """Return for how many clients an algorithm is better and worse than another."""
