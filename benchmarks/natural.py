@@ -154,7 +154,7 @@ def pairs_of(tasks: list[str], algorithms: list[str]) -> Iterator[tuple[str, str
                 yield task, name
 
 
-def rates_of(tasks: list[str]) -> str:
+def choice_of_rates(tasks: list[str]) -> str:
     """Return how the learning rates of these tasks are chosen."""
     abouts = {task: TASKS[task] for task in tasks}
     same = [
@@ -235,7 +235,7 @@ class Runs:
         if rate is None:
             return Outcome(np.nan, [], [], np.nan)
         jobs = self.of(rate)
-        results, run = [finished(job) or {} for job in jobs], dict[str, Any]()
+        results, run = [finished(job) or {} for job in jobs], None
         if len(jobs) == 1:
             settings = {n: v for n, v in jobs[0].settings.items() if n != "data-dir"}
             run = {n: results[0][n] for n in ("commit", "cpu-seconds")}
@@ -248,7 +248,7 @@ class Runs:
             run,
         )
 
-    def kept(self, page: Mapping[str, Any]) -> Outcome | None:
+    def on_page(self, page: Mapping[str, Any]) -> Outcome | None:
         """Return the results of an earlier page, if it has the same single run."""
         of_algorithm = page.get("tasks", {}).get(self.task, {}).get(self.algorithm, {})
         run = kept(of_algorithm.get("run"))
@@ -277,7 +277,7 @@ def main() -> int:
 
     def make() -> None:
         page = of_page(RESULTS / f"{arguments.name}.json")
-        earlier = {runs: runs.kept(page) for runs in all_runs}
+        earlier = {runs: runs.on_page(page) for runs in all_runs}
         for runs in all_runs:
             # Each run can change which learning rate is the best.
             while not earlier[runs] and (jobs := runs.choose()[1]):
@@ -290,10 +290,10 @@ def main() -> int:
             found = tasks.setdefault(runs.task, empty)
             outcome = earlier[runs] or runs.outcome()
             found.outcomes[runs.algorithm] = outcome
-            seconds += outcome.run.get("cpu-seconds") or runs.seconds()
+            seconds += outcome.run["cpu-seconds"] if outcome.run else runs.seconds()
         image = f"{arguments.name}.png"
         plot(tasks, RESULTS / image)
-        text = body(tasks, image=image, learning_rates=rates_of(arguments.tasks))
+        text = body(tasks, image=image, learning_rates=choice_of_rates(arguments.tasks))
         data = {
             "tasks": {task: results.numbers() for task, results in tasks.items()},
             "seconds": seconds,

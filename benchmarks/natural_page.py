@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +23,14 @@ class Outcome(NamedTuple):
 
     ``values`` are the means over the clients and the last rounds, and ``clients`` each
     client's value after the last round. Both are empty if every learning rate diverged.
-    A single run's settings, commit and CPU time are in ``run``, which is otherwise
-    empty.
+    If there is a single run, ``run`` has its settings, commit and CPU time.
     """
 
     rate: float
     values: list[float]
     clients: list[dict[str, float]]
     megabytes: float
-    run: Mapping[str, Any] = MappingProxyType({})
+    run: dict[str, Any] | None = None
 
 
 class Results(NamedTuple):
@@ -97,8 +95,11 @@ class Results(NamedTuple):
                 "worst": self.worst(name),
                 "megabytes": outcome.megabytes,
                 # With these, a later page can add other algorithms.
-                **({"clients": outcome.clients} if outcome.run else {}),
-                **({"run": outcome.run} if outcome.run else {}),
+                **(
+                    {"clients": outcome.clients, "run": outcome.run}
+                    if outcome.run
+                    else {}
+                ),
                 **{
                     f"against-{other}": counts
                     for other in REFERENCES
@@ -262,15 +263,14 @@ def plot(tasks: Mapping[str, Results], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-TUNED = """The
-learning rate of each is the best of {rates} on
-validation sets, a quarter of each client's training examples, with separate seeds
-(ten for `heart`, whose sets are small, otherwise one). If the best is the smallest or
-largest of these, a quarter or four times of it is tried as well. Learning rates with
-which a run diverged, with any seed, are excluded: the loss was not finite, or the error
-was above {diverged:g}."""
+TUNED = """The learning rate of each is the best of {rates} on validation sets,
+a quarter of each client's training examples, with separate seeds (ten for `heart`,
+whose sets are small, otherwise one). If the best is the smallest or largest of these,
+a quarter or four times of it is tried as well. Learning rates with which a run
+diverged, with any seed, are excluded: the loss was not finite, or the error was above
+{diverged:g}."""
 SAME = """The learning rate of each algorithm for `{task}` is the one chosen for
-`{other}` on [the page of all tasks](natural.md), because runs take long."""
+`{other}` on [the page of all tasks](natural.md): runs take too long to try several."""
 BODY = """Where do personal heads help clients that really differ? The tasks:
 
 {clients}

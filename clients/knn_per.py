@@ -127,7 +127,7 @@ class MixedHead(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities, at least 1e-30."""
         model = self.head(z).softmax(1)
-        rows = vectors(z, self.by_position).split(EVALUATION_BATCH)
+        rows = torch.split(vectors(z, self.by_position), EVALUATION_BATCH)
         nearest = torch.cat([self.nearest(part, model.shape[1]) for part in rows])
         if self.by_position:
             nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)

@@ -274,7 +274,8 @@ def _capabilities(each: Algorithm) -> list[str]:
     return sentences
 
 
-# What the checks in a client's ``requires`` demand of a model, by their names.
+# Requirements on a model, by the name of the function in `Traits.requires` that
+# checks them.
 REQUIREMENTS = {
     "batch_norms": "it has batch norms",
     "biased_first_layer": "the first layer of its head is linear and has a bias",

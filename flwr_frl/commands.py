@@ -26,7 +26,7 @@ from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     defaults,
-    expanded,
+    expand_home,
     require,
     resolve,
 )
@@ -147,7 +147,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     allowed = "1 with ray, which uses all cores for each run; set --backend inline"
     require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
     runner = Runner("inline" if jobs > 1 else backend, namespace.seeds, jobs)
-    overrides = expanded(overrides)
+    overrides = expand_home(overrides)
     names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"

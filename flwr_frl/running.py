@@ -42,7 +42,7 @@ from flwr_frl.task.settings import (
     build,
     declared,
     defaults,
-    expanded,
+    expand_home,
     is_path,
     renamed,
     require,
@@ -240,7 +240,7 @@ def check(
         If a setting is unknown, missing or out of its range.
     """
     require(backend in BACKENDS, "backend", backend, "auto, inline or ray")
-    given = expanded(renamed(given))
+    given = expand_home(renamed(given))
     check_names(algorithms)
     # No simulated client is ever lost, so a round needs no timeout. Clients that fail
     # to answer would also fail later, so a few empty rounds end the run.

@@ -24,7 +24,7 @@ from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
 from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.privacy import check_no_counters, check_without_noise
+from flwr_frl.strategies.server.privacy import check_compatible, check_no_counters
 from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import largest_reply
 from flwr_frl.task.messages import SERVER_ROUND, SHARED_BYTES
@@ -138,7 +138,7 @@ class BaseStrategy(Averaging):
         if self.privacy and nodes:
             # All clients have the same structure.
             about = self.clients.known[nodes[0]].properties
-            check_without_noise(about, self.settings.server_dp_noise)
+            check_compatible(about, self.settings.server_dp_noise)
         # Only a resumed server can be behind its clients.
         for node in nodes if self.ledger.resumed is not None else ():
             client = self.clients.known[node]

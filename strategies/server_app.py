@@ -36,7 +36,7 @@ from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     build,
-    expanded,
+    expand_home,
     is_path,
     resolve,
 )
@@ -216,7 +216,7 @@ def server_settings(given: Settings) -> dict[str, Setting]:
     SettingsError
         If a name is unknown or a type is wrong.
     """
-    given = expanded(given)
+    given = expand_home(given)
     named = resolve(given, strict=False)
     owners = settings_owners(named)
     package = __name__.partition(".")[0]

@@ -73,8 +73,8 @@ CLASSES_DIGEST = "classes-digest"
 SHARED_BYTES = "shared-bytes"
 FROZEN_DIGEST = "frozen-digest"
 FROZEN_BYTES = "frozen-bytes"
-# An array that noise of client-level privacy would spoil, and why.
-SPOILT_BY_NOISE = "spoilt-by-noise"
+# Why client-level noise cannot be added to the client's model.
+INCOMPATIBLE_WITH_NOISE = "incompatible-with-noise"
 # Rounds of a run whose state the client has saved, and the newest checkpoint that the
 # server had written when the last of these states was saved.
 KEPT_ROUNDS = "kept-rounds"

@@ -253,7 +253,7 @@ def renamed(settings: Settings) -> Settings:
     return {RENAMED.get(name, name): value for name, value in settings.items()}
 
 
-def expanded(settings: Settings) -> Settings:
+def expand_home(settings: Settings) -> Settings:
     """Return settings with a leading ``~`` of the folders of results expanded.
 
     A shell does not expand it after ``=``.

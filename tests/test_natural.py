@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.common import RESULTS
-from benchmarks.natural import TUNING_SEED, Runs, job_of, rates_of
+from benchmarks.natural import TUNING_SEED, Runs, choice_of_rates, job_of
 from benchmarks.natural_page import (
     Results,
     balance,
@@ -121,7 +121,7 @@ def test_the_rates_of_another_task_are_those_of_its_page(tmp_path: Path):
     rate, (job,) = runs.choose()
     assert rate == job.settings["learning-rate"] == page["gpfl"]["rate"]
     assert job.settings["seed"] == 0
-    assert "chosen for\n`roles`" in rates_of(["leaf_roles"])
+    assert "chosen for\n`roles`" in choice_of_rates(["leaf_roles"])
     # A page keeps single runs, so that others can be added without them.
     result = {"accuracy": 0.25, "bytes": 2e6, "commit": "0123456789", "cpu-seconds": 9}
     write_json(job.place / "result.json", {**result, "settings": job.settings})
@@ -132,8 +132,8 @@ def test_the_rates_of_another_task_are_those_of_its_page(tmp_path: Path):
     numbers = Results("roles", "accuracy", 1, {"gpfl": outcome}).numbers()
     page = {"tasks": {"leaf_roles": numbers}}
     elsewhere = Runs(tmp_path / "other", "other data", "leaf_roles", "gpfl")
-    assert elsewhere.kept(page) == outcome
-    assert Runs(tmp_path, "data", "leaf_roles", "fedavg").kept(page) is None
+    assert elsewhere.on_page(page) == outcome
+    assert Runs(tmp_path, "data", "leaf_roles", "fedavg").on_page(page) is None
     numbers["gpfl"]["run"]["settings"]["batch-size"] = 7
-    assert elsewhere.kept(page) is None
-    assert "0.2, 0.8, 3.2 for `roles`" in rates_of(["heart", "roles"])
+    assert elsewhere.on_page(page) is None
+    assert "0.2, 0.8, 3.2 for `roles`" in choice_of_rates(["heart", "roles"])

@@ -22,13 +22,13 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.messages import (
     CLASS_COUNTS,
     HELD_CLASSES,
+    INCOMPATIBLE_WITH_NOISE,
     INPUTS,
     NEWCOMER,
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
     OWN_NAME,
     RUN,
-    SPOILT_BY_NOISE,
 )
 from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.settings import Settings
@@ -99,7 +99,7 @@ def _reported_by(
     client: Client, context: Context, setup: Setup, config: Config
 ) -> Config:
     """Return the properties of a client that has been built."""
-    properties = client.get_properties(config) | spoilt_by_noise(client)
+    properties = client.get_properties(config) | incompatible_with_noise(client)
     if RUN in config and (client.personal or keeps_optimizers(client.settings)):
         properties |= cast(Config, client.state.kept())
     if isinstance(client.task, ImageTask):
@@ -118,7 +118,7 @@ def _reported_by(
     return properties
 
 
-def spoilt_by_noise(client: Client) -> Config:
+def incompatible_with_noise(client: Client) -> Config:
     """Return the property of a model with constants or tied parameters that are shared.
 
     With noise from the server, constants change in each round, and the names of a tied
@@ -130,12 +130,14 @@ def spoilt_by_noise(client: Client) -> Config:
     # Batch norms, which have counters, are refused with another message.
     if buffers and all(b.is_floating_point() for b in buffers.values()):
         what = f"the buffer {min(buffers)!r}: register it with persistent=False"
-        return {SPOILT_BY_NOISE: what}
+        return {INCOMPATIBLE_WITH_NOISE: what}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = names.setdefault(id(parameter), name)
         if first != name and {first, name} <= shared:
-            return {SPOILT_BY_NOISE: f"one parameter as {first!r} and as {name!r}"}
+            return {
+                INCOMPATIBLE_WITH_NOISE: f"one parameter as {first!r} and as {name!r}"
+            }
     return {}
 
 

@@ -21,7 +21,7 @@ from flwr_frl.strategies.server.aggregation import Reply, Sent, norm
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.replies import Arrays, rounded_to
 from flwr_frl.task.files import PRIVATE, write_atomically
-from flwr_frl.task.messages import SPOILT_BY_NOISE
+from flwr_frl.task.messages import INCOMPATIBLE_WITH_NOISE
 from flwr_frl.task.settings import SettingsError, need, require, require_all_of_noise
 
 FILE = "privacy.json"
@@ -203,10 +203,10 @@ def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
             )
 
 
-def check_without_noise(properties: Mapping[str, Any], noise: float) -> None:
-    """Raise `SettingsError` if noise would spoil the model that a client reports."""
-    if SPOILT_BY_NOISE in properties:
-        what = one_line(properties[SPOILT_BY_NOISE])
+def check_compatible(properties: Mapping[str, Any], noise: float) -> None:
+    """Raise `SettingsError` if a client reports that noise cannot be added."""
+    if INCOMPATIBLE_WITH_NOISE in properties:
+        what = one_line(properties[INCOMPATIBLE_WITH_NOISE])
         raise SettingsError(
             f"server-dp-noise is {noise}, but the shared model has {what}"
         )

@@ -65,7 +65,7 @@ def task_of(representation):
         (hidden_constants, ""),
     ],
 )
-def test_models_that_noise_would_spoil_are_refused(task, line, tmp_path) -> None:
+def test_models_incompatible_with_noise_are_refused(task, line, tmp_path) -> None:
     given = {"clients": 2, "rounds": 1, "output": str(tmp_path), **PRIVATE}
 
     def run():
