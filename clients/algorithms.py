@@ -8,9 +8,9 @@ from flwr_frl.strategies.algorithms import (
     FINE_TUNED,
     client_path,
     settings_owners,
-    short_name,
     strategy_class,
 )
+from flwr_frl.strategies.algorithms import short_name as short_name
 from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.settings import (
     Maker,
@@ -178,19 +178,6 @@ def complete(settings: Settings) -> Settings:
     traits = client_class(settings).traits
     head_layers = settings["head-layers"] or traits.head_layers
     return {**settings, **traits.task_settings, "head-layers": head_layers}
-
-
-__all__ = [
-    "check_countable",
-    "check_named",
-    "check_optimizer",
-    "client_class",
-    "complete",
-    "load_client",
-    "owners",
-    "short_name",
-    "takes_newcomers",
-]
 
 
 def algorithm_of(kind: type[Client]) -> dict[str, str]:

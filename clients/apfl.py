@@ -9,12 +9,13 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors, under, within
+from flwr_frl.clients.device.personal_model import PERSONAL_MODEL
 from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.settings import Free, Range
 from flwr_frl.task.training import freeze, loop
 
-PERSONAL_MODEL, ALPHA = "model.", "alpha."
+ALPHA = "alpha."
 
 
 @dataclass(frozen=True)

@@ -280,10 +280,8 @@ def make_app(
     @app.query(INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
         _, client, config = open_message(message, context)
-        names, arrays = (
-            array_names(client, client.shared),
-            client.get_parameters(config),
-        )
+        names = array_names(client, client.shared)
+        arrays = client.get_parameters(config)
         return arrays_reply(message, dict(zip(names, arrays, strict=True)))
 
     @app.query(STATISTICS)

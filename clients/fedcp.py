@@ -118,7 +118,7 @@ class FedCPClient(
         )
         return nn.Sequential(linear, norm, nn.ReLU())
 
-    def separating_model(self) -> SplitModel:
+    def deployed_model(self) -> SplitModel:
         """Return the received representation with both heads and the policy."""
         shared = self.model.linear_head("FedCP")
         personal, policy = copy.deepcopy(shared), self._blank_policy()
@@ -135,7 +135,7 @@ class FedCPClient(
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train representation, personal head and policy together."""
         self.receive(parameters, config)
-        model, weight = self.separating_model(), self.settings.fedcp_lambda
+        model, weight = self.deployed_model(), self.settings.fedcp_lambda
         received = copy_sharing_frozen(model.representation)
         received.requires_grad_(False).train()
         optimizer = self.settings.optimizer(freeze(model, "all"))
@@ -167,10 +167,6 @@ class FedCPClient(
         policy = within(POLICY, under("head.policy.", model.state_dict()))
         sent = {**model.state_dict(), **within(HEAD, mean), **policy}
         return self.send(loss, sent)
-
-    def deployed_model(self) -> SplitModel:
-        """Return the model with both heads and the policy."""
-        return self.separating_model()
 
 
 def discrepancy(x: Tensor, y: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         """Combine the candidates, train, and send the model and the weights."""
         self.receive(parameters, config)
         weights = self.combine()
-        self.saved |= within(BEFORE, _copies(self.model.state_dict()))
+        before = {n: value.clone() for n, value in self.model.state_dict().items()}
+        self.saved |= within(BEFORE, before)
         epochs = self.settings.representation_epochs
         loss = self.train("all", epochs, examples=self.split()[0])
         padded = torch.zeros(self.settings.fomo_models)
@@ -150,10 +151,6 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         epochs = self.settings.newcomer_epochs
         self.train("all", epochs, examples=self.split()[0])
         self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    return {name: value.clone() for name, value in tensors.items()}
 
 
 def _mean(models: list[Tensors], weights: list[float]) -> Tensors:

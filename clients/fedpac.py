@@ -8,13 +8,13 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.clients.traits import linear_head, separate_head
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.settings import Range
-from flwr_frl.task.training import features_of
 
 CENTROIDS, STATISTICS = "prototypes.", "statistics."
 
@@ -104,32 +104,3 @@ class FedPACClient(
         spread = features.square().sum() / n - shares.square().sum()
         variance = spread.clamp(min=0) / n
         return {f"{STATISTICS}features": shares, f"{STATISTICS}variance": variance}
-
-
-def labelled_features(client: Client) -> tuple[Tensor, Tensor]:
-    """Return the features and classes of a client's training examples.
-
-    Inputs are not augmented. Examples with a negative target, which cross-entropy
-    ignores, are left out.
-
-    Returns
-    -------
-    features : Tensor, shape (n, width)
-        Output of the representation in evaluation mode.
-    targets : Tensor, shape (n,)
-        Classes.
-    """
-    examples = client.train_examples.without_augmentation()
-    pairs = features_of(client.model.eval(), examples, client.settings)
-    features, targets = pairs.inputs.flatten(0, -2).float(), pairs.targets.flatten()
-    return features[targets >= 0], targets[targets >= 0]
-
-
-def class_means(
-    features: Tensor, targets: Tensor, classes: int
-) -> tuple[Tensor, Tensor]:
-    """Return each class's mean feature, 0 without examples, and number of examples."""
-    counts = torch.bincount(targets, minlength=classes)
-    sums = features.new_zeros(classes, features.shape[1])
-    sums.index_add_(0, targets, features)
-    return sums / counts.clamp(min=1).unsqueeze(1), counts

@@ -9,16 +9,16 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
-from flwr_frl.clients.device.conversions import Tensors
+from flwr_frl.clients.device.class_features import class_means, labelled_features
+from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.traits import NODE_SETTINGS, linear_head
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Choice, Free, Range
-from flwr_frl.task.training import features_of
 
-SLOT, CLASSES = "prototypes.", "classes."
+PROTOTYPE_GROUP, CLASSES = "prototypes.", "classes."
 OWN_CLASSES = f"{CLASSES}own"
 # Larger than any squared distance to a prototype, whose entries are at most 1e6.
 FAR = 1e30
@@ -92,7 +92,7 @@ class FedProtoClient(
     examples.
     """
 
-    shared = (SLOT,)
+    shared = (PROTOTYPE_GROUP,)
     personal = (*WHOLE, CLASSES)
     settings_type = FedProtoSettings
     settings: FedProtoSettings
@@ -111,7 +111,7 @@ class FedProtoClient(
             PROTOTYPES: torch.zeros(classes, width),
             PROTOTYPE_COUNTS: torch.zeros(classes, dtype=torch.int64),
         }
-        return {name.removeprefix(SLOT): value for name, value in empty.items()}
+        return under(PROTOTYPE_GROUP, empty)
 
     def _structure(self) -> list[object]:
         """Add the classes, which the prototypes stand for."""
@@ -131,14 +131,8 @@ class FedProtoClient(
 
     def prototypes(self) -> Tensors:
         """Return the mean feature and the number of examples of each class."""
-        examples = self.train_examples.without_augmentation()
-        pairs = features_of(self.model.eval(), examples, self.settings)
-        features, targets = pairs.inputs.flatten(0, -2), pairs.targets.flatten()
-        features, targets = features[targets >= 0], targets[targets >= 0]
-        counts = torch.bincount(targets, minlength=self.head.out_features)
-        sums = torch.zeros_like(self.received[PROTOTYPES])
-        sums.index_add_(0, targets, features.to(sums.dtype))
-        means = sums / counts.clamp(min=1).unsqueeze(1)
+        classes = self.head.out_features
+        means, counts = class_means(*labelled_features(self), classes)
         return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:

@@ -13,7 +13,6 @@ from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepSettings
 from flwr_frl.clients.traits import separate_head
-from flwr_frl.task.base import Matrix
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
 from flwr_frl.task.settings import Checked, Choice, Range
@@ -176,9 +175,9 @@ class FLUTELinearClient(FedRepLinearClient, sends_changes=True):
         x, y = self.task.draw(self.index)
         residual = x @ (b @ w) - y
         towards = x.T @ residual / len(y)
-        gradients: list[Matrix] = [np.outer(w, towards), (b.T @ towards)[None]]
+        gradients: NDArrays = [np.outer(w, towards), (b.T @ towards)[None]]
         loss = float(residual @ residual) / (2 * len(y))
-        return list(gradients), len(y), {"train-loss": loss}
+        return gradients, len(y), {"train-loss": loss}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Compare B w_i with the truth, as `LinearTask.compare`."""

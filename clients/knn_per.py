@@ -59,8 +59,8 @@ def neighbours(z: Tensor, stored: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     # Computed by inner products, distances take a tenth of the time, but small ones are
     # inexact. They select some more candidates than neighbours.
-    norms, own = stored.square().sum(1), z.square().sum(1, keepdim=True)
-    rough = torch.addmm(norms + own, z, stored.T, alpha=-2)
+    norms, z_norms = stored.square().sum(1), z.square().sum(1, keepdim=True)
+    rough = torch.addmm(norms + z_norms, z, stored.T, alpha=-2)
     values, candidates = rough.topk(min(count + EXTRA, len(stored)), largest=False)
     candidates = candidates.sort(dim=1).values
     exact = (z[:, None] - stored[candidates]).square().sum(2)
@@ -69,7 +69,7 @@ def neighbours(z: Tensor, stored: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if candidates.shape[1] == len(stored):
         return distances, rows
     # An example that is no candidate may be nearer if the rounding errors allow it.
-    error = (z.shape[1] + 4) * torch.finfo(z.dtype).eps * (own[:, 0] + norms.max())
+    error = (z.shape[1] + 4) * torch.finfo(z.dtype).eps * (z_norms[:, 0] + norms.max())
     unsure = values[:, -1] - values[:, count - 1] <= 2 * error
     if unsure.any():
         mode = "donot_use_mm_for_euclid_dist"
@@ -79,7 +79,7 @@ def neighbours(z: Tensor, stored: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return distances, rows
 
 
-def vectors(features: Tensor, by_position: bool) -> Tensor:
+def feature_rows(features: Tensor, by_position: bool) -> Tensor:
     """Return a vector for each example, or for each of its positions."""
     return features.flatten(0, -2) if by_position else features.flatten(1)
 
@@ -127,7 +127,7 @@ class MixedHead(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities, at least 1e-30."""
         model = self.head(z).softmax(1)
-        rows = torch.split(vectors(z, self.by_position), EVALUATION_BATCH)
+        rows = torch.split(feature_rows(z, self.by_position), EVALUATION_BATCH)
         nearest = torch.cat([self.nearest(part, model.shape[1]) for part in rows])
         if self.by_position:
             nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)
@@ -167,7 +167,7 @@ class KNNPerClient(
         examples = self.train_examples.without_augmentation()
         stored = features_of(self.model.eval(), examples, self.settings)
         by_position = has_positions(stored.targets)
-        features = vectors(stored.inputs, by_position)
+        features = feature_rows(stored.inputs, by_position)
         targets = stored.targets.flatten()
         # Cross-entropy ignores negative targets.
         labelled = targets >= 0

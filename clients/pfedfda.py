@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
-from flwr_frl.clients.fedpac import class_means, labelled_features
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel

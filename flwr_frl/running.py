@@ -260,12 +260,12 @@ def check(
     # Without duplicates, in order.
     warnings = dict.fromkeys(note for _, notes in tried for note in notes)
     # A setting is unused if no algorithm uses it.
-    idle = tried[-1][0]
-    idle = {n: why for n, why in idle.items() if all(n in each for each, _ in tried)}
+    of_last = tried[-1][0].items()
+    unused = {n: why for n, why in of_last if all(n in each for each, _ in tried)}
     used = {name for maker in makers for name in declared(maker)}
     unread = f"it is not read by {', '.join(algorithms)} on {settings['task']}"
     for name, value in given.items():
-        if reason := idle.get(name, "") if name in used else unread:
+        if reason := unused.get(name, "") if name in used else unread:
             warnings[f"{name}={value} does nothing: {reason}"] = None
     logged = set() if logged is None else logged
     for warning in warnings:
@@ -314,18 +314,18 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     strategy.check_clients(num_clients - newcomers)
     Trackers(settings)
     speed_model(settings, num_clients - newcomers)
-    own = {**_without_others(settings), "checkpoint-every": 0, "resume": ""}
-    tasks = [client.task for client in try_out(own, num_clients)]
+    alone = {**_without_others(settings), "checkpoint-every": 0, "resume": ""}
+    tasks = [client.task for client in try_out(alone, num_clients)]
     if settings["validation-fraction"]:
         for i in range(1, num_clients):
             tasks[0].check(i)
     elif is_path(settings["task"]):
         # A third-party task may have fewer clients than the run.
         tasks[0].check(num_clients - 1)
-    idle = [getattr(each, "unused_settings", {}) for each in (*tasks, strategy)]
+    unused = [getattr(each, "unused_settings", {}) for each in (*tasks, strategy)]
     if settings["speed-model"] == "none":
-        idle.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
+        unused.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
     if settings["adapters"] == "none":
-        idle.append(dict.fromkeys(OF_ADAPTERS, "adapters is 'none'"))
+        unused.append(dict.fromkeys(OF_ADAPTERS, "adapters is 'none'"))
     notes = [note for task in tasks for note in getattr(task, "notes", ())]
-    return {name: why for own in idle for name, why in own.items()}, notes
+    return {name: why for each in unused for name, why in each.items()}, notes

@@ -62,7 +62,7 @@ else:
     __all__, __getattr__ = attach(__name__, __file__)
 
 if __name__ == "strategies":
-    # A checkout's short name: the same modules, not copies of them.
+    # Imported by its short name in a checkout: alias the modules, do not copy them.
     from flwr_frl.short_names import alias
 
     alias(__name__)

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.fedbuff import FedBuff
 from flwr_frl.task.settings import Free, Range, validate
@@ -32,6 +31,9 @@ class FedAsync(FedBuff):
         The mixing weight α, one of the authors' values; it does not change over time.
     """
 
+    # Models that arrive are averaged with the newest version.
+    _from_sent = False
+
     def __init__(
         self,
         strategy: BaseStrategy,
@@ -49,15 +51,5 @@ class FedAsync(FedBuff):
             buffer_size=1,
             staleness_exponent=staleness_exponent,
             max_staleness=max_staleness,
-        )
-
-    def _participation(self) -> Asynchronous:
-        return Asynchronous(
-            self.strategy,
-            self.concurrency,
-            self.buffer_size,
-            self.staleness_exponent,
-            self.max_staleness,
-            self.fedasync_alpha,
-            from_sent=False,
+            global_learning_rate=fedasync_alpha,
         )

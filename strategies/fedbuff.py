@@ -63,6 +63,8 @@ class FedBuff(
     base_setting = "async-base"
     strategy: BaseStrategy
     participation: Asynchronous
+    # Changes are measured from the version that a client was sent.
+    _from_sent = True
 
     def __init__(
         self,
@@ -100,19 +102,16 @@ class FedBuff(
         allowed += f"rules compare changes, and need a buffer of at least {OUTVOTED}"
         enough = buffer_size >= OUTVOTED or rule in WITH_FEW
         require(enough, "aggregation", rule, allowed)
-        self.participation = self._participation()
-        self.install()
-
-    def _participation(self) -> Asynchronous:
-        return Asynchronous(
-            self.strategy,
-            self.concurrency,
-            self.buffer_size,
-            self.staleness_exponent,
-            self.max_staleness,
-            self.global_learning_rate,
-            from_sent=True,
+        self.participation = Asynchronous(
+            strategy,
+            concurrency,
+            buffer_size,
+            staleness_exponent,
+            max_staleness,
+            global_learning_rate,
+            self._from_sent,
         )
+        self.install()
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:

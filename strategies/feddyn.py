@@ -60,8 +60,6 @@ class FedDyn(
         require(weighting == "uniform", "weighting", weighting, allowed)
         self.state[GRADIENTS] = {}
         self.state[SEEN] = []
-        # A client whose λ_k in the restored h is out of date; empty if there is none.
-        self._older = ""
 
     @property
     def gradient(self) -> Arrays:
@@ -75,10 +73,6 @@ class FedDyn(
         names = {self.clients.known[node].name for node in nodes}
         self.state[SEEN] = sorted(names.union(self.state[SEEN]))
         return nodes
-
-    def begin_anew(self, name: str) -> None:
-        """Reset h and all λ_k to 0 after the next round."""
-        self._older = name
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -96,7 +90,8 @@ class FedDyn(
             return None
         names = self.pending.names(replies)
         seen = set(self.state[SEEN]).union(names)
-        lost = self._older or min(self.in_mean & self.pending.unused.keys(), default="")
+        unused = self.in_mean & self.pending.unused.keys()
+        lost = self._outdated or min(unused, default="")
         totals, new = {}, {}
         for name, change in changes.items():
             old = self.pending.sent[name].numpy()
@@ -113,5 +108,5 @@ class FedDyn(
         if lost:
             text = "h and all gradients are reset: client %s lacks the one in h"
             log(WARNING, text, lost)
-            self.in_mean, self._older = set(), ""
+            self.in_mean, self._outdated = set(), ""
         return to_record(new)

@@ -57,8 +57,6 @@ class SCAFFOLD(
         self.client_weights: dict[str, float]
         self.client_weights = self.state.setdefault("client_weights", {})
         self.state["total"] = 0.0
-        # A client whose c_i in the restored c is out of date; empty if there is none.
-        self._older = ""
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; from now on their weights count."""
@@ -69,10 +67,6 @@ class SCAFFOLD(
             weight = 1.0 if self.settings.weighting == "uniform" else float(examples)
             self.client_weights.setdefault(client.name, weight)
         return nodes
-
-    def begin_anew(self, name: str) -> None:
-        """Reset c and all c_i to 0 after the next round."""
-        self._older = name
 
     def aggregate(
         self, server_round: int, replies: list[Message]
@@ -94,7 +88,7 @@ class SCAFFOLD(
             else self.in_mean.intersection(self.pending.unused)
         )
         lost = min(gone, default="")
-        anew = bool(lost or self._older)
+        anew = bool(lost or self._outdated)
         new = {}
         for name, change in changes.items():
             old, kept, step = self.pending.sent[name].numpy(), 1.0, 1.0
@@ -115,6 +109,6 @@ class SCAFFOLD(
         if anew:
             why = "has lost its own" if lost else "has a later one than the server"
             text = "the control variates begin anew: client %s %s"
-            log(WARNING, text, lost or self._older, why)
-            self.in_mean, self._older = set(), ""
+            log(WARNING, text, lost or self._outdated, why)
+            self.in_mean, self._outdated = set(), ""
         return to_record(new)

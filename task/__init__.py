@@ -27,7 +27,7 @@ else:
     __all__, __getattr__ = attach(__name__, __file__)
 
 if __name__ == "task":
-    # In a checkout, `task` is a second name of the same modules, not a copy of them.
+    # Imported by its short name in a checkout: alias the modules, do not copy them.
     from flwr_frl.short_names import alias
 
     alias(__name__)

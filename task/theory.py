@@ -297,7 +297,3 @@ class MultiTaskTheory:
     def iterations(self, a: float) -> float:
         """Return the number of iterations that T must exceed, for η = a / √T."""
         return a**2 * self._product
-
-    def perturbation(self, iterations: int) -> float:
-        """Return ζ = 1 / T of theorem 4."""
-        return 1 / iterations

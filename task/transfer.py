@@ -23,6 +23,8 @@ from flwr_frl.task.settings import (
 Matrix = npt.NDArray[np.float64]
 
 TEST_EXAMPLES = 500
+# `phase_two_descent` stops at this norm of the gradient, relative to the first one.
+GRADIENT_TOLERANCE = 1e-12
 ROLES = ("auto", "source", "target")
 
 
@@ -109,7 +111,6 @@ def phase_two_descent(
     y: Matrix,
     *,
     max_steps: int = 100_000,
-    tolerance: float = 1e-12,
 ) -> Matrix:
     """Minimise ½ ‖y − X θ‖² by gradient descent (equation 5.6).
 
@@ -124,9 +125,8 @@ def phase_two_descent(
     y : ndarray, shape (n,)
         Outputs.
     max_steps : int, default 100,000
-        Maximum number of steps.
-    tolerance : float, default 1e-12
-        Stop when the gradient's norm, relative to its initial value, is at most this.
+        Maximum number of steps; fewer are taken if the gradient's norm becomes 1e-12
+        times its initial value.
 
     Returns
     -------
@@ -142,7 +142,7 @@ def phase_two_descent(
     residual = y - x @ theta
     a = np.zeros_like(residual)
     largest = float(np.linalg.norm(x, 2)) ** 2
-    threshold = tolerance**2 * float(residual @ kernel @ residual)
+    threshold = GRADIENT_TOLERANCE**2 * float(residual @ kernel @ residual)
     for _ in range(max_steps):
         change = kernel @ residual
         # rᵀ X Xᵀ r is the squared norm of the gradient.

@@ -16,8 +16,8 @@ from flwr_frl.task.settings import SettingsError
 # Maximum number of exchanges that a node replays; ``max-missed-rounds`` is 1,000 by
 # default.
 LONGEST_ABSENCE = 100_000
-# Successful training exchanges no larger numbers; a single 1e30 would ruin the models
-# of all neighbours.
+# Larger entries do not occur in successful training, and one of 1e30 would ruin the
+# neighbours' models.
 LARGEST_ENTRY = 1e6
 # For compressors that draw no random numbers.
 NO_RANDOMNESS = np.random.default_rng(0)

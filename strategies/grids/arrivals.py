@@ -81,10 +81,10 @@ class ArrivalGrid(GridDecorator):
         self._weight_of = weight_of or (lambda node: 1)
         self._required = required
 
-    def weight(self, messages: Iterable[Message], everybody: bool) -> int:
-        """Return the total weight of the replies; 1 each if ``everybody``."""
+    def total_weight(self, messages: Iterable[Message], count_all: bool) -> int:
+        """Return the total weight of the replies; 1 each if ``count_all``."""
         nodes = [message.metadata.dst_node_id for message in messages]
-        return len(nodes) if everybody else sum(map(self._weight_of, nodes))
+        return len(nodes) if count_all else sum(map(self._weight_of, nodes))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -272,12 +272,12 @@ class RealArrivals(ArrivalGrid):
         self.drain()
         messages = self._without_silent(messages)
         # `is_valid` checks replies to training only.
-        everybody = wanted is None
-        total = self.weight(messages, everybody)
+        count_all = wanted is None
+        total = self.total_weight(messages, count_all)
         wanted = total if wanted is None else min(wanted, total)
         wait = self.longest if timeout is None else min(timeout, self.longest)
         current = self._push(messages) if messages else {}
-        total = self.weight(current.values(), everybody)
+        total = self.total_weight(current.values(), count_all)
         first, wanted = wanted < total, min(wanted, total)
         replies: list[Message] = []
         valid = 0
@@ -298,20 +298,20 @@ class RealArrivals(ArrivalGrid):
                     continue
                 self._silent.pop(message.metadata.dst_node_id, None)
                 fine = not reply.has_error() and self._is_valid(reply)
-                counts = everybody or fine
+                counts = count_all or fine
                 places = wanted - valid
-                if not everybody and message.metadata.dst_node_id not in self._required:
-                    places -= self.weight(self._awaited(current), everybody)
+                if not count_all and message.metadata.dst_node_id not in self._required:
+                    places -= self.total_weight(self._awaited(current), count_all)
                 if places > 0 or not counts:
                     replies.append(reply)
-                    valid += self.weight([message], everybody) if counts else 0
+                    valid += self.total_weight([message], count_all) if counts else 0
                 else:
                     self.dropped += 1
             if over:
                 break
             # After a partial check with replies, others have probably answered as well.
-            on = arrived and len(current) > most
-            if current and valid < wanted and not on:
+            check_again = arrived and len(current) > most
+            if current and valid < wanted and not check_again:
                 self.drain()
                 patience.wait(
                     self.name_of(m.metadata.dst_node_id) for m in current.values()

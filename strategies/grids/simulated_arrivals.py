@@ -71,11 +71,11 @@ class SimulatedArrivals(ArrivalGrid):
             return not required, time_of(message), self.position_of(node)
 
         left, last = sorted(messages, key=order), 0.0
-        everybody = wanted is None
+        count_all = wanted is None
         missing = len(left) if wanted is None else wanted
         replies: list[Message] = []
         while left and missing > 0:
-            weights = [self.weight([message], everybody) for message in left]
+            weights = [self.total_weight([message], count_all) for message in left]
             reached = np.flatnonzero(np.cumsum(weights) >= missing)
             count = int(reached[0]) + 1 if len(reached) else len(left)
             asked, left = left[:count], left[count:]
@@ -90,8 +90,8 @@ class SimulatedArrivals(ArrivalGrid):
                 for r in came
                 if not r.has_error() and self._is_valid(r)
             }
-            missing -= self.weight(
-                (m for m in batch if m.metadata.dst_node_id in fine), everybody
+            missing -= self.total_weight(
+                (m for m in batch if m.metadata.dst_node_id in fine), count_all
             )
         self.seconds += last + self.communication_time
         return replies

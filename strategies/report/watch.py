@@ -113,10 +113,10 @@ class Watch:
         self._connected, self._here, self._num_known = names, nodes, num_known
         return sorted(joined), left
 
-    def _add_problems(self, exchange: PendingRound, when: str) -> None:
+    def _add_problems(self, pending: PendingRound, when: str) -> None:
         if self.strategy.participation.waits_for_all or when.startswith("evaluation"):
-            self._problems |= dict.fromkeys(exchange.silent, f"{when}: no reply")
-        self._problems |= {n: f"{when}: {why}" for n, why in exchange.rejections}
+            self._problems |= dict.fromkeys(pending.silent, f"{when}: no reply")
+        self._problems |= {n: f"{when}: {why}" for n, why in pending.rejections}
 
     def _clients(self, measure: str) -> list[dict[str, Any]]:
         """Return the status of each client, sorted by name."""

@@ -120,24 +120,24 @@ def clip(
     """
     centre = {name: value.astype(np.float64) for name, value in sent.items()}
 
-    def changes() -> Iterable[dict[str, Floats]]:
+    def client_changes() -> Iterable[dict[str, Floats]]:
         for reply in replies:
             yield {n: np.subtract(v, centre[n]) for n, v in reply().items()}
 
     weighed = [name for name in sent if _is_float(sent[name])]
-    norms = [norm({n: change[n] for n in weighed}) for change in changes()]
+    norms = [norm({n: change[n] for n in weighed}) for change in client_changes()]
     bound = bound or float(np.median(norms))
     factors = [min(1.0, bound / length) if length else 1.0 for length in norms]
     scaled: Iterable[Arrays] = (
         {name: value * factor for name, value in change.items()}
-        for change, factor in zip(changes(), factors, strict=True)
+        for change, factor in zip(client_changes(), factors, strict=True)
     )
     step = mean(zip(weights, scaled, strict=True))
     if step is None:
         return None
     likes = replies[0]()
     for name in (n for n in step if not _is_float(sent[n])):
-        step[name] = np.median([change[name] for change in changes()], axis=0)
+        step[name] = np.median([change[name] for change in client_changes()], axis=0)
     return {n: rounded_to(likes[n].dtype, np.add(centre[n], step[n])) for n in step}
 
 

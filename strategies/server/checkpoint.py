@@ -282,7 +282,7 @@ class Checkpoint:
             if name in MAY_DIFFER or was == value:
                 continue
             if FORMER_DEFAULTS.get(name) == (was, value):
-                text = "resume: %s was %r by default and is %r now, for what reads it"
+                text = "resume: the default of %s has changed from %r to %r"
                 log(WARNING, text, name, was, value)
             else:
                 differ.append(f"{name} was {was!r} and is {value!r}")

@@ -30,6 +30,8 @@ MOST_VALUES, LONGEST_NAME = 100, 100
 LONGEST_VALUE = 100_000
 # Largest length of a client's text in a log line.
 LONGEST_LINE = 300
+# Largest number of names in a log line.
+MOST_LISTED = 5
 # Properties that describe the model. Clients with the same `STRUCTURE`, a digest, have
 # the same model; the others explain a difference.
 COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, FROZEN_DIGEST, STRUCTURE)
@@ -46,10 +48,10 @@ def one_line(text: object, longest: int = LONGEST_LINE) -> str:
     return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
 
 
-def several(names: Sequence[str], most: int = 5) -> str:
+def several(names: Sequence[str]) -> str:
     """Return the first names as part of a line, and the number of the others."""
-    more = len(names) - most
-    listed = ", ".join(names[:most])
+    more = len(names) - MOST_LISTED
+    listed = ", ".join(names[:MOST_LISTED])
     return f"{listed} and {more:,} other{'s' * (more > 1)}" if more > 0 else listed
 
 

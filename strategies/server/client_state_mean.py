@@ -36,6 +36,8 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
         # The list of names of which `_members` is the set.
         self._listed: list[str] | None = None
         self._members = frozenset[str]()
+        # A client with a newer state than the mean contains; empty if there is none.
+        self._outdated = ""
 
     @property
     def in_mean(self) -> frozenset[str]:
@@ -82,11 +84,11 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
         super().roll_back(name)
         moved = self.ledger.acknowledged.get(name) != before
         if moved and name in self.in_mean and not self.is_approximate:
-            self.begin_anew(name)
+            self.reset_mean(name)
 
-    def begin_anew(self, name: str) -> None:
-        """Reset the mean, as a client continues from a newer state."""
-        raise NotImplementedError
+    def reset_mean(self, name: str) -> None:
+        """Let the next round reset the mean, as a client has a newer state."""
+        self._outdated = name
 
 
 class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=True):
@@ -108,7 +110,7 @@ class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=T
         weighting = self.settings.weighting
         require(weighting == "uniform", "weighting", weighting, allowed)
 
-    def begin_anew(self, name: str) -> None:
+    def reset_mean(self, name: str) -> None:
         """Set N to 0: the next changes are again measured from x̄."""
         self.in_mean = set()
         log(WARNING, "the mean begins anew: it had an older model of client %s", name)

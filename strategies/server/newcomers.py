@@ -21,7 +21,7 @@ from flwr_frl.strategies.report.plot import (
     line_style,
     save_figure,
 )
-from flwr_frl.strategies.report.results import read_json
+from flwr_frl.strategies.report.results import MALFORMED, read_json
 from flwr_frl.strategies.server.replies import check_evaluation
 from flwr_frl.task.files import write_atomically
 from flwr_frl.task.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
@@ -207,7 +207,7 @@ def _entries(path: Path) -> list[list[dict[str, float]]]:
         entries = [entry["by-examples"] for entry in read_json(path).values()]
         if entries:
             curve(entries, NUM_EXAMPLES)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         log(WARNING, "%r is damaged, so %s lacks it: %s", str(path), PLOT, error)
         return []
     return entries

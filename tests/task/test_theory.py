@@ -139,7 +139,6 @@ def test_multi_task_regularizer_by_hand(bandit, factor):
     # (1 + m) G^2 / omega^2 = 4 * 4 / 0.25 = 64.
     assert theory.largest_step == pytest.approx(1 / math.sqrt(factor * 64))
     assert theory.iterations(3.0) == pytest.approx(9 * factor * 64)
-    assert theory.perturbation(250) == pytest.approx(0.004)
     eta = theory.largest_step
     assert theory.regularizer(eta) == pytest.approx(1 / (4 * eta**2))
     eta = eta * math.sqrt(3) / 2

@@ -75,7 +75,7 @@ def test_older_checkpoint_without_the_order_of_its_state_is_read(tmp_path):
 def test_changed_default_is_logged_but_a_changed_value_fails(tmp_path, caplog):
     checkpoint_of(**{"compressor-k": 0.01}).write(tmp_path)
     Checkpoint.read(tmp_path, SETTINGS)
-    assert "compressor-k was 0.01 by default and is 0.1 now" in caplog.text
+    assert "the default of compressor-k has changed from 0.01 to 0.1" in caplog.text
     with pytest.raises(SettingsError, match=r"compressor-k was 0\.01 and is 0\.2$"):
         Checkpoint.read(tmp_path, {**SETTINGS, "compressor-k": 0.2})
 
