@@ -51,7 +51,7 @@ def usable_seeds(folder: ImageFolder, cell: str, clients: int, count: int) -> li
     for seed in range(1000):
         settings = PartitionSettings(seed=seed, **own)
         with contextlib.suppress(SettingsError):
-            train, test = partition(*labels, len(folder.classes), clients, settings)
+            train, test, _ = partition(*labels, clients, settings)
             if min(map(len, train)) >= LEAST_EXAMPLES and min(map(len, test)) >= 1:
                 found.append(seed)
         if len(found) == count:

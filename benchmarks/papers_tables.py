@@ -213,18 +213,17 @@ class Tables:
     def classes(self) -> dict[str, list[float]]:
         """Return the mean number of classes per client, by cell and seed."""
         folder = ImageFolder(str(self.data_dir), 0)
-        labels, count = folder.labels("train"), len(folder.classes)
+        labels = folder.labels("train")
         by_cell = {}
         for cell in CELLS:
             clients, shards = map(int, cell.split("x"))
             by_cell[cell] = [
                 float(np.mean([len(np.unique(labels[part])) for part in train]))
                 for seed in range(self.arguments.seeds)
-                for train, _ in [
+                for train, *_ in [
                     partition(
                         labels,
                         folder.labels("test"),
-                        count,
                         clients,
                         PartitionSettings(seed=seed, classes_per_client=shards),
                     )

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
@@ -45,7 +45,7 @@ from flwr_frl.task.messages import (
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.frozen import frozen_digest, frozen_tensors
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.settings import Free, Range, SettingsError
+from flwr_frl.task.settings import Free, Range, SettingsError, require
 from flwr_frl.task.training import (
     Loss,
     Proximal,
@@ -256,16 +256,16 @@ class Client(ParameterGroups, NumPyClient):
         epochs : int
             Passes over the examples.
         regularizer, correction
-            As in `flwr_frl.task.training.train`. If the server runs FedProx, its
-            proximal term is added to the regularizer.
+            As in `flwr_frl.task.training.train`; FedProx's proximal term is added.
         examples : ExampleSet, optional
-            Examples to train on; by default all training examples of this client.
+            Examples to train on; by default all of this client's training examples.
 
         Returns
         -------
         float
             Mean loss over the last epoch.
         """
+        require(part in get_args(Part), "part", part, "head, representation or all")
         if examples is None:
             examples = self.train_examples
         if part == "head" and not self.settings.augment_head:

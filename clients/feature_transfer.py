@@ -25,7 +25,7 @@ from flwr_frl.clients.device.parameter_groups import (
 )
 from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.clients.representation_transfer import RoleSettings, TransferClient
-from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
+from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.combined import (
     CombinedRepresentation,
@@ -34,7 +34,7 @@ from flwr_frl.task.models.combined import (
 )
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.settings import Range, require
-from flwr_frl.task.training import train
+from flwr_frl.task.training import evaluation_size, train
 from flwr_frl.task.transfer import (
     basis,
 )
@@ -184,7 +184,7 @@ class FeatureTransferClient(TransferClient):
         for state in self._source_states(parameters):
             self.model.load_state_dict(state, strict=False)
             self.model.eval()
-            batches = examples.batches(EVALUATION_BATCH)
+            batches = examples.batches(evaluation_size(self.model, examples))
             features = (self.model.representation(x) for x, _ in batches)
             rows = [
                 z.flatten(0, -2) if at_positions else z.flatten(1) for z in features

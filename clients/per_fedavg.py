@@ -11,10 +11,16 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.task.devices import random_state, set_random_state
-from flwr_frl.task.examples import EVALUATION_BATCH, count_targets
+from flwr_frl.task.examples import count_targets
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range, require
-from flwr_frl.task.training import freeze, gradient, loop, trainable_examples
+from flwr_frl.task.training import (
+    evaluation_size,
+    freeze,
+    gradient,
+    loop,
+    trainable_examples,
+)
 
 Batch = tuple[Tensor, Tensor]
 
@@ -109,7 +115,7 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
         there, alpha = w, self.settings.inner_learning_rate
         # The loss of a batch is a mean over its targets that are not ignored.
         count = count_targets(examples.targets)
-        for batch in examples.batches(EVALUATION_BATCH):
+        for batch in examples.batches(evaluation_size(self.model, examples)):
             if not (counted := count_targets(batch[1])):
                 continue
             share = counted / count

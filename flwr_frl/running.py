@@ -39,6 +39,7 @@ from flwr_frl.task.settings import (
     Maker,
     Setting,
     Settings,
+    SettingsError,
     build,
     declared,
     defaults,
@@ -60,10 +61,23 @@ OF_ALL: tuple[Maker, ...] = (
     AdapterSettings,
 )
 YEAR = 365 * 86400.0
-# Settings that only a speed model reads.
-OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
-# Settings that apply to added adapters, but not to those that a model already has.
-OF_ADAPTERS = ("lora-rank", "lora-alpha", "lora-targets")
+# Settings that some values of another setting leave without effect: that setting, its
+# values, and the settings without effect.
+WITHOUT_EFFECT = (
+    (
+        "speed-model",
+        ("none",),
+        ("straggler-fraction", "redraw-speeds", "communication-time"),
+    ),
+    ("adapters", ("none",), ("lora-rank", "lora-alpha", "lora-targets")),
+    ("optimizer", ("adam", "adamw"), ("momentum",)),
+    ("compressor", ("identity", "sign", "qsgd"), ("compressor-k",)),
+    (
+        "compressor",
+        ("identity", "sign", "top-k", "rand-k", "sign-top-k", "sign-rand-k"),
+        ("compressor-levels",),
+    ),
+)
 
 
 class Run(NamedTuple):
@@ -126,6 +140,10 @@ def simulate(
         algorithm = import_path(algorithm, "algorithm")
     named = {name.replace("_", "-"): value for name, value in settings.items()}
     options = {FLAGS.get(name, name): _plain(value) for name, value in named.items()}
+    for name in named.keys() & FLAGS.keys():
+        if FLAGS[name] != name and FLAGS[name] in named:
+            line = f"{name} and {FLAGS[name]} name the same setting; give one of them"
+            raise SettingsError(line, name)
     task = options.get("task", "")
     if not isinstance(task, str):
         allowed = "a name, an import path or a function that returns the task"
@@ -323,9 +341,12 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
         # A third-party task may have fewer clients than the run.
         tasks[0].check(num_clients - 1)
     unused = [getattr(each, "unused_settings", {}) for each in (*tasks, strategy)]
-    if settings["speed-model"] == "none":
-        unused.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
-    if settings["adapters"] == "none":
-        unused.append(dict.fromkeys(OF_ADAPTERS, "adapters is 'none'"))
+    read = _declared_by([str(settings["algorithm"])], settings).union(
+        *(declared(maker) for maker in OF_ALL)
+    )
+    for name, values, others in WITHOUT_EFFECT:
+        if name in read and settings[name] in values:
+            reason = f"{name} is {settings[name]!r}"
+            unused.append(dict.fromkeys(others, reason))
     notes = [note for task in tasks for note in getattr(task, "notes", ())]
     return {name: why for each in unused for name, why in each.items()}, notes

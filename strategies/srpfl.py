@@ -105,7 +105,7 @@ class SRPFL(
         num_rounds: int | None = None,
     ) -> None:
         allowed = "a strategy object, such as FedRep()"
-        require(not isinstance(strategy, type), "strategy", strategy, allowed)
+        require(not isinstance(strategy, type | str), "strategy", strategy, allowed)
         self.strategy = strategy
         self.initial_nodes = initial_nodes
         self.contraction = contraction

@@ -226,6 +226,9 @@ def unknown(
     names = sorted(known)
     near = " or ".join(map(repr, similar(name, names)))
     hint = f"did you mean {near}? " if near else ""
+    parts = str(name).removeprefix("./").removesuffix(".py").split("/")
+    if others and str(name).endswith(".py") and all(map(str.isidentifier, parts)):
+        hint = f"for an object of a file, write {'.'.join(parts)}:NAME; "
     choices = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
     also = f"; or {others}" if others else ""
     message = f"unknown {kind} {name!r}; {hint}known: {choices}{also}"

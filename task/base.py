@@ -17,13 +17,13 @@ from torch.nn.parameter import is_lazy
 from flwr_frl.task.checks import (
     TriedExamples,
     check_head,
-    check_metrics,
     check_model,
     try_examples,
     try_training_mode,
 )
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.metrics import check_metrics
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.memory_format import (
     computes_the_same_channels_last,
@@ -198,6 +198,11 @@ class ExampleTask(BaseTask):
                     f"{name} is a {type(sets).__name__}; expected a sequence of the "
                     "clients' ExampleSets, such as a list"
                 )
+        if isinstance(self.loss, type):
+            raise SettingsError(
+                f"loss is the class {self.loss.__name__}; expected a function, such as "
+                f"{self.loss.__name__}()"
+            )
         if not isinstance(self.classes, Sequence):
             raise SettingsError(
                 f"classes is of type {type(self.classes).__name__}; expected a tuple "
@@ -307,8 +312,8 @@ class ExampleTask(BaseTask):
         sets: Sequence[ExampleSet] = getattr(self, part)
         if client >= len(sets):
             raise SettingsError(
-                f"the task's {part} has examples of {len(sets)} clients; client "
-                f"{client}, from 0, is one too many"
+                f"the task's {part} has examples of {len(sets)} clients; num-clients "
+                f"must be at most {len(sets)}"
             )
         return sets[client]
 

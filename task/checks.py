@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
+from flwr_frl.task.metrics import number
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.models.pretrained import logits_of
 from flwr_frl.task.models.side_effects import on_trial
@@ -19,31 +20,11 @@ from flwr_frl.task.npy import is_finite
 from flwr_frl.task.settings import SettingsError, reason_of
 from flwr_frl.task.types import Task
 
-# Largest number that a server accepts.
-LARGEST = torch.finfo(torch.float32).max
-
 # Number of examples on which models are tried in training mode.
 FEW = 10
 
 # Bounds of inputs and of targets.
 Bounds = tuple[tuple[float, float], ...]
-
-# Keys of rounds, clients and results, which no metric of a task may use.
-RESERVED = frozenset(
-    (
-        *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
-        *("num-examples", "num-test-examples", "last-round", "evaluated-in", "fitted"),
-        *("round", "rounds", "seconds", "seconds-simulated", "seeds", "bits", "bytes"),
-        *("clients", "asked", "rejected", "unanswered", "evaluated"),
-        *("accuracy-weighted", "accuracy-global", "accuracy-newcomers"),
-        *("accuracy-std-clients", "accuracy-std-seeds", "loss-weighted", "loss-point"),
-        *("accuracy-worst-decile", "accuracy-best-decile"),
-        *("rejected-clients", "unanswered-clients", "silent-clients"),
-        *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
-        *("epsilon", "delta", "example-epsilon"),
-        *("error-best", "error-phase-1", "error-scratch", "iterations"),
-    )
-)
 
 
 def check_model(model: SplitModel) -> None:
@@ -154,9 +135,13 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
     examples : ExampleSet
         The examples, at least one.
     """
-    outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
     inputs, targets = examples.inputs, examples.targets
-    entropy = task.loss is nn.functional.cross_entropy and outputs.ndim > 1
+    is_cross_entropy = task.loss is nn.functional.cross_entropy
+    count, ignored = len(task.classes), IGNORED if is_cross_entropy else np.inf
+    # Before the loss, whose own error would not name the row.
+    check_range(targets, count, ignored)
+    outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
+    entropy = is_cross_entropy and outputs.ndim > 1
     if entropy and outputs.shape[1] == 1 and len(task.classes) != 1:
         raise SettingsError(
             "the loss is cross-entropy and the model has one output, for which it is "
@@ -176,24 +161,13 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
             f"{tuple(tried.shape)}; classes must be the outputs' second dimension, and "
             "the others the targets'"
         )
-    count, ignored = len(task.classes), np.inf
     width = outputs.shape[1:2].numel()
     if not tried.is_floating_point() and width < count:
         raise SettingsError(
             f"the model has {width} outputs; of {count} classes it must have one each"
         )
-    if entropy:
-        count, ignored = count or outputs.shape[1], IGNORED
-    if count and not targets.is_floating_point():
-        flat = targets.flatten()
-        wrong = (flat >= count) | ((flat < 0) & (flat != ignored) & (ignored < 0))
-        if wrong.any():
-            first = int(wrong.nonzero()[0])
-            row = first * len(targets) // len(flat)
-            raise SettingsError(
-                f"the target of row {row} is {int(flat[first])}; of {count} classes it "
-                f"must be one from 0 to {count - 1}"
-            )
+    if entropy and not count:
+        check_range(targets, outputs.shape[1], ignored)
     # Memory-mapped inputs are images of bytes.
     if inputs.is_floating_point() and examples.rows is None:
         rows = inputs.reshape(len(inputs), -1)
@@ -207,6 +181,24 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
                 raise SettingsError(
                     f"the inputs of row {int(odd[0])} are not finite; {error}"
                 ) from error
+
+
+def check_range(targets: Tensor, count: int, ignored: float) -> None:
+    """Raise `SettingsError` if an integer target is none of ``count`` classes, if any.
+
+    A negative target is allowed if it is ``ignored``, or if that is infinity.
+    """
+    if not count or targets.is_floating_point():
+        return
+    flat = targets.flatten()
+    wrong = (flat >= count) | ((flat < 0) & (flat != ignored) & (ignored < 0))
+    if wrong.any():
+        first = int(wrong.nonzero()[0])
+        row = first * len(targets) // len(flat)
+        raise SettingsError(
+            f"the target of row {row} is {int(flat[first])}; of {count} classes it "
+            f"must be one from 0 to {count - 1}"
+        )
 
 
 def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -361,39 +353,3 @@ def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
             "follows it (a softmax, a squeeze, an object around the outputs) must be "
             "left to the loss, or be part of a named head"
         ) from error
-
-
-def check_metrics(metrics: Any) -> None:
-    """Raise `SettingsError` unless metrics have names, none of them reserved."""
-    if not isinstance(metrics, Mapping):
-        raise SettingsError(
-            f"metrics is a {type(metrics).__name__}; expected a mapping of names"
-        )
-    for name in metrics:
-        if not isinstance(name, str) or not name:
-            raise SettingsError(
-                f"a metric is called {name!r}; expected a string that is not empty"
-            )
-        if name in RESERVED or str(name).startswith("bytes-"):
-            raise SettingsError(
-                f"a metric is called {name!r}, which is a reserved name; rename it"
-            )
-
-
-def number(name: str, value: Any) -> float:
-    """Return a metric's value as a float.
-
-    Raises `SettingsError` if it is not a number, or is finite and above `LARGEST`.
-    """
-    try:
-        result = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        text = " ".join(repr(value).split())[:200]
-        raise SettingsError(f"metric {name!r} is {text}; expected one number") from (
-            None
-        )
-    if LARGEST < abs(result) < math.inf:
-        raise SettingsError(
-            f"metric {name!r} is {result:g}; expected at most {LARGEST:.2g}"
-        )
-    return result

@@ -3,12 +3,32 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from flwr_frl.task.checks import check_metrics
 from flwr_frl.task.settings import SettingsError, is_path, load, need, unknown
 from flwr_frl.task.types import Metric, Task
+
+# Largest number that a server accepts.
+LARGEST = torch.finfo(torch.float32).max
+# Keys of rounds, clients and results, which no metric of a task may use.
+RESERVED = frozenset(
+    (
+        *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
+        *("num-examples", "num-test-examples", "last-round", "evaluated-in", "fitted"),
+        *("round", "rounds", "seconds", "seconds-simulated", "seeds", "bits", "bytes"),
+        *("clients", "asked", "rejected", "unanswered", "evaluated"),
+        *("accuracy-weighted", "accuracy-global", "accuracy-newcomers"),
+        *("accuracy-std-clients", "accuracy-std-seeds", "loss-weighted", "loss-point"),
+        *("accuracy-worst-decile", "accuracy-best-decile"),
+        *("rejected-clients", "unanswered-clients", "silent-clients"),
+        *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
+        *("epsilon", "delta", "example-epsilon"),
+        *("error-best", "error-phase-1", "error-scratch", "iterations"),
+    )
+)
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
@@ -86,3 +106,39 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
         metrics[short] = metric
     check_metrics(metrics)
     return metrics
+
+
+def check_metrics(metrics: Any) -> None:
+    """Raise `SettingsError` unless metrics have names, none of them reserved."""
+    if not isinstance(metrics, Mapping):
+        raise SettingsError(
+            f"metrics is a {type(metrics).__name__}; expected a mapping of names"
+        )
+    for name in metrics:
+        if not isinstance(name, str) or not name:
+            raise SettingsError(
+                f"a metric is called {name!r}; expected a string that is not empty"
+            )
+        if name in RESERVED or str(name).startswith("bytes-"):
+            raise SettingsError(
+                f"a metric is called {name!r}, which is a reserved name; rename it"
+            )
+
+
+def number(name: str, value: Any) -> float:
+    """Return a metric's value as a float.
+
+    Raises `SettingsError` if it is not a number, or is finite and above `LARGEST`.
+    """
+    try:
+        result = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        text = " ".join(repr(value).split())[:200]
+        raise SettingsError(f"metric {name!r} is {text}; expected one number") from (
+            None
+        )
+    if LARGEST < abs(result) < math.inf:
+        raise SettingsError(
+            f"metric {name!r} is {result:g}; expected at most {LARGEST:.2g}"
+        )
+    return result

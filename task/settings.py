@@ -281,8 +281,7 @@ def resolve(
     guests : iterable of callable
         Third-party classes and functions, which declare additional settings.
     strict : bool, default True
-        Whether unknown names raise an error. Otherwise they are passed through, for
-        callers that load the declaring classes later.
+        Whether unknown names raise an error; otherwise they are passed through.
 
     Returns
     -------
@@ -294,7 +293,7 @@ def resolve(
     SettingsError
         If a name is unknown, or a value's type differs from its default's.
     """
-    settings = dict(defaults())
+    settings, guests = dict(defaults()), tuple(guests)
     for guest in guests:
         for name, setting in declared(guest).items():
             default = setting.default
@@ -315,12 +314,23 @@ def resolve(
                 value = str(value)
             require(type(value) is kind, name, value, TYPES[kind])
         elif strict:
-            raise unknown("setting", name, settings)
+            raise _undeclared(name, guests) or unknown("setting", name, settings)
         # Flower's config records hold integers of 64 bits.
         fits = not isinstance(value, int) or abs(value) < 2**63
         require(fits, name, value, "an integer of 64 bits")
         settings[name] = value
     return settings
+
+
+def _undeclared(name: str, guests: Iterable[Maker]) -> SettingsError | None:
+    """Return the error for a name of a third-party argument without a declaration."""
+    for guest in guests:
+        maker = made_by(getattr(made_by(guest), "settings_type", None) or guest)
+        theirs = not maker.__module__.startswith("flwr_frl.")
+        if theirs and name.replace("-", "_") in _parameters(maker):
+            line = f"{name} is an argument of {maker.__qualname__}, but no setting"
+            return SettingsError(f"{line}; see docs/your-algorithm.md", name)
+    return None
 
 
 def _takes_numbers(default: Setting) -> bool:

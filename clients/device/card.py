@@ -383,7 +383,8 @@ def unknown_split(partition: str) -> SettingsError:
     """Return the error for examples that only unnamed code can assign to clients."""
     return SettingsError(
         f"its clients' examples were split by {partition!r}, whose code is run only "
-        "where you name it, too: by partition=... of load_run"
+        "where you name it, too: --run-config 'partition=...', or partition=... of "
+        "load_run"
     )
 
 

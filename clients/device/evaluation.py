@@ -9,8 +9,8 @@ from flwr.common import Scalar
 from torch import Tensor, nn
 
 from flwr_frl.task.base import Metric, Task
-from flwr_frl.task.checks import number
 from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.metrics import number
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples

@@ -148,7 +148,9 @@ class ParameterGroups:
             if name not in loaded
         } | to_tensors(loaded, self.device)
         self.model.load({**self.task.initial_state, **self.saved, **self.received})
-        self._proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
+        self._proximal_weight = 0.0
+        if self.received.keys() & self.model.tensors.keys():
+            self._proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
 
     def save(self, config: Mapping[str, Scalar]) -> None:
         """Save the personal arrays as the version of ``server-round``."""

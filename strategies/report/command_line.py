@@ -26,7 +26,7 @@ SETTING_FLAGS = {
     "task": ("task", "a task of --list, or package.module:function"),
     "data-dir": ("data-dir", "the folder of images or arrays, or torchvision's root"),
     "clients": ("num-clients", "number of clients"),
-    "classes-per-client": ("classes-per-client", "number of classes per client"),
+    "classes-per-client": ("classes-per-client", "number of shards per client"),
     "rounds": ("num-server-rounds", "number of rounds"),
     "fraction": ("fraction-train", "fraction of the clients that train in a round"),
     "seed": ("seed", "seed of data, model and sampling; it fixes all numbers"),

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flwr.app import Message
+
 from flwr_frl.task.messages import (
     CLASS_COUNTS,
     CLASSES_DIGEST,
@@ -46,6 +48,16 @@ def one_line(text: object, longest: int = LONGEST_LINE) -> str:
     # Do not process much more text than is returned.
     escaped = printable(" ".join(str(text)[: 20 * longest].split()))
     return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
+
+
+def error_reason(reply: Message) -> str:
+    """Return the reason of an error as one line; of a traceback, its exception."""
+    lines = (reply.error.reason or "unknown").splitlines()
+    frames = [i for i, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    # The exception follows the last frame, whose lines of code are indented.
+    rest = lines[frames[-1] + 1 :] if frames else lines
+    ends = [i for i, line in enumerate(rest) if line and not line[0].isspace()]
+    return one_line("\n".join(rest[ends[0] :] if ends else lines))
 
 
 def several(names: Sequence[str]) -> str:

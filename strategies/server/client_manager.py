@@ -26,6 +26,7 @@ from flwr_frl.strategies.server.checks import (
     check_properties,
     difference,
     distinct_labels,
+    error_reason,
     one_line,
     several,
     vote,
@@ -256,12 +257,11 @@ class ClientManager:
                 reported[node] = {}
                 if self.foreign_app and not self.answers_no_query:
                     self.answers_no_query = True
-                    text = "the ClientApp has no query handler: clients are known by "
-                    log(INFO, "%stheir node ids", text)
+                    log(INFO, "the ClientApp has no query handler: names are node ids")
             else:
                 # A single error may be due to a lost connection.
                 self.refusals.setdefault(node, Refusal(str(node), times=-1))
-                self._refuse(node, str(node), f"error: {one_line(reply.error.reason)}")
+                self._refuse(node, str(node), f"error: {error_reason(reply)}")
         return reported
 
     def _add(

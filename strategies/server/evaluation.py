@@ -60,6 +60,8 @@ class Evaluation:
     names: list[str] = field(default_factory=list)
     # The nodes that were drawn for this evaluation; None if all are evaluated.
     _sampled: frozenset[int] | None = field(default=None, init=False)
+    # Clients without test examples, which have been logged.
+    _untested: set[str] = field(default_factory=set, init=False)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the nodes to evaluate in a round, in the same order."""
@@ -104,6 +106,7 @@ class Evaluation:
             for name, reply in zip(pending.names(valid), valid, strict=True)
             if (metrics := check_evaluation(reply))
         ]
+        self._log_untested(zip(pending.names(valid), valid, strict=True), clients)
         self.names = [name for name, *_ in tested]
         self.replies = [reply for _, reply, _ in tested]
         self.metrics |= {name: metrics for name, _, metrics in tested}
@@ -124,6 +127,16 @@ class Evaluation:
         if before:
             counts["evaluated-before"] = len(before)
         return single_metrics({**means, **counts})
+
+    def _log_untested(
+        self, replies: Iterable[tuple[str, Message]], clients: ClientManager
+    ) -> None:
+        """Log once which clients have no test examples."""
+        without = {n for n, r in replies if not clients.declared(r, NUM_TEST_EXAMPLES)}
+        if new := sorted(without - self._untested):
+            text = "without test examples: %s; the means are over the other clients"
+            log(WARNING, text, several([clients.label(name) for name in new]))
+            self._untested |= without
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clients' latest metrics, for a checkpoint."""

@@ -10,7 +10,11 @@ from weakref import WeakKeyDictionary
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 
-from flwr_frl.strategies.server.checks import InvalidReplyError, one_line
+from flwr_frl.strategies.server.checks import (
+    InvalidReplyError,
+    error_reason,
+    one_line,
+)
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
     Arrays,
@@ -231,7 +235,7 @@ class PendingRound:
                 use_next(awaited.popleft())
         self.silent = sorted(map(self.name_of, self.asked - came))
         if self.rejections:
-            text = "%d replies rejected; that of client %s %s"
+            text = "rejected replies: %d; that of client %s %s"
             log(WARNING, text, len(self.rejections), *self.rejections[0])
         order = sorted(valid, key=in_order)
         for node in order:
@@ -257,8 +261,7 @@ class PendingRound:
         node = reply.metadata.src_node_id
         if reply.has_error() and node not in self.asked:
             # The SuperLink reports, under its own id, that a node has left.
-            reason = one_line(reply.error.reason)
-            log(INFO, "a client has not answered: %s", reason)
+            log(INFO, "a client has not answered: %s", error_reason(reply))
             return
         try:
             if node not in self.asked:
@@ -266,7 +269,7 @@ class PendingRound:
             if node in valid:
                 raise InvalidReplyError("comes twice")
             if reply.has_error():
-                raise InvalidReplyError(f"is an error: {reply.error.reason}")
+                raise InvalidReplyError(f"is an error: {error_reason(reply)}")
             if not self._is_still_valid(reply):
                 self.check_content(reply, size)
                 check(reply)

@@ -9,7 +9,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.memory_array import MemoryArray
-from flwr_frl.strategies.server.checks import InvalidReplyError, one_line, several
+from flwr_frl.strategies.server.checks import (
+    InvalidReplyError,
+    error_reason,
+    one_line,
+    several,
+)
 from flwr_frl.strategies.server.client_manager import QUERY_TIMEOUT, ClientManager
 from flwr_frl.strategies.server.replies import reply_arrays
 from flwr_frl.task.messages import (
@@ -45,7 +50,7 @@ def query_arrays(
         name = clients.name_of(reply.metadata.src_node_id)
         try:
             if reply.has_error():
-                raise InvalidReplyError(f"is an error: {reply.error.reason}")
+                raise InvalidReplyError(f"is an error: {error_reason(reply)}")
             answers.append((name, reply_arrays(reply, ARRAYS)))
         except InvalidReplyError as error:
             reason = one_line(error)

@@ -17,7 +17,7 @@ NUMERIC = ("int", "uint", "float", "bool")
 
 
 def choose_columns(
-    features: Any, input_columns: str, label_column: str, name: str
+    features: Any, input_columns: str, label_column: str, client_column: str, name: str
 ) -> tuple[list[str], str]:
     """Return the names of the input columns and of the label column.
 
@@ -27,6 +27,8 @@ def choose_columns(
         All columns with their types.
     input_columns, label_column : str
         The settings; empty ones are inferred.
+    client_column : str
+        Column that names the clients, which is no input with ``input_columns="*"``.
     name : str
         Name of the data set, for error messages.
 
@@ -53,11 +55,14 @@ def choose_columns(
     lists = [n for n in numbers if type(rest[n]).__name__ != "Value"]
     inputs = [named.get(n.strip(), n.strip()) for n in input_columns.split(",")]
     if input_columns == "*":
-        inputs = numbers
+        inputs = [n for n in numbers if n != client_column]
     elif not input_columns and len(images or lists) == 1:
         inputs = images or lists
     usable = set(inputs) <= set(numbers) or inputs in [[n] for n in images]
-    allowed = f"one column of images, or columns of numbers, {choices}"
+    allowed = (
+        "one column of images, columns of numbers separated by commas, or '*' for "
+    )
+    allowed += f"all columns of numbers, {choices}"
     require(bool(inputs) and usable, "input-columns", input_columns, allowed)
     return inputs, label
 

@@ -5,10 +5,9 @@ which takes a second.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,6 +17,7 @@ from flwr_frl.task.data.columns import (
     MAX_CLASSES,
     Values,
     choose_columns,
+    read_column,
     read_labels,
     read_numbers,
 )
@@ -28,6 +28,7 @@ from flwr_frl.task.data.images import (
     Source,
     common_shape,
 )
+from flwr_frl.task.data.partitioners import parse_arguments
 from flwr_frl.task.settings import (
     Free,
     Place,
@@ -36,10 +37,13 @@ from flwr_frl.task.settings import (
     error_line,
     need,
     require,
+    unknown,
 )
 
 # Seed of the held-out test set, the same for all runs.
 HELD_OUT_SEED = 0x4E1D
+# Largest number of columns that a notice lists.
+LISTED = 10
 # Files that `save_to_disk` writes.
 SAVED_FILES = ("dataset_dict.json", "state.json")
 
@@ -52,7 +56,8 @@ class ColumnSettings(DataSettings):
     ----------
     input_columns : str, default ""
         The column of images, or comma-separated columns of numbers; ``*`` uses all
-        numeric columns except the label. By default the only column of images or of
+        numeric columns except the label and the column by which `NaturalIdPartitioner`
+        divides the examples. By default the only column of images or of
         lists.
     label_column : str, default ""
         The column of classes; by default the only ``ClassLabel`` column, or one named
@@ -64,7 +69,7 @@ class ColumnSettings(DataSettings):
         part of the training split is held out.
     test_fraction : float, default 0.2
         Fraction of the training split that is held out; the same examples for all
-        seeds.
+        seeds. With `NaturalIdPartitioner`, it is a fraction of each client's examples.
     data_subset : str, default ""
         Name of the data set's configuration, if it has several.
     """
@@ -136,7 +141,7 @@ class HubData:
         """
         s = self.settings
         columns = s.input_columns, s.label_column, s.train_split, s.test_split
-        others = s.test_fraction, s.data_subset, s.image_size
+        others = s.test_fraction, s.data_subset, s.image_size, self._client_column
         versions = [self.name]
         if self.path.exists():
             files = sorted(p for p in self.path.rglob("*") if p.is_file())
@@ -162,7 +167,9 @@ class HubData:
         if not images:
             save_dataset(directory, arrays, classes, notes=notes)
             return
-        inspected = islice(self._sources("train", inputs[0]), INSPECTED)
+        n = len(parts["train"])
+        spread = range(0, n, -(-n // INSPECTED))
+        inspected = self._sources("train", inputs[0], spread)
         shape = common_shape(inspected, self.settings.image_size)
         sources = {part: self._sources(part, inputs[0]) for part in parts}
         save_dataset(
@@ -199,8 +206,10 @@ class HubData:
             raise
         # Loading scripts, files and the network raise nearly any exception.
         except Exception as error:
+            here = "" if self.path.exists() else " (no local path, so one of the Hub)"
             raise SettingsError(
-                f"the data set {self.name!r} cannot be loaded: {error_line(error)}",
+                f"the data set {self.name!r}{here} cannot be loaded: "
+                f"{error_line(error)}",
                 "task",
             ) from error
         for part, rows in parts.items():
@@ -209,10 +218,31 @@ class HubData:
                 raise SettingsError(line, f"{part}-split")
         s = self.settings
         features = parts["train"].features
-        chosen = choose_columns(features, s.input_columns, s.label_column, self.name)
-        inputs, label = chosen
+        columns = s.input_columns, s.label_column, self._client_column
+        inputs, label = choose_columns(features, *columns, self.name)
         labels, classes = read_labels(parts, label, self.name)
+        if s.input_columns == "*":
+            others = [n for n in features if n not in (*inputs, label)]
+            text = f"the inputs are {_listed(inputs)}"
+            notes += (text + (f", without {_listed(others)}" if others else ""),)
+        empty = len(classes) - len(np.unique(np.concatenate([*labels.values()])))
+        if empty:
+            notes += (f"{empty} of the {len(classes)} classes have no examples",)
         return Selection(parts, inputs, labels, classes, notes)
+
+    @property
+    def _client_column(self) -> str:
+        """The column whose values are the clients; empty for other partitions."""
+        partition = getattr(self.settings, "partition", "")
+        if not partition.endswith(":NaturalIdPartitioner"):
+            return ""
+        arguments = getattr(self.settings, "partitioner_arguments", "")
+        return str(parse_arguments(arguments).get("partition_by", ""))
+
+    @property
+    def _is_saved(self) -> bool:
+        """True if the path is a folder that was written by ``save_to_disk``."""
+        return any((self.path / name).exists() for name in SAVED_FILES)
 
     def _load(self) -> dict[str, Any]:
         """Return the splits by name."""
@@ -227,7 +257,7 @@ class HubData:
             where, options["data_files"] = str(self.path.parent), self.path.name
         elif self.path.exists():
             where = str(self.path)
-        if any((self.path / name).exists() for name in SAVED_FILES):
+        if self._is_saved:
             loaded = datasets.load_from_disk(where)
         else:
             loaded = datasets.load_dataset(where, s.data_subset or None, **options)
@@ -244,30 +274,85 @@ class HubData:
         usual = [name for name in ("test", "validation") if name in splits]
         others = [name for name in usual if name != s.train_split]
         if name := s.test_split or next(iter(others), ""):
-            test = splits[name]
+            allowed = "another split than train-split"
+            require(name != s.train_split, "test-split", name, allowed)
+            columns = s.input_columns, s.label_column, self._client_column
+            _, label = choose_columns(train.features, *columns, self.name)
+            test = self._with_classes_of(train, splits[name], label)
             if test.features != train.features:
-                test = test.cast(train.features)
+                # In memory for saved data, as `datasets` would write into its folder.
+                test = test.cast(train.features, keep_in_memory=self._is_saved)
             return {"train": train, "test": test}, ()
-        n = len(train)
-        count = max(1, round(n * s.test_fraction))
+        n, test_rows = len(train), self._held_out(train)
+        count = len(test_rows)
         allowed = f"smaller, so that some of the {n} examples remain for training"
         require(count < n, "test-fraction", s.test_fraction, allowed)
-        order = np.random.default_rng(HELD_OUT_SEED).permutation(n)
-        parts = {"train": order[count:], "test": order[:count]}
+        train_rows = np.setdiff1d(np.arange(n), test_rows)
         note = (
             f"{self.name!r} has no test split: {count} of the {n} examples of "
             f"{s.train_split!r} are held out for testing"
         )
-        return {part: train.select(np.sort(at)) for part, at in parts.items()}, (note,)
+        parts = {"train": train.select(train_rows), "test": train.select(test_rows)}
+        return parts, (note,)
 
-    def _sources(self, part: str, column: str) -> Iterator[Source]:
-        """Yield the images of a part."""
+    def _held_out(self, examples: Any) -> Values:
+        """Return ascending rows for testing, the same for all seeds.
+
+        If the values of a column are the clients, each has its share of the test
+        examples, up to one example.
+        """
+        n, fraction = len(examples), self.settings.test_fraction
+        count = max(1, round(n * fraction))
+        order = np.random.default_rng(HELD_OUT_SEED).permutation(n)
+        if self._client_column not in examples.features:
+            return np.sort(order[:count])
+        values = read_column(examples, self._client_column)[order].astype(str)
+        _, starts = np.unique(np.sort(values), return_index=True)
+        clients = np.split(order[np.argsort(values, kind="stable")], starts[1:])
+        exact = np.array([len(rows) * fraction for rows in clients])
+        counts = exact.astype(np.int64)
+        # The clients with the largest remainders get one more.
+        first = np.argsort(counts - exact, kind="stable")
+        counts[first[: count - counts.sum()]] += 1
+        chosen = [rows[:k] for rows, k in zip(clients, counts, strict=True)]
+        return np.sort(np.concatenate(chosen))
+
+    def _with_classes_of(self, train: Any, test: Any, label: str) -> Any:
+        """Return test examples whose classes have the training examples' numbers."""
+        names, others = (
+            getattr(part.features.get(label), "names", None) for part in (train, test)
+        )
+        if not names or not others or names == others:
+            return test
+        codes = read_column(test, label)
+        if codes.dtype.kind != "i":
+            return test
+        for name in (others[code] for code in np.unique(codes[codes >= 0])):
+            if name not in names:
+                raise unknown("class", name, names, f"of column {label!r}")
+        numbers = [names.index(n) if n in names else -1 for n in others]
+        # Negative codes stand for missing labels.
+        codes = np.where(codes < 0, codes, np.array(numbers)[codes])
+        return test.remove_columns(label).add_column(label, codes)
+
+    def _sources(
+        self, part: str, column: str, some: Sequence[int] | None = None
+    ) -> Iterator[Source]:
+        """Yield the images of a part, or some of them."""
         import datasets
 
         rows = self._selection.parts[part].select_columns([column])
+        if some is not None:
+            rows = rows.select(some)
         decoder = datasets.Image(mode=rows.features[column].mode)
         # Rows hold the encoded images, so that threads can decode them.
         encoded = rows.cast_column(column, datasets.Image(decode=False))
         for i, row in enumerate(encoded):
             place = f"image {i} of {part!r} of {self.name!r}"
             yield place, partial(decoder.decode_example, row[column])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of columns, and the number of the others."""
+    more = f" and {len(names) - LISTED} others" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

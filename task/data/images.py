@@ -205,7 +205,7 @@ def write_images(
                             recoloured.append(place)
                     bar.advance(task, len(block))
     if unreadable:
-        line = f"{len(unreadable)} images cannot be read, the first is {unreadable[0]}"
+        line = f"unreadable images: {len(unreadable)}; the first is {unreadable[0]}"
         raise SettingsError(line, "data-dir")
     if not recoloured:
         return ()

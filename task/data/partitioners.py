@@ -20,7 +20,7 @@ ROW = "flwr-frl-row"
 
 def partition_rows(
     path: str, arguments: str, columns: Any, num_clients: int, seed: int
-) -> list[Rows]:
+) -> tuple[list[Rows], tuple[str, ...]]:
     """Return the examples that a third-party partitioner gives to each client.
 
     Parameters
@@ -42,8 +42,11 @@ def partition_rows(
 
     Returns
     -------
-    list of ndarray of int
+    rows : list of ndarray of int
         For each client, ascending rows of ``columns``.
+    names : tuple of str
+        Names of the clients if the partitioner has them, as `NaturalIdPartitioner` of
+        ``flwr-datasets`` does.
 
     Raises
     ------
@@ -68,7 +71,11 @@ def partition_rows(
             partitioner.dataset = rows
             count = partitioner.num_partitions
             if count == num_clients:
-                return [_rows_of(partitioner.load_partition(i)) for i in range(count)]
+                parts = [partitioner.load_partition(i) for i in range(count)]
+                names = getattr(partitioner, "partition_id_to_natural_id", {})
+                listed = tuple(str(names[i]) for i in range(count) if i in names)
+                usable = len(set(listed)) == count
+                return [_rows_of(part) for part in parts], listed if usable else ()
     # Third-party partitioners may raise any exception.
     except Exception as error:
         raise SettingsError(

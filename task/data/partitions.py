@@ -14,7 +14,7 @@ generator. They raise `SettingsError` if the partition is impossible.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -190,32 +190,14 @@ def class_groups(num_classes: int, num_clients: int) -> Proportions:
 def clustered(num_classes: int, num_clients: int, groups: int) -> Proportions:
     """Return equal proportions of every class, for clients in ``label_groups`` groups.
 
-    The groups differ in the meaning of the labels (`group_labels`), not in the mix of
-    classes. There must be at most as many groups as classes and as clients.
+    The groups differ in the meaning of the labels (`PartitionSettings.labels`), not in
+    the mix of classes. There must be at most as many groups as classes and as clients.
     """
     allowed = f"at most {num_classes}, the number of classes"
     require(groups <= num_classes, "label-groups", groups, allowed)
     allowed = f"at most {num_clients}, the number of clients"
     require(groups <= num_clients, "label-groups", groups, allowed)
     return iid(num_classes, num_clients)
-
-
-def group_of(client: int, num_clients: int, groups: int) -> int:
-    """Return the group of a client, from 0; groups are contiguous and nearly equal."""
-    return client * groups // num_clients
-
-
-def group_labels(
-    labels: npt.NDArray[np.int64], group: int, num_classes: int
-) -> npt.NDArray[np.int64]:
-    """Return the labels of a group of the partition ``clustered``: y + g mod C.
-
-    Group 0 has the original labels. No two groups agree on the label of any example, so
-    a single model cannot fit two groups. IFCA (Ghosh et al., NeurIPS 2020) and FedAMP
-    (Huang et al., AAAI 2021) are designed for clients with conflicting labels; IFCA's
-    own experiments rotate the images instead.
-    """
-    return (labels + group) % num_classes
 
 
 # Each function with the names of the settings that are its arguments.
@@ -304,12 +286,17 @@ class PartitionSettings(Checked):
     ) -> npt.NDArray[np.int64]:
         """Return the labels of a client's examples as the client sees them.
 
-        Only ``clustered`` changes them, of training and test examples alike.
+        Only ``clustered`` changes them, of training and test examples alike: group g
+        of the label groups sees y + g mod C. Groups are contiguous and nearly equal,
+        and group 0 has the original labels. No two groups agree on the label of any
+        example, so a single model cannot fit two groups. IFCA (Ghosh et al., NeurIPS
+        2020) and FedAMP (Huang et al., AAAI 2021) are designed for clients with
+        conflicting labels; IFCA's own experiments rotate the images instead.
         """
         if self.partition != CLUSTERED:
             return labels
-        group = group_of(client, num_clients, self.label_groups)
-        return group_labels(labels, group, num_classes)
+        group = client * self.label_groups // num_clients
+        return (labels + group) % num_classes
 
     def unused(self) -> dict[str, str]:
         """Return the settings that the partition does not use, and the reason."""
@@ -318,35 +305,40 @@ class PartitionSettings(Checked):
         unused |= {third_party}
         unused -= set(PARTITIONS.get(self.partition, (None, (third_party,)))[1])
         reason = f"partition {self.partition!r} does not use it"
-        return {name.replace("_", "-"): reason for name in sorted(unused)}
+        reasons = {name.replace("_", "-"): reason for name in sorted(unused)}
+        if not self.client_examples:
+            reasons["client-examples-spread"] = "client-examples is 0"
+        return reasons
+
+
+class Parts(NamedTuple):
+    """Indices of each client's examples, and the clients' names if they have any."""
+
+    train: Indices
+    test: Indices
+    names: tuple[str, ...] = ()
 
 
 def partition(
     train_labels: npt.NDArray[np.int64],
     test_labels: npt.NDArray[np.int64],
-    num_classes: int,
     num_clients: int,
     settings: PartitionSettings,
     columns: Columns | None = None,
-) -> tuple[Indices, Indices]:
+) -> Parts:
     """Split training and test examples over the clients.
 
     Parameters
     ----------
     train_labels, test_labels : ndarray of int
-        Class of each example.
-    num_classes, num_clients : int
-        Number of classes and of clients.
+        Class of each example. Classes that do not occur have no part in the partition.
+    num_clients : int
+        Number of clients.
     settings : PartitionSettings
         The partition and its parameters.
     columns : callable, optional
         Returns the metadata that a third-party partitioner may use; by default only the
         labels.
-
-    Returns
-    -------
-    train, test : list of ndarray of int
-        Indices of each client's examples.
 
     Raises
     ------
@@ -358,11 +350,13 @@ def partition(
     allowed = f"at most {len(train_labels):,}, the number of training examples"
     require(num_clients <= len(train_labels), "num-clients", num_clients, allowed)
     rng = np.random.default_rng([settings.seed, 0x9A27])
+    client_names: tuple[str, ...] = ()
     if is_path(name):
         labels = np.concatenate([train_labels, test_labels])
         metadata = columns() if columns else _label_column(labels)
         arguments = settings.partitioner_arguments
-        parts = partition_rows(name, arguments, metadata, num_clients, settings.seed)
+        given = name, arguments, metadata, num_clients, settings.seed
+        parts, client_names = partition_rows(*given)
         # All examples are partitioned at once, so that a client's training and test
         # examples have the same distribution.
         n = len(train_labels)
@@ -370,10 +364,13 @@ def partition(
         test = [part[part >= n] - n for part in parts]
     else:
         function, names = PARTITIONS[name]
+        both = np.concatenate([train_labels, test_labels])
+        present, places = np.unique(both, return_inverse=True)
+        train_labels, test_labels = np.split(places, [len(train_labels)])
         values = [getattr(settings, argument) for argument in names]
         if name not in DETERMINISTIC:
             values.append(rng)
-        proportions = function(num_classes, num_clients, *values)
+        proportions = function(len(present), num_clients, *values)
         train = split(train_labels, proportions, rng)
         test = split(test_labels, proportions, rng)
     if settings.test_partition == "all":
@@ -382,7 +379,8 @@ def partition(
     if empty:
         raise SettingsError(
             f"partition {name!r} leaves {len(empty)} of {num_clients} clients without "
-            f"training examples (the first: client {empty[0]}); use fewer clients",
+            f"training examples (the first: client {empty[0]}); use fewer clients, "
+            "or a partition with less uneven proportions",
             "num-clients",
         )
     if settings.client_examples:
@@ -390,7 +388,7 @@ def partition(
         added = rng.integers(settings.client_examples_spread + 1, size=num_clients)
         pairs = zip(train, settings.client_examples + added, strict=True)
         train = [np.sort(rng.permutation(part)[:size]) for part, size in pairs]
-    return train, test
+    return Parts(train, test, client_names)
 
 
 def _label_column(labels: npt.NDArray[np.int64]) -> Any:

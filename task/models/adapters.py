@@ -43,8 +43,9 @@ class AdapterSettings(Checked):
     Parameters
     ----------
     adapters : {"none", "lora"}, default "none"
-        ``lora`` freezes the representation and adds LoRA adapters to it; the head
-        trains as before. A model that already has adapters stays as it is.
+        ``lora`` freezes the representation's parameters and adds LoRA adapters to it;
+        the head trains as before. The statistics of batch norms still change, and are
+        sent. A model that already has adapters stays as it is.
     lora_rank : int, default 8
         Rank r of an adapter.
     lora_alpha : float, default 16
@@ -120,8 +121,12 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
         need("peft", "transformers", "adapters='lora'")
     has_model = isinstance(task, BaseTask) and not task.untrainable
     valid = has_model and not isinstance(task, RegressionTask)
-    allowed = f"none for a {type(task).__name__}, which is no BaseTask with layers"
-    require(valid, "adapters", settings.adapters, allowed)
+    given = "lora-share", settings.lora_share, "both"
+    if settings.adapters != "none":
+        given = "adapters", settings.adapters, "none"
+    name, value, default = given
+    allowed = f"{default} for a {type(task).__name__}, which is no BaseTask with layers"
+    require(valid, name, value, allowed)
     twin = changed(task, {"initial_model": AdaptedModel(task, settings)})
     # These attributes are cached for the model without adapters.
     for name in ("_initial", "_tried_examples"):

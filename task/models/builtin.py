@@ -46,26 +46,26 @@ def _convolution(
 
 
 def _cifar10_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    side = ((shape[1] - 4) // 2 - 4) // 2
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
     return [
         _convolution(1, shape[0], 64, 5),
         [*_convolution(2, 64, 64, 5), ("flatten", nn.Flatten())],
-        *_dense([64 * side * side, 120, 64, num_classes]),
+        *_dense([64 * height * width, 120, 64, num_classes]),
     ]
 
 
 def _cifar100_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    side = ((shape[1] - 4) // 2 - 4) // 2
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
     return [
         [*_convolution(1, shape[0], 64, 5), ("dropout", nn.Dropout(0.6))],
         [*_convolution(2, 64, 128, 5), ("flatten", nn.Flatten())],
-        *_dense([128 * side * side, 256, 128, num_classes]),
+        *_dense([128 * height * width, 256, 128, num_classes]),
     ]
 
 
 def _cifar100_cnn_srpfl(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    side = ((shape[1] - 4) // 2 - 4) // 2
-    first, second, last = _dense([128 * side * side, 256, 128, num_classes])
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    first, second, last = _dense([128 * height * width, 256, 128, num_classes])
     return [
         _convolution(1, shape[0], 64, 5),
         [*_convolution(2, 64, 128, 5), ("flatten", nn.Flatten())],
@@ -76,11 +76,11 @@ def _cifar100_cnn_srpfl(shape: tuple[int, ...], num_classes: int) -> Blocks:
 
 
 def _digits_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    side = shape[1] // 2 // 2
+    height, width = (side // 2 // 2 for side in shape[1:])
     return [
         _convolution(1, shape[0], 16, 3, padding=1),
         [*_convolution(2, 16, 32, 3, padding=1), ("flatten", nn.Flatten())],
-        *_dense([32 * side * side, 32, num_classes]),
+        *_dense([32 * height * width, 32, num_classes]),
     ]
 
 
@@ -99,6 +99,7 @@ class _ResidualBlock(nn.Module):
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
         self.stride = channels_out // channels_in
+        self.added = channels_out - channels_in
         self.conv1 = nn.Conv2d(
             channels_in, channels_out, 3, self.stride, padding=1, bias=False
         )
@@ -109,9 +110,8 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x
         if self.stride > 1:
-            added = self.conv2.out_channels - x.shape[1]
             strided = x[:, :, :: self.stride, :: self.stride]
-            shortcut = nn.functional.pad(strided, (0, 0, 0, 0, 0, added))
+            shortcut = nn.functional.pad(strided, (0, 0, 0, 0, 0, self.added))
         x = nn.functional.relu(self.bn1(self.conv1(x)), inplace=True)
         return nn.functional.relu(self.bn2(self.conv2(x)) + shortcut, inplace=True)
 
@@ -197,7 +197,7 @@ def build_model(
             )
         try:
             blocks = MODELS[name][0](shape, num_classes)
-        except (RuntimeError, ZeroDivisionError, IndexError) as error:
+        except (RuntimeError, ZeroDivisionError, ValueError) as error:
             raise SettingsError(
                 f"model {name!r} does not fit inputs of shape {shape}: {error}"
             ) from None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 
 from flwr_frl.task.devices import random_state, set_random_state
@@ -23,11 +23,15 @@ class Observed(NamedTuple):
         True if an embedding has padding or a maximum norm.
     has_tensor_features : bool
         True if the representation returns a tensor.
+    mixes_examples : bool
+        True if the representation has batch norms without running statistics: even in
+        evaluation mode, the features of an example depend on its batch.
     """
 
     random_parts: frozenset[str]
     embeds: bool
     has_tensor_features: bool
+    mixes_examples: bool
 
 
 @contextmanager
@@ -94,4 +98,13 @@ def observe(model: nn.Module, inputs: Tensor) -> Observed:
             if not all(map(torch.equal, state, random_state())):
                 random_parts.add(name)
                 set_random_state(state)
-    return Observed(frozenset(random_parts), embeddings.detected, has_tensor_features)
+    mixes_examples = any(
+        map(uses_batch_statistics, model.get_submodule("representation").modules())
+    )
+    parts = frozenset(random_parts)
+    return Observed(parts, embeddings.detected, has_tensor_features, mixes_examples)
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Return True for a batch norm without running statistics."""
+    return isinstance(module, _BatchNorm) and module.running_mean is None

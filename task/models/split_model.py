@@ -15,7 +15,12 @@ from flwr_frl.task.models.pretrained import (
     saved_head,
     without_copy,
 )
-from flwr_frl.task.models.side_effects import Observed, observe, on_trial
+from flwr_frl.task.models.side_effects import (
+    Observed,
+    observe,
+    on_trial,
+    uses_batch_statistics,
+)
 from flwr_frl.task.settings import SettingsError
 
 Part = Literal["representation", "head", "all"]
@@ -183,7 +188,10 @@ class SplitModel(nn.Module):
             The inputs of one example.
         """
         modules = list(self.modules())
-        if not any(isinstance(m, _NormBase) and m.training for m in modules):
+        if not any(
+            (isinstance(m, _NormBase) and m.training) or uses_batch_statistics(m)
+            for m in modules
+        ):
             return False
         if self._refusals is None:
             self._refusals = {}

@@ -14,6 +14,7 @@ from flwr_frl.task.data.partitions import (
     Columns,
     Indices,
     PartitionSettings,
+    Parts,
     partition,
 )
 from flwr_frl.task.examples import ExampleSet
@@ -88,17 +89,17 @@ def _table(
 ) -> TableTask:
     train, test = dataset.train, dataset.test
     classes, width = dataset.classes, train.images.shape[1]
-    parts = [np.arange(len(train))], [np.arange(len(test))]
+    parts = Parts([np.arange(len(train))], [np.arange(len(test))])
     if num_clients:
-        counts = len(classes), num_clients
-        parts = partition(train.labels, test.labels, *counts, settings, columns)
+        labels = train.labels, test.labels
+        parts = partition(*labels, num_clients, settings, columns)
     model, head = settings.model or TABLE_MODEL, settings.head_layers or 1
     return TableTask(
         model=lambda: build_model(
             model, (width,), len(classes), head, settings.model_head
         ),
-        train=_sets(train, parts[0], len(classes), settings),
-        test=_sets(test, parts[1], len(classes), settings),
+        train=_sets(train, parts.train, parts.names, len(classes), settings),
+        test=_sets(test, parts.test, parts.names, len(classes), settings),
         classes=classes,
         seed=settings.seed,
         weights=settings.weights,
@@ -112,11 +113,18 @@ def _table(
 
 
 def _sets(
-    part: ImageSet, of_clients: Indices, num_classes: int, settings: PartitionSettings
-) -> list[ExampleSet]:
-    """Return each client's rows of a memory-mapped table; they are read when needed."""
+    part: ImageSet,
+    of_clients: Indices,
+    names: tuple[str, ...],
+    num_classes: int,
+    settings: PartitionSettings,
+) -> list[ExampleSet] | dict[str, ExampleSet]:
+    """Return each client's rows of a memory-mapped table; they are read when needed.
+
+    By name, if the clients have names.
+    """
     inputs, counts = as_tensor(part.images), (num_classes, len(of_clients))
-    return [
+    sets = [
         ExampleSet(
             inputs,
             torch.from_numpy(settings.labels(part.labels[rows], client, *counts)),
@@ -124,3 +132,4 @@ def _sets(
         )
         for client, rows in enumerate(of_clients)
     ]
+    return dict(zip(names, sets, strict=True)) if names else sets

@@ -21,6 +21,7 @@ from flwr_frl.task.data.partitions import (
     Columns,
     Indices,
     PartitionSettings,
+    Parts,
     partition,
 )
 from flwr_frl.task.devices import seeded
@@ -157,7 +158,9 @@ class ImageTask(BaseTask):
         self.natural = name not in HANDWRITTEN and _coloured(self.dataset.train.images)
         self.augment = settings.augment and (self.natural or settings.augment_all)
         self.seed = settings.seed
-        self.train, self.test = self._partition(settings, num_clients)
+        self.train, self.test, self.client_names = self._partition(
+            settings, num_clients
+        )
         height, width, channels = self.dataset.train.images.shape[1:]
         named = "" if self.ignores_model_settings else settings.model
         self.model_name = named or default_model(name, height, width)
@@ -198,28 +201,27 @@ class ImageTask(BaseTask):
             partial(self._examples, training=False)
         )
 
-    def _partition(
-        self, settings: ImageSettings, num_clients: int
-    ) -> tuple[Indices, Indices]:
+    def _partition(self, settings: ImageSettings, num_clients: int) -> Parts:
         train, test = self.dataset.train, self.dataset.test
         if num_clients == 0:
-            return [np.arange(len(train))], [np.arange(len(test))]
-        names = self.client_names = self.dataset.clients
+            return Parts([np.arange(len(train))], [np.arange(len(test))])
+        names = self.dataset.clients
         if not names:
-            counts = self.num_classes, num_clients
             labels = train.labels, test.labels
-            return partition(*labels, *counts, settings, self._columns)
+            return partition(*labels, num_clients, settings, self._columns)
         allowed = (
             f"at most {len(names)}, the clients over which the data is split, "
             f"{names[0]} to {names[-1]}"
         )
         require(num_clients <= len(names), "num-clients", num_clients, allowed)
-        parts = [_by_owner(part.owners, num_clients) for part in (train, test)]
-        for name, rows in zip(names, parts[0], strict=False):
+        of_train = _by_owner(train.owners, num_clients)
+        of_test = _by_owner(test.owners, num_clients)
+        parts = Parts(of_train, of_test, tuple(names))
+        for name, rows in zip(names, parts.train, strict=False):
             if len(rows) == 0:
                 line = f"client {name!r} has no training images"
                 raise SettingsError(line, "data-dir")
-        return parts[0], parts[1]
+        return parts
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
@@ -233,9 +235,12 @@ class ImageTask(BaseTask):
             )
         if self.source not in ("image-folder", "femnist"):
             unused["classes"] = "only an image folder has class folders"
+            unused["image-size"] = "only an image folder's images are resized"
         if self.source != "emnist":
             unused["emnist-split"] = "only EMNIST has these splits"
-        if self.settings.augment and not self.augment:
+        if not self.settings.augment:
+            unused["augment-all"] = "augment is false"
+        elif not self.augment:
             unused["augment"] = "grey images and handwriting need augment-all=true"
         if self.source == "digits":
             unused["data-dir"] = "the digits come with scikit-learn"
@@ -271,11 +276,11 @@ class ImageTask(BaseTask):
         return model
 
     def check(self, client: int) -> None:
-        """Try the model on a client's examples, for subclasses only.
+        """Try a custom or adapted model on a client's examples.
 
         `build_model` has tried built-in models on the images' single shape.
         """
-        if type(self) is not ImageTask:
+        if type(self) is not ImageTask or "initial_model" in vars(self):
             super().check(client)
 
     def train_examples(self, client: int) -> ExampleSet:
@@ -339,9 +344,9 @@ def _by_owner(owners: npt.NDArray[np.int64], count: int) -> Indices:
 
 
 def _coloured(images: npt.NDArray[np.uint8]) -> bool:
-    """Return whether some of the first images have colours; RGB images may be grey."""
-    first = images[:INSPECTED]
-    return images.shape[-1] == 3 and bool((first != first[..., :1]).any())
+    """Return whether some of the images have colours; RGB images may be grey."""
+    some = images[:: max(1, len(images) // INSPECTED)]
+    return images.shape[-1] == 3 and bool((some != some[..., :1]).any())
 
 
 def default_model(name: str, height: int, width: int) -> str:

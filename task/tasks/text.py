@@ -7,6 +7,7 @@ next of 80 characters, and of Sent140, which classifies tweets.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar
 from zlib import crc32
@@ -188,7 +189,22 @@ class TextTask(BaseTask):
             allowed = "a directory with texts of more than one class"
             require(len(labels) > 1, "data-dir", str(root), allowed)
             self.classes = tuple(sorted(labels))
+        else:
+            for file in chain(*self.files):
+                # A character has at most four bytes, so most files need not be read.
+                if int(file.stat().st_size / 4 * TEST_FRACTION) <= self.length:
+                    self._check_length(file, len(_text(file)))
         self._examples = lru_cache(maxsize=32)(self._read)
+
+    def _check_length(self, path: Path, count: int) -> None:
+        """Raise `SettingsError` unless a file's last part has a window."""
+        if int(count * TEST_FRACTION) <= self.length:
+            raise SettingsError(
+                f"{str(path)!r} has {count} characters; with sequence-length "
+                f"{self.length} there must be at least "
+                f"{int((self.length + 1) / TEST_FRACTION)}",
+                "sequence-length",
+            )
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
@@ -250,13 +266,7 @@ class TextTask(BaseTask):
             cut = len(codes) - int(len(codes) * TEST_FRACTION)
             # Windows must not overlap both parts.
             parts = codes[:cut], codes[cut:]
-            if len(parts[1]) <= self.length:
-                raise SettingsError(
-                    f"{str(path)!r} has {len(codes)} characters; with sequence-length "
-                    f"{self.length} there must be at least "
-                    f"{int((self.length + 1) / TEST_FRACTION)}",
-                    "sequence-length",
-                )
+            self._check_length(path, len(codes))
             train, test = map(self._windows, parts)
             return train, test
         lines = list(_lines(path))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flwr_frl.task.base import BaseTask, Task
 from flwr_frl.task.data.hub import HELD_OUT_SEED
-from flwr_frl.task.devices import seeded
+from flwr_frl.task.devices import current, seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.transformer import (
@@ -30,6 +30,7 @@ from flwr_frl.task.settings import (
     Range,
     Seed,
     SettingsError,
+    reason_of,
     require,
     unknown,
 )
@@ -149,6 +150,27 @@ class TransformerText(BaseTask):
         with seeded(self.settings.seed):
             width = int(transformer.config.hidden_size)  # type: ignore[arg-type, union-attr]
             return SplitModel(encoder, nn.Linear(width, len(self.classes)))
+
+    def check(self, client: int) -> None:
+        """Try the model as `BaseTask` does, and once on a text of full length."""
+        super().check(client)
+        if self._refusal:
+            length = self.settings.sequence_length or LENGTH
+            allowed = f"shorter, as the transformer fails: {self._refusal}"
+            require(False, "sequence-length", length, allowed)
+
+    @cached_property
+    def _refusal(self) -> str:
+        """Why the model fails for texts of full length; empty if it does not."""
+        tokens = self._tokens(["text"])[:, :1]
+        length = self.settings.sequence_length or LENGTH
+        try:
+            with torch.no_grad():
+                self.scratch_model.eval()(tokens.expand(-1, length).to(current()))
+        # Models raise exceptions of many types.
+        except Exception as error:
+            return reason_of(error)
+        return ""
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return the examples of a client that are not for testing."""

@@ -1,7 +1,12 @@
 """Local training: optimiser, training loop, training in cohorts, and privacy."""
 
 from flwr_frl.task.settings import TrainingDivergedError
-from flwr_frl.task.training.calls import GradientCall, TrainCall, features_of
+from flwr_frl.task.training.calls import (
+    GradientCall,
+    TrainCall,
+    evaluation_size,
+    features_of,
+)
 from flwr_frl.task.training.cohort import each_together, scratch_model, together
 from flwr_frl.task.training.local_training import (
     evaluate,
@@ -37,6 +42,7 @@ __all__ = [
     "each_together",
     "evaluate",
     "evaluate_each",
+    "evaluation_size",
     "features_of",
     "freeze",
     "gradient",

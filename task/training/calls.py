@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
+from flwr_frl.task.models.side_effects import uses_batch_statistics
 from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.settings import TrainingDivergedError, is_path
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy
@@ -149,7 +150,8 @@ class TrainCall:
             return False
         observed = self.model.observed(self._trial_inputs)
         is_random = "representation" in observed.random_parts
-        return observed.has_tensor_features and not is_random
+        fixed = not is_random and not observed.mixes_examples
+        return observed.has_tensor_features and fixed
 
     def _trial_inputs(self) -> Tensor:
         return self.examples.on(current()).first(2)
@@ -256,12 +258,25 @@ class TrainCall:
         return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
 
 
+def evaluation_size(model: SplitModel, examples: ExampleSet) -> int:
+    """Return a batch size for evaluation, in most cases `EVALUATION_BATCH`.
+
+    Batch norms without running statistics refuse a batch of one example, so for models
+    with such norms no last example is left alone.
+    """
+    n, size = len(examples), EVALUATION_BATCH
+    if any(map(uses_batch_statistics, model.modules())):
+        while n > 1 and n % size == 1:
+            size += 1
+    return size
+
+
 @torch.no_grad()
 def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
     """Return the examples with features, computed in the model's mode, as inputs."""
     features, targets = [], []
     with sgd.autocast():
-        for inputs, target in examples.batches(EVALUATION_BATCH):
+        for inputs, target in examples.batches(evaluation_size(model, examples)):
             feature = model.representation(inputs)
             # bfloat16 becomes float32.
             precise = torch.promote_types(feature.dtype, torch.float32)

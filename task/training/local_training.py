@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from flwr_frl.task.devices import current
-from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
+from flwr_frl.task.examples import ExampleSet, are_classes
 from flwr_frl.task.models.split_model import Part, SplitModel
-from flwr_frl.task.training.calls import GradientCall, TrainCall
+from flwr_frl.task.training.calls import GradientCall, TrainCall, evaluation_size
 from flwr_frl.task.training.cohort import make
 from flwr_frl.task.training.optimizer_state import State
 from flwr_frl.task.training.sgd import SGD, Regularizer
@@ -134,7 +134,7 @@ def evaluate(
         are not integers, the model has one output, or there are no examples.
     """
     model.eval()
-    batches = examples.on(current()).batches(EVALUATION_BATCH)
+    batches = examples.on(current()).batches(evaluation_size(model, examples))
     return _means(((model(inputs), targets) for inputs, targets in batches), loss)
 
 

@@ -357,8 +357,8 @@ class Proximal:
     weight : float
         μ of FedProx, λ of Ditto.
     anchor : mapping of str to Tensor
-        Values by parameter name. Parameters without an anchor are not regularised;
-        frozen ones add a constant.
+        Values by parameter name, such as ``representation.0.weight``. Parameters
+        without an anchor are not regularised; frozen ones add a constant.
     """
 
     weight: float
@@ -373,6 +373,12 @@ class Proximal:
             for name, parameter in model.named_parameters()
             if name in self.anchor
         ]
+        if not distances and self.anchor:
+            first = next(iter(self.anchor))
+            raise SettingsError(
+                "the anchor has no parameter of the model: its first name is "
+                f"{first!r}; the model's begin with 'representation.' or 'head.'"
+            )
         return (
             self.weight / 2 * torch.stack(distances).sum()
             if distances

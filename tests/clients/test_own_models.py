@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from flwr_frl import simulate
-from flwr_frl.clients import FedAvgClient, FedRepClient
+from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
 from flwr_frl.clients.device.conversions import difference
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.records import checked
@@ -20,7 +20,15 @@ from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError, build, resolve
-from flwr_frl.task.training import SGD, GradientCall, TrainCall, freeze, together, train
+from flwr_frl.task.training import (
+    SGD,
+    GradientCall,
+    Proximal,
+    TrainCall,
+    freeze,
+    together,
+    train,
+)
 
 
 class Tied(SplitModel):
@@ -257,3 +265,47 @@ def test_an_invalid_partition_id_is_refused(node, name):
     with pytest.raises(SettingsError) as caught:
         build_client(context, client_setup(context, settings), {})
     assert caught.value.code == name
+
+
+class Misnamed(HeadAlone):
+    """Names its parts wrongly: the part to train, or those of the anchor."""
+
+    anchor = False
+
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        part = self.model.representation if self.anchor else self.model
+        near = Proximal(1e3, {n: p.detach() for n, p in part.named_parameters()})
+        return self.send(self.train("head" if self.anchor else "body", 1, near))
+
+
+@pytest.mark.parametrize(
+    ("anchor", "line"),
+    [
+        (False, "^part is 'body'; expected head, representation or all"),
+        (True, "^the anchor has no parameter of the model: its first name is 'weight'"),
+    ],
+)
+def test_wrong_names_of_parts_and_parameters_are_an_error(anchor, line):
+    kind = type("Named", (Misnamed,), {"anchor": anchor})
+    model = lambda: SplitModel(nn.Linear(4, 3), nn.Linear(3, 2))  # noqa: E731
+    client = client_of(kind, model, numbers())
+    with pytest.raises(SettingsError, match=line):
+        client.fit(client.get_parameters({}), {"server-round": 1})
+
+
+def test_without_received_parameters_there_is_no_proximal_term():
+    model = lambda: SplitModel(nn.Linear(4, 3), nn.Linear(3, 2))  # noqa: E731
+
+    task = ExampleTask(model, [numbers()], [numbers()], classes=("a", "b"))
+
+    def loss_of(**config):
+        state = PersonalState(new_context())
+        settings = build(FedProtoClient.settings_type, {})
+        client = FedProtoClient(task, 0, state, settings)
+        torch.manual_seed(0)
+        start = client.get_parameters({})
+        return client.fit(start, {"server-round": 1, **config})[2]["train-loss"]
+
+    # FedProto's clients receive prototypes only.
+    assert loss_of(**{"proximal-mu": 0.5}) == loss_of()

@@ -22,7 +22,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_the_guide_has_blocks_of_all_kinds():
     kinds = [kind.split(":")[0] for kind, _ in blocks("your-algorithm.md")]
     assert kinds[:4] == ["file", "file", "file", "run"]
-    assert kinds[4:] == ["python", "file", "flwr", *["file", "run"] * 4]
+    assert kinds[4:] == ["python", "file", "flwr", *["file", "run"] * 5]
 
 
 @pytest.mark.e2e
@@ -42,6 +42,16 @@ def test_simulate_from_python_gives_summary_and_rows(followed):
     accuracy, losses = printed.split(" ", 1)
     assert 0 < float(accuracy) <= 1
     assert len(losses.split(",")) == 5
+
+
+@pytest.mark.e2e
+def test_the_regularizer_of_the_variant_restrains_the_training(followed):
+    results = followed / "near"
+    fedrep, near = (
+        read_lines(results / name / "metrics.jsonl")[-1]["train-loss"]
+        for name in ("fedrep", "NearFedRep")
+    )
+    assert near > 1.005 * fedrep
 
 
 @pytest.mark.e2e

@@ -90,6 +90,17 @@ def test_a_model_that_cannot_be_measured_runs_inline(monkeypatch, settings):
     assert backend.choose_backend(settings) == "inline"
 
 
+def test_a_client_that_cannot_train_does_not_end_the_measurement(monkeypatch, settings):
+    inputs = torch.full((40, 1), 1e30)
+    sets = [ExampleSet(inputs, inputs)]
+    loss = nn.functional.mse_loss
+    task = ExampleTask(
+        lambda: SplitModel(nn.Identity(), nn.Linear(1, 1)), sets, sets, loss
+    )
+    monkeypatch.setattr(backend, "build_task", lambda *_: task)
+    assert backend.choose_backend(settings) == "inline"
+
+
 def test_measuring_a_step_does_not_change_later_random_numbers(settings):
     task = backend.build_task(settings, 10)
     torch.manual_seed(0)

@@ -41,6 +41,12 @@ dpsgd --fraction 0.5 @ communication-time=3.0 => communication-time fraction-tra
 fedavg @ emnist-split='letters' => emnist-split
 fedavg fedrep @ nc-weight=0.5 head-epochs=3 => nc-weight
 fedrep --task linear @ partition='iid' batch-size=5 => partition batch-size
+fedavg @ image-size=32 client-examples-spread=5 => image-size client-examples-spread
+fedavg @ augment=false augment-all=true => augment-all
+fedavg @ optimizer='adam' momentum=0.9 => momentum
+squarm-sgd @ compressor='sign' compressor-k=0.2 => compressor-k
+dpsgd @ optimizer='adam' momentum=0.9 => optimizer
+squarm-sgd @ compressor='top-k' compressor-levels=3 => compressor-levels
 """
 # All of these settings are read by at least one of the algorithms.
 USED = """
@@ -53,6 +59,9 @@ fedrep @ partition='dirichlet' dirichlet-alpha=5 => -
 srpfl @ srpfl-base='flute' nc-weight=0.5 initial-nodes=3 => -
 outsiders:Hooked @ fewest=3 round-timeout=60 => -
 fedrep @ torch-threads=2 round-timeout=0.5 => -
+dpsgd @ momentum=0.9 => -
+fedavg @ optimizer='sgd' momentum=0.9 client-examples=9 client-examples-spread=5 => -
+squarm-sgd @ compressor='qsgd-top-k' compressor-levels=3 compressor-k=0.2 => -
 """
 
 

@@ -19,6 +19,7 @@ from flwr_frl.clients.client_app import named
 from flwr_frl.clients.device.records import check_config
 from flwr_frl.clients.device.setup import client_name
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
+from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.nodes import RegisteredNames
@@ -26,6 +27,7 @@ from flwr_frl.strategies.grids.patient import PatientGrid
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.tasks import task_maker
 
 
 @dataclass
@@ -226,3 +228,14 @@ def test_declared_number_is_that_of_the_client_that_replied():
     grid.contexts[99] = grid.contexts.pop(2)
     strategy.identify(grid)
     assert strategy.clients.declared(reply, "num-examples") == 2
+
+
+@pytest.mark.parametrize("kind", ["algorithm", "task"])
+def test_for_the_path_of_a_file_an_import_path_is_suggested(kind):
+    look_up = {
+        "algorithm": lambda: strategy_class({"algorithm": "mine/own.py"}),
+        "task": lambda: task_maker("./mine/own.py"),
+    }
+    with pytest.raises(SettingsError, match=r"write mine\.own:NAME") as caught:
+        look_up[kind]()
+    assert caught.value.code == kind

@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Annotated, Any, ClassVar
@@ -23,6 +24,7 @@ from flwr_frl.task.settings import (
     Free,
     Place,
     Range,
+    SettingsError,
     build,
     declared,
     defaults,
@@ -359,3 +361,28 @@ def test_pyproject_has_the_sections_and_order_of_the_settings_page():
     page = settings_page.PAGE.read_text(encoding="utf-8").replace("## ", "# ")
     rows = re.findall(r"^# (.+)$|^\| `([\w-]+)` \|", page, re.M)[1:]
     assert lines == [(title.replace("`", ""), name) for title, name in rows]
+
+
+@dataclass
+class Plain:
+    """Settings of a client, without a declaration."""
+
+    mu: float = 0.1
+
+
+class WithSettings:
+    settings_type = Plain
+
+
+def of_a_task(many: int = 2):
+    return many
+
+
+@pytest.mark.parametrize(
+    ("name", "maker", "shown"),
+    [("mu", WithSettings, "Plain"), ("many", of_a_task, "of_a_task")],
+)
+def test_an_argument_without_an_annotated_type_is_no_setting(name, maker, shown):
+    with pytest.raises(SettingsError, match=f"argument of {shown}, but no") as caught:
+        resolve({name: 1}, [maker])
+    assert caught.value.code == name

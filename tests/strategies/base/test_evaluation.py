@@ -252,3 +252,21 @@ def test_earlier_metrics_alone_are_not_an_evaluation():
     metrics = strategy.aggregate_evaluate(2, [])
     assert metrics["evaluated"] == 0
     assert "accuracy" not in metrics
+
+
+def test_clients_without_test_examples_are_named_once(caplog):
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        empty = partition_of(context) == 2
+        if empty and message.metadata.message_type == MessageType.EVALUATE:
+            reply.content.metric_records["metrics"]["num-examples"] = 0
+        if empty and "properties" in reply.content:
+            reply.content.config_records["properties"]["num-test-examples"] = 0
+        return reply
+
+    strategy, grid = FedAvg(), grid_of(4, client)
+    for server_round in 1, 2:
+        metrics = evaluate_once(strategy, grid, server_round)
+        assert metrics["evaluated"] == 3
+    lines = [m for m in caplog.messages if "without test examples: 000002" in m]
+    assert len(lines) == 1

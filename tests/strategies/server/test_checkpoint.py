@@ -92,7 +92,7 @@ def test_text_checkpoint_without_text_windows_means_sliding(
     settings = {"task": "text-folder", "text-windows": windows}
     former = Checkpoint.read(tmp_path, settings)
     assert former.settings["text-windows"] == "sliding"
-    assert ("text-windows was 'sliding' by default" in caplog.text) == warned
+    assert ("the default of text-windows has changed" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("where", ["arrays", "state"])

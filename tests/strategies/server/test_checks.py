@@ -5,7 +5,14 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.app import (
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    RecordDict,
+)
 from function_clients import (
     START,
     Client,
@@ -29,6 +36,7 @@ from flwr_frl.strategies.server.checks import (
     check_values,
     class_counts,
     distinct_labels,
+    error_reason,
     one_line,
 )
 from flwr_frl.strategies.server.replies import to_record
@@ -315,3 +323,27 @@ def test_labels_are_distinct_from_each_other_and_from_names():
         "a": "x",
         "c": "c",
     }
+
+
+def test_the_reason_of_a_traceback_is_its_exception():
+    lines = [
+        "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::Actor.run()",
+        '  File "app.py", line 3, in train',
+        "    model.load_state_dict(state)",
+        "mine.Diverged: at step 3",
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        '  File "client_app.py", line 9, in run',
+        "    ^^^^^^^^^^",
+        "flwr.client.client_app.ClientAppException: ",
+        "Exception Diverged occurred. Message: at step 3",
+    ]
+
+    def reason_of(text):
+        error = Error(code=0, reason=text)
+        sent = Message(RecordDict(), 1, MessageType.TRAIN)
+        return error_reason(Message(error, reply_to=sent))
+
+    assert reason_of("\n".join(lines)) == lines[-2] + lines[-1]
+    assert reason_of("no memory") == "no memory"

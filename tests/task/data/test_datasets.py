@@ -336,7 +336,7 @@ def test_unreadable_images_are_counted_and_named(folder, tmp_path, data, first):
         (folder / "train" / name).write_bytes(data)
     with pytest.raises(SettingsError) as caught:
         load(folder, tmp_path)
-    line = f"2 images cannot be read, the first is {folder / 'train' / names[0]}"
+    line = f"unreadable images: 2; the first is {folder / 'train' / names[0]}"
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "cache").exists()

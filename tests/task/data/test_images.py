@@ -41,7 +41,7 @@ def test_images_of_16_bits_keep_the_upper_8(tmp_path, suffix):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_images_of_32_bits_are_rejected(tmp_path, dtype):
-    message = r"1 images cannot be read, .*numbers of 32 bits \(mode [IF]\); they must"
+    message = r"unreadable images: 1; .*numbers of 32 bits \(mode [IF]\); they must"
     with pytest.raises(SettingsError, match=message):
         load(tmp_path, np.ones((4, 4), dtype), suffix="tiff")
 

@@ -39,7 +39,7 @@ LABELS = np.zeros(4, np.int64)
     [
         (
             "datasets",
-            lambda: partition(LABELS, LABELS, 1, 2, PartitionSettings(0, NATURAL)),
+            lambda: partition(LABELS, LABELS, 2, PartitionSettings(0, NATURAL)),
         ),
         ("flwr_datasets", lambda: partition_rows(NATURAL, "", None, 2, 0)),
     ],

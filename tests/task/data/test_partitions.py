@@ -33,9 +33,8 @@ def labels_of(num_classes: int, per_class: int) -> np.ndarray:
 def split_of(
     train: np.ndarray, test: np.ndarray, num_clients: int, **overrides
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    num_classes = int(train.max()) + 1
-    settings = PartitionSettings(**overrides)
-    return partition(train, test, num_classes, num_clients, settings)
+    parts = partition(train, test, num_clients, PartitionSettings(**overrides))
+    return parts.train, parts.test
 
 
 def assert_disjoint_and_complete(parts: list[np.ndarray], total: int) -> None:
@@ -280,6 +279,7 @@ def test_unused_settings_do_not_change_the_partition(name):
         "size-sigma": {"size_sigma": 0.1},
         "label-groups": {"label_groups": 2},
         "partitioner-arguments": {"partitioner_arguments": "alpha=1"},
+        "client-examples-spread": {"client_examples_spread": 5},
     }
 
     def seen(**settings):
@@ -298,6 +298,7 @@ def test_unused_settings_do_not_change_the_partition(name):
         )
         assert same == (setting in unused), setting
     assert unused.keys() <= others.keys()
+    assert unused.pop("client-examples-spread") == "client-examples is 0"
     assert set(unused.values()) <= {f"partition {name!r} does not use it"}
 
 
@@ -343,7 +344,7 @@ def test_clients_can_have_fewer_training_examples(name):
 def test_clustered_partition_is_even_and_shifts_labels_of_groups():
     settings = PartitionSettings(partition="clustered", label_groups=3)
     labels = np.repeat(np.arange(4), 6)
-    parts, _ = partition(labels, labels, 4, 6, settings)
+    parts = partition(labels, labels, 6, settings).train
     assert_disjoint_and_complete(parts, 24)
     for client, part in enumerate(parts):
         assert np.bincount(labels[part]).tolist() == [1, 1, 1, 1]
@@ -374,3 +375,16 @@ def test_more_groups_than_classes_or_clients_are_rejected(code_of, classes, clie
     assert (
         code_of(lambda: split_of(labels, labels, clients, **groups)) == "label-groups"
     )
+
+
+@pytest.mark.parametrize("name", ["shards", "distinct-shards"])
+def test_classes_without_examples_have_no_shards(name):
+    labels = labels_of(3, 30)
+    expected = split_of(labels, labels, 4, partition=name, classes_per_client=3)
+    # Labels from 1, and without 2
+    other = np.array([1, 3, 4])[labels]
+    parts = split_of(other, other, 4, partition=name, classes_per_client=3)
+    for mine, theirs in zip(parts, expected, strict=True):
+        assert all(map(np.array_equal, mine, theirs))
+    with pytest.raises(SettingsError, match="from 1 to 3, the number of classes"):
+        split_of(other, other, 4, partition=name, classes_per_client=4)

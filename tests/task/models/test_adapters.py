@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.models import build_model
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.settings import SettingsError, resolve
@@ -186,3 +187,18 @@ def test_missing_peft_is_named_with_its_extra(monkeypatch):
     with pytest.raises(SettingsError, match=r"flwr-frl\[transformers\]") as caught:
         adapted(blocks())
     assert caught.value.code == "missing-package"
+
+
+def test_convolutions_of_resnet20_are_adapted():
+    sets = [ExampleSet(torch.rand(4, 3, 32, 32), torch.arange(4) % 2)]
+    plain = ExampleTask(lambda: build_model("resnet20", (3, 32, 32), 2), sets, sets)
+    task = adapted(plain, lora_targets="conv2", lora_rank=2)
+    task.check(0)
+    assert len(names_of(task)) == 9
+
+
+def test_share_b_of_a_task_without_layers_is_named():
+    task = build_task(resolve({"task": "linear"}), 2)
+    with pytest.raises(SettingsError) as caught:
+        with_adapters(task, AdapterSettings(lora_share="b"))
+    assert caught.value.code == "lora-share"

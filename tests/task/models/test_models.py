@@ -339,3 +339,9 @@ def test_images_too_small_for_a_model_are_an_error(name, shape):
     message = str(caught.value)
     assert message.startswith(f"model {name!r} does not fit inputs of shape {shape}")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["cifar10-cnn", "cifar100-cnn", "digits-cnn"])
+def test_images_need_not_be_squares(name):
+    model = build_model(name, (3, 32, 48), 10)
+    assert model(torch.zeros(2, 3, 32, 48)).shape == (2, 10)

@@ -89,6 +89,10 @@ CHECKED = [
         "the model has 1 outputs; of 2 classes",
     ),
     ({"classes": ("one",), "loss": lambda x, y: x.mean()}, "of row 1 is 1; of 1 class"),
+    (
+        {"classes": ("a", "b"), "train": one(ROWS[:2], torch.tensor([1, 2]))},
+        "train examples: the target of row 1 is 2; of 2 classes",
+    ),
     # Models
     ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
     ({"model": lambda: model().half()}, "is float16; expected float32"),
@@ -117,6 +121,7 @@ CHECKED = [
         "the loss has no gradient",
     ),
     ({"loss": lambda x, y: (x.sum(1) - y).square()}, "of a batch is shape (8,)"),
+    ({"loss": nn.MSELoss}, "loss is the class MSELoss; expected a function, such as"),
     ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; expected a tensor of"),
     ({"loss": lambda x, y: (x - 9).log().mean()}, "the first batch is nan"),
     # Metrics

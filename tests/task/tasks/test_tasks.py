@@ -175,6 +175,7 @@ def test_grey_images_are_augmented_only_on_request(tmp_path, mode):
     assert asked.train_examples(0).augment
     assert "augment" not in asked.unused_settings
     never = folder_task(tmp_path, model="mlp", augment_all=True, augment=False)
+    assert never.unused_settings["augment-all"] == "augment is false"
     assert not never.train_examples(0).augment
 
 
@@ -245,3 +246,14 @@ def test_images_of_many_clients_are_cached_up_to_a_size(most, expected, monkeypa
     for client in [*range(60), *reversed(range(60))]:
         task.train_examples(client)
     assert task._training_set.cache_info().hits == expected
+
+
+def test_a_few_grey_images_at_the_beginning_do_not_make_a_folder_grey(tmp_path):
+    write_grey(tmp_path, mode="RGB")
+    for name, value, count in ("c", (9, 9, 9), 200), ("z", (9, 0, 0), 100):
+        folder = tmp_path / "train" / name
+        folder.mkdir(parents=True)
+        pixels = np.full((16, 16, 3), value, np.uint8)
+        for i in range(count):
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    assert folder_task(tmp_path, partition="iid").natural

@@ -168,7 +168,9 @@ def test_lines_with_a_class_are_parsed(tmp_path):
         ({"a.tsv": "x\ty\nno tab", "b.tsv": "z\ty"}, "data-dir", "line 2 is"),
         ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "data-dir", "more than one class"),
         ({"a.tsv": "", "b.tsv": "x\tz"}, "data-dir", "has no lines"),
-        ({"a.txt": b"\xff\xfe" * 50, "b.txt": "b"}, "data-dir", "cannot be read"),
+        ({"a.txt": b"\xff\xfe" * 50, "b.txt": "b" * 50}, "data-dir", "cannot be read"),
+        # Files of all clients are checked before a run.
+        ({"a.txt": "a" * 50, "b.txt": "b" * 9}, "sequence-length", "has 9 characters"),
     ],
 )
 def test_invalid_folders_are_an_error(tmp_path, files, code, fragment):
@@ -187,3 +189,9 @@ def test_byte_order_mark_is_not_part_of_a_class(tmp_path):
     task = task_of(tmp_path, 1, sequence_length=3)
     assert task.classes == ("neg", "pos")
     assert len(task.train_examples(0)) + len(task.test_examples(0)) == 2
+
+
+def test_files_of_further_clients_are_not_checked(tmp_path):
+    (tmp_path / "a.txt").write_text("a" * 50)
+    (tmp_path / "b.txt").write_text("b")
+    assert len(task_of(tmp_path, 1, sequence_length=3).train_examples(0)) == 13

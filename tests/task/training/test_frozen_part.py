@@ -1,5 +1,6 @@
 """Local training: frozen parts, and features that are computed once."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,8 @@ from flwr_frl.task.training import (
     SGD,
     OneExampleError,
     TrainCall,
+    evaluate,
+    features_of,
     loop,
     steps_an_epoch,
     together,
@@ -331,3 +334,27 @@ def test_dropout_is_active_before_a_trained_head():
     examples = ExampleSet(torch.ones(200, 50), torch.zeros(200, 1))
     train(model, "head", examples, MSE, 1, SGD(batch_size=200))
     assert 0.45 < float(zeros[0]) < 0.55
+
+
+def test_features_of_norms_without_running_statistics_are_recomputed():
+    """Such norms use the statistics of the batch even in evaluation mode."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    model = SplitModel(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm), nn.Linear(8, 3)
+    )
+    calls = count_calls(model.representation)
+    train(model, "head", images(40, 3), CE, 2, SGD(batch_size=20))
+    assert calls() == 2 * 2
+
+
+@pytest.mark.parametrize("n", [51, 101, 2551])
+def test_norms_without_running_statistics_get_no_single_example(n):
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    model = SplitModel(norm, nn.Linear(4, 1))
+    examples = regression(n, 4, 1)
+    loss, _ = evaluate(model, examples, MSE)
+    assert math.isfinite(loss)
+    assert len(features_of(model, examples, SGD())) == n
+    # The last batch of training has a single example, which is left out.
+    train(model, "head", examples, MSE, 1, SGD(batch_size=n - 1))
