@@ -120,7 +120,7 @@ def test_alpha_0_equals_fedavg(algorithm):
 
 
 def test_adaptation_step_uses_the_mean_over_all_batches(monkeypatch):
-    monkeypatch.setattr("flwr_frl.clients.per_fedavg.EVALUATION_BATCH", 4)
+    monkeypatch.setattr("flwr_frl.task.training.calls.EVALUATION_BATCH", 4)
     result = run("per-fedavg", 1, evaluate=True, inner_learning_rate=ALPHA)
     w = matrix(result.arrays[-1])
     for i, metrics in enumerate(result.metrics[-1]):
