@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from devices import write_folders
 from environments import make_environment
-from federation import ROOT, Federation, read_lines
+from federation import Federation, project, read_lines
 
 NAMES = ("without", "other-version")
 CONFIG = (
@@ -37,7 +37,7 @@ def test_supernodes_need_no_package_and_ignore_another_version(
                 program=tmp_path / name / "bin" / "flower-supernode",
             )
         output = tmp_path / "results"
-        log = federation.run(ROOT, f'{CONFIG} output="{output}"', 600)
+        log = federation.run(project(), f'{CONFIG} output="{output}"', 600)
     finally:
         federation.close()
     [row] = read_lines(output / "fedrep" / "metrics.jsonl")

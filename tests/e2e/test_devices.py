@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from command_line import rows_of, run
 from devices import NAMES, assert_same, write_folders
-from federation import ROOT, Federation, processes_with, read_lines, wait_until
+from federation import ROOT, Federation, processes_with, project, read_lines, wait_until
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.predict import load_run, predict
@@ -94,7 +94,7 @@ def test_a_device_joins_and_another_is_restarted_before_a_resume(
 
     def train() -> None:
         rounds = f'{GROWING} num-server-rounds=200 output="{output}"'
-        logs.append(registered.run(ROOT, rounds, 900))
+        logs.append(registered.run(project(), rounds, 900))
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -122,7 +122,7 @@ def test_a_device_joins_and_another_is_restarted_before_a_resume(
     rounds = len(before) + 2
     resumed = f'{GROWING} num-server-rounds={rounds} output="{output}" '
     resumed += f'resume="{output}" min-available-nodes=3'
-    log = registered.run(ROOT, resumed, 600)
+    log = registered.run(project(), resumed, 600)
     after = read_lines(rows)
     assert [row["round"] for row in after] == list(range(1, rounds + 1)), log
     assert after[-1]["clients"] == 3, log
@@ -171,7 +171,7 @@ def test_devices_match_the_simulation_and_intruders_receive_nothing(
 
     def deploy(algorithm: str) -> str:
         config = f'algorithm="{algorithm}" {SHARED} {SETTINGS[algorithm]}'
-        return fleet.run(ROOT, f'{config} output="{output}"', 1200)
+        return fleet.run(project(), f'{config} output="{output}"', 1200)
 
     # Both runs at the same time: messages of one must not block those of the other.
     with ThreadPoolExecutor() as pool:
@@ -198,7 +198,7 @@ def test_a_run_without_a_target_gives_a_one_line_error(
 ):
     # The index of a device does not determine its role: all are sources.
     config = f'algorithm="representation-transfer" {SHARED}'
-    log = fleet.run(ROOT, f'{config} output="{tmp_path / "out"}"', 600)
+    log = fleet.run(project(), f'{config} output="{tmp_path / "out"}"', 600)
     assert "role is 'source'; expected 'target' in the node config" in log
     assert "Traceback" not in log
 

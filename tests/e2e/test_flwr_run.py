@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import BIN, ROOT, local_flower, read_lines
+from federation import BIN, ROOT, local_flower, project, read_lines
 
 COMMON = "evaluate-last=1 num-clients=4 classes-per-client=5 "
 SETTINGS = {
@@ -40,7 +40,7 @@ def test_flwr_run_equals_inline(
     command = [
         str(BIN / "flwr"),
         "run",
-        str(ROOT),
+        str(project()),
         "local",
         "--stream",
         "--federation-config",

@@ -16,7 +16,7 @@ import pytest
 from broken_disks import prefixes
 from command_line import rows_of, run
 from devices import NAMES, assert_same
-from federation import ROOT, Federation, read_lines
+from federation import Federation, project, read_lines
 
 # Number of concurrent runs; each has its own process for the ServerApp.
 TOGETHER = 2
@@ -100,7 +100,7 @@ def logs(devices: Federation) -> Iterator[dict[str, Future[str]]]:
         started = {
             case: pool.submit(
                 devices.run,
-                ROOT,
+                project(),
                 f'algorithm="{algorithm}" {SHARED} {settings} '
                 f'output="{devices.home / case}"',
                 1200,
