@@ -256,7 +256,7 @@ class Client(ParameterGroups, NumPyClient):
         epochs : int
             Passes over the examples.
         regularizer, correction
-            As in `flwr_frl.task.training.train`; FedProx's proximal term is added.
+            As of `flwr_frl.task.training.train`; FedProx's proximal term is added.
         examples : ExampleSet, optional
             Examples to train on; by default all of this client's training examples.
 
@@ -265,9 +265,9 @@ class Client(ParameterGroups, NumPyClient):
         float
             Mean loss over the last epoch.
         """
-        require(part in get_args(Part), "part", part, "head, representation or all")
-        if examples is None:
-            examples = self.train_examples
+        valid = part in get_args(Part)
+        require(valid, "part", part, "head, representation or all", "settings")
+        examples = self.train_examples if examples is None else examples
         if part == "head" and not self.settings.augment_head:
             examples = examples.without_augmentation()
         if self._proximal_weight:

@@ -329,7 +329,8 @@ class HubData:
             return test
         for name in (others[code] for code in np.unique(codes[codes >= 0])):
             if name not in names:
-                raise unknown("class", name, names, f"of column {label!r}")
+                listed = f"the column {label!r}"
+                raise unknown("class", name, names, listed, code="label-column")
         numbers = [names.index(n) if n in names else -1 for n in others]
         # Negative codes stand for missing labels.
         codes = np.where(codes < 0, codes, np.array(numbers)[codes])
