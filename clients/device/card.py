@@ -382,9 +382,8 @@ def without_examples(task: Task, error: SettingsError) -> Task:
 def unknown_split(partition: str) -> SettingsError:
     """Return the error for examples that only unnamed code can assign to clients."""
     return SettingsError(
-        f"its clients' examples were split by {partition!r}, whose code is run only "
-        "where you name it, too: --run-config 'partition=...', or partition=... of "
-        "load_run"
+        f"its clients' examples were split by {partition!r}, whose code runs only if "
+        "you name it: by --run-config 'partition=...', or partition=... of load_run"
     )
 
 

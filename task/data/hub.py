@@ -206,7 +206,7 @@ class HubData:
             raise
         # Loading scripts, files and the network raise nearly any exception.
         except Exception as error:
-            here = "" if self.path.exists() else " (no local path, so one of the Hub)"
+            here = "" if self.path.exists() else " (not a local path)"
             raise SettingsError(
                 f"the data set {self.name!r}{here} cannot be loaded: "
                 f"{error_line(error)}",

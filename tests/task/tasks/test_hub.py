@@ -1,6 +1,6 @@
 """Hugging Face data sets and flwr-datasets partitioners, with the real libraries.
 
-Importing these libraries takes seconds, so all tests that need them are in this file.
+Importing these libraries takes seconds, so few files of tests need them.
 """
 
 import re
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from command_line import assert_refused, rows_of, run
 from flwr.app import Context, RecordDict
+from hub_data import FLOWER, by_column, task_of
 from PIL import Image
 
 from flwr_frl.clients.device.setup import build_client, client_setup
@@ -22,12 +23,8 @@ from flwr_frl.task.tasks.image import ImageTask
 
 pytestmark = pytest.mark.e2e
 
-FLOWER = "flwr_datasets.partitioner:"
 WRITERS, EACH = 4, 10
-BY_WRITER = {
-    "partition": f"{FLOWER}NaturalIdPartitioner",
-    "partitioner-arguments": "partition_by=writer_id",
-}
+BY_WRITER = by_column("writer_id")
 
 
 def letter(writer: int, number: int) -> np.ndarray:
@@ -77,13 +74,6 @@ def home(tmp_path_factory) -> Path:
     (root / "table").mkdir()
     (root / "table" / "rows.csv").write_text("\n".join(lines))
     return root
-
-
-def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, **own):
-    given = {name.replace("_", "-"): value for name, value in own.items()}
-    cache = cache or home / "cache"
-    own = {"task": f"hf:{home / name}", "cache-dir": str(cache), **given}
-    return build_task(resolve({"partition": "iid", **own}), num_clients)
 
 
 def pairs_in(examples) -> list[tuple[int, int]]:
@@ -384,116 +374,3 @@ def test_a_damaged_image_is_named(tmp_path):
     with pytest.raises(SettingsError, match=line):
         task_of(tmp_path, "photos", 0, test_fraction=0.1)
     assert not list((tmp_path / "cache").glob("*/*.npy"))
-
-
-def test_classes_of_the_test_split_are_matched_by_name(tmp_path):
-    import datasets
-
-    def part(names):
-        codes = [names.index("cat"), names.index("dog")] * 5
-        columns = {"x": [[0.0], [1.0]] * 5, "label": codes}
-        x = datasets.Sequence(datasets.Value("float32"))
-        label = datasets.ClassLabel(names=names)
-        features = datasets.Features({"x": x, "label": label})
-        return datasets.Dataset.from_dict(columns, features=features)
-
-    def save(name, test):
-        parts = {"train": part(["cat", "dog"]), "test": part(test)}
-        datasets.DatasetDict(parts).save_to_disk(tmp_path / name)
-
-    save("animals", ["dog", "cat"])
-    before = sorted(tmp_path.rglob("*"))
-    task = task_of(tmp_path, "animals", 0, tmp_path.parent / "elsewhere")
-    for examples in task.train_examples(0), task.test_examples(0):
-        assert examples.targets.tolist() == examples.inputs[:, 0].int().tolist()
-    # Nothing is written into the user's folder.
-    assert sorted(tmp_path.rglob("*")) == before
-    # A class without examples does no harm.
-    save("others", ["bird", "cat", "dog"])
-    assert task_of(tmp_path, "others", 0).classes == ("cat", "dog")
-    parts = {"train": part(["cat", "cow", "dog"]), "test": part(["cat", "dog"])}
-    parts["train"], parts["test"] = (
-        parts["test"],
-        parts["train"].map(lambda row: {"label": 1}),
-    )
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "cows")
-    with pytest.raises(SettingsError, match="'cow'"):
-        task_of(tmp_path, "cows", 0)
-
-
-def test_other_columns_of_the_test_split_may_have_other_classes(tmp_path):
-    import datasets
-
-    def part(writers):
-        columns = {"x": [[0.0], [1.0]] * 5, "writer": [0] * 10, "label": [0, 1] * 5}
-        features = datasets.Features(
-            x=datasets.Sequence(datasets.Value("float32")),
-            writer=datasets.ClassLabel(names=writers),
-            label=datasets.ClassLabel(names=["a", "b"]),
-        )
-        return datasets.Dataset.from_dict(columns, features=features)
-
-    parts = {"train": part(["w1", "w2"]), "test": part(["w3"])}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "written")
-    task = task_of(tmp_path, "written", 0, label_column="label")
-    assert len(task.test_examples(0)) == 10
-
-
-def test_small_clients_share_the_held_out_examples(tmp_path):
-    rows = [f"{i}.5,{i // 2},{'ab'[i % 2]}" for i in range(40)]
-    table = tmp_path / "rows.csv"
-    table.write_text("\n".join(["size,client,label", *rows]))
-    natural = {**BY_WRITER, "partitioner-arguments": "partition_by=client"}
-    task = task_of(tmp_path, "rows.csv", 20, input_columns="*", **natural)
-    tested = [len(task.test_examples(i)) for i in range(20)]
-    # A fifth of 40 examples, of which no client can lose more than one
-    assert sorted(tested) == [0] * 12 + [1] * 8
-
-
-def test_only_the_column_that_names_the_clients_is_no_input(tmp_path):
-    rows = [f"{i % 7}.5,{i % 3},{'ab'[i % 2]}" for i in range(60)]
-    table = tmp_path / "rows.csv"
-    table.write_text("\n".join(["size,ward,label", *rows]))
-    unused = {"partitioner-arguments": "partition_by=ward"}
-    task = task_of(tmp_path, "rows.csv", 3, input_columns="*", **unused)
-    assert task.train_examples(0).inputs.shape[1] == 2
-
-
-def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
-    rows = [f"{i % 7}.5,{i % 3},{10 + i % 3},{'ab'[i % 2]}" for i in range(60)]
-    table = tmp_path / "rows.csv"
-    table.write_text("\n".join(["size,ward,hospital,label", *rows]))
-    named = {**BY_WRITER, "partitioner-arguments": "partition_by=hospital"}
-    task = task_of(tmp_path, "rows.csv", 3, input_columns="*", **named)
-    assert task.client_names == ("10", "11", "12")
-    # The column of the clients is no input.
-    for client in range(3):
-        inputs = task.train_examples(client).first(1)
-        assert inputs.shape == (1, 2)
-        # A fifth of each client's rows
-        assert len(task.train_examples(client)) == 16
-        assert len(task.test_examples(client)) == 4
-        assert inputs[0, 1] == client
-    assert task.notes[-1] == "the inputs are size, ward, without hospital"
-
-
-def test_classes_without_examples_are_named(tmp_path):
-    table = tmp_path / "rows.csv"
-    rows = [f"{i}.5,{(1, 3)[i % 2]}" for i in range(20)]
-    table.write_text("\n".join(["x,label", *rows]))
-    task = task_of(tmp_path, "rows.csv", 2, input_columns="x")
-    assert task.notes[-1] == "2 of the 4 classes have no examples"
-
-
-def test_a_name_that_is_no_folder_says_so(tmp_path, monkeypatch):
-    import datasets
-
-    def unreachable(*given, **named):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    line = (
-        r"^the data set 'patiens' \(no local path, so one of the Hub\) cannot be loaded"
-    )
-    with pytest.raises(SettingsError, match=line):
-        build_task(resolve({"task": "hf:patiens", "cache-dir": str(tmp_path)}), 2)
