@@ -149,6 +149,7 @@ class ParameterGroups:
         } | to_tensors(loaded, self.device)
         self.model.load({**self.task.initial_state, **self.saved, **self.received})
         self._proximal_weight = 0.0
+        # Without received parameters, such as FedProto's, there is no proximal term.
         if self.received.keys() & self.model.tensors.keys():
             self._proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
 

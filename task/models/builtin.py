@@ -99,7 +99,7 @@ class _ResidualBlock(nn.Module):
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
         self.stride = channels_out // channels_in
-        self.added = channels_out - channels_in
+        self.added_channels = channels_out - channels_in
         self.conv1 = nn.Conv2d(
             channels_in, channels_out, 3, self.stride, padding=1, bias=False
         )
@@ -111,7 +111,7 @@ class _ResidualBlock(nn.Module):
         shortcut = x
         if self.stride > 1:
             strided = x[:, :, :: self.stride, :: self.stride]
-            shortcut = nn.functional.pad(strided, (0, 0, 0, 0, 0, self.added))
+            shortcut = nn.functional.pad(strided, (0, 0, 0, 0, 0, self.added_channels))
         x = nn.functional.relu(self.bn1(self.conv1(x)), inplace=True)
         return nn.functional.relu(self.bn2(self.conv2(x)) + shortcut, inplace=True)
 
