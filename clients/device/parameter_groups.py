@@ -92,7 +92,8 @@ class ParameterGroups:
         Returns
         -------
         dict of str to Tensor
-            By name within the group; by default the initial model.
+            By name within the group; by default the initial model. Tensors of
+            ``model`` stand for their initial values.
         """
         return self.task.initial_state
 
@@ -234,15 +235,19 @@ def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
     state = client.task.initial_state
     arrays = {n: t for n, t in state.items() if client._group_of(n) in groups}
     within_model = model_groups(client)
+    # Clients of a process share the model, which has the values of the latest one.
+    names = {tensor.data_ptr(): n for n, tensor in client.model.tensors.items()}
     for group in groups:
-        if group not in within_model:
-            arrays |= within(group, client.initial_group(group))
-    for name, value in arrays.items():
-        if not isinstance(value, Tensor):
-            raise SettingsError(
-                f"{type(client).__name__}.initial_group returns a "
-                f"{type(value).__name__} for {name!r}; expected a tensor"
-            )
+        if group in within_model:
+            continue
+        for name, value in within(group, client.initial_group(group)).items():
+            if not isinstance(value, Tensor):
+                raise SettingsError(
+                    f"{type(client).__name__}.initial_group returns a "
+                    f"{type(value).__name__} for {name!r}; expected a tensor"
+                )
+            same = state.get(names.get(value.data_ptr(), ""), value)
+            arrays[name] = (same if same.shape == value.shape else value).detach()
     return arrays
 
 

@@ -17,8 +17,8 @@ from flwr.common import NDArrays, log
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import Tensors, to_numpy, within
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.conversions import Tensors, to_numpy
+from flwr_frl.clients.device.parameter_groups import WHOLE, initial_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import (
@@ -388,11 +388,10 @@ class GossipClient(Client):
             super().receive(parameters, config)
         if self.state.round == 0:
             # Only the model is reused from an earlier run, as neighbours also restart.
-            zeros = {
+            self.saved |= {
                 name: value.to(self.device, copy=True)
-                for name, value in self.initial_group(VECTORS).items()
+                for name, value in initial_arrays(self, (VECTORS,)).items()
             }
-            self.saved |= within(VECTORS, zeros)
 
 
 @lru_cache(maxsize=4)

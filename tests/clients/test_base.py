@@ -115,6 +115,31 @@ def test_initial_values_come_from_the_model_and_from_initial_group():
     assert all(torch.equal(copies[name], value) for name, value in state.items())
 
 
+def test_tensors_of_the_model_stand_for_their_initial_values():
+    class Second(Client):
+        shared = (REPRESENTATION, CONTROL)
+        personal = (HEAD, MEMORY)
+
+        def initial_group(self, group):
+            if group == CONTROL:
+                return dict(self.model.head.named_parameters())
+            return {**self.model.head.state_dict(), "twice": self.model.head.bias * 2}
+
+    client = client_of(Second)
+    initial = {n: t.clone() for n, t in client.task.initial_state.items()}
+    # Another client of the process has trained the model since.
+    client.model.load({name: value + 1 for name, value in initial.items()})
+    parameters = client.get_parameters({})
+    for name, array in zip(TOP, parameters[len(BODY) :], strict=True):
+        np.testing.assert_array_equal(array, initial[name].numpy())
+    client.receive(parameters, {})
+    for name in TOP:
+        saved = client.saved[MEMORY + name.removeprefix(HEAD)]
+        assert torch.equal(saved, initial[name])
+        assert not saved.requires_grad
+    assert not client.saved[MEMORY + "twice"].requires_grad
+
+
 def test_under_inverts_within():
     tensors = {"a": torch.ones(1), "b.c": torch.zeros(2)}
     named = within("model.", tensors)
