@@ -15,6 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--run-config",
         nargs="*",
+        action="extend",
         default=[],
         metavar="'k=v ...'",
         help="other settings that a file alone cannot set, such as weights",

@@ -62,7 +62,8 @@ def parse(
     -------
     namespace, overrides
         The arguments, and the settings among them. A flag takes precedence over the
-        same setting in ``--run-config``.
+        same setting in ``--run-config``, and a later ``--run-config`` over an earlier
+        one, so that the hint of Ctrl-C can be appended to the command.
 
     Raises
     ------
@@ -80,13 +81,20 @@ def parse(
     text = "inline: in this process; ray: on all cores; auto (default): the faster one"
     add("--backend", default="auto", help=text)
     text = "other settings (docs/settings.md), or a TOML file with settings"
-    add("--run-config", nargs="+", default=[], metavar="'k=v …'", help=text)
+    add(
+        "--run-config",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="'k=v …'",
+        help=text,
+    )
     text = "run N seeds, starting at --seed; report mean ± standard deviation"
     add("--seeds", type=int, metavar="N", help=text)
     text = "run N of them in parallel processes (default 1; not with --backend ray)"
     add("--jobs", type=int, default=1, metavar="N", help=text)
     text = "with `tune ALGORITHM …`: values to choose from by validation accuracy"
-    add("--grid", default="", metavar="'k=v,v …'", help=text)
+    add("--grid", action="append", default=[], metavar="'k=v,v …'", help=text)
     add("--list", action="store_true", help="list algorithms, tasks and models")
     add("--verbose", action="store_true", help="show Flower's log")
     for flag, (name, meaning) in SETTING_FLAGS.items():
@@ -109,7 +117,11 @@ def parse(
         for flag, name in FLAGS.items()
         if (value := getattr(namespace, flag.replace("-", "_"))) is not None
     }
-    return namespace, {**_run_config(namespace.run_config), **by_flag}
+    namespace.grid = " ".join(namespace.grid)
+    given = dict[str, Any]()
+    for texts in namespace.run_config:
+        given |= _run_config(texts)
+    return namespace, given | by_flag
 
 
 def _unknown_flag(text: str, following: Sequence[str], flags: Iterable[str]) -> str:
@@ -133,8 +145,6 @@ def _unknown_flag(text: str, following: Sequence[str], flags: Iterable[str]) -> 
 
 
 def _run_config(texts: list[str]) -> dict[str, Any]:
-    if not texts:
-        return {}
     # Takes long to import, and is not needed for `--help`.
     from flwr.common.config import parse_config_args
 

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import STEADY as USUAL
-from command_line import Killed, assert_same_rows, die_in, rows_of, run
+from command_line import Killed, assert_same_rows, config_of, die_in, rows_of, run
 from disks import full
 
 from flwr_frl.strategies.report import results, tables
@@ -49,7 +50,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
     assert last_line == hint
     assert (parts / algorithm / FILE).is_file()
     assert len(rows_of(parts, algorithm)) == 2
-    go(parts, algorithm, rounds=4, resume=str(parts))
+    # The hint is appended to the command.
+    typed = algorithm, "--rounds", "4", *config_of(STEADY)
+    assert run(parts, *typed, *shlex.split(hint)[3:]) == 0
     assert_same_rows(
         rows_of(parts, algorithm), rows_of(uninterrupted, algorithm), 1e-12
     )

@@ -14,10 +14,12 @@ from command_line import (
 from PIL import Image
 
 from flwr_frl import cli, running
+from flwr_frl.clients.predict.options import add_options, named_in
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.report.command_line import parse
 from flwr_frl.strategies.report.comparison import PER_RUN
 from flwr_frl.strategies.report.plot import plot
+from flwr_frl.task.command_line import Parser
 from flwr_frl.task.settings import defaults
 
 
@@ -234,6 +236,21 @@ def test_a_flag_takes_precedence_over_the_run_config(tmp_path):
     for text in ("num-clients=5", str(file)):
         _, parsed = parse(["--clients", "10", "--run-config", text])
         assert parsed == {"num-clients": 10}
+
+
+def test_options_that_are_given_twice_are_combined(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("momentum = 0.5\nresume = 'former'\n")
+    first, second = "batch-size=10", "resume='results' batch-size=20"
+    each = ["--run-config", first, "--run-config", str(file), "--run-config", second]
+    grid = ["--grid", "momentum=0,0.9", "--grid", "batch-size=5,10"]
+    namespace, parsed = parse(["tune", "fedrep", *each, *grid])
+    assert parsed == {"batch-size": 20, "momentum": 0.5, "resume": "results"}
+    assert namespace.grid == "momentum=0,0.9 batch-size=5,10"
+    parser = Parser()
+    add_options(parser)
+    named = named_in(parser.parse_args([*each[:2], *each[4:]]))
+    assert named == {"batch-size": 20, "resume": "results"}
 
 
 def test_the_run_config_can_name_the_algorithm(tmp_path, caplog):
