@@ -27,7 +27,7 @@ from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import check_compatible, check_no_counters
 from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import largest_reply
-from flwr_frl.task.messages import SERVER_ROUND, SHARED_BYTES
+from flwr_frl.task.messages import EXAMPLES, SERVER_ROUND, SHARED_BYTES
 from flwr_frl.task.records import fill
 from flwr_frl.task.settings import SettingsError
 
@@ -200,7 +200,9 @@ class BaseStrategy(Averaging):
         """
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
-        run = self.ledger.config(self.name_of(node), server_round, saves)
+        name, client = self.name_of(node), self.clients.known.get(node)
+        examples = client.properties.get(EXAMPLES) if client else None
+        run = self.ledger.config(name, server_round, saves, examples)
         registered = self.clients.registered.config(node)
         record = fill(ConfigRecord(), {**registered, **run, **config})
         records = {self.arrayrecord_key: arrays, self.configrecord_key: record}

@@ -61,7 +61,7 @@ class SettingsError(ValueError):
 
 
 class ResourceError(SettingsError):
-    """A resource is missing on this machine; no client could train on it."""
+    """A resource of this machine is missing, or not the run's; it ends a simulation."""
 
 
 class TrainingDivergedError(ArithmeticError):

@@ -83,6 +83,9 @@ KEPT_CHECKPOINT = "kept-checkpoint"
 REFUSAL = "refusal"
 # Why the client does not use its latest saved state.
 UNUSED_STATE = "unused-state"
+# Simulated clients: the fingerprint of the client's examples, also in the config of a
+# message, where it is that of the start of the run.
+EXAMPLES = "examples-fingerprint"
 # Simulated clients: the name of the client's folder.
 OWN_NAME = "own-name"
 # Key in the config of a message: the name under which the node is registered.

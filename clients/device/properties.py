@@ -19,8 +19,10 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.simulated import newcomers
 from flwr_frl.task.base import Task
+from flwr_frl.task.fingerprint import fingerprint
 from flwr_frl.task.messages import (
     CLASS_COUNTS,
+    EXAMPLES,
     HELD_CLASSES,
     INCOMPATIBLE_WITH_NOISE,
     INPUTS,
@@ -146,10 +148,11 @@ def simulated_properties(
 ) -> dict[str, Any]:
     """Return properties that a simulated client reports and a device does not.
 
-    They are the name of its folder, if the data have folders, its number of training
-    examples of each class, if there are classes, and whether it joins after training.
+    They are the fingerprint of its examples, the name of its folder, if the data have
+    folders, its number of training examples of each class, if there are classes, and
+    whether it joins after training.
     """
-    properties = dict[str, Any]()
+    properties: dict[str, Any] = {EXAMPLES: fingerprint(task, index)}
     names = getattr(task, "client_names", ())
     if index < len(names):
         properties[OWN_NAME] = str(names[index])

@@ -27,10 +27,12 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import state_directory
 from flwr_frl.task import devices
 from flwr_frl.task.base import Task
+from flwr_frl.task.fingerprint import check_examples, fingerprint
 from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
+    EXAMPLES,
     RUN,
     SERVER_ROUND,
 )
@@ -362,8 +364,13 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     setup : Setup
         Its settings.
     config : mapping
-        Config of the message, with ``run``, ``acknowledged-round`` and
-        ``checkpoint-round`` if the server tracks them.
+        Config of the message, with ``run``, ``acknowledged-round``,
+        ``checkpoint-round`` and ``examples-fingerprint`` if the server tracks them.
+
+    Raises
+    ------
+    ResourceError
+        If a simulated client's examples are not those of the start of the run.
     """
     node, kind = context.node_config, setup.kind
     index, num_clients = partition(node, setup.run)
@@ -372,6 +379,12 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     run = str(config.get(RUN, context.run_id))
     name, experiment = client_name(context), setup.device.experiment
     directory = state_directory(node, name, run, experiment, setup.states)
+    about = about_state(task, kind) if directory else {}
+    # A device's data may grow, and no server may compare them with a guess.
+    if "partition-id" in node:
+        check_examples(task, index, config.get(EXAMPLES))
+    elif directory:
+        about[EXAMPLES] = fingerprint(task, index)
     state = PersonalState(
         context,
         directory,
@@ -379,7 +392,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         int(config.get(CHECKPOINT_ROUND, 0)),
         run,
         name,
-        about_state(task, kind) if directory else None,
+        about,
     )
     check_task(task, kind, setup.run)
     client = kind(task, index, state, setup.algorithm)

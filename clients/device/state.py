@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Container, Iterable, Mapping
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -37,7 +37,7 @@ from flwr_frl.task.files import (
     unfinished,
     write_atomically,
 )
-from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.task.messages import EXAMPLES, KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.task.npy import is_finite
 from flwr_frl.task.records import entries_of, fill
 from flwr_frl.task.training import TrainingDivergedError
@@ -104,7 +104,8 @@ class PersonalState:
         Name of the client. Files of other clients are not used.
     about : mapping of str to str, optional
         Metadata of each file. Files with other ``classes`` (the meaning of the outputs)
-        or another ``algorithm`` are not used.
+        or another ``algorithm`` are not used; with another ``examples-fingerprint``
+        they are, and a line is logged.
     """
 
     def __init__(
@@ -202,7 +203,12 @@ class PersonalState:
         if not path.exists():
             return None
         try:
-            return read_checked(path, self._client, shapes, self._about)[1]
+            about, arrays = read_checked(path, self._client, shapes, self._about)
+            now = self._about.get(EXAMPLES)
+            if now and about.get(EXAMPLES, now) != now:
+                text = "the examples of client %s are other ones than in %s"
+                log(INFO, text, self._client, path)
+            return arrays
         except ForeignStateError as error:
             self.unused = self.unused or error.public
             if (path, str(error)) not in _logged:

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from flwr_frl.clients.predict.trained import (
     task_of_device,
 )
 from flwr_frl.task.base import Task
+from flwr_frl.task.fingerprint import check_examples
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import (
     Settings,
@@ -237,7 +239,9 @@ def _simulated_task(run: TrainedRun, client: str) -> tuple[Task, int]:
     num_clients, index = int(run.settings["num-clients"]), int(client)
     allowed = f"one of 000000 to {num_clients - 1:06d}"
     require(index < num_clients, "client-name", client, allowed)
-    return build_task(run.settings, num_clients), index
+    task = build_task(run.settings, num_clients)
+    check_examples(task, index, run.examples.get(client))
+    return task, index
 
 
 def _deployed(client: Client, card: ModelCard) -> Loaded:
@@ -304,4 +308,7 @@ def _card_from_data(run: TrainedRun, arrays: Tensors, on_device: bool) -> ModelC
     """Build the run's task, which reads its data, and return its card."""
     run.check_data(arrays, without=initial_only(run.settings))
     num_clients = 0 if on_device else int(run.settings["num-clients"])
-    return ModelCard.from_settings(run.settings, num_clients, run.withheld_partition)
+    card = ModelCard.from_settings(run.settings, num_clients, run.withheld_partition)
+    if on_device or card.images is not None:
+        return card
+    return replace(card, task=run.with_same_examples(card.task))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,10 @@ from flwr_frl.task.checkpoint import (
     read,
     with_earlier_settings,
 )
-from flwr_frl.task.messages import FROZEN_DIGEST, SERVER_ROUND
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.fingerprint import check_examples
+from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
+from flwr_frl.task.messages import EXAMPLES, FROZEN_DIGEST, SERVER_ROUND
 from flwr_frl.task.settings import Settings, SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task, reads_data_dir
 from flwr_frl.task.tasks.image import default_model
@@ -57,6 +61,8 @@ class TrainedRun(NamedTuple):
         Unique name of the run.
     labels : dict of str to str
         Folder names of simulated clients, by client name.
+    examples : dict of str to str
+        Fingerprints of simulated clients' examples, by client name.
     server_round : int
         Last round.
     classes : str
@@ -76,6 +82,7 @@ class TrainedRun(NamedTuple):
     acknowledged: dict[str, int]
     token: str
     labels: dict[str, str]
+    examples: dict[str, str]
     server_round: int
     classes: str
     frozen: str
@@ -137,6 +144,22 @@ class TrainedRun(NamedTuple):
                 "as weights"
             )
 
+    def with_same_examples(self, task: Task) -> Task:
+        """Return a simulation's task that refuses to read other examples.
+
+        Reading examples that differ from those of the run raises `ResourceError`.
+        """
+        without_metrics = build(EvaluationSettings, {**self.settings, "metrics": ""})
+        evaluated = with_evaluation(task, without_metrics)
+
+        def read(part: str, client: int) -> ExampleSet:
+            check_examples(evaluated, client, self.examples.get(f"{client:06d}"))
+            examples: ExampleSet = getattr(task, part)(client)
+            return examples
+
+        parts = ("train_examples", "test_examples")
+        return changed(task, {part: partial(read, part) for part in parts})
+
     def directory_of(self, client: str, state_dir: str) -> Path | None:
         """Return the folder with a client's personal state.
 
@@ -189,6 +212,7 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
             {str(name): int(r) for name, r in values["acknowledged"].items()},
             str(values["run"]),
             {str(name): str(n) for name, n in values.get("labels", {}).items()},
+            {str(name): str(f) for name, f in values.get(EXAMPLES, {}).items()},
             int(about.get("round", 1)),
             str(values.get("classes", "")),
             str(values.get("model", {}).get(FROZEN_DIGEST, "")),

@@ -17,7 +17,7 @@ from flwr_frl.strategies.server.checks import (
     check_values,
     one_line,
 )
-from flwr_frl.task.messages import BYTES, PROPERTIES, UNUSED_STATE
+from flwr_frl.task.messages import BYTES, EXAMPLES, PROPERTIES, UNUSED_STATE
 from flwr_frl.task.npy import header
 from flwr_frl.task.npy import is_finite as all_finite
 from flwr_frl.task.records import entries_of
@@ -364,6 +364,9 @@ def record_bytes(record: RecordType) -> int:
     """Return the bytes of a record: serialised arrays, values and names."""
     # Flower's own count fails on empty strings and lists.
     entries = entries_of(record)
+    if EXAMPLES in entries:
+        # Messages to devices have no fingerprint, and simulations count the same bytes.
+        entries = {name: value for name, value in entries.items() if name != EXAMPLES}
     total = sum(map(len, entries))
     if isinstance(record, ArrayRecord):
         return total + sum(map(num_bytes, entries.values()))

@@ -10,6 +10,7 @@ from flwr.common import log
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
+    EXAMPLES,
     KEPT_CHECKPOINT,
     KEPT_ROUNDS,
     RUN,
@@ -34,6 +35,8 @@ class RoundLedger:
         Round of the checkpoint from which the run was resumed.
     seen : dict of str to int
         Round of the later checkpoint that a rolled-back client has seen, by name.
+    examples : dict of str to str
+        Fingerprint of each simulated client's examples at its first message, by name.
     """
 
     run_token: str = ""
@@ -42,6 +45,7 @@ class RoundLedger:
     counted: int = 0
     resumed: int | None = None
     seen: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
     # Rounds whose state each client has saved, by name.
     _kept: dict[str, list[int]] = field(default_factory=dict)
     # `acknowledged` in the last checkpoint.
@@ -125,13 +129,18 @@ class RoundLedger:
         self.counted += len(rounds)
 
     def config(
-        self, name: str, server_round: int, checkpoints: bool
+        self,
+        name: str,
+        server_round: int,
+        checkpoints: bool,
+        examples: object = None,
     ) -> dict[str, int | str]:
         """Return the entries about the run in a client's config.
 
-        They are the run's token, the client's last round that has counted, and the
-        round to which a resume would return. ``checkpoints`` is True if the run writes
-        any.
+        They are the run's token, the client's last round that has counted, the round
+        to which a resume would return, and the first fingerprint of its examples.
+        ``checkpoints`` is True if the run writes any. ``examples`` is the fingerprint
+        that the client has reported, if any.
         """
         acknowledged, checkpointed = self.acknowledged.get(name, 0), self.checkpointed
         resumable = checkpoints or checkpointed > 0
@@ -139,17 +148,23 @@ class RoundLedger:
         # checkpoint relies on an earlier state of this client.
         if name in self._delayed:
             checkpointed = self._saved.get(name, 0)
+        first = {}
+        if isinstance(examples, str):
+            first[EXAMPLES] = self.examples.setdefault(name, examples)
         return {
             ACKNOWLEDGED_ROUND: acknowledged,
             CHECKPOINT_ROUND: checkpointed if resumable else server_round - 1,
             **({RUN: self.run_token} if self.run_token else {}),
+            **first,
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values that a checkpoint saves."""
-        return {"acknowledged": self.acknowledged, "run": self.run_token}
+        run = {"acknowledged": self.acknowledged, "run": self.run_token}
+        return {**run, EXAMPLES: self.examples}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Return to a saved state."""
         self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
         self.run_token = str(values["run"])
+        self.examples = dict(values.get(EXAMPLES, {}))

@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
+from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_cache
@@ -137,7 +138,10 @@ def built_task(key: TaskKey, num_clients: int) -> Task:
     maker, arguments = task_maker(name), dict[str, Any]()
     if "num_clients" in inspect.signature(maker).parameters:
         arguments["num_clients"] = num_clients
-    task = build(maker, dict(settings), **arguments)
+    evaluation = build(EvaluationSettings, dict(settings))
+    # A custom task may split its data at random, which all processes must do alike.
+    with seeded(evaluation.seed):
+        task = build(maker, dict(settings), **arguments)
     # Look at the class first: attributes of the instance may build a model.
     missing = [
         part
@@ -150,7 +154,6 @@ def built_task(key: TaskKey, num_clients: int) -> Task:
             "expected a Task, for example an ExampleTask",
             "task",
         )
-    evaluation = build(EvaluationSettings, dict(settings))
     if isinstance(task, ExampleTask) and task.seed is None:
         # A copy: the user's function may return the same object for all seeds, with
         # models of an earlier seed already built.

@@ -15,6 +15,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.grids import ray_workers
 from flwr_frl.strategies.grids.simulation import RayGrid
+from flwr_frl.task.settings import SettingsError
 
 GUEST = ROOT / "tests" / "guest"
 
@@ -55,6 +56,13 @@ def test_ray_and_inline_give_the_same_results(algorithm, more):
     expected = run_tiny(algorithm, **more)
     assert result.rows == expected.rows
     assert_same(result, expected)
+
+
+@pytest.mark.e2e
+def test_workers_with_different_examples_end_the_run():
+    with pytest.raises(SettingsError) as raised:
+        run_tiny("fedrep", grid=ray_grid, task="guest.task:unseeded")
+    assert raised.value.code == "other-examples"
 
 
 INTRUDER = """
@@ -124,6 +132,7 @@ import os, sys
 from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr_frl.strategies.grids.simulation import RayGrid
+from flwr_frl.task.settings import SettingsError
 
 marker = Path(sys.argv[1])
 
@@ -168,6 +177,7 @@ import sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr_frl.strategies.grids.simulation import RayGrid
+from flwr_frl.task.settings import SettingsError
 
 go, begun = Path(sys.argv[1]), Path(sys.argv[2])
 

@@ -1,0 +1,142 @@
+"""Runs of custom tasks that split their data at random, in several processes.
+
+Each command and each call of `load_run` builds its task anew, as another process does.
+"""
+
+import numpy as np
+import pytest
+import torch
+from command_line import assert_same_rows, json_of, rows_of, run
+from flwr.app import Context, RecordDict
+
+from flwr_frl.clients.device import properties
+from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.predict import load_run
+from flwr_frl.task.messages import EXAMPLES
+from flwr_frl.task.run_cache import begin_run
+from flwr_frl.task.settings import SettingsError, resolve
+
+TASK = """
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.model_selection import train_test_split
+from torch import nn
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+
+def split(order):
+    x = torch.arange(40)[torch.as_tensor(np.array(order))][:, None] / 40
+    sets = ExampleSet(x[:30], x[:30] ** 2), ExampleSet(x[30:], x[30:] ** 2)
+    train, test = ([each] * 3 for each in sets)
+    build = lambda: SplitModel(nn.Linear(1, 2), nn.Linear(2, 1))
+    return ExampleTask(build, train, test, loss=nn.functional.mse_loss)
+
+def by_python():
+    return split(random.sample(range(40), 40))
+
+def by_numpy():
+    return split(np.random.permutation(40))
+
+def by_torch():
+    return split(torch.randperm(40))
+
+def by_sklearn():
+    return split(np.concatenate(train_test_split(np.arange(40), test_size=10)))
+
+def by_entropy():
+    return split(np.random.default_rng().permutation(40))
+
+def growing():
+    return split(range(int(Path(__file__).with_name("rows").read_text())))
+"""
+FLAGS = ("--clients", "3", "--fraction", "1")
+
+
+@pytest.mark.parametrize("by", ["python", "numpy", "torch", "sklearn"])
+def test_a_random_split_is_drawn_from_the_seed_in_every_process(
+    by, tmp_path, write_module
+):
+    path = f"{write_module('splits', TASK)}:by_{by}"
+    flags, parts = (*FLAGS, "--task", path), tmp_path / "parts"
+    assert run(tmp_path / "whole", "fedrep", *flags, "--rounds", "3") == 0
+    np.random.rand()
+    assert run(parts, "fedrep", *flags, "--rounds", "2") == 0
+    resume = str(parts)
+    assert run(parts, "fedrep", *flags, "--rounds", "3", resume=resume) == 0
+    rows = rows_of(parts, "fedrep")
+    assert_same_rows(rows, rows_of(tmp_path / "whole", "fedrep"), 1e-12)
+    begin_run()
+    model, about = load_run(parts / "fedrep", "000001", task=path)
+    test = about.task.test_examples(1)
+    loss = about.task.loss(model(test.inputs), test.targets)
+    of_run = json_of(parts / "fedrep" / "clients.json")["000001"]["loss"]
+    assert float(loss) == pytest.approx(of_run, rel=1e-5)
+    # Another seed gives another split.
+    begin_run()
+    assert run(tmp_path / "other", "fedrep", *flags, "--rounds", "1", seed=1) == 0
+    other = rows_of(tmp_path / "other", "fedrep")
+    assert other[0]["loss"] != rows[0]["loss"]
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_a_run_is_not_continued_with_other_examples(
+    validation, tmp_path, write_module, capsys
+):
+    path = f"{write_module('splits', TASK)}:by_entropy"
+    more: dict[str, object] = {"validation_fraction": validation}
+    names, flags = ("fedrep", "fedavg-ft"), (*FLAGS, "--task", path)
+    assert run(tmp_path, *names, *flags, "--rounds", "1", **more) == 0
+    capsys.readouterr()
+    more["resume"] = str(tmp_path)
+    assert run(tmp_path, *names, *flags, "--rounds", "2", **more) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: examples of client 0 have the fingerprint ")
+    # The model needs no examples.
+    model, about = load_run(tmp_path / "fedrep", "000001", task=path)
+    assert model(torch.zeros(2, 1)).shape == (2, 1)
+    for read in (about.task.train_examples, about.task.test_examples):
+        with pytest.raises(SettingsError) as raised:
+            read(1)
+        assert raised.value.code == "other-examples"
+    # Fine-tuning does.
+    with pytest.raises(SettingsError, match="examples of client 1 have"):
+        load_run(tmp_path / "fedavg-ft", "000001", task=path)
+
+
+def test_another_process_with_other_examples_ends_the_run(
+    tmp_path, write_module, monkeypatch, capsys
+):
+    path = f"{write_module('splits', TASK)}:by_numpy"
+    monkeypatch.setattr(properties, "fingerprint", lambda task, client: f"{client}")
+    assert run(tmp_path, "fedavg", *FLAGS, "--task", path, "--rounds", "1") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: examples of client 0 have the fingerprint ")
+    assert "; expected 0, as at the start of the run" in line
+
+
+def test_a_device_whose_data_grow_continues_and_logs_it(tmp_path, write_module, caplog):
+    module = write_module("splits", TASK)
+    rows = tmp_path / "modules" / "rows"
+    settings = resolve({"algorithm": "fedrep", "task": f"{module}:growing"})
+    node = {"client-name": "a", "state-dir": str(tmp_path / "states")}
+    # No server can find out whether a device has some examples.
+    config = {"run": "r", "server-round": 1, EXAMPLES: "a guess"}
+
+    def client():
+        begin_run()
+        context = Context(1, 1, node, RecordDict(), {})
+        built = build_client(context, client_setup(context, settings), config)
+        built.receive(built.get_parameters({}), config)
+        return built
+
+    caplog.set_level("INFO", "flwr")
+    rows.write_text("35")
+    client().save(config)
+    client()
+    assert "examples" not in caplog.text
+    rows.write_text("36")
+    grown = client()
+    assert caplog.text.count("the examples of client a are other ones than in ") == 1
+    assert grown.state.round == 1
