@@ -21,7 +21,7 @@ from flwr.common import log
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
 from flwr_frl.clients.device.optimizers import OptimizerStates, keeps_optimizers
 from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.clients.device.properties import properties_of
+from flwr_frl.clients.device.properties import label_of, properties_of
 from flwr_frl.clients.device.records import (
     check_config,
     checked,
@@ -52,6 +52,7 @@ from flwr_frl.task.messages import (
     FITTED,
     INITIAL_ARRAYS,
     NEWCOMER,
+    OWN_NAME,
     PROPERTIES,
     REFUSAL,
     REGISTERED_NAME,
@@ -265,12 +266,15 @@ def make_app(
             properties[CLIENT] = name = client_name(context)
             setup, config = app.read_message(message, context)
             refusal = config.get(REFUSAL)
+            # Before the checks, so that a refused client has a label as well.
+            properties |= label_of(context, setup)
             properties |= properties_of(context, setup, config)
         except SettingsError as error:
             # If it were raised, Flower would bury it in a traceback.
             refusal = properties[REFUSAL] = str(error)
         if refusal is not None:
-            log(ERROR, "client %s takes no part: %s", name, refusal)
+            label = properties.get(OWN_NAME, name)
+            log(ERROR, "client %s takes no part: %s", label, refusal)
         records = {PROPERTIES: fill(ConfigRecord(), properties)}
         return Message(fill(RecordDict(), records), reply_to=message)
 

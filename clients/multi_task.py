@@ -21,6 +21,7 @@ from flwr_frl.clients.gossip.relayed import (
     LARGEST_ENTRY,
     check_state,
     message_properties,
+    sender_label,
 )
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
 from flwr_frl.task.base import Task
@@ -30,6 +31,7 @@ from flwr_frl.task.compression.per_tensor import (
     from_settings,
 )
 from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.resident import train_examples
 from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.saddle_point.algorithm import (
     SaddlePoint,
@@ -83,8 +85,9 @@ class MultiTaskSettings(SaddlePointSettings, CompressionSettings):
 class MultiTaskClient(Client):
     """Algorithms 2 and 3: a node whose model is constrained by its neighbours' models.
 
-    The cost f_i is the loss of the task's model on a batch of the node's examples, and
-    g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the task's initial model.
+    The cost f_i is the loss of the task's model on a batch of the node's examples (0
+    without any), and g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the
+    task's initial model.
 
     The first message is the uncompressed starting point; each later round runs one
     iteration and sends C(x̃ − x̂). An iteration needs one message from every neighbour,
@@ -98,6 +101,8 @@ class MultiTaskClient(Client):
     settings: SaddlePointSettings
     # X if ``radius`` is ``auto``.
     default_set: ClassVar[ConvexSet] = Everywhere()
+    # Least weight of a node in the mean of the costs.
+    least_weight: ClassVar[int] = 0
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
@@ -179,7 +184,7 @@ class MultiTaskClient(Client):
         }
         self.attachments["message"] = data
         examples = len(self.task.train_examples(self.index))
-        return [], max(1, examples), metrics
+        return [], max(self.least_weight, examples), metrics
 
     @torch.no_grad()
     def receive(self, parameters: NDArrays, config: Config) -> None:
@@ -258,7 +263,8 @@ class MultiTaskClient(Client):
                     raise ValueError(f"it has an entry above {LARGEST_ENTRY:g}")
                 valid.append(data)
             except ValueError as error:
-                log(WARNING, "message of neighbour %s refused: %s", sender, error)
+                label = sender_label(self, sender)
+                log(WARNING, "message of neighbour %s refused: %s", label, error)
                 self.refused += 1
                 valid.append(zero)
         algorithm.receive(state, valid, self.compressor)
@@ -276,7 +282,7 @@ class MultiTaskClient(Client):
         self, settings: Any, node: int, neighbours: tuple[int, ...]
     ) -> tuple[SaddlePoint, Noise]:
         """Return the algorithm and the noise of a node and its neighbours."""
-        examples = self.train_examples.on(self.device)
+        examples = train_examples(self.task, self.index).on(self.device)
         loss, size = self.task.loss, settings.batch_size
         problem = ModelProblem(node, self.model, examples, loss, size)
         pairs = np.array([(node, j) for j in neighbours], np.int64)
@@ -288,7 +294,7 @@ class MultiTaskClient(Client):
         return algorithm, Noise(problem, self.settings.seed, direction, block=1)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test this node's model; report no examples before its first iteration.
+        """Test this node's model, before its first iteration the initial one.
 
         The metrics are those of `tested`; ``constraint``, the largest g_ij at the
         node's last point; and ``iterations``. The attachment ``duals`` contains λ_ij in
@@ -298,7 +304,7 @@ class MultiTaskClient(Client):
         self.receive(parameters, config)
         check_state(self.state, config)
         if not self.stored or not int(self.stored["iteration"]):
-            return float("nan"), 0, {}
+            return self.test(self.model)
         state = State.from_arrays(self.stored)
         _, algorithm, _ = self.prepare(config)
         loss, examples, metrics = self.tested(algorithm, state)
@@ -320,6 +326,8 @@ class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
     task: MultiTaskSetup
     settings_type = SyntheticMultiTaskSettings
     default_set = Ball()
+    # The problems are not given by examples.
+    least_weight = 1
 
     def _exchanged_entries(
         self,

@@ -85,7 +85,7 @@ class BaseStrategy(Averaging):
         longest = float(kwargs.get("timeout", math.inf))
         self.clients.foreign_app = True
         grid = self.adapt_grid(reliable_grid(self, grid, longest))
-        grid = self.participation.adapt_grid(grid, self.name_of)
+        grid = self.participation.adapt_grid(grid, self.clients.label_of)
         before = self.ledger.counted
         result = super().start(grid, *args, **kwargs)
         if self.ledger.counted == before and result.train_metrics_clientapp:
@@ -154,14 +154,16 @@ class BaseStrategy(Averaging):
         """
         self.ledger.continue_from(name)
 
-    def _connected_nodes(self, grid: Grid) -> list[int]:
+    def _connected_nodes(self, grid: Grid, trains: bool = False) -> list[int]:
         """Return the nodes that can take part; wait for one up to ``round-timeout``.
+
+        If ``trains`` is True, they are those that can be sampled to train.
 
         The wait ends as soon as no earlier participant is missing, since only missing
         ones may return. With in-process grids there is no wait.
         """
         until = time.monotonic() + self.clients.round_timeout
-        while not (nodes := self.identify(grid)):
+        while not (nodes := self._usable(self.identify(grid), trains)):
             away = self._expected_clients() - self.clients.connected_names()
             over = time.monotonic() >= until
             if over or not away or getattr(grid, "in_process", False):
@@ -181,6 +183,11 @@ class BaseStrategy(Averaging):
         """Return those of the nodes that train in a round, in the same order."""
         others = len(self.clients.busy_nodes())
         return self.participation.sample(server_round, nodes, others)
+
+    def _usable(self, nodes: list[int], trains: bool) -> list[int]:
+        """Return the nodes, without those that have nothing to train on."""
+        untrained = self.clients.untrained if trains else ()
+        return [n for n in nodes if n not in untrained] if untrained else nodes
 
     # Messages.
 
@@ -222,7 +229,9 @@ class BaseStrategy(Averaging):
         if not trains:
             nodes = self.clients.answering(nodes)
         sent = self._as_transported(arrays)
-        self.pending = PendingRound(server_round, self.name_of, arrays)
+        self.pending = PendingRound(
+            server_round, self.name_of, arrays, self.clients.label
+        )
         self.pending.config = config
         self.pending.expect(self.arrayrecord_key, sent)
         messages: list[Message] = []
@@ -258,7 +267,7 @@ class BaseStrategy(Averaging):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample clients and send them the shared arrays, in the order of names."""
-        sampled = self.sample(server_round, self._connected_nodes(grid))
+        sampled = self.sample(server_round, self._connected_nodes(grid, trains=True))
         # A subclass may return NumPy's integers, which messages do not take.
         nodes, kind = [int(node) for node in sampled], MessageType.TRAIN
         messages = self.open_round(nodes, arrays, config, server_round, kind)
@@ -335,4 +344,4 @@ def reliable_grid(strategy: BaseStrategy, grid: Grid, longest: float) -> Grid:
         most = strategy.clients.usual_bytes(SHARED_BYTES, math.inf) if action else 0
         return largest_reply(most)
 
-    return with_retries(grid, strategy.name_of, longest, largest)
+    return with_retries(grid, strategy.clients.label_of, longest, largest)

@@ -107,6 +107,6 @@ class FedDyn(
         self.in_mean |= set(names)
         if lost:
             text = "h and all gradients are reset: client %s lacks the one in h"
-            log(WARNING, text, lost)
+            log(WARNING, text, self.clients.label(lost))
             self.in_mean, self._outdated = set(), ""
         return to_record(new)

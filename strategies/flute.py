@@ -20,7 +20,7 @@ from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.client_manager import ClientInfo
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
-from flwr_frl.task.messages import HEAD
+from flwr_frl.task.messages import HEAD, NUM_EXAMPLES
 from flwr_frl.task.settings import Range, SettingsError, validate
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class HeadsOnServer(BaseStrategy):
             if is_finite(head):
                 self.heads[name] = head
             else:
-                log(WARNING, "the step on client %s's head is not finite", name)
+                label = self.clients.label(name)
+                log(WARNING, "the step on client %s's head is not finite", label)
 
 
 class TrainedHeads(HeadsOnServer):
@@ -159,11 +160,15 @@ class FLUTE(
         self.clients.refusal_of = self._refusal_of
 
     def _refusal_of(self, client: ClientInfo) -> str:
-        """Return "" if a client reports its classes, or else why it is refused."""
+        """Return "" if a client reports its classes, or else why it is refused.
+
+        Without training examples it has no class, and is only tested.
+        """
         reported = client.properties.get("classes", "")
-        mask = str(reported)
+        mask, trains = str(reported), client.properties.get(NUM_EXAMPLES) != 0
         right_length = len(mask) == len(self.initial_head.get(HEAD_WEIGHT, mask))
-        if set(mask) <= {"0", "1"} and "1" in mask and right_length:
+        has_class = "1" in mask or not trains
+        if set(mask) <= {"0", "1"} and has_class and right_length:
             self._classes[client.name] = mask
             return ""
         return (

@@ -127,7 +127,8 @@ class MultiTask(
                 continue
             difference = min(abs(dual - dual_j), HUGE)
             if difference > TOLERANCE * (1 + abs(dual)):
-                names = self.boxes.names[i], self.boxes.names[j]
+                ends_of = (self.boxes.names[k] for k in (i, j))
+                names = tuple(map(self.clients.label, ends_of))
                 log(ERROR, "dual variables of edge %s differ by %g", names, difference)
             largest = max(largest, difference)
         return largest
@@ -135,8 +136,8 @@ class MultiTask(
     def lose(self, name: str, reason: str) -> None:
         """End the run, since the neighbours of a lost node cannot iterate."""
         raise SettingsError(
-            f"client {name} is lost: {reason}; multi-task optimisation needs every "
-            "node of the graph"
+            f"client {self.clients.label(name)} is lost: {reason}; multi-task "
+            "optimisation needs every node of the graph"
         )
 
 

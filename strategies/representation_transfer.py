@@ -103,7 +103,7 @@ class RepresentationTransfer(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Address the sources or, once they have answered, targets without a model."""
-        nodes = self.identify(grid)
+        nodes = self._usable(self.identify(grid), trains=True)
         if self.built:
             targets = self._with_role(nodes, "target")
             acknowledged = self.ledger.acknowledged

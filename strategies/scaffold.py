@@ -109,6 +109,6 @@ class SCAFFOLD(
         if anew:
             why = "has lost its own" if lost else "has a later one than the server"
             text = "the control variates begin anew: client %s %s"
-            log(WARNING, text, lost or self._outdated, why)
+            log(WARNING, text, self.clients.label(lost or self._outdated), why)
             self.in_mean, self._outdated = set(), ""
         return to_record(new)

@@ -134,7 +134,8 @@ def run(
             )
             with rounds.watch.over():
                 wrapped = strategy.adapt_grid(clock or grid)
-                wrapped = strategy.participation.adapt_grid(wrapped, strategy.name_of)
+                label_of = strategy.clients.label_of
+                wrapped = strategy.participation.adapt_grid(wrapped, label_of)
                 arrays = rounds.run(wrapped, arrays, after=start)
                 joined: ByExamples = {}
                 if options.new_clients:

@@ -303,8 +303,11 @@ class ExampleSet:
         Returns
         -------
         tuple of Tensor or None
-            Inputs and targets as in `batches`; None if all are `unlabelled`.
+            Inputs and targets as in `batches`; None if all are `unlabelled`, or there
+            are no examples.
         """
+        if len(self) == 0:
+            return None
         rows = torch.randperm(len(self))[:batch_size]
         batch = self._prepared(rows, self.augment)
         return None if self._is_unlabelled(batch[1]) else batch

@@ -70,7 +70,9 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
     @lru_cache(maxsize=CACHED_CLIENTS)
     def parts(client: int) -> tuple[ExampleSet, ExampleSet]:
         overlap = int(getattr(task, "overlap", 0))
-        return split(task.train_examples(client), client, settings, overlap)
+        names = getattr(task, "client_names", ())
+        name = names[client] if client < len(names) else str(client)
+        return split(task.train_examples(client), client, settings, overlap, name)
 
     changes: dict[str, Any] = {}
     if settings.validation_fraction:
@@ -91,7 +93,11 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
 
 
 def split(
-    examples: ExampleSet, client: int, settings: EvaluationSettings, overlap: int = 0
+    examples: ExampleSet,
+    client: int,
+    settings: EvaluationSettings,
+    overlap: int = 0,
+    name: str = "",
 ) -> tuple[ExampleSet, ExampleSet]:
     """Split training examples into a training and a validation set.
 
@@ -107,6 +113,8 @@ def split(
         Number of successors with which an example overlaps, as windows of a text do.
         If above 0, the last examples form the validation set, and the ``overlap``
         examples before them are in neither set.
+    name : str, optional
+        Name of the client in errors; by default its index.
 
     Returns
     -------
@@ -123,9 +131,9 @@ def split(
     kept = n - count - (overlap if count else 0)
     if count < 1 or kept < 1:
         raise SettingsError(
-            f"validation-fraction is {fraction}: of client {client}'s {n} training "
-            f"examples it leaves {max(kept, 0)} to train on and {count} to validate "
-            "on; it must leave at least 1 of each"
+            f"validation-fraction is {fraction}: of client {name or client}'s {n} "
+            f"training examples it leaves {max(kept, 0)} to train on and {count} to "
+            "validate on; it must leave at least 1 of each"
         )
     if overlap:
         order = np.arange(n)

@@ -34,6 +34,8 @@ CLUSTER = "cluster"
 IS_CHANGE = "is-change"
 # ε that a client with private training has spent so far.
 EXAMPLE_EPSILON = "example-epsilon"
+# Suffix of the number of clients over which a metric is a mean, if some lack it.
+OF_CLIENTS = "-clients"
 # FedAS: trace of the client's empirical Fisher information.
 FISHER_TRACE = "fisher-trace"
 NUM_EXAMPLES = "num-examples"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flwr_frl.task.messages import OF_CLIENTS
 from flwr_frl.task.settings import SettingsError, is_path, load, need, unknown
 from flwr_frl.task.types import Metric, Task
 
@@ -21,9 +22,8 @@ RESERVED = frozenset(
         *("round", "rounds", "seconds", "seconds-simulated", "seeds", "bits", "bytes"),
         *("clients", "asked", "rejected", "unanswered", "evaluated"),
         *("accuracy-weighted", "accuracy-global", "accuracy-newcomers"),
-        *("accuracy-std-clients", "accuracy-std-seeds", "loss-weighted", "loss-point"),
+        *("accuracy-std-seeds", "loss-weighted", "loss-point"),
         *("accuracy-worst-decile", "accuracy-best-decile"),
-        *("rejected-clients", "unanswered-clients", "silent-clients"),
         *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
         *("epsilon", "delta", "example-epsilon"),
         *("error-best", "error-phase-1", "error-scratch", "iterations"),
@@ -119,7 +119,7 @@ def check_metrics(metrics: Any) -> None:
             raise SettingsError(
                 f"a metric is called {name!r}; expected a string that is not empty"
             )
-        if name in RESERVED or str(name).startswith("bytes-"):
+        if name in RESERVED or name.startswith("bytes-") or name.endswith(OF_CLIENTS):
             raise SettingsError(
                 f"a metric is called {name!r}, which is a reserved name; rename it"
             )

@@ -34,7 +34,7 @@ from flwr_frl.task.messages import (
 )
 from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.settings import Settings
-from flwr_frl.task.tasks import reads_data_dir
+from flwr_frl.task.tasks import built_task, reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
 
 
@@ -81,6 +81,15 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     if "partition-id" in context.node_config:
         properties |= simulated_properties(task, index, num_clients, setup.run)
     return properties
+
+
+def label_of(context: Context, setup: Setup) -> Config:
+    """Return the name of a simulated client's data, under its key; {} without one."""
+    if "partition-id" not in context.node_config:
+        return {}
+    index, num_clients = partition(context.node_config, setup.run)
+    names = getattr(built_task(setup.task, num_clients), "client_names", ())
+    return {OWN_NAME: str(names[index])} if index < len(names) else {}
 
 
 def differs_in_examples_only(context: Context, setup: Setup) -> bool:
@@ -148,14 +157,10 @@ def simulated_properties(
 ) -> dict[str, Any]:
     """Return properties that a simulated client reports and a device does not.
 
-    They are the fingerprint of its examples, the name of its folder, if the data have
-    folders, its number of training examples of each class, if there are classes, and
-    whether it joins after training.
+    They are the fingerprint of its examples, its number of training examples of each
+    class, if there are classes, and whether it joins after training.
     """
     properties: dict[str, Any] = {EXAMPLES: fingerprint(task, index)}
-    names = getattr(task, "client_names", ())
-    if index < len(names):
-        properties[OWN_NAME] = str(names[index])
     if task.classes:
         targets = task.train_examples(index).targets.numpy()
         held, counts = np.unique(targets[targets >= 0], return_counts=True)

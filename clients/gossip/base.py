@@ -30,6 +30,7 @@ from flwr_frl.clients.gossip.relayed import (
     exchanges,
     message_properties,
     randomness,
+    sender_label,
 )
 from flwr_frl.clients.gossip.schedules import learning_rate
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
@@ -42,6 +43,7 @@ from flwr_frl.task.compression.per_tensor import (
 )
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training import TrainingDivergedError, gradient, trainable_examples
 
 VECTORS = "gossip."
@@ -267,7 +269,8 @@ class GossipClient(Client):
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).
 
         v ← β v + g;  x ← x − η_t (β v + g). The batch of an iteration is drawn from all
-        of the node's examples; batches whose targets are all ignored are skipped.
+        of the node's examples; batches whose targets are all ignored are skipped. A
+        node without examples makes no step.
 
         Parameters
         ----------
@@ -286,7 +289,8 @@ class GossipClient(Client):
         """
         self.model.train()
         total, steps = torch.zeros((), device=self.device), 0
-        examples = trainable_examples(self.model, self.train_examples, self.settings)
+        given = train_examples(self.task, self.index)
+        examples = trainable_examples(self.model, given, self.settings)
         for t in self.iterations(server_round):
             self.average(t)
             if (batch := examples.draw(self.settings.batch_size)) is None:
@@ -358,7 +362,8 @@ class GossipClient(Client):
         try:
             return self.decode(message.data)
         except ValueError as error:
-            log(WARNING, "message of neighbour %s refused: %s", message.sender, error)
+            sender = sender_label(self, message.sender)
+            log(WARNING, "message of neighbour %s refused: %s", sender, error)
             self.refused += 1
             return None
 

@@ -34,7 +34,7 @@ from flwr_frl.clients.device.state import PREFIX, replace_versions
 from flwr_frl.clients.gossip.base import VECTORS, GossipClient
 from flwr_frl.clients.gossip.node_data import DataCache, DecodedMessages
 from flwr_frl.clients.gossip.node_state import NodeRecord, gather
-from flwr_frl.clients.gossip.relayed import Exchange
+from flwr_frl.clients.gossip.relayed import Exchange, sender_label
 from flwr_frl.messages import reply_with
 from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import Batch
@@ -239,7 +239,8 @@ class Nodes:
                 valid = [j for j in due if indices[j] is not None]
                 for j in set(due) - set(valid):
                     text = "message of neighbour %s refused: %s"
-                    log(WARNING, text, senders[j], decoded.errors[data[j]])
+                    label = sender_label(client, senders[j])
+                    log(WARNING, text, label, decoded.errors[data[j]])
                 refused[i] = len(due) - len(valid)
                 indices, w = [indices[j] for j in valid], [w[j] for j in valid]
             columns += cast(list[int], indices)

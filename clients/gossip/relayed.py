@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from flwr_frl.clients.base import Config
+from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.compression.compressor import Compressor
 from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
@@ -119,6 +119,13 @@ def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relay
         )
     for round_ in range(last_round, newest + 1):
         yield round_, by_round.get(round_, [])
+
+
+def sender_label(client: Client, sender: str) -> str:
+    """Return a neighbour's name in logs: in simulation that of its data."""
+    names = getattr(client.task, "client_names", ())
+    simulated = not client._own_data and sender.isdecimal()
+    return str(names[int(sender)]) if simulated and int(sender) < len(names) else sender
 
 
 def randomness(seed: int) -> np.random.Generator:

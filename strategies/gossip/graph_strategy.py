@@ -106,7 +106,8 @@ class GraphStrategy(BaseStrategy):
         number = self.boxes.number
         for name in {self.name_of(node) for node in nodes} - number.keys():
             if name not in self._latecomers:
-                log(WARNING, "client %s came late and has no place in the graph", name)
+                text = "client %s came late and has no place in the graph"
+                log(WARNING, text, self.clients.label(name))
                 self._latecomers.add(name)
         ahead, self._ahead = self._ahead, []
         self._lose_ahead([name for name in ahead if name in number])
@@ -136,8 +137,8 @@ class GraphStrategy(BaseStrategy):
             )
             if majority:
                 raise SettingsError(
-                    f"resume: client {name}, like most clients, {reason}; gossip can "
-                    "only resume from its newest checkpoint"
+                    f"resume: client {self.clients.label(name)}, like most clients, "
+                    f"{reason}; gossip can only resume from its newest checkpoint"
                 )
             if name not in self.boxes.lost:
                 self.lose(name, f"it {reason}")
@@ -150,6 +151,10 @@ class GraphStrategy(BaseStrategy):
         """Return all nodes."""
         return nodes
 
+    def _usable(self, nodes: list[int], trains: bool) -> list[int]:
+        """Return all nodes: one without examples still mixes its neighbours' models."""
+        return nodes
+
     def lose_absent(self, server_round: int) -> None:
         """Give up nodes that have missed more than ``max_missed_rounds`` rounds."""
         for name in self.boxes.names:
@@ -158,5 +163,7 @@ class GraphStrategy(BaseStrategy):
                 self.lose(name, f"it missed {missed} rounds")
 
     def lose(self, name: str, reason: str) -> None:
-        """Permanently give up a node, as `Mailboxes.lose`."""
-        self.boxes.lose(name, reason)
+        """Permanently give up a node, and log the reason."""
+        text = "client %s is lost: %s; its neighbours continue with its last message"
+        log(WARNING, text, self.clients.label(name), reason)
+        self.boxes.lose(name)

@@ -1,11 +1,9 @@
 """Messages to the nodes of a graph, queued until the receiver has answered."""
 
 from collections.abc import Callable, Mapping, Sequence
-from logging import WARNING
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.common import log
 
 from flwr_frl.strategies.gossip.mixing import Weights
 from flwr_frl.strategies.server.replies import Arrays
@@ -103,10 +101,8 @@ class Mailboxes:
             "relayed-data": [message.data for message in pending],
         }
 
-    def lose(self, name: str, reason: str) -> None:
-        """Permanently give up a node, and log the reason."""
-        text = "client %s is lost: %s; its neighbours continue with its last message"
-        log(WARNING, text, name, reason)
+    def lose(self, name: str) -> None:
+        """Permanently give up a node."""
         self.lost.add(name)
         self.pending[name] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flwr_frl.task.files import write_atomically
-from flwr_frl.task.messages import EXAMPLE_EPSILON
+from flwr_frl.task.messages import EXAMPLE_EPSILON, OF_CLIENTS
 
 Row = dict[str, Any]
 
@@ -143,9 +143,11 @@ def summarize(
     Returns
     -------
     dict
-        Means of `SUMMARIZED` and of the task's metrics, ``accuracy-std-clients``,
-        ``rounds``, ``seconds``, total ``bytes`` and ``bits``, the values of `LATEST`,
-        and the largest ``example-epsilon`` of a client.
+        Means of `SUMMARIZED` and of the task's metrics, each with ``NAME-clients`` if
+        some clients lack it; ``evaluated``, the mean number of clients in an
+        evaluation; ``accuracy-std-clients``, ``rounds``, ``seconds``, total ``bytes``
+        and ``bits``, the values of `LATEST`, and the largest ``example-epsilon`` of
+        a client.
     """
     summary: dict[str, Any] = {}
     final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
@@ -153,9 +155,15 @@ def summarize(
     task_metrics = sorted(of_clients.difference(SUMMARIZED, NOT_SUMMARIZED))
     for name in (*SUMMARIZED, *task_metrics):
         # A client's metric may have the name of one of the row's lists.
-        values = [row[name] for row in final if isinstance(row.get(name), int | float)]
-        if values:
-            summary[name] = float(np.mean(values))
+        with_it = [row for row in final if isinstance(row.get(name), int | float)]
+        if with_it:
+            summary[name] = float(np.mean([row[name] for row in with_it]))
+        key = name + OF_CLIENTS
+        if any(key in row for row in with_it):
+            counts = [row[key if key in row else "evaluated"] for row in with_it]
+            summary[key] = float(np.mean(counts))
+    if tested := [row["evaluated"] for row in final if row.get("evaluated")]:
+        summary["evaluated"] = float(np.mean(tested))
     accuracies = [c["accuracy"] for c in clients.values() if "accuracy" in c]
     if accuracies:
         summary["accuracy-std-clients"] = float(np.std(accuracies))

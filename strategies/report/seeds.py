@@ -24,7 +24,7 @@ PREFIX = "seed-"
 LARGEST = ("epsilon", EXAMPLE_EPSILON)
 # Entries without a meaningful standard deviation over seeds.
 WITHOUT_DEVIATION = (
-    *("rounds", "seconds", "bytes", "bits", "accuracy-std-clients"),
+    *("rounds", "seconds", "bytes", "bits", "accuracy-std-clients", "evaluated"),
     *LARGEST,
     *LATEST,
 )
@@ -159,8 +159,8 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns
     -------
     dict
-        The mean of each entry that all summaries have, or the maximum of a privacy
-        bound; with at least two seeds ``NAME-std-seeds``, the sample standard deviation
+        The mean of each entry that all summaries have, or the maximum of `LARGEST`;
+        with at least two seeds ``NAME-std-seeds``, the sample standard deviation
         (n - 1), except for `WITHOUT_DEVIATION`; ``seeds``, the number of seeds.
     """
     # Values that are not finite are stored as null.

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from flwr_frl.strategies.report.terminal import console
 from flwr_frl.task.files import write_atomically
+from flwr_frl.task.messages import OF_CLIENTS
 
 MARKDOWN, LATEX = "table.md", "table.tex"
 # Entries of a summary: heading, number format, and divisor.
@@ -29,6 +30,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "consensus-step": ("consensus step", "{:.3g}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
     "constraint": ("largest constraint", "{:.3g}", 1),
+    "evaluated": ("clients", "{:.7g}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
     "example-epsilon": ("ε of examples", "{:.4g}", 1),
     "delta": ("δ", "{:g}", 1),
@@ -47,7 +49,8 @@ LOSSES = {
 LEGEND = (
     "accuracy: mean over clients and the last rounds, ± standard deviation over seeds; "
     "by examples: mean over all {} examples; std over clients: in the last round; "
-    "worst and best tenth: mean over that tenth of the clients"
+    "worst and best tenth: mean over that tenth of the clients; clients: number of "
+    "clients in the means, unless a mean shows another"
 )
 # The suffix of a metric's standard deviation, which is shown with the metric.
 OVER_SEEDS = "-std-seeds"
@@ -71,7 +74,8 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
     for summary in summaries.values():
         # All other entries are metrics of the task.
         for name in summary:
-            hidden = name in (*LOSSES, "seeds") or name.endswith(OVER_SEEDS)
+            hidden = name in (*LOSSES, "seeds")
+            hidden |= name.endswith((OVER_SEEDS, OF_CLIENTS))
             if name not in columns and not hidden:
                 columns[name] = (name, "{:.4g}", 1.0)
     present = [n for n in columns if any(n in s for s in summaries.values())]
@@ -93,6 +97,8 @@ def _cell(summary: Mapping[str, Any], name: str, form: str, unit: float) -> str:
     text = form.format(value if unit == 1 else value / unit)
     if (deviation := summary.get(name + OVER_SEEDS)) is not None:
         text += f" ± {form.format(deviation)}"
+    if (clients := summary.get(name + OF_CLIENTS)) is not None:
+        text += f" ({clients:.7g} clients)"
     return text
 
 

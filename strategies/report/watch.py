@@ -70,7 +70,9 @@ class Watch:
         # The latest messages are those of the evaluation if the round had one.
         if latest is not training:
             self._add_problems(latest, f"evaluation of round {row['round']}")
-        silent = training.silent if self.strategy.participation.waits_for_all else []
+        label, awaited = self.strategy.clients.label, training.silent
+        waits = self.strategy.participation.waits_for_all
+        silent = [label(name) for name in awaited] if waits else []
         seconds = seconds_left(self.report.rows, self.rounds)
         clients = int(row.get("clients", 0))
         count = f"{clients} client{'s' * (clients != 1)}"
@@ -105,13 +107,14 @@ class Watch:
         if same and num_known == self._num_known:
             return [], []
         names = {node: self.strategy.name_of(node) for node in sorted(nodes)}
-        joined = [f"{names[n]} (node {n})" for n in nodes - self._connected.keys()]
+        new = nodes - self._connected.keys()
+        joined = [f"{clients.label_of(node)} (node {node})" for node in new]
         gone = {name for node, name in self._connected.items() if node not in nodes}
         # A client may have reconnected as another node, or may have been named since.
         left = sorted(gone.difference(names.values()))
         self._last_seen |= dict.fromkeys(left, time.time())
         self._connected, self._here, self._num_known = names, nodes, num_known
-        return sorted(joined), left
+        return sorted(joined), [clients.label(name) for name in left]
 
     def _add_problems(self, pending: PendingRound, when: str) -> None:
         if self.strategy.participation.waits_for_all or when.startswith("evaluation"):

@@ -113,7 +113,7 @@ class Averaging(
         self.clients = ClientManager(settings.min_available_nodes)
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         self.participation = Participation(*sampling, self.traits.waits_for_all)
-        self.ledger = RoundLedger()
+        self.ledger = RoundLedger(label=self.clients.label)
         self.pending = self.training = PendingRound()
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self.evaluation = Evaluation(*evaluated, weighted_by_key)

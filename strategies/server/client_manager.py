@@ -36,6 +36,7 @@ from flwr_frl.task.messages import (
     CLASSES_DIGEST,
     CLIENT,
     NEWCOMER,
+    NUM_EXAMPLES,
     OWN_NAME,
     REFUSAL,
     RUN,
@@ -114,6 +115,8 @@ class ClientManager:
         Nodes that were connected then and still owe a reply.
     silent : frozenset of int
         Nodes that are sent no evaluations for now, as they did not reply.
+    untrained : frozenset of int
+        Nodes whose clients have no training examples, unless no client has any.
     settled : dict of str to object
         Description of the model that all clients must share, once any has trained.
     keyed : bool
@@ -140,7 +143,9 @@ class ClientManager:
         self.min_available_nodes = min_available_nodes
         self.known: dict[int, ClientInfo] = {}
         self.refusals: dict[int, Refusal] = {}
-        self.here = self.busy = self.silent = frozenset[int]()
+        self.here = self.busy = self.silent = self.untrained = frozenset[int]()
+        # Clients without training examples, which have been logged.
+        self._logged = set[str]()
         self._former: dict[int, str] = {}
         # Labels that clients report, by name, and a cache of those in use.
         self._reported_labels: dict[str, str] = {}
@@ -170,7 +175,7 @@ class ClientManager:
         """
         # Once the run has begun, nodes that leave must not block it.
         awaited = 1 if self.known else self.min_available_nodes
-        nodes = connected_nodes(grid, awaited, self.name_of)
+        nodes = connected_nodes(grid, awaited, self.label_of)
         unchanged = nodes == self._nodes
         if not unchanged:
             self._nodes, self.here = None, frozenset(nodes)
@@ -205,10 +210,28 @@ class ClientManager:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in here.items() if not c.is_newcomer}
         self._taking_part = _by_name(trained)
+        self._note_untrained(trained)
         # Until the model is settled, votes and a strategy's `refusal_of` may change.
         self._nodes = nodes if self.settled else None
         self._unknown = [node for node in nodes if node not in self.known]
         return list(self._taking_part)
+
+    def _note_untrained(self, clients: Mapping[int, ClientInfo]) -> None:
+        """Set `untrained`, and log each client among them once."""
+
+        def has_none(client: ClientInfo) -> bool:
+            # Clients without a query handler report no number.
+            return client.properties.get(NUM_EXAMPLES) == 0
+
+        self.untrained = frozenset(n for n, c in clients.items() if has_none(c))
+        # Problems that are not given by examples have none on any client.
+        if self.untrained and all(map(has_none, self.known.values())):
+            self.untrained = frozenset()
+        labels = {self.label_of(node) for node in self.untrained}
+        if new := sorted(labels - self._logged):
+            text = "without training examples: %s; they are tested, but do not train"
+            log(WARNING, text, several(new))
+            self._logged |= labels
 
     def _rests(self, node: int) -> bool:
         """Return whether a refused node is skipped once more."""
@@ -235,11 +258,16 @@ class ClientManager:
                 reported |= {node: {} for node in asked}
             elif asked:
                 reported |= self._reported_by(asked, grid, run_token)
+        refused = list[tuple[int, str, str, int | None]]()
         for node, properties in sorted(reported.items()):
             try:
-                self._add(node, check_properties(properties), taken, keys.get(node, ""))
+                valid, key = check_properties(properties), keys.get(node, "")
+                refused += self._add(node, valid, taken, key)
             except InvalidReplyError as error:
-                self._refuse(node, str(node), f"it {error}")
+                refused.append((node, str(node), f"it {error}", None))
+        # Labels change with every client that is added.
+        for refusal in refused:
+            self._refuse(*refusal)
 
     def _reported_by(
         self, nodes: list[int], grid: Grid, run_token: str
@@ -266,8 +294,11 @@ class ClientManager:
 
     def _add(
         self, node: int, properties: dict[str, Any], taken: dict[str, int], key: str
-    ) -> None:
-        """Store or refuse a node's client; ``taken`` maps used names to their nodes."""
+    ) -> list[tuple[int, str, str, int | None]]:
+        """Store a node's client, or return the arguments of `_refuse`.
+
+        ``taken`` maps used names to their nodes.
+        """
         name = properties.get(CLIENT, str(node))
         if key and self.keys.setdefault(name, key) != key:
             text = f"calls itself {name!r}, which is the name of another key"
@@ -276,17 +307,16 @@ class ClientManager:
             # The client has a new node id, or two clients share a name.
             if twin in self.here | self.busy:
                 reason = f"it calls itself {name!r}, as another does"
-                self._refuse(node, str(node), reason, twin)
-                return
+                return [(node, str(node), reason, twin)]
             self._former[twin] = self.known.pop(twin).name
             taken[name] = node
-        if REFUSAL in properties:
-            self._refuse(node, name, one_line(properties[REFUSAL], 1000))
-            return
-        self.known[node] = ClientInfo(name, properties)
         self._labels, self._reported_labels[name] = None, ""
         with contextlib.suppress(InvalidReplyError):
             self._reported_labels[name] = check_name(properties.get(OWN_NAME))
+        if REFUSAL in properties:
+            return [(node, name, one_line(properties[REFUSAL], 1000), None)]
+        self.known[node] = ClientInfo(name, properties)
+        return []
 
     def _refuse(
         self, node: int, name: str, reason: str, twin: int | None = None
@@ -298,9 +328,9 @@ class ClientManager:
         refusal.name, refusal.twin = name, twin
         if refusal.reason == reason:
             return False
-        refusal.reason = reason
-        self.failure = f"client {name}: {reason}"
-        log(WARNING, "client %s takes no part: %s", name, reason)
+        refusal.reason, label = reason, self.label(name)
+        self.failure = f"client {label}: {reason}"
+        log(WARNING, "client %s takes no part: %s", label, reason)
         return True
 
     def settle(self) -> None:
@@ -311,12 +341,18 @@ class ClientManager:
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id as text for an unknown node."""
-        client = self.known.get(node)
-        return client.name if client else self._former.get(node, str(node))
+        if client := self.known.get(node):
+            return client.name
+        refusal = self.refusals.get(node)
+        return self._former.get(node, refusal.name if refusal else str(node))
 
     def label(self, name: str) -> str:
         """Return a client's name in files and logs: its label, or else its name."""
         return self.labels.get(name, name)
+
+    def label_of(self, node: int) -> str:
+        """Return the name of a node's client in files and logs."""
+        return self.label(self.name_of(node))
 
     @property
     def labels(self) -> dict[str, str]:
@@ -357,7 +393,7 @@ class ClientManager:
         """Return the nodes that can be sent an evaluation or query; log the others."""
         unavailable = self.silent | self.busy
         if left := [node for node in nodes if node in unavailable]:
-            names = several([self.name_of(node) for node in left])
+            names = several([self.label_of(node) for node in left])
             log(INFO, "not asked, as answers are still to come: %s", names)
         return [node for node in nodes if node not in unavailable]
 
@@ -372,7 +408,7 @@ class ClientManager:
         The wait ends at ``until``, by `time.monotonic`, at the latest. Called if none
         of the available nodes can take part; silent and refused ones are asked again.
         """
-        names = several([self.name_of(node) for node in sorted(self.here)])
+        names = several([self.label_of(node) for node in sorted(self.here)])
         text = "waiting for clients: of the nodes that are here none takes part: %s"
         log(INFO, text, names)
         if forgive := getattr(grid, "forgive", None):

@@ -113,7 +113,8 @@ class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=T
     def reset_mean(self, name: str) -> None:
         """Set N to 0: the next changes are again measured from x̄."""
         self.in_mean = set()
-        log(WARNING, "the mean begins anew: it had an older model of client %s", name)
+        text = "the mean begins anew: it had an older model of client %s"
+        log(WARNING, text, self.clients.label(name))
 
     def aggregate(
         self, server_round: int, replies: list[Message]

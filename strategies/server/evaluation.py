@@ -15,7 +15,12 @@ from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server.client_manager import ClientManager
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
-from flwr_frl.task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, NUM_TEST_EXAMPLES
+from flwr_frl.task.messages import (
+    EXAMPLE_EPSILON,
+    NUM_EXAMPLES,
+    NUM_TEST_EXAMPLES,
+    OF_CLIENTS,
+)
 
 # Distinguishes the draws of evaluated clients from others of the same seed.
 EVALUATED = 0xE7A1
@@ -93,13 +98,13 @@ class Evaluation:
             The means, accuracy and loss also over all examples (``accuracy-weighted``
             and ``loss-weighted``), ``evaluated`` (number of clients),
             ``evaluated-before`` (busy clients among them), ``evaluation-rejected``,
-            ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; no means without
-            valid replies.
+            ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; ``NAME-clients``
+            for a mean over fewer clients; no means without valid replies.
         """
         check = partial(check_evaluation, weight=self.weighted_by)
         valid = pending.close(replies, check)
         if pending.silent:
-            names = several(pending.silent)
+            names = several([clients.label(name) for name in pending.silent])
             log(WARNING, "not evaluated, no reply of clients %s", names)
         tested = [
             (name, reply, metrics)
@@ -126,6 +131,10 @@ class Evaluation:
         counts = {"evaluated": len(every), **pending.counts("evaluation-")}
         if before:
             counts["evaluated-before"] = len(before)
+        for name in means:
+            reporting = sum(name in metrics for metrics in every)
+            if 0 < reporting < len(every):
+                counts[name + OF_CLIENTS] = reporting
         return single_metrics({**means, **counts})
 
     def _log_untested(

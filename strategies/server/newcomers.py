@@ -109,7 +109,8 @@ def let_join(
         answered = set(strategy.pending.names(valid))
     # Without all its examples a newcomer's value cannot be compared with the others'.
     for name in metrics_of.keys() - answered:
-        log(WARNING, "new client %s fell silent, and is left out", name)
+        label = strategy.clients.label(name)
+        log(WARNING, "new client %s fell silent, and is left out", label)
         del metrics_of[name]
     return metrics_of
 

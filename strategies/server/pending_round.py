@@ -51,6 +51,8 @@ class PendingRound:
         Returns a node's name.
     sent : ArrayRecord, optional
         Shared arrays from which the messages were made.
+    label : callable, default str
+        Returns a client's name in logs and errors.
 
     Attributes
     ----------
@@ -77,8 +79,10 @@ class PendingRound:
         server_round: int = 0,
         name_of: Callable[[int], str] = str,
         sent: ArrayRecord | None = None,
+        label: Callable[[str], str] = str,
     ) -> None:
         self.server_round, self.name_of = server_round, name_of
+        self._label = label
         self.sent = ArrayRecord() if sent is None else sent
         self.asked: set[int] = set()
         self.asked_in: dict[int, int] = {}
@@ -236,7 +240,8 @@ class PendingRound:
         self.silent = sorted(map(self.name_of, self.asked - came))
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"
-            log(WARNING, text, len(self.rejections), *self.rejections[0])
+            name, reason = self.rejections[0]
+            log(WARNING, text, len(self.rejections), self._label(name), reason)
         order = sorted(valid, key=in_order)
         for node in order:
             use_next(node)
@@ -277,8 +282,9 @@ class PendingRound:
             if reason := unused_state(reply):
                 self.unused[self.name_of(node)] = reason
         except InvalidReplyError as error:
-            self.rejections.append((self.name_of(node), one_line(error)))
-            log(INFO, "reply of client %s %s", *self.rejections[-1])
+            name, reason = self.name_of(node), one_line(error)
+            self.rejections.append((name, reason))
+            log(INFO, "reply of client %s %s", self._label(name), reason)
 
     def _is_still_valid(self, reply: Message) -> bool:
         """Return whether a reply was valid and its arrays were not replaced since."""
@@ -291,7 +297,9 @@ class PendingRound:
     def failure(self) -> str:
         """Why the first client has no valid reply; empty if all have one."""
         silent = [(name, "no answer") for name in self.silent]
-        return next((f"client {n}: {r}" for n, r in [*self.rejections, *silent]), "")
+        for name, reason in [*self.rejections, *silent]:
+            return f"client {self._label(name)}: {reason}"
+        return ""
 
     def counts(self, prefix: str = "") -> dict[str, float]:
         """Return ``rejected`` and ``unanswered`` (with a prefix), and the bytes.

@@ -41,7 +41,7 @@ def query_arrays(
     """
     kind = f"{MessageType.QUERY}.{action}"
     timeout = clients.round_timeout if action == STATISTICS else QUERY_TIMEOUT
-    names = several([clients.name_of(node) for node in nodes])
+    names = several([clients.label_of(node) for node in nodes])
     log(INFO, "waiting for %s to send their %s", names, action)
     messages = [clients.registered.query(node, {}, kind) for node in nodes]
     answers, silent = [], set(nodes)
@@ -54,10 +54,11 @@ def query_arrays(
             answers.append((name, reply_arrays(reply, ARRAYS)))
         except InvalidReplyError as error:
             reason = one_line(error)
-            clients.failure = f"client {name}: its reply {reason}"
-            log(WARNING, "client %s sent no arrays: its reply %s", name, reason)
+            label = clients.label(name)
+            clients.failure = f"client {label}: its reply {reason}"
+            log(WARNING, "client %s sent no arrays: its reply %s", label, reason)
     if silent:
-        names = several(sorted(map(clients.name_of, silent)))
+        names = several(sorted(map(clients.label_of, silent)))
         log(WARNING, "no %s of %s", action, names)
         clients.failure = f"no answer of {names}"
     return sorted(answers, key=lambda answer: answer[0])
@@ -92,7 +93,7 @@ def common_initial_arrays(
     for name, record in answers:
         if _digest(record) != agreed:
             text = "client %s begins with other arrays than most: they are not used"
-            log(WARNING, text, name)
+            log(WARNING, text, clients.label(name))
     return next(record for _, record in answers if _digest(record) == agreed)
 
 

@@ -1,6 +1,6 @@
 """The rounds of each client whose replies have counted."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
@@ -37,6 +37,8 @@ class RoundLedger:
         Round of the later checkpoint that a rolled-back client has seen, by name.
     examples : dict of str to str
         Fingerprint of each simulated client's examples at its first message, by name.
+    label : callable, default str
+        Returns a client's name in logs.
     """
 
     run_token: str = ""
@@ -46,6 +48,7 @@ class RoundLedger:
     resumed: int | None = None
     seen: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    label: Callable[[str], str] = str
     # Rounds whose state each client has saved, by name.
     _kept: dict[str, list[int]] = field(default_factory=dict)
     # `acknowledged` in the last checkpoint.
@@ -66,7 +69,7 @@ class RoundLedger:
         self._kept[name] = rounds if isinstance(rounds, list) else []
         if rounds == [] and self.acknowledged.get(name, 0):
             text = "client %s has lost what it kept; that of round %d was its last"
-            log(WARNING, text, name, self.acknowledged[name])
+            log(WARNING, text, self.label(name), self.acknowledged[name])
         rounds = self._kept[name]
         if not isinstance(seen, int) or seen <= self.resumed:
             return False
@@ -88,7 +91,7 @@ class RoundLedger:
             WARNING,
             "client %s has seen the checkpoint of round %d, later than this one of "
             "round %s; it goes on with what it had after round %d",
-            name,
+            self.label(name),
             self.seen[name],
             self.resumed,
             self.acknowledged[name],
@@ -101,7 +104,7 @@ class RoundLedger:
                 self._unused[name] = reason
                 # The client starts from an older state, or without one.
                 text = "client %s goes on without what it had kept last: %s"
-                log(WARNING, text, name, reason)
+                log(WARNING, text, self.label(name), reason)
 
     def note_checkpoint(self, server_round: int) -> None:
         """Record that the checkpoint of a round has been written or restored."""

@@ -243,10 +243,10 @@ class Rounds:
         if exchange.rejections:
             row["rejected-clients"] = [label(name) for name, _ in exchange.rejections]
         if exchange.silent and self.strategy.participation.waits_for_all:
-            log(WARNING, "no reply of clients %s", several(exchange.silent))
             row["unanswered-clients"] = [label(name) for name in exchange.silent]
+            log(WARNING, "no reply of clients %s", several(row["unanswered-clients"]))
         if silent := getattr(self._grid, "silent", []):
-            row["silent-clients"] = [label(name) for name in silent]
+            row["silent-clients"] = list(silent)
         return row
 
     def _client_metrics(self) -> dict[str, dict[str, Any]]:

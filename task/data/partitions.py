@@ -377,9 +377,10 @@ def partition(
         test = [np.arange(len(test_labels))] * num_clients
     empty = [i for i, part in enumerate(train) if len(part) == 0]
     if empty:
+        first = client_names[empty[0]] if client_names else empty[0]
         raise SettingsError(
             f"partition {name!r} leaves {len(empty)} of {num_clients} clients without "
-            f"training examples (the first: client {empty[0]}); use fewer clients, "
+            f"training examples (the first: client {first}); use fewer clients, "
             "or a partition with less uneven proportions",
             "num-clients",
         )

@@ -52,6 +52,14 @@ def listed_elsewhere(num_clients):
     object.__setattr__(task, "metrics", [max])
     return task
 
+def counted(num_clients):
+    return table(num_clients, metrics={"auc-clients": lambda outputs, targets: 1.0})
+
+def undefined(num_clients):
+    # Targets are at most 7, 14 and 21.
+    defined = lambda outputs, targets: 1.0 if targets.max() < 20 else torch.nan
+    return table(num_clients, metrics={"defined": defined})
+
 def listed(num_clients):
     return table(num_clients, metrics=[max])
 
@@ -86,11 +94,24 @@ def test_custom_metrics_are_in_the_files_and_the_table(tmp_path, write_module, c
     assert "test loss" in table
 
 
+def test_table_has_the_number_of_clients_behind_each_mean(tmp_path, write_module):
+    path = f"{write_module('tables', TASK)}:undefined"
+    flags = ("--task", path, "--clients", "3", "--rounds", "1")
+    assert run(tmp_path, "fedavg", *flags) == 0
+    (row,) = rows_of(tmp_path, "fedavg")
+    assert (row["evaluated"], row["defined-clients"]) == (3, 2)
+    assert "loss-clients" not in row
+    summary = json_of(tmp_path / "summary.json")["algorithms"]["fedavg"]
+    assert (summary["evaluated"], summary["defined-clients"]) == (3, 2)
+    assert "| 1 (2 clients) |" in (tmp_path / "table.md").read_text()
+
+
 BAD = """
 nothing => ~made a NoneType without 'initial_model'
 headless => ~the model Sequential has no head named 'fc'; its linear layers: 0
 fewer => ~the task's train has examples of 2 clients
 taken => ~a metric is called 'loss', which is a reserved name
+counted => ~a metric is called 'auc-clients', which is a reserved name
 sized => ~a metric is called 'bytes', which is a reserved name
 listed_elsewhere => ~metrics is a list
 listed => ~metrics is a list

@@ -28,6 +28,7 @@ from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.fedbuff import FedBuff
+from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import SettingsError
 
@@ -113,6 +114,23 @@ def test_personal_arrays_are_never_sent(algorithm: str, undisturbed: Outcome) ->
     for message, reply in undisturbed.grid.exchanged:
         for content in (message.content, reply.content):
             assert not personal & {*content.array_records.get("arrays", {})}
+
+
+def test_client_without_training_examples_is_tested_and_never_sampled(
+    algorithm: str, undisturbed: Outcome
+) -> None:
+    if algorithm == GUEST:
+        pytest.skip("needs a task with numbers as targets")
+    dense = tiny_settings(algorithm)["task"] == "cohort_tasks:dense"
+    task = f"cohort_tasks:untrained{'_dense' * dense}"
+    result = run_tiny(algorithm, task=task, fraction_train=1.0)
+    assert [row["rejected"] for row in result.rows] == [0] * ROUNDS
+    # The mean is over the same clients as if all had training examples.
+    assert result.rows[-1]["evaluated"] == undisturbed.rows[-1]["evaluated"]
+    asked = {client for clients in result.grid.trained.values() for client in clients}
+    # The nodes of a graph only mix their neighbours' models.
+    gossips = issubclass(settings_owners(settings_of(algorithm))[0], GraphStrategy)
+    assert (2 in asked) == gossips
 
 
 # Invalid replies and absent clients

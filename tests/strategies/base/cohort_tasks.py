@@ -138,3 +138,18 @@ def normed(num_clients: int = N) -> ExampleTask:
         return SplitModel(nn.Sequential(*layers), nn.Linear(5, 3))
 
     return task_of(model, (6,))
+
+
+def untrained(num_clients: int = N) -> ExampleTask:
+    """The third client has test examples only."""
+    return without_training(normed())
+
+
+def untrained_dense(num_clients: int = N) -> ExampleTask:
+    """As `untrained`, without batch norms."""
+    return without_training(dense())
+
+
+def without_training(task: ExampleTask) -> ExampleTask:
+    task.train[2] = task.train[2].subset(torch.arange(0))
+    return task

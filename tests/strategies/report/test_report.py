@@ -120,6 +120,18 @@ def test_the_summary_is_the_mean_over_the_last_rounds():
     assert summarize(rows, {}, 50)["accuracy"] == pytest.approx(sum(accuracies) / 12)
 
 
+def test_summary_has_the_number_of_clients_of_each_mean():
+    rows = [
+        row(1, 0.9, evaluated=2),
+        row(2, 0.5, evaluated=4, auc=0.5),
+        row(3, evaluated=0),
+        row(4, 0.7, evaluated=6, auc=0.7, **{"auc-clients": 3}),
+    ]
+    summary = summarize(rows, {"a": {"auc": 0.5}}, 3)
+    assert (summary["evaluated"], summary["auc-clients"]) == (5.0, 3.5)
+    assert "accuracy-clients" not in summary
+
+
 def test_rounds_without_evaluation_are_not_averaged():
     rows = [row(1, 0.9), row(2), row(3, 0.2), row(4), row(5, 0.4)]
     assert summarize(rows, {}, 3)["accuracy"] == pytest.approx(0.3)

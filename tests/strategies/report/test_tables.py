@@ -33,6 +33,14 @@ def test_mean_number_of_rounds_is_rounded():
     assert cells({"fedavg": {"rounds": 100 / 3}})[1][1] == "33.33333"
 
 
+def test_number_of_clients_is_shown_beside_the_means():
+    summary = {"accuracy": 0.5, "evaluated": 10.0, "auc": 0.75, "auc-clients": 7.0}
+    assert cells({"fedavg": summary}) == [
+        ["algorithm", "accuracy", "clients", "auc"],
+        ["fedavg", "50.00%", "10", "0.75 (7 clients)"],
+    ]
+
+
 def test_files_in_markdown_and_latex(tmp_path):
     assert markdown(ROWS) == (
         "| algorithm | accuracy | by examples | MB | r\\|2 |\n"
