@@ -17,7 +17,7 @@ from flwr_frl.strategies.report import seeds, tune
 from flwr_frl.strategies.report.output import archive_run, locked
 from flwr_frl.strategies.report.page.serving import served_for
 from flwr_frl.strategies.report.parallel import run_parallel
-from flwr_frl.strategies.report.results import SUMMARY, is_written
+from flwr_frl.strategies.report.results import LOST, SUMMARY, failure, is_written
 from flwr_frl.strategies.report.tables import show
 from flwr_frl.strategies.report.terminal import console
 from flwr_frl.strategies.report.tune import RunGroup
@@ -108,7 +108,10 @@ def _summary(
     algorithm: str, settings: Settings, backend: str, tolerant: bool
 ) -> dict[str, Any] | SettingsError:
     try:
-        return run(algorithm, settings, backend).summary
+        summary = run(algorithm, settings, backend).summary
+        if tolerant and (why := failure(short_name(algorithm), summary)):
+            return SettingsError(why, LOST)
+        return summary
     except SettingsError as error:
         if not tolerant:
             raise
@@ -133,7 +136,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     Returns
     -------
     int
-        0 on success, 1 if results could not be written, 130 if interrupted.
+        0 on success, 1 if results could not be written, 3 if a run lost most replies of
+        its last rounds, 130 if interrupted.
 
     Raises
     ------
@@ -183,7 +187,10 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     if tuning:
         files = f"{tune.FILE} and tables"
     console().print(f"{files}: {output}", soft_wrap=True, markup=False)
-    return 0
+    reasons = [failure(name, summary) for name, summary in summaries.items()]
+    for reason in filter(None, reasons):
+        print(f"error: {reason}", file=sys.stderr)
+    return 3 if any(reasons) else 0
 
 
 def _tune(

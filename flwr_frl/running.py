@@ -26,7 +26,13 @@ from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
 from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
 from flwr_frl.strategies.report.command_line import FLAGS
 from flwr_frl.strategies.report.page.serving import served_for
-from flwr_frl.strategies.report.results import METRICS, Row, read_rows
+from flwr_frl.strategies.report.results import (
+    LOST,
+    METRICS,
+    Row,
+    failure,
+    read_rows,
+)
 from flwr_frl.strategies.report.trackers import Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.newcomers import check_newcomers
@@ -126,7 +132,8 @@ def simulate(
     Raises
     ------
     SettingsError
-        If a setting is unknown, missing or out of its range.
+        If a setting is unknown, missing or out of its range, or the run fails. If most
+        replies of the last rounds were lost, the results are written nevertheless.
 
     Examples
     --------
@@ -155,7 +162,10 @@ def simulate(
         require(valid, name, path, allowed)
     checked = check([algorithm], options, backend)
     with served_for(checked):
-        return run(algorithm, checked, backend)
+        made = run(algorithm, checked, backend)
+    if why := failure(short_name(algorithm), made.summary):
+        raise SettingsError(why, LOST)
+    return made
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,9 @@ from flwr_frl.strategies.report.output import archive_run, locked, prepare_direc
 from flwr_frl.strategies.report.page.serving import served_for
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import (
+    LOST,
     METRICS,
+    failure,
     read_rows,
     stopped_early,
 )
@@ -267,6 +269,8 @@ def make_app(
         settings = server_settings(overrides)
         with served_for(settings):
             summary = run(grid, settings)
+        if why := failure(short_name(str(settings["algorithm"])), summary):
+            raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)
         finished(summary)
 

@@ -22,7 +22,7 @@ RESERVED = frozenset(
         *("round", "rounds", "seconds", "seconds-simulated", "seeds", "bits", "bytes"),
         *("clients", "asked", "rejected", "unanswered", "evaluated"),
         *("accuracy-weighted", "accuracy-global", "accuracy-newcomers"),
-        *("accuracy-std-seeds", "loss-weighted", "loss-point"),
+        *("accuracy-std-seeds", "loss-weighted", "loss-point", "lost-replies"),
         *("accuracy-worst-decile", "accuracy-best-decile"),
         *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
         *("epsilon", "delta", "example-epsilon"),

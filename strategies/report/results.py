@@ -52,6 +52,8 @@ NOT_SUMMARIZED = (
 OF_EACH_ROUND = ("seconds", "bytes-down", "bytes-up")
 # Metrics of which a summary has the latest value.
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
+# The entry of a summary with `lost_share`, and the code of an error about it.
+LOST = "lost-replies"
 # Raised where a JSON file lacks the expected structure.
 MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
@@ -145,9 +147,9 @@ def summarize(
     dict
         Means of `SUMMARIZED` and of the task's metrics, each with ``NAME-clients`` if
         some clients lack it; ``evaluated``, the mean number of clients in an
-        evaluation; ``accuracy-std-clients``, ``rounds``, ``seconds``, total ``bytes``
-        and ``bits``, the values of `LATEST`, and the largest ``example-epsilon`` of
-        a client.
+        evaluation; ``accuracy-std-clients``, ``lost-replies`` (`lost_share`),
+        ``rounds``, ``seconds``, total ``bytes`` and ``bits``, the values of `LATEST`,
+        and the largest ``example-epsilon`` of a client.
     """
     summary: dict[str, Any] = {}
     final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
@@ -177,11 +179,53 @@ def summarize(
     if bits:
         summary["bits"] = sum(bits)
     return summary | {
+        LOST: lost_share(rows, len(clients)),
         "rounds": rows[-1]["round"],
         "seconds": rows[-1]["seconds"],
         **{n: rows[-1][n] for n in LATEST if n in rows[-1]},
         "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
     }
+
+
+def lost_share(rows: Sequence[Row], num_clients: int) -> float:
+    """Return the share of the replies of the last rounds that were lost.
+
+    A reply is lost if it was rejected, or did not arrive although the round waited for
+    it. The last rounds are those in which as many replies were due as there are
+    clients: one round if all take part. Of training and evaluation, the larger share.
+    """
+    trained, tested = list[tuple[int, int]](), list[tuple[int, int]]()
+    for row in reversed(rows):
+        # A client's metric may have the name of the row's list.
+        names = row.get("unanswered-clients")
+        unanswered = len(names) if isinstance(names, list) else 0
+        trained.append((row.get("clients", 0), row.get("rejected", 0) + unanswered))
+        came = row.get("evaluated", 0) - row.get("evaluated-before", 0)
+        lost = row.get("evaluation-rejected", 0) + row.get("evaluation-unanswered", 0)
+        tested.append((came, lost))
+    shares = [0.0]
+    for rounds in trained, tested:
+        due = lost = 0
+        for valid, missing in rounds:
+            due, lost = due + valid + missing, lost + missing
+            if due >= num_clients:
+                break
+        shares.append(lost / max(1, due))
+    return max(shares)
+
+
+def failure(algorithm: str, summary: Mapping[str, Any]) -> str:
+    """Return why a finished run counts as failed: most of its last replies were lost.
+
+    Empty if it does not.
+    """
+    share = summary.get(LOST) or 0.0
+    if share <= 0.5:
+        return ""
+    return (
+        f"{algorithm} lost {share:.0%} of the replies of its last rounds, so its "
+        "results are not those of all clients; the log has the reasons"
+    )
 
 
 def missing_metrics(

@@ -12,7 +12,7 @@ from flwr_frl.strategies.report.comparison import (
     shared_config,
     write_comparison,
 )
-from flwr_frl.strategies.report.results import LATEST, objects_in
+from flwr_frl.strategies.report.results import LATEST, LOST, objects_in
 from flwr_frl.strategies.report.tables import OVER_SEEDS
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.files import refuse_links
@@ -20,8 +20,8 @@ from flwr_frl.task.messages import EXAMPLE_EPSILON
 from flwr_frl.task.settings import Setting, Settings, SettingsError, require
 
 PREFIX = "seed-"
-# Upper bounds: their mean would understate the privacy loss of some runs.
-LARGEST = ("epsilon", EXAMPLE_EPSILON)
+# Their mean would understate the privacy loss, or the failure, of some runs.
+LARGEST = ("epsilon", EXAMPLE_EPSILON, LOST)
 # Entries without a meaningful standard deviation over seeds.
 WITHOUT_DEVIATION = (
     *("rounds", "seconds", "bytes", "bits", "accuracy-std-clients", "evaluated"),

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from flwr_frl.strategies.report.results import LOST
 from flwr_frl.strategies.report.terminal import console
 from flwr_frl.task.files import write_atomically
 from flwr_frl.task.messages import OF_CLIENTS
@@ -31,6 +32,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "loss-point": ("cost", "{:.4g}", 1),
     "constraint": ("largest constraint", "{:.3g}", 1),
     "evaluated": ("clients", "{:.7g}", 1),
+    LOST: ("lost replies", "{:.0%}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
     "example-epsilon": ("ε of examples", "{:.4g}", 1),
     "delta": ("δ", "{:g}", 1),
@@ -78,6 +80,8 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
             hidden |= name.endswith((OVER_SEEDS, OF_CLIENTS))
             if name not in columns and not hidden:
                 columns[name] = (name, "{:.4g}", 1.0)
+    if not any(summary.get(LOST) for summary in summaries.values()):
+        del columns[LOST]
     present = [n for n in columns if any(n in s for s in summaries.values())]
     headings = {name: columns[name][0] for name in present}
     if evaluated_on == "validation" and "accuracy" in present:

@@ -11,7 +11,7 @@ from PIL import Image
 from flwr_frl.strategies.report.comparison import read_comparable
 from flwr_frl.strategies.report.plot import line_style, plot
 from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import read_rows, summarize
+from flwr_frl.strategies.report.results import lost_share, read_rows, summarize
 from flwr_frl.task.settings import resolve
 
 
@@ -130,6 +130,29 @@ def test_summary_has_the_number_of_clients_of_each_mean():
     summary = summarize(rows, {"a": {"auc": 0.5}}, 3)
     assert (summary["evaluated"], summary["auc-clients"]) == (5.0, 3.5)
     assert "accuracy-clients" not in summary
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_clients", "expected"),
+    [
+        # The last round had a reply of each client, or else several rounds count.
+        ([{"clients": 4}, {"clients": 1, "rejected": 3}], 4, 0.75),
+        ([{"clients": 4}, {"clients": 1, "rejected": 3}], 8, 3 / 8),
+        ([{"rejected": 4}, {"clients": 4}], 4, 0.0),
+        # One of ten clients fails, which is all of the last round.
+        ([{"clients": 1}] * 9 + [{"rejected": 1}], 10, 0.1),
+        # A round of the first n replies does not wait for the others.
+        ([{"clients": 1, "unanswered": 3}], 4, 0.0),
+        ([{"clients": 1, "unanswered-clients": ["a", "b", "c"]}], 4, 0.75),
+        ([{"clients": 4, "evaluated": 1, "evaluation-rejected": 3}], 4, 0.75),
+        ([{"clients": 4, "evaluated": 2, "evaluation-unanswered": 2}, {}], 4, 0.5),
+        ([{"evaluated": 4, "evaluated-before": 3, "evaluation-rejected": 1}], 4, 0.5),
+        ([{"clients": 2, "unanswered-clients": 1.0}], 2, 0.0),
+        ([{}], 2, 0.0),
+    ],
+)
+def test_share_of_lost_replies(rows, num_clients, expected):
+    assert lost_share(rows, num_clients) == expected
 
 
 def test_rounds_without_evaluation_are_not_averaged():

@@ -35,10 +35,13 @@ def test_mean_number_of_rounds_is_rounded():
 
 def test_number_of_clients_is_shown_beside_the_means():
     summary = {"accuracy": 0.5, "evaluated": 10.0, "auc": 0.75, "auc-clients": 7.0}
-    assert cells({"fedavg": summary}) == [
+    assert cells({"fedavg": {**summary, "lost-replies": 0.0}}) == [
         ["algorithm", "accuracy", "clients", "auc"],
         ["fedavg", "50.00%", "10", "0.75 (7 clients)"],
     ]
+    lost = {"fedavg": {"lost-replies": 0.0}, "fedrep": {"lost-replies": 0.6}}
+    assert cells(lost)[0][1:] == ["lost replies"]
+    assert [line[1] for line in cells(lost)[1:]] == ["0%", "60%"]
 
 
 def test_files_in_markdown_and_latex(tmp_path):

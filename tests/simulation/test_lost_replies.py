@@ -1,0 +1,102 @@
+"""Runs that lose most replies of their last rounds: what ends, and what stays."""
+
+import json
+
+import pytest
+from command_line import STEADY, json_of, run
+from flwr.app import Context, RecordDict
+
+from flwr_frl import SettingsError, simulate
+from flwr_frl.clients.client_app import make_app as make_client_app
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server_app import make_app
+from flwr_frl.task.training import TrainingDivergedError
+
+# Steps with which the models of multi-task optimisation overflow in round 4
+DIVERGING = {"saddle_step": 20.0, "dual_regularizer": "0.001"}
+QUICK = {**STEADY, "num_server_rounds": 2, "cohort": "off"}
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """Let clients of these indices fail in every round."""
+    failing = set[int]()
+
+    def fail(client, result):
+        if client.index in failing:
+            raise TrainingDivergedError("the loss is inf")
+        return result
+
+    monkeypatch.setattr("flwr_frl.clients.client_app.checked", fail)
+    return failing
+
+
+def test_command_ends_with_its_own_exit_code_and_keeps_all_results(tmp_path, capsys):
+    words = ("fedrep", "multi-task", "--clients", "10", "--rounds", "4")
+    assert run(tmp_path, *words, **DIVERGING) == 3
+    printed = capsys.readouterr()
+    (line,) = [x for x in printed.err.splitlines() if x.startswith("error:")]
+    assert line.startswith("error: multi-task lost ")
+    assert "lost" in printed.out
+    summary = json_of(tmp_path / "summary.json")["algorithms"]
+    assert summary["fedrep"]["lost-replies"] == 0
+    assert summary["multi-task"]["lost-replies"] > 0.5
+    assert (tmp_path / "multi-task" / "checkpoint.safetensors").is_file()
+    # The run has ended, so a resumed one reports the same.
+    assert run(tmp_path, *words, **DIVERGING, resume=str(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "flute", "fedbuff", "dpsgd"])
+def test_any_algorithm_fails_if_most_of_its_clients_fail(algorithm, lost, tmp_path):
+    lost.update({0, 1, 2})
+    more = {"fraction": 1.0, "buffer_size": 1, "concurrency": 5, "max_empty_rounds": 0}
+    with pytest.raises(SettingsError) as raised:
+        simulate(algorithm, "inline", output=tmp_path, **{**QUICK, **more})
+    assert raised.value.code == "lost-replies"
+    assert (tmp_path / "summary.json").is_file()
+
+
+def test_run_with_most_clients_is_a_success(lost, tmp_path):
+    lost.update({0, 1})
+    made = simulate("fedavg", "inline", output=tmp_path, fraction=1.0, **QUICK)
+    assert made.summary["lost-replies"] == 0.4
+
+
+def test_one_failing_seed_of_several_is_an_error(lost, tmp_path, monkeypatch, capsys):
+    rounds = iter(range(4))
+
+    def rejected(self, server_round, *arguments):
+        metrics = evaluate(self, server_round, *arguments)
+        # The last round of the first of two seeds
+        if next(rounds) == 1:
+            metrics["evaluation-rejected"] = 10
+        return metrics
+
+    evaluate = BaseStrategy.aggregate_evaluate
+    monkeypatch.setattr(BaseStrategy, "aggregate_evaluate", rejected)
+    assert run(tmp_path, "fedavg", "--seeds", "2", **QUICK) == 3
+    assert "error: fedavg lost 67% of the replies" in capsys.readouterr().err
+
+
+def test_tuning_does_not_pick_a_point_that_lost_most_replies(tmp_path):
+    words = ("tune", "multi-task", "--clients", "10", "--rounds", "4")
+    grid = ("--grid", "saddle-step=20.0,0.1")
+    settings = {"dual_regularizer": "0.001"}
+    assert run(tmp_path, *words, *grid, **settings) == 0
+    tuned = json.loads((tmp_path / "tune.json").read_text())["multi-task"]
+    assert tuned["picked"] == {"saddle-step": 0.1}
+    assert "lost" in tuned["points"][0]["failed"]
+
+
+def test_server_app_ends_with_the_same_error(lost, tmp_path):
+    lost.update({0, 1, 2})
+    settings = {**QUICK, "algorithm": "fedavg", "fraction-train": 1.0}
+    given = {name.replace("_", "-"): value for name, value in settings.items()}
+    given["output"] = str(tmp_path)
+    grid = InlineGrid(make_client_app(given), 5)
+    context = Context(0, 0, {}, RecordDict(), given)
+    with pytest.raises(SettingsError) as raised:
+        make_app()(grid, context)
+    assert raised.value.code == "lost-replies"
+    assert (tmp_path / "summary.json").is_file()
