@@ -27,7 +27,7 @@ from flwr_frl.clients.device.parameter_groups import (
     initial_arrays,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.traits import extend, missing_attribute
+from flwr_frl.clients.traits import extend
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import ExampleSet
@@ -153,9 +153,6 @@ class Client(ParameterGroups, NumPyClient):
         self.saved = {}
         self.attachments: dict[str, bytes] = {}
         self._proximal_weight = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(type(self), name)
 
     @property
     def train_examples(self) -> ExampleSet:

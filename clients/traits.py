@@ -112,7 +112,7 @@ def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
     Raises
     ------
     SettingsError
-        If a keyword is unknown, or the class uses a name of an earlier release.
+        If a keyword is unknown, or a trait is defined as an attribute.
     """
     names = [each.name for each in fields(Traits)]
     for name in names:
@@ -121,9 +121,6 @@ def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
                 f"{kind.__name__}.{name} must be a class keyword: "
                 f"class {kind.__name__}(..., {name}=...)"
             )
-    for name, current in RENAMED.items():
-        if hasattr(kind, name):
-            raise SettingsError(_renamed(kind, name, current))
     for name in changes.keys() - names:
         near = difflib.get_close_matches(name, names, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -132,43 +129,6 @@ def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
             f"one of {', '.join(names)}"
         )
     return replace(traits, **changes)
-
-
-# Names of earlier releases and their replacements.
-RENAMED = {
-    "learns_by_train": "the class keyword supports_example_dp",
-    "beside_global": "the class keyword also_test_global",
-    "deploys_personal": "the class keyword predicts_with_personal",
-    "fits": "the class keyword newcomer_groups",
-    "check_task": "the class keyword requires",
-    "own_settings": "the class keyword node_settings",
-    "initial_slot": "initial_group",
-    "slot_of": "_group_of",
-    "group_of": "_group_of",
-    "model_slots": "_group_of",
-    "model_groups": "_group_of",
-    "structure": "_structure",
-    "join": "personalize",
-    "kept": "saved",
-    "keep": "save",
-    "send_arrays": "send(loss, arrays)",
-    "has_train_examples": "len(self.task.train_examples(self.index))",
-}
-
-
-class RenamedError(SettingsError, AttributeError):
-    """An attribute of an earlier release is read."""
-
-
-def missing_attribute(kind: type[Any], name: str) -> AttributeError:
-    """Return the error for an attribute that a client does not have."""
-    if name in RENAMED:
-        return RenamedError(_renamed(kind, name, RENAMED[name]))
-    return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-
-
-def _renamed(kind: type[Any], name: str, current: str) -> str:
-    return f"{kind.__name__}.{name} is a name of an earlier release; use {current}"
 
 
 def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:

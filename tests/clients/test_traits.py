@@ -15,7 +15,6 @@ from flwr_frl.clients import (
     FLUTEStarClient,
     LGFedAvgClient,
     RepresentationTransferClient,
-    SCAFFOLDClient,
     SyntheticMultiTaskClient,
 )
 from flwr_frl.clients.algorithms import client_class
@@ -116,9 +115,6 @@ def test_algorithms_that_support_example_level_privacy():
     ("body", "traits", "words"),
     [
         ({"needs_classes": True}, {}, "Own.needs_classes must be a class keyword"),
-        ({"learns_by_train": True}, {}, "use the class keyword supports_example_dp"),
-        ({"structure": lambda self: []}, {}, "use _structure"),
-        ({"initial_slot": lambda self, slot: {}}, {}, "use initial_group"),
         ({}, {"need_classes": True}, "did you mean 'needs_classes'"),
     ],
 )
@@ -126,13 +122,6 @@ def test_invalid_traits_raise_a_one_line_error(body, traits, words):
     with pytest.raises(SettingsError, match=words) as error:
         type("Own", (Client,), body, **traits)
     assert "\n" not in str(error.value)
-
-
-def test_an_attribute_of_an_earlier_release_names_the_new_one():
-    client = client_of(SCAFFOLDClient)
-    with pytest.raises(SettingsError, match=r"SCAFFOLDClient\.keep .* use save"):
-        client.keep({})
-    assert not hasattr(client, "nothing")
 
 
 @pytest.mark.parametrize(
