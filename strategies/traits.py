@@ -105,28 +105,6 @@ class Traits:
     needs_arrays: tuple[str, ...] = ()
 
 
-# Names without effect that a subclass may define, such as those of earlier releases,
-# and their replacements.
-_TRAIT = "the class keyword {0}, as in `class Mine(BaseStrategy, {0}=...)`"
-_STATE = "the dict `self.state`, which the base class saves and restores"
-REPLACED = {
-    **{name: _TRAIT.format(name) for name in Traits.__dataclass_fields__},
-    "cases": _TRAIT.format("task_overrides"),
-    "evaluated_once": _TRAIT.format("evaluate_last_round_only"),
-    "only_means": _TRAIT.format("supports_client_dp"),
-    "make_privacy": _TRAIT.format("supports_client_dp"),
-    "in_simulation": _TRAIT.format("simulation_defaults"),
-    "client_path": _TRAIT.format("client"),
-    "settings_owners": "annotated arguments of __init__",
-    "state_dict": _STATE,
-    "load_state_dict": _STATE,
-    "wrap_grid": "adapt_grid",
-    "set_back": "roll_back",
-    "connected_nodes": "identify",
-    "aggregate_checked": "aggregate",
-}
-
-
 class Algorithm(Strategy):
     """A strategy that declares traits in its class statement."""
 
@@ -138,7 +116,7 @@ class Algorithm(Strategy):
         Raises
         ------
         SettingsError
-            If a trait is unknown, or the class defines a name of `REPLACED`.
+            If a trait is unknown, or is defined as an attribute, without effect.
         """
         super().__init_subclass__()
         fields = Traits.__dataclass_fields__
@@ -146,9 +124,10 @@ class Algorithm(Strategy):
             raise SettingsError(
                 f"{cls.__qualname__} declares {name!r}; expected {', '.join(fields)}"
             )
-        for name in REPLACED.keys() & cls.__dict__.keys():
+        for name in fields.keys() & cls.__dict__.keys():
             raise SettingsError(
-                f"{cls.__qualname__}.{name} has no effect; use {REPLACED[name]}"
+                f"{cls.__qualname__}.{name} has no effect; use the class keyword "
+                f"{name}, as in `class Mine(BaseStrategy, {name}=...)`"
             )
         per_class: dict[str, Any] = {"task_overrides": {}}
         # An overriding method may expose more than an average does.
