@@ -51,7 +51,6 @@ from flwr_frl.task.settings import (
     defaults,
     expand_home,
     is_path,
-    renamed,
     require,
     resolve,
 )
@@ -268,7 +267,7 @@ def check(
         If a setting is unknown, missing or out of its range.
     """
     require(backend in BACKENDS, "backend", backend, "auto, inline or ray")
-    given = expand_home(renamed(given))
+    given = expand_home(given)
     check_names(algorithms)
     # No simulated client is ever lost, so a round needs no timeout. Clients that fail
     # to answer would also fail later, so a few empty rounds end the run.

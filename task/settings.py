@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
-from logging import getLogger
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -47,11 +46,6 @@ from flwr_frl.task.allowed import unknown as unknown
 from flwr_frl.task.run_cache import run_cache
 
 T = TypeVar("T")
-log = getLogger("task")
-# Former names of settings, which remain valid for a release.
-RENAMED = {"liar-share": "byzantine-fraction"}
-# Top-level packages of earlier releases; import paths that begin with them still work.
-FORMER_PACKAGES = ("clients", "strategies", "task")
 
 Maker = Callable[..., Any]
 
@@ -246,13 +240,6 @@ def defaults() -> Settings:
     return settings
 
 
-def renamed(settings: Settings) -> Settings:
-    """Return settings with former names replaced by current ones; log a warning."""
-    for old in settings.keys() & RENAMED.keys():
-        _warn_once(f"{old} is now called {RENAMED[old]}; the old name will be removed")
-    return {RENAMED.get(name, name): value for name, value in settings.items()}
-
-
 def expand_home(settings: Settings) -> Settings:
     """Return settings with a leading ``~`` of the folders of results expanded.
 
@@ -261,11 +248,6 @@ def expand_home(settings: Settings) -> Settings:
     given = {name: settings.get(name) for name in ("output", "resume")}
     folders = {n: os.path.expanduser(v) for n, v in given.items() if type(v) is str}
     return {**settings, **folders}
-
-
-@cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
 
 
 def resolve(
@@ -305,7 +287,7 @@ def resolve(
                     "setting, or keep the default and set it in the run config",
                     name,
                 )
-    for name, value in renamed(overrides).items():
+    for name, value in overrides.items():
         if name in settings:
             kind = type(settings[name])
             if kind is float and type(value) is int:
@@ -357,9 +339,7 @@ def load(path: str, kind: str) -> Any:
     Parameters
     ----------
     path : str
-        The import path. A path of an earlier release, such as
-        ``clients.fedrep:FedRepClient``, is translated unless a module of that name can
-        be imported.
+        The import path.
     kind : str
         What the object should be, such as ``"algorithm"``, for error messages.
 
@@ -370,7 +350,7 @@ def load(path: str, kind: str) -> Any:
     """
     module, _, name = path.partition(":")
     try:
-        loaded: Any = _import(module)
+        loaded: Any = import_module(module)
     # Third-party modules may raise any exception.
     except (Exception, SystemExit) as error:
         hint, missing = "", isinstance(error, ModuleNotFoundError)
@@ -387,14 +367,3 @@ def load(path: str, kind: str) -> Any:
             raise SettingsError(f"{message} {name!r}{near}", kind)
         loaded = getattr(loaded, part)
     return loaded
-
-
-def _import(module: str) -> Any:
-    package = module.partition(".")[0]
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if package not in FORMER_PACKAGES or error.name != package:
-            raise
-    _warn_once(f"{module} is now called flwr_frl.{module}; use the new import path")
-    return import_module(f"flwr_frl.{module}")

@@ -196,25 +196,3 @@ def test_the_public_names_are_those_of_the_packages_and_of_simulate() -> None:
         assert getattr(flwr_frl, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = flwr_frl.nothing
-
-
-@pytest.mark.e2e
-def test_import_paths_of_earlier_releases_are_translated(
-    installed: Path, tmp_path: Path
-) -> None:
-    code = """
-from flwr_frl import FedRepClient
-from flwr_frl.task.settings import load
-assert load("clients.fedrep:FedRepClient", "client") is FedRepClient
-load("clients.fedper:FedPerClient", "client")
-"""
-    write(tmp_path, {"old.py": code})
-    printed_by(installed, ["old.py"], tmp_path)
-    # A user's module with such a name takes precedence.
-    write(tmp_path, {"clients/__init__.py": "", "clients/fedrep.py": "Mine = int"})
-    code = """
-from flwr_frl.task.settings import load
-assert load("clients.fedrep:Mine", "client") is int
-"""
-    write(tmp_path, {"mine.py": code})
-    printed_by(installed, ["mine.py"], tmp_path)

@@ -38,7 +38,6 @@ from flwr_frl.task.messages import (
 )
 from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.settings import (
-    RENAMED,
     Free,
     Range,
     Setting,
@@ -318,7 +317,7 @@ def _setup_of_run(
 def _known(run: Pairs) -> Pairs:
     """Return the settings of flwr-frl; log the others once per process."""
     guests = owners(resolve(dict(run), strict=False))
-    names = {*defaults(), *RENAMED, *(n for guest in guests for n in declared(guest))}
+    names = {*defaults(), *(n for guest in guests for n in declared(guest))}
     if ignored := sorted(name for name, _ in run if name not in names):
         text = "the run config has keys that flwr-frl does not know and ignores: %s"
         log(WARNING, text, ", ".join(ignored))

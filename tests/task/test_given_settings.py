@@ -195,9 +195,3 @@ def test_more_than_60_names_are_not_listed():
     assert "name-9" not in str(unknown("setting", "zzz", names))
     assert str(unknown("setting", "zzz", names[1:])).endswith(", name-9")
     assert (PYPROJECT.parent / "docs" / "settings.md").is_file()
-
-
-def test_former_name_of_a_setting_works_with_one_warning(caplog):
-    for _ in range(2):
-        assert resolve({"liar-share": 0.1})["byzantine-fraction"] == 0.1
-    assert len([m for m in caplog.messages if "liar-share" in m]) == 1
