@@ -316,9 +316,7 @@ class BaseStrategy(Averaging):
         self.ledger.load_state_dict(state.values)
         self.clients.load_state_dict(state.values)
         self.evaluation.load_state_dict(state.values)
-        parts = (self.ledger, self.clients, self.evaluation)
-        others = {name for part in parts for name in part.state_dict()}
-        restore_tree(self.state, state, others)
+        restore_tree(self.state, state)
 
     def summary(self) -> None:
         """Log the configuration."""

@@ -21,9 +21,6 @@ FILE = "checkpoint.safetensors"
 BEST_FILE = "checkpoint-best-validation.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
-# By task: settings that earlier versions lacked, with the values that reproduce the
-# behaviour of these versions.
-EARLIER: dict[str, dict[str, Any]] = {"text-folder": {"text-windows": "sliding"}}
 
 
 class ChecksumError(ValueError):
@@ -91,11 +88,6 @@ def read_about(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="np") as file:
         about: dict[str, Any] = json.loads((file.metadata() or {})["run"])
     return about
-
-
-def with_earlier_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's settings with those that earlier versions lacked (`EARLIER`)."""
-    return {**EARLIER.get(settings.get("task", ""), {}), **settings}
 
 
 def _under(prefix: str, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Arrays:

@@ -18,8 +18,8 @@ STATE_FILE = re.compile(r"(?:(\w+)-)?(\d{8})\.safetensors")
 SET_ASIDE = ".set-aside"
 # A client's privacy account.
 ACCOUNT_FILE = "privacy.json"
-# Temporary files. Those of earlier releases end in a process id.
-_PARTIAL = re.compile(r"\.(.+)\.(?:[0-9a-f]{16}\.partial|\d{1,10})")
+# Temporary files.
+_PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
 
 @contextlib.contextmanager

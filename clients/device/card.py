@@ -19,7 +19,6 @@ from flwr_frl.clients.algorithms import algorithm_of
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import LARGEST, followed
 from flwr_frl.task.base import BaseTask, Task
-from flwr_frl.task.checkpoint import with_earlier_settings
 from flwr_frl.task.data.images import read_image
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
@@ -264,11 +263,11 @@ class ModelCard:
                     tuple(float(value) for value in content["std"]),
                     int(content["head_layers"]),
                     str(content["model_head"]),
-                    bool(content.get("grey", False)),
+                    bool(content["grey"]),
                 )
                 return cls(image_model)
             content = json.loads(metadata["task"])
-            settings = with_earlier_settings(content["settings"])
+            settings = dict(content["settings"])
             num_clients = int(content["clients"])
             settings["task"] = str(settings["task"])
         except (LookupError, TypeError, ValueError) as error:

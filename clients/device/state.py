@@ -360,14 +360,9 @@ def _newest(versions: Iterable[Version]) -> int:
 
 
 def _old(runs: Mapping[Key, list[Version]]) -> list[Key]:
-    """Return the keys of all runs but the `KEPT_RUNS` that have written last.
-
-    Files of earlier releases have no counter and cannot be ordered, so they remain
-    until enough runs have one.
-    """
+    """Return the keys of all runs but the `KEPT_RUNS` that have written last."""
     newest = {key: _newest(versions) for key, versions in runs.items()}
-    kept = sorted(newest.values(), reverse=True)[:KEPT_RUNS]
-    return [k for k, n in newest.items() if len(kept) == KEPT_RUNS and n < kept[-1]]
+    return sorted(newest, key=newest.__getitem__)[:-KEPT_RUNS]
 
 
 def _remove(paths: Iterable[Path]) -> None:

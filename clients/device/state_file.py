@@ -68,11 +68,11 @@ class Version(NamedTuple):
         """The number of the version among all that the client has written."""
         return self.number(COUNTER)
 
-    def number(self, name: str) -> int:
-        """Return a number from the file's metadata; 0 if it is missing."""
-        with contextlib.suppress(SafetensorError, OSError, ValueError):
-            return int(_metadata(self.path).get(name, 0))
-        return 0
+    def number(self, name: str, otherwise: int = 0) -> int:
+        """Return a number from the file's metadata, or a default if it is missing."""
+        with contextlib.suppress(SafetensorError, OSError, ValueError, KeyError):
+            return int(_metadata(self.path)[name])
+        return otherwise
 
 
 def versions_in(directory: Path | None) -> list[Version]:
@@ -110,22 +110,12 @@ def usable(
     for version in sorted(of_run, key=lambda v: v.round, reverse=True):
         if acknowledged is None or version.round <= acknowledged:
             yield version
-    yield from sorted(others, key=_age_key, reverse=True)
-
-
-def _age_key(version: Version) -> tuple[int, int, str]:
-    """Return a sort key that orders versions by age, the oldest first.
-
-    The key is the counter. File times, unreliable on a device without a battery-backed
-    clock, order only files of earlier releases, which have no counter and come first.
-    """
-    path = version.path
-    try:
-        counter = int(_metadata(path).get(COUNTER, 0))
-    except (SafetensorError, OSError, ValueError):
-        # Sorted as the newest, so that it is read and the damage is logged.
-        counter = sys.maxsize
-    return counter, 0 if counter else path.stat().st_mtime_ns, path.name
+    # A damaged file counts as the newest, so that it is read and the damage is logged.
+    yield from sorted(
+        others,
+        key=lambda v: (v.number(COUNTER, sys.maxsize), v.path.name),
+        reverse=True,
+    )
 
 
 def state_directory(
@@ -206,8 +196,7 @@ def read_checked(
     for name, what in (("classes", "for the classes"), ("algorithm", "of")):
         written = metadata.get(name)
         now = (about or {}).get(name, written)
-        # Earlier releases installed our packages without the name `flwr_frl`.
-        if written is not None and now not in (written, f"flwr_frl.{written}"):
+        if written is not None and now != written:
             message = f"it is {what} {written}, not {now}"
             raise ForeignStateError(message, _CLASSES if name == "classes" else "")
     # States of optimisers fit the parameters that they belong to, or are not used.

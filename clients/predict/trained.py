@@ -20,12 +20,7 @@ from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.setup import seed_torch
 from flwr_frl.clients.device.state_file import quoted, state_directory
 from flwr_frl.task.base import Task
-from flwr_frl.task.checkpoint import (
-    FILE,
-    ChecksumError,
-    read,
-    with_earlier_settings,
-)
+from flwr_frl.task.checkpoint import FILE, ChecksumError, read
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.fingerprint import check_examples
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
@@ -134,7 +129,7 @@ class TrainedRun(NamedTuple):
     def check_frozen(self, client: Client) -> None:
         """Raise `SettingsError` if a client's frozen part differs from the training's.
 
-        The checkpoint contains only its digest; one of version 0.1 not even that.
+        The checkpoint contains only its digest.
         """
         frozen = client._about_frozen().get(FROZEN_DIGEST, "")
         if self.frozen and frozen != self.frozen:
@@ -201,7 +196,7 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
     path = path / FILE if os.path.isdir(path) else path
     try:
         about, arrays, state = read(path)
-        values, written = about["values"], with_earlier_settings(about["settings"])
+        values, written = about["values"], dict(about["settings"])
         usable = followed(written, named)
         check_named(usable)
         return TrainedRun(

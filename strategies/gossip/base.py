@@ -241,10 +241,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
             State(others, {n: v for n, v in values.items() if n not in BOXES})
         )
         names = [str(name) for name in values["names"]]
-        if EDGES not in arrays:
-            # Earlier versions did not save the edges.
-            self._set_graph(names, self.build_graph(len(names)))
-        elif names:
+        if names:
             saved = Graph(len(names), tuple(map(tuple, arrays[EDGES].tolist())))
             current = None
             with suppress(SettingsError):

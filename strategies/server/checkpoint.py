@@ -1,15 +1,13 @@
 """Checkpoints: everything that the server needs to continue a run after a round."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.common import log
 from safetensors import SafetensorError
 
 from flwr_frl.memory_array import values_of
@@ -21,7 +19,6 @@ from flwr_frl.task.checkpoint import (
     pack,
     read,
     read_about,
-    with_earlier_settings,
 )
 from flwr_frl.task.files import PRIVATE, write_atomically
 from flwr_frl.task.settings import Settings, SettingsError
@@ -57,16 +54,6 @@ OTHER_SETTINGS = "other-settings"
 # Types of scalar JSON values, which are also the types of keys that JSON can encode.
 PLAIN = (str, int, float, type(None))
 PLAIN_TYPES = frozenset(PLAIN)
-# Defaults of an earlier version and of this one. A run with the former default can be
-# resumed with the current one.
-FORMER_DEFAULTS = {
-    "bandit-radius": (0.0, "0"),
-    "compressor-k": (0.01, 0.1),
-    "dual-regularizer": (100.0, "auto"),
-    "fedcp-lambda": (5.0, 0.2),
-    "radius": (20.0, "auto"),
-    "text-windows": ("sliding", "disjoint"),
-}
 
 
 def token_in(path: Path) -> str:
@@ -131,21 +118,16 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
     return lambda: State(arrays, json.loads(json.dumps(saved)))
 
 
-def restore_tree(tree: dict[str, Any], state: State, others: Collection[str]) -> None:
-    """Restore a tree in place; keys that the state lacks keep their values.
-
-    ``others`` are the names of the values that every strategy saves. Earlier versions
-    saved the tree's values beside them.
-    """
-    flat = {n: v for n, v in state.values.items() if n not in others}
+def restore_tree(tree: dict[str, Any], state: State) -> None:
+    """Restore a tree in place; keys that the state lacks keep their values."""
     restored: dict[str, Any] = {}
     for name, array in state.arrays.items():
-        *keys, last = state.values.get("paths", {}).get(name) or _path_of(name)
+        *keys, last = state.values["paths"].get(name) or _path_of(name)
         place = restored
         for key in keys:
             place = place.setdefault(key, {})
         place[last] = array
-    _merge(restored, state.values.get("state", flat))
+    _merge(restored, state.values["state"])
     for key, value in restored.items():
         if isinstance(value, dict) and isinstance(former := tree.get(key), dict):
             former.clear()
@@ -268,24 +250,18 @@ class Checkpoint:
             )
         try:
             about, shared, saved = read(path)
-            former = with_earlier_settings(about["settings"])
+            former = dict(about["settings"])
             arrays = {name: shared[name] for name in about["names"]}
-            # Checkpoints of older versions do not have this list.
-            saved = {name: saved[name] for name in about.get("state-names", saved)}
+            saved = {name: saved[name] for name in about["state-names"]}
             server_round, seconds = int(about["round"]), float(about["seconds"])
             values = dict(about["values"])
         except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
             raise SettingsError(f"resume: {str(path)!r} is damaged: {error}") from None
-        differ = []
-        for name, value in settings.items():
-            was = former.get(name, value)
-            if name in MAY_DIFFER or was == value:
-                continue
-            if FORMER_DEFAULTS.get(name) == (was, value):
-                text = "resume: the default of %s has changed from %r to %r"
-                log(WARNING, text, name, was, value)
-            else:
-                differ.append(f"{name} was {was!r} and is {value!r}")
+        differ = [
+            f"{name} was {former[name]!r} and is {value!r}"
+            for name, value in settings.items()
+            if name not in MAY_DIFFER and former.get(name, value) != value
+        ]
         if differ:
             line = f"resume: {str(directory)!r} was made with other settings: "
             raise SettingsError(line + ", ".join(differ), OTHER_SETTINGS)

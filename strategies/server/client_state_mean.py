@@ -32,7 +32,7 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.state[MEMBERS] = None
+        self.state[MEMBERS] = []
         # The list of names of which `_members` is the set.
         self._listed: list[str] | None = None
         self._members = frozenset[str]()
@@ -43,9 +43,6 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
     def in_mean(self) -> frozenset[str]:
         """Names of the clients whose state is in the mean."""
         names = self.state[MEMBERS]
-        if names is None:
-            # Checkpoints of early versions contain the acknowledged rounds only.
-            return frozenset(self.ledger.acknowledged)
         if names is not self._listed:
             self._listed, self._members = names, frozenset(names)
         return self._members

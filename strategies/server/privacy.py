@@ -122,9 +122,7 @@ class ClientPrivacy:
         """
         before = self.asked
         if (directory / FILE).is_file():
-            run_token = self.read(directory)
-            # Accounts of earlier versions have no token.
-            is_own = resumed and run_token in ("", self.run_token)
+            is_own = self.read(directory) == self.run_token and resumed
             combine = max if is_own else operator.add
             self.asked = {
                 name: combine(self.asked.get(name, 0), before.get(name, 0))
@@ -145,7 +143,7 @@ class ClientPrivacy:
         try:
             account = json.loads(path.read_bytes())
             noise, asked = float(account["noise"]), account["asked"]
-            run_token = str(account.get("run", ""))
+            run_token = str(account["run"])
             self.asked = {str(name): int(count) for name, count in asked.items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingsError(

@@ -235,10 +235,7 @@ def _open(directory: Path) -> Dataset:
         ImageSet(*(array(f"{part}-{name}") for name in ("images", "labels", "owners")))
         for part in PARTS
     )
-    texts = ["classes", "clients"]
-    # Earlier releases wrote no notes for some sources.
-    if (directory / "notes.npy").exists():
-        texts.append("notes")
+    texts = ("classes", "clients", "notes")
     return Dataset(train, test, *(tuple(map(str, array(text))) for text in texts))
 
 

@@ -361,7 +361,10 @@ def test_only_files_named_like_client_states_are_removed_or_copied(tmp_path):
     states_in(tmp_path / "own" / "clients")
     directory = tmp_path / "own" / "clients" / "000001"
     ours = ("r-00000002.safetensors.set-aside", "privacy.json")
-    left = (".r-00000002.safetensors.0123456789abcdef.partial", ".privacy.json.17")
+    left = (
+        ".r-00000002.safetensors.0123456789abcdef.partial",
+        f".privacy.json.{'0' * 16}.partial",
+    )
     for name in (*ours, *left):
         (directory / name).write_text("ours")
     (tmp_path / "own" / "clients" / "000003").mkdir()

@@ -61,8 +61,7 @@ def test_temporary_files_are_random_and_exclusive_and_recognised(tmp_path, monke
     write_atomically(path, b"2")
     assert len(set(names)) == 2
     assert [unfinished(name) for name in names] == ["file", "file"]
-    # Names used by earlier releases and by other programs
-    assert unfinished(".00000003.safetensors.4711") == "00000003.safetensors"
+    # Names used by other programs
     assert unfinished(".file.swp") == unfinished("file.17") == ""
     # A link is not followed even if its name was guessed.
     monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 16)

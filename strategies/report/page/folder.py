@@ -158,7 +158,7 @@ def _view(directory: Path, folder: Path) -> RunView:
         clients = [client for client in listed if isinstance(client, dict)]
         measure = str(status.get("measure", measure))
     else:
-        # Earlier releases wrote no status.
+        # The status is missing or damaged, for example because the disk was full.
         final = objects_in(read_object(directory / CLIENTS))
         clients = [
             {"client": name, **entry, "quality": entry.get(measure)}

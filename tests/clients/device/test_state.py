@@ -262,7 +262,7 @@ def test_damage_found_by_an_evaluation_is_reported_by_the_next_training(tmp_path
 def test_unfinished_files_are_deleted_after_their_round(tmp_path):
     run_rounds(new_context(), [1, 2], tmp_path)
     of_this_run = tmp_path / f".00000003.safetensors.{'0' * 16}.partial"
-    of_another = tmp_path / ".abc-00000009.safetensors.4711"
+    of_another = tmp_path / f".abc-00000009.safetensors.{'1' * 16}.partial"
     account = tmp_path / f".privacy.json.{'0' * 16}.partial"
     for path in (of_this_run, of_another, account):
         path.write_bytes(b"half")

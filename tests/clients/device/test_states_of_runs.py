@@ -8,7 +8,6 @@ from client_messages import new_context
 from state_values import files_in, head, value_of
 
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.state_file import pack, read_checked
 
 
 def test_an_earlier_run_s_state_is_used_until_a_version_is_acknowledged(tmp_path):
@@ -34,13 +33,6 @@ def set_back_clock(*paths: Path) -> None:
     """Set file times in 2036, each older than the one before it in the arguments."""
     for i, path in enumerate(paths):
         os.utime(path, ns=((2_100_000_000 - i) * 10**9,) * 2)
-
-
-def without_counter(path: Path) -> None:
-    """Rewrite a file in the format of earlier releases, which had no counter."""
-    about, arrays = read_checked(path, "")
-    del about["counter"]
-    path.write_bytes(pack(arrays, about))
 
 
 def test_files_of_the_newest_eight_earlier_runs_are_kept(tmp_path):
@@ -122,32 +114,3 @@ def test_the_newest_earlier_run_is_used_regardless_of_file_times(tmp_path):
     PersonalState(new_context(), tmp_path, run="b").save(head(4), 6)
     set_back_clock(*reversed(paths), tmp_path / "b-00000006.safetensors")
     assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 4
-
-
-def test_states_of_earlier_releases_count_as_the_oldest(tmp_path):
-    old = [f"old{i}" for i in range(9)]
-    for i, run in enumerate(old):
-        PersonalState(new_context(), tmp_path, run=run).save(head(-i), 9)
-        without_counter(tmp_path / f"{run}-00000009.safetensors")
-        os.utime(tmp_path / f"{run}-00000009.safetensors", ns=(i * 10**9,) * 2)
-    # Files without a counter are ordered by their times.
-    assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == -8
-
-    def old_left() -> int:
-        return len(list(tmp_path.glob("old*")))
-
-    for i in range(8):
-        PersonalState(new_context(), tmp_path, run=f"new{i}").save(head(i), 1)
-        os.utime(tmp_path / f"new{i}-00000001.safetensors", (0, 0))
-        assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == i
-        # It is unclear which of the old runs is the newest, so all are kept.
-        assert old_left() == 9
-    PersonalState(new_context(), tmp_path, run="new8").save(head(8), 1)
-    assert old_left() == 0
-    # A run that was started with an earlier release can be continued.
-    PersonalState(new_context(), tmp_path, run="own").save(head(5), 1)
-    without_counter(tmp_path / "own-00000001.safetensors")
-    state = PersonalState(new_context(), tmp_path, 1, run="own")
-    assert value_of(state) == 5
-    state.save(head(6), 2)
-    assert value_of(PersonalState(new_context(), tmp_path, 2, run="own")) == 6

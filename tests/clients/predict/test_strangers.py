@@ -313,7 +313,7 @@ def test_sizes_are_bounded_before_anything_is_allocated(
 )
 def test_a_model_larger_than_its_file_is_refused(model, side, line, tmp_path, capsys):
     about = {"model": model, "shape": (3, side, side), "mean": (0,) * 3}
-    about |= {"std": (1,) * 3, "head_layers": 1, "model_head": ""}
+    about |= {"std": (1,) * 3, "head_layers": 1, "model_head": "", "grey": False}
     metadata = {"format": "flwr-frl model 1", "model": json.dumps(about)}
     metadata["classes"] = json.dumps(["a", "b"])
     save_file({"x": np.zeros(1)}, tmp_path / "m.safetensors", metadata=metadata)

@@ -93,18 +93,6 @@ def test_state_round_trip() -> None:
     assert other.state["model"] == state["model"]
 
 
-def test_state_of_an_earlier_version_is_restored() -> None:
-    values = {"acknowledged": {"a": 1}, "run": "r", "total": 2.0, "in_mean": ["a"]}
-    arrays = {"heads/a/b/w": np.ones(1), "last-change/w": np.zeros(1)}
-    strategy = BaseStrategy()
-    strategy.restore(State(arrays, values))
-    assert strategy.ledger.acknowledged == {"a": 1}
-    assert strategy.state["heads"] == {"a/b": {"w": np.ones(1)}}
-    assert list(strategy.state["last-change"]) == ["w"]
-    assert (strategy.state["total"], strategy.state["in_mean"]) == (2.0, ["a"])
-    assert "acknowledged" not in strategy.state
-
-
 def test_unsupported_state_fails_with_a_one_line_error() -> None:
     strategy = BaseStrategy()
     strategy.state["seen"] = {1, 2}

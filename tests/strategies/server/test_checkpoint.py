@@ -64,37 +64,6 @@ def test_order_of_the_state_arrays_is_restored(tmp_path):
     assert list(Checkpoint.read(tmp_path, SETTINGS).state[0]) == list(arrays)
 
 
-def test_older_checkpoint_without_the_order_of_its_state_is_read(tmp_path):
-    values = {"round": 1, "seconds": 1.0, "settings": SETTINGS, "values": {}}
-    text = json.dumps({**values, "names": []})
-    tensors = {"state/b": np.ones(1), "state/a": np.zeros(1)}
-    (tmp_path / FILE).write_bytes(save(tensors, metadata={"run": text}))
-    assert Checkpoint.read(tmp_path, SETTINGS).state[0].keys() == {"a", "b"}
-
-
-def test_changed_default_is_logged_but_a_changed_value_fails(tmp_path, caplog):
-    checkpoint_of(**{"compressor-k": 0.01}).write(tmp_path)
-    Checkpoint.read(tmp_path, SETTINGS)
-    assert "the default of compressor-k has changed from 0.01 to 0.1" in caplog.text
-    with pytest.raises(SettingsError, match=r"compressor-k was 0\.01 and is 0\.2$"):
-        Checkpoint.read(tmp_path, {**SETTINGS, "compressor-k": 0.2})
-
-
-@pytest.mark.parametrize(
-    ("windows", "warned"), [("disjoint", True), ("sliding", False)]
-)
-def test_text_checkpoint_without_text_windows_means_sliding(
-    tmp_path, caplog, windows, warned
-):
-    checkpoint = checkpoint_of(task="text-folder")
-    del checkpoint.settings["text-windows"]
-    checkpoint.write(tmp_path)
-    settings = {"task": "text-folder", "text-windows": windows}
-    former = Checkpoint.read(tmp_path, settings)
-    assert former.settings["text-windows"] == "sliding"
-    assert ("the default of text-windows has changed" in caplog.text) == warned
-
-
 @pytest.mark.parametrize("where", ["arrays", "state"])
 def test_fortran_ordered_arrays_round_trip(tmp_path, where):
     values = np.asfortranarray(np.arange(6.0).reshape(2, 3))
@@ -136,7 +105,11 @@ def test_unfinished_files_of_a_killed_server_are_removed(tmp_path, monkeypatch):
             write_atomically(tmp_path / "accuracy.png", b"half")
     (left,) = directory.iterdir()
     assert left.name != FILE
-    for name in ("metrics.jsonl", ".clients.json.17", ".somebody-s.17"):
+    for name in (
+        "metrics.jsonl",
+        f".clients.json.{'0' * 16}.partial",
+        ".somebody-s.17",
+    ):
         (directory / name).touch()
     prepare_directory(directory, directory)
     kept = {path.name for path in directory.iterdir()}
