@@ -3,7 +3,6 @@
 The server writes checkpoints and resumes from them; devices read their model from them.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,19 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
-from safetensors.numpy import save
 
-Arrays = dict[str, npt.NDArray[np.generic]]
+from flwr_frl.task.sealed import Arrays, seal, unseal
 
 FILE = "checkpoint.safetensors"
 # Checkpoint of the round with the best mean on the validation sets.
 BEST_FILE = "checkpoint-best-validation.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
-
-
-class ChecksumError(ValueError):
-    """A checkpoint whose content has changed since it was written."""
 
 
 class Content(NamedTuple):
@@ -50,10 +44,7 @@ def pack(content: Content) -> bytes:
     """Serialise a checkpoint for `read`."""
     tensors = {SHARED + name: array for name, array in content.arrays.items()}
     tensors |= {STATE + name: array for name, array in content.state.items()}
-    # safetensors writes the memory as is, so arrays must be C-contiguous.
-    tensors = {n: np.asarray(array, order="C") for n, array in tensors.items()}
-    text = json.dumps(content.about)
-    return save(tensors, metadata={"run": text, "sha256": _digest(text, tensors)})
+    return seal(tensors, {"run": json.dumps(content.about)})
 
 
 def read(path: Path) -> Content:
@@ -73,14 +64,9 @@ def read(path: Path) -> Content:
     LookupError, TypeError, ValueError
         If the file is not a checkpoint.
     """
-    with safe_open(path, framework="np") as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    text = metadata["run"]
-    # Checkpoints of early versions have no checksum.
-    if metadata.get("sha256", digest := _digest(text, tensors)) != digest:
-        raise ChecksumError("its checksum is wrong")
-    return Content(json.loads(text), _under(SHARED, tensors), _under(STATE, tensors))
+    metadata, tensors = unseal(path)
+    about = json.loads(metadata["run"])
+    return Content(about, _under(SHARED, tensors), _under(STATE, tensors))
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -92,12 +78,3 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def _under(prefix: str, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Arrays:
     return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def _digest(about: str, tensors: Mapping[str, npt.NDArray[np.generic]]) -> str:
-    digest = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(f"{name}/{value.dtype.str}/{value.shape}/".encode())
-        digest.update(np.ascontiguousarray(value).data)
-    return digest.hexdigest()

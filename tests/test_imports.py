@@ -22,6 +22,7 @@ SERVER_MAY_USE = {
     "flwr_frl.task.messages",
     "flwr_frl.task.npy",
     "flwr_frl.task.records",
+    "flwr_frl.task.sealed",
     "flwr_frl.task.settings",
 }
 SERVER_COMPUTES = {

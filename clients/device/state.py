@@ -17,12 +17,9 @@ from safetensors import SafetensorError
 from flwr_frl.clients.device.state_file import (
     COUNTER,
     OF_A_RUN,
-    Arrays,
-    DamagedStateError,
     ForeignStateError,
     Shapes,
     Version,
-    pack,
     read_checked,
     usable,
     valid_text,
@@ -40,6 +37,7 @@ from flwr_frl.task.files import (
 from flwr_frl.task.messages import EXAMPLES, KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.task.npy import is_finite
 from flwr_frl.task.records import entries_of, fill
+from flwr_frl.task.sealed import Arrays, seal
 from flwr_frl.task.training import TrainingDivergedError
 
 Key = TypeVar("Key")
@@ -214,7 +212,7 @@ class PersonalState:
             if (path, str(error)) not in _logged:
                 _logged.add((path, str(error)))
                 log(WARNING, "%s is not used: %s", path, error)
-        except (SafetensorError, DamagedStateError, ValueError) as error:
+        except (SafetensorError, ValueError) as error:
             log(ERROR, "%s is not used and set aside: %s", path, error)
             self.unused = self.unused or "its file is damaged"
             with contextlib.suppress(OSError):
@@ -272,7 +270,7 @@ class PersonalState:
             others = {place: versions_in(place) for place in self._other_places()}
             here = versions_in(self._directory)
             about[COUNTER] = str(1 + max(map(_newest, (here, *others.values()))))
-            write_atomically(self.path(round_), pack(arrays, about), mode=PRIVATE)
+            write_atomically(self.path(round_), seal(arrays, about), mode=PRIVATE)
         except OSError as error:
             text = "state of round %d is kept in memory only, not in %s: %s"
             log(WARNING, text, round_, self.path(round_), error)

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from flwr_frl.task.files import STATE_FILE, refuse_links
+from flwr_frl.task.sealed import Arrays, unseal
 from flwr_frl.task.settings import Place, Settings, require
 
-Arrays = dict[str, npt.NDArray[np.generic]]
 # Prefix of the states of optimisers among the arrays.
 OPTIMIZER = "optimizer."
 Shapes = Mapping[str, tuple[int, ...]]
@@ -43,17 +40,6 @@ class ForeignStateError(ValueError):
     def __init__(self, message: str, public: str = "") -> None:
         super().__init__(message)
         self.public = public or message
-
-
-class DamagedStateError(ValueError):
-    """A file differs from what was written."""
-
-
-def pack(
-    arrays: Mapping[str, npt.NDArray[np.generic]], about: Mapping[str, str]
-) -> bytes:
-    """Return the contents of a file; the arrays must be in C order."""
-    return save(dict(arrays), metadata={**about, "sha256": _digest(arrays, about)})
 
 
 class Version(NamedTuple):
@@ -182,14 +168,10 @@ def read_checked(
     ForeignStateError
         If the file belongs to another client, its arrays have other shapes, or it has
         other ``classes`` or another ``algorithm`` than ``about``.
-    DamagedStateError, OSError, SafetensorError, ValueError
+    ChecksumError, OSError, SafetensorError, ValueError
         If it cannot be read.
     """
-    with safe_open(path, framework="np") as file:
-        metadata = file.metadata() or {}
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if metadata.pop("sha256", "") != _digest(arrays, metadata):
-        raise DamagedStateError("its checksum is wrong")
+    metadata, arrays = unseal(path)
     if metadata.get("client", "") != valid_text(client):
         raise ForeignStateError(f"it is of client {metadata.get('client')!r}")
     # Classes first: other classes are the usual reason for other shapes.
@@ -214,14 +196,3 @@ def read_checked(
 
 # Message for the server, which must not learn the names of a device's classes.
 _CLASSES = "it is for other classes than the client has now"
-
-
-def _digest(
-    arrays: Mapping[str, npt.NDArray[np.generic]], about: Mapping[str, str]
-) -> str:
-    digest = hashlib.sha256(repr(sorted(about.items())).encode())
-    for name in sorted(arrays):
-        value = arrays[name]
-        digest.update(f"{name}/{value.dtype.str}/{value.shape}/".encode())
-        digest.update(np.asarray(value, order="C").tobytes())
-    return digest.hexdigest()

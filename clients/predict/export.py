@@ -1,19 +1,21 @@
 """Export a trained model to one file."""
 
 import copy
+import hashlib
 import io
 import json
+import os
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 from torch.export import Dim
 
 from flwr_frl.clients.device.card import Classifier, ModelCard
-from flwr_frl.clients.predict.loading import FORMAT, Model
+from flwr_frl.clients.predict.loading import Model
 from flwr_frl.task.files import write_atomically
 from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.models.weights import FORMAT, pack_model
 from flwr_frl.task.settings import SettingsError, need, reason_of, require
 
 
@@ -27,10 +29,12 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
     card : ModelCard
         Its card, which becomes metadata of the file.
     path : Path
-        The file. ``.safetensors`` is for `load_model`. ``.pt2`` is a program for
-        ``torch.export.load``, from uint8 pixels or the task's inputs to the outputs,
-        with ``card.json`` as an extra file. ``.onnx`` is the same program from
-        ``inputs`` to ``outputs``.
+        The file. ``.safetensors`` is for `load_model`, and contains a checksum.
+        ``.pt2`` is a program for ``torch.export.load``, from uint8 pixels or the task's
+        inputs to the outputs, with ``card.json`` as an extra file. ``.onnx`` is the
+        same program from ``inputs`` to ``outputs``. The checksum of these two is
+        written to a file beside them with ``.sha256`` appended to the name, as
+        ``sha256sum --check`` reads it.
 
     Raises
     ------
@@ -54,7 +58,7 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
             name: tensor.clone(memory_format=torch.contiguous_format)
             for name, tensor in {**tensors, **frozen_tensors(split_model)}.items()
         }
-        data = save(copies, metadata=about)
+        data = pack_model(copies, about)
     elif path.suffix in (".pt2", ".onnx"):
         data = _traced(model, card, about, path.suffix)
     else:
@@ -63,6 +67,11 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
         )
     try:
         write_atomically(path, data)
+        if path.suffix != ".safetensors":
+            # Nothing that loads these formats would notice damage.
+            line = f"{hashlib.sha256(data).hexdigest()}  {path.name}\n"
+            checksum = path.with_name(f"{path.name}.sha256")
+            write_atomically(checksum, os.fsencode(line))
     except OSError as error:
         raise SettingsError(f"export {str(path)!r}: {error}") from None
 

@@ -34,6 +34,7 @@ from flwr_frl.clients.predict.trained import (
 from flwr_frl.task.base import Task
 from flwr_frl.task.fingerprint import check_examples
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.weights import FORMAT
 from flwr_frl.task.settings import (
     Settings,
     SettingsError,
@@ -43,7 +44,6 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.tasks import build_task
 
-FORMAT = "flwr-frl model 1"
 # Names of simulated clients; no device has one.
 SIMULATED = re.compile("[0-9]{6,}")
 

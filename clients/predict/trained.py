@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from flwr.app import Context, RecordDict
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from flwr_frl.clients.algorithms import check_named, complete
 from flwr_frl.clients.base import Client, digest
@@ -20,11 +20,13 @@ from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.setup import seed_torch
 from flwr_frl.clients.device.state_file import quoted, state_directory
 from flwr_frl.task.base import Task
-from flwr_frl.task.checkpoint import FILE, ChecksumError, read
+from flwr_frl.task.checkpoint import FILE, read
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.fingerprint import check_examples
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.messages import EXAMPLES, FROZEN_DIGEST, SERVER_ROUND
+from flwr_frl.task.models.weights import read_safetensors
+from flwr_frl.task.sealed import ChecksumError
 from flwr_frl.task.settings import Settings, SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task, reads_data_dir
 from flwr_frl.task.tasks.image import default_model
@@ -227,10 +229,8 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
 def read_tensors(path: Path, name: str) -> tuple[dict[str, str], Tensors]:
     """Return metadata and tensors of a safetensors file; ``name`` is for errors."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            return metadata, {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        return read_safetensors(path)
+    except (SafetensorError, OSError, ChecksumError) as error:
         raise _unreadable(name, path, error) from None
 
 

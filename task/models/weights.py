@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.sealed import SHA256, Arrays, check, digest
 from flwr_frl.task.settings import SettingsError, reason_of, unknown
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
+# Metadata "format" of files that `pack_model` has written.
+FORMAT = "flwr-frl model 1"
 # Auxiliary outputs, which help to train from scratch and are left out here.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
@@ -104,9 +109,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise SettingsError(f"weights is {str(path)!r}; there is no such file")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            content: Any = load_file(path)
+            content: Any = read_safetensors(path)[1]
         else:
             # Not as a pickle, which could run arbitrary code.
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -126,6 +129,38 @@ def _read(path: Path) -> dict[str, Tensor]:
                 "they must be a state dict"
             )
     return dict(content)
+
+
+def pack_model(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
+    """Return a safetensors file with a checksum; ``about`` names the `FORMAT`."""
+    checksum = {SHA256: digest(_bytes_of(tensors), about)}
+    return save(dict(tensors), metadata={**about, **checksum})
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of a safetensors file.
+
+    Raises
+    ------
+    ChecksumError
+        If `pack_model` has written the file, and it has changed since.
+    OSError, SafetensorError
+        If the file cannot be read.
+    """
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if metadata.get("format") == FORMAT:
+        check(metadata, _bytes_of(tensors))
+    return metadata, tensors
+
+
+def _bytes_of(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return the bytes of tensors, by name, dtype and shape; NumPy lacks bfloat16."""
+    return {
+        f"{name} {t.dtype} {tuple(t.shape)}": t.flatten().view(torch.uint8).numpy()
+        for name, t in tensors.items()
+    }
 
 
 def _from_torchvision(name: str, weights: str) -> dict[str, Tensor]:

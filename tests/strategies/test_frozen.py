@@ -11,8 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from frozen_tasks import FROZEN_BYTES, buffered, frozen
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from flwr_frl.clients.base import Client
@@ -28,6 +27,7 @@ from flwr_frl.task.models.frozen import (
     new_model,
     set_apart,
 )
+from flwr_frl.task.models.weights import pack_model, read_safetensors
 from flwr_frl.task.settings import SettingsError, resolve
 
 N = 5
@@ -140,11 +140,9 @@ def test_loaded_and_exported_models_have_the_frozen_part(tmp_path: Path) -> None
     with torch.no_grad():
         torch.testing.assert_close(again(examples.inputs), outputs)
     # The arrays of the file are used instead of those that the task would build.
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        about = file.metadata()
-    arrays = load_file(tmp_path / "model.safetensors")
+    about, arrays = read_safetensors(tmp_path / "model.safetensors")
     arrays["representation.0.weight"] += 1
-    save_file(arrays, tmp_path / "changed.safetensors", about)
+    (tmp_path / "changed.safetensors").write_bytes(pack_model(arrays, about))
     changed, _ = load_model(
         tmp_path / "changed.safetensors", task="frozen_tasks:frozen"
     )

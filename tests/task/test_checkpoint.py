@@ -5,12 +5,12 @@ import pytest
 
 from flwr_frl.task.checkpoint import (
     FILE,
-    ChecksumError,
     Content,
     pack,
     read,
     read_about,
 )
+from flwr_frl.task.sealed import ChecksumError
 
 CONTENT = Content(
     {"round": 3, "names": ["w"], "values": {"acknowledged": {"a": 3}}},

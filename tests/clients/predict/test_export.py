@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from flwr_frl.clients.predict import (
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.running import run
 from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.settings import SettingsError
 
 CLASSES = ("ant", "bee", "cat")
@@ -162,6 +164,59 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda package: None)
     with pytest.raises(SettingsError, match=r"pip install 'flwr-frl\[onnx\]'$"):
         export(*classifier_of("mlp", 8, 1), tmp_path / "model.onnx")
+
+
+# Damaged files
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    damaged = bytearray(data)
+    damaged[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)
+
+
+def cut(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def swapped(data: bytes, rng: random.Random) -> bytes:
+    """Swap a part of the values with one at least 2 kB after it."""
+    size = rng.choice([4, 256, 2048])
+    first, second = sorted(rng.sample(range(2048, len(data) - size, 2048), 2))
+    a, b = data[first : first + size], data[second : second + size]
+    return b"".join(
+        (data[:first], b, data[first + size : second], a, data[second + size :])
+    )
+
+
+@pytest.mark.parametrize("damage", [flipped, cut, swapped])
+def test_every_damaged_model_is_refused(tmp_path, damage):
+    path, rng = tmp_path / "model.safetensors", random.Random(0)
+    classifier, card = classifier_of("mlp", 8, 1)
+    export(classifier, card, path)
+    data = path.read_bytes()
+    for _ in range(100):
+        path.write_bytes(damage(data, rng))
+        with pytest.raises(SettingsError) as error:
+            load_model(path)
+        assert "\n" not in str(error.value)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    # Its arrays are not used as initial weights, either.
+    with pytest.raises(SettingsError, match=r"cannot be read: its checksum is wrong$"):
+        load_weights(classifier.model, str(path), "mlp")
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+def test_a_program_has_a_checksum_beside_it(tmp_path, monkeypatch, suffix):
+    if suffix == "onnx":
+        pytest.importorskip("onnxscript")
+    path = tmp_path / f"model.{suffix}"
+    export(*classifier_of("logistic", 8, 1), path)
+    monkeypatch.chdir(tmp_path)
+    check = ["sha256sum", "--check", "--status", f"model.{suffix}.sha256"]
+    assert subprocess.run(check, check=False).returncode == 0
+    path.write_bytes(flipped(path.read_bytes(), random.Random(0)))
+    assert subprocess.run(check, check=False).returncode == 1
 
 
 # Predictions from Python

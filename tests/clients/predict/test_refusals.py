@@ -5,19 +5,21 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from animals import (
     of_device,
     settings_of,
     write_images,
 )
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 
 from flwr_frl.clients.predict import export, load_run
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.clients.predict.predictor import files_in
 from flwr_frl.running import run
+from flwr_frl.task.models.weights import FORMAT, pack_model
+from flwr_frl.task.sealed import seal
 from flwr_frl.task.settings import SettingsError
 
 
@@ -28,17 +30,17 @@ def broken(devices, folders, tmp_path):
     (root / "text.png").write_text("no image")
     (root / "empty").mkdir()
     (root / "text.safetensors").write_text("no model")
-    save_file({"a": np.zeros(3)}, root / "other.safetensors")
+    save_file({"a": torch.zeros(3)}, root / "other.safetensors")
     export(*of_device(root, "anna"), root / "model.safetensors")
     tensors = load_file(root / "model.safetensors")
     card = of_device(root, "anna")[1].metadata()
-    about = {"format": "flwr-frl model 1", **card}
+    about = {"format": FORMAT, **card}
     cut = {n: t for n, t in tensors.items() if n != "head.bias"}
-    save_file(cut, root / "cut.safetensors", metadata=about)
-    wide = {**tensors, "head.bias": np.zeros(4, np.float32)}
-    save_file(wide, root / "wide.safetensors", metadata=about)
+    (root / "cut.safetensors").write_bytes(pack_model(cut, about))
+    wide = {**tensors, "head.bias": torch.zeros(4)}
+    (root / "wide.safetensors").write_bytes(pack_model(wide, about))
     nameless = {**about, "classes": "[1"}
-    save_file(tensors, root / "nameless.safetensors", metadata=nameless)
+    (root / "nameless.safetensors").write_bytes(pack_model(tensors, nameless))
     damaged = root / "bob" / "animals" / "bob"
     for path in damaged.iterdir():
         data = bytearray(path.read_bytes())
@@ -49,7 +51,7 @@ def broken(devices, folders, tmp_path):
     data[-1] ^= 1
     (root / "flipped" / "checkpoint.safetensors").write_bytes(bytes(data))
     # A safetensors file that is not a checkpoint of a run
-    save_file({"a": np.zeros(3)}, root / "empty" / "checkpoint.safetensors")
+    save_file({"a": torch.zeros(3)}, root / "empty" / "checkpoint.safetensors")
     return root
 
 
@@ -92,7 +94,7 @@ BAD_INPUT = [
         "expected the folder of a finished run: DIR/ALGORITHM, such as "
         "'{root}/results/fedrep'",
     ),
-    ([IMAGE, "--checkpoint", "{root}/empty"], "expected one that a run has written"),
+    ([IMAGE, "--checkpoint", "{root}/empty"], "it has no checksum; expected a"),
     (
         [IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]],
         "flipped/checkpoint.safetensors' cannot be read: its checksum is wrong",
@@ -143,7 +145,8 @@ def test_runs_that_cannot_predict_are_refused(devices, change, message, tmp_path
         "values": {"acknowledged": {"a": 1}, "run": "x"},
     }
     copy = tmp_path / "checkpoint.safetensors"
-    save_file(load_file(path), copy, metadata={"run": json.dumps(about)})
+    arrays = {name: tensor.numpy() for name, tensor in load_file(path).items()}
+    copy.write_bytes(seal(arrays, {"run": json.dumps(about)}))
     with pytest.raises(SettingsError, match=message) as error:
         load_run(tmp_path, "a")
     assert "\n" not in str(error.value)

@@ -18,6 +18,8 @@ from flwr_frl.clients.personalize import personalize
 from flwr_frl.clients.personalize.__main__ import main as personalize_main
 from flwr_frl.clients.predict import load, load_model, load_run
 from flwr_frl.clients.predict.__main__ import main as predict_main
+from flwr_frl.task.models.weights import FORMAT, pack_model
+from flwr_frl.task.sealed import seal
 from flwr_frl.task.settings import SettingsError, defaults
 
 # Audit events that are recorded while the fixture `events` is in use
@@ -69,15 +71,16 @@ def checkpoint(path: Path, settings, arrays=None, run="x") -> Path:
     about = json.dumps({"settings": {"task": "digits", **settings}, "values": values})
     tensors = {f"arrays/{n}": a for n, a in (arrays or {}).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors or {"x": np.zeros(1)}, path, metadata={"run": about})
+    path.write_bytes(seal(tensors or {"x": np.zeros(1)}, {"run": about}))
     return path
 
 
 def exported(path: Path, settings) -> Path:
     """Write an exported model with arbitrary settings."""
     about = json.dumps({"settings": settings, "clients": 0})
-    metadata = {"format": "flwr-frl model 1", "task": about}
-    save_file({"x": np.zeros(1)}, path, metadata=metadata)
+    path.write_bytes(
+        pack_model({"x": torch.zeros(1)}, {"format": FORMAT, "task": about})
+    )
     return path
 
 
@@ -314,9 +317,10 @@ def test_sizes_are_bounded_before_anything_is_allocated(
 def test_a_model_larger_than_its_file_is_refused(model, side, line, tmp_path, capsys):
     about = {"model": model, "shape": (3, side, side), "mean": (0,) * 3}
     about |= {"std": (1,) * 3, "head_layers": 1, "model_head": "", "grey": False}
-    metadata = {"format": "flwr-frl model 1", "model": json.dumps(about)}
+    metadata = {"format": FORMAT, "model": json.dumps(about)}
     metadata["classes"] = json.dumps(["a", "b"])
-    save_file({"x": np.zeros(1)}, tmp_path / "m.safetensors", metadata=metadata)
+    data = pack_model({"x": torch.zeros(1)}, metadata)
+    (tmp_path / "m.safetensors").write_bytes(data)
     arguments = ["--model", tmp_path / "m.safetensors", "--export", tmp_path / "m.pt2"]
     assert line in refused(capsys, predict_main, arguments)
 

@@ -19,6 +19,7 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
 from flwr_frl.task.checkpoint import FILE
 from flwr_frl.task.files import write_atomically
+from flwr_frl.task.sealed import seal
 from flwr_frl.task.settings import SettingsError, resolve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})
@@ -131,9 +132,9 @@ def test_missing_checkpoint_is_an_error(tmp_path):
 
 def about(**changes) -> bytes:
     values = {"round": 1, "seconds": 1.0, "settings": SETTINGS, "values": {}}
-    values |= {"names": ["w"], **changes}
+    values |= {"names": ["w"], "state-names": [], **changes}
     tensors = {"arrays/w": np.zeros(2)}
-    return save(tensors, metadata={"run": json.dumps(values)})
+    return seal(tensors, {"run": json.dumps(values)})
 
 
 DAMAGE = {
@@ -144,10 +145,10 @@ DAMAGE = {
     "zeros": lambda data: bytes(len(data)),
     "hole": lambda data: data[:100] + bytes(20) + data[120:],
     "another file": lambda data: save({"w": np.zeros(1)}),
-    "no JSON": lambda data: save({"w": np.zeros(1)}, metadata={"run": "{"}),
+    "no JSON": lambda data: seal({"w": np.zeros(1)}, {"run": "{"}),
     "no array": lambda data: about(names=["v"]),
-    "nothing": lambda data: save({}, metadata={"run": "{}"}),
-    "a list": lambda data: save({}, metadata={"run": "[]"}),
+    "nothing": lambda data: seal({}, {"run": "{}"}),
+    "a list": lambda data: seal({}, {"run": "[]"}),
 }
 
 
