@@ -8,6 +8,7 @@ in ``train.npz``.
 
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,10 @@ from flwr_frl.task.data.columns import MAX_CLASSES
 from flwr_frl.task.settings import SettingsError, reason_of, require
 
 Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+# Largest size of an archive's content in bytes: the larger one of this number, and of
+# this multiple of the file's size. Images and labels shrink by far less.
+SMALL, RATIO = 2**26, 100
 
 FORM = (
     "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
@@ -64,6 +69,15 @@ def read_arrays(data_dir: str) -> tuple[Part, Part, tuple[str, ...]]:
     return parts[0], parts[1], names
 
 
+def check_size(path: Path, archive: ZipFile) -> None:
+    """Raise `ValueError` if an archive's content is too large for its file."""
+    size = sum(entry.file_size for entry in archive.infolist())
+    most = max(SMALL, RATIO * path.stat().st_size)
+    if size > most:
+        line = f"it unpacks to {size:,} bytes, and at most {most:,} are allowed"
+        raise ValueError(f"{line} unless it is saved without compression")
+
+
 def _paths(data_dir: str) -> list[Path]:
     return [Path(data_dir).expanduser() / f"{part}.npz" for part in ("train", "test")]
 
@@ -94,6 +108,7 @@ def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         # A pickle could run any code.
         with np.load(path, allow_pickle=False) as file:
+            check_size(path, file.zip)
             names = {"images", "labels", "classes"}.intersection(file.files)
             arrays = {name: file[name] for name in sorted(names)}
     # Damaged files raise nearly any exception in numpy and zipfile.

@@ -4,8 +4,10 @@ The key ``data`` of each file is a pickled dictionary of ``x`` and ``y``. A pick
 run any code, so this module rebuilds only arrays of numbers, from their bytes.
 """
 
+import io
 import pickle
 from pathlib import Path
+from pickletools import genops
 from typing import Any
 from zipfile import ZipFile
 
@@ -15,6 +17,7 @@ import numpy.typing as npt
 from flwr_frl.task.data.cache import Arrays
 from flwr_frl.task.data.columns import MAX_CLASSES
 from flwr_frl.task.data.folders import PARTS
+from flwr_frl.task.data.npz import check_size
 from flwr_frl.task.settings import SettingsError, reason_of, require
 
 LAYOUT = "train/<client>.npz and test/<client>.npz, as PFLlib writes them"
@@ -135,18 +138,34 @@ class _Unpickler(pickle.Unpickler):
         return STAND_INS[module, name]
 
 
+def _check_pickle(pickled: bytes) -> None:
+    """Raise `ValueError` if unpickling would allocate more than the pickle contains.
+
+    The unpickler allocates the memory of an object before it reads it, and that of its
+    memo up to the largest index. `genops` refuses objects that are cut off.
+    """
+    for count, (opcode, argument, _) in enumerate(genops(pickled)):
+        if opcode.name.endswith("PUT") and int(argument or 0) > count:
+            raise ValueError(f"it has the index {argument} in its memo")
+
+
 def _read(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Return the images (n, height, width, channels) and labels of a file."""
     try:
         with ZipFile(path) as archive, archive.open("data.npy") as file:
+            check_size(path, archive)
             np.lib.format.read_magic(file)
             _, _, dtype = np.lib.format.read_array_header_1_0(file)
             if not dtype.hasobject:
                 raise ValueError(f"its data is of type {dtype}")
-            (content,) = _Unpickler(file).load().value
-        x, y = content["x"].value, np.asarray(content["y"].value)
-        if not (isinstance(x, np.ndarray) and x.ndim):
-            raise ValueError("its x is no array of numbers")
+            pickled = file.read()
+        _check_pickle(pickled)
+        (content,) = _Unpickler(io.BytesIO(pickled)).load().value
+        x, y = content["x"].value, content["y"].value
+        for name, array in (("x", x), ("y", y)):
+            # Lists that contain each other could fill the memory as arrays.
+            if not (isinstance(array, np.ndarray) and array.ndim):
+                raise ValueError(f"its {name} is no array of numbers")
     # Damaged and hostile files raise nearly any exception.
     except Exception as error:
         raise SettingsError(

@@ -1,6 +1,7 @@
 """PFLlib's folders: partition, pixels, and invalid files."""
 
 import os
+import tracemalloc
 from zipfile import ZipFile
 
 import numpy as np
@@ -96,6 +97,71 @@ def test_bytes_are_not_read_as_objects(tmp_path):
         task_of(tmp_path)
 
 
+def length(size: int) -> bytes:
+    return size.to_bytes(8, "little")
+
+
+# Pickles of a few bytes for which the unpickler reserves 2 GB
+HUGE = {
+    "bytes": b"\x8e" + length(2**31),
+    "bytearray": b"\x96" + length(2**31),
+    "text": b"\x8d" + length(2**31),
+    "frame": b"\x80\x04\x95" + length(2**31),
+    "memo": b"Nr" + length(2**27)[:4] + b".",
+}
+
+
+@pytest.mark.parametrize("pickled", HUGE.values(), ids=HUGE)
+def test_a_small_pickle_reserves_no_memory(tmp_path, pickled):
+    clients(tmp_path)
+    path = tmp_path / "train" / "0.npz"
+    data = ZipFile(path).read("data.npy")
+    with ZipFile(path, "w") as archive:
+        archive.writestr("data.npy", data[: data.index(b"\n") + 1] + pickled)
+    assert refused_within(2**24, tmp_path) == "data-dir"
+
+
+class Nested:
+    """An array of objects whose pickle has lists that contain each other."""
+
+    def __reduce__(self):
+        lists = list(range(10))
+        for _ in range(6):
+            lists = [lists] * 10
+        state = (1, (1,), np.dtype(object), False, lists)
+        return np.empty(0, object).__reduce__()[0], (np.ndarray, (0,), b"b"), state
+
+
+def test_nested_lists_reserve_no_memory(tmp_path):
+    clients(tmp_path)
+    write(tmp_path / "train" / "0.npz", {"x": IMAGES, "y": Nested()})
+    assert refused_within(2**24, tmp_path) == "data-dir"
+
+
+def test_an_archive_that_unpacks_to_far_more_is_not_read(tmp_path):
+    clients(tmp_path)
+    zeros = np.zeros((300, 1, 256, 256), np.float32)
+    write(tmp_path / "train" / "0.npz", {"x": zeros, "y": np.zeros(300, np.int64)})
+    assert refused_within(2**24, tmp_path) == "data-dir"
+    # The same holds for the task "arrays".
+    arrays = {"images": np.zeros((1100, 256, 256), np.uint8), "labels": zeros[:, 0]}
+    np.savez_compressed(tmp_path / "train", **arrays)
+    (tmp_path / "test.npz").symlink_to(tmp_path / "train.npz")
+    assert refused_within(2**24, tmp_path, task="arrays") == "data-dir"
+
+
+def refused_within(num_bytes, root, **settings):
+    """Return the code of a task's error, raised without allocating much memory."""
+    tracemalloc.start()
+    with pytest.raises(SettingsError) as error:
+        task_of(root, **settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < num_bytes
+    assert "\n" not in str(error.value)
+    return error.value.code
+
+
 IMAGES, LABELS = scaled(np.zeros((3, 8, 8, 1))), np.arange(3)
 
 
@@ -108,6 +174,7 @@ IMAGES, LABELS = scaled(np.zeros((3, 8, 8, 1))), np.arange(3)
         # Sentences of different lengths are an array of objects.
         ({"x": np.array([[1], [2, 3], []], object), "y": LABELS}, "no array of num"),
         ({"x": np.array(1.0), "y": LABELS}, "no array of num"),
+        ({"x": IMAGES, "y": LABELS.astype(object)}, "no array of num"),
         ({"x": IMAGES, "y": LABELS[:2]}, "has 3 inputs and a y"),
         ({"x": IMAGES, "y": LABELS - 1}, "has 3 inputs and a y"),
         # As many names of classes would fill the memory.
