@@ -19,7 +19,8 @@ from flwr_frl.task.checks import (
     check_head,
     check_model,
     try_examples,
-    try_training_mode,
+    try_training,
+    try_twice,
 )
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -102,11 +103,15 @@ class BaseTask(ABC):
             if len(examples) == 0 or self._tried_examples.covers(part, examples):
                 continue
             try:
+                if part == "train":
+                    try_twice(self.scratch_model, examples.first(2))
                 try_examples(cast(Task, self), examples)
                 if part == "train":
-                    try_training_mode(self.scratch_model, examples)
+                    try_training(cast(Task, self), examples)
             except SettingsError as error:
-                raise SettingsError(f"{part} examples: {error}") from error
+                name = self.client_names[client] if self.client_names else client
+                line = f"{part} examples of client {name}: {error}"
+                raise SettingsError(line) from error
             self._tried_examples.add(part, examples)
 
     @cached_property

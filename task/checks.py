@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
 from flwr_frl.task.metrics import number
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.models.pretrained import logits_of
-from flwr_frl.task.models.side_effects import on_trial
+from flwr_frl.task.models.side_effects import on_trial, uses_batch_statistics
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.npy import is_finite
 from flwr_frl.task.settings import SettingsError, reason_of
+from flwr_frl.task.training.sgd import SGD, freeze
 from flwr_frl.task.types import Task
 
 # Number of examples on which models are tried in training mode.
@@ -54,9 +56,8 @@ def check_model(model: SplitModel) -> None:
                 "given its number of inputs, or be called once in model()"
             )
         if value.dtype in (torch.float16, torch.bfloat16):
-            dtype = str(value.dtype).removeprefix("torch.")
             raise SettingsError(
-                f"the model's {name!r} is {dtype}; expected float32 (set "
+                f"the model's {name!r} is {_name(value.dtype)}; expected float32 (set "
                 "bfloat16=true to train in 16 bits)"
             )
         if not is_finite(value.detach().cpu().numpy()):
@@ -135,12 +136,14 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
     examples : ExampleSet
         The examples, at least one.
     """
-    inputs, targets = examples.inputs, examples.targets
+    targets = examples.targets
     is_cross_entropy = task.loss is nn.functional.cross_entropy
     count, ignored = len(task.classes), IGNORED if is_cross_entropy else np.inf
     # Before the loss, whose own error would not name the row.
     check_range(targets, count, ignored)
-    outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
+    rows = _rows_to_try(examples)
+    batch = next(examples.subset(rows).batches(len(rows)))
+    outputs = try_batch(task, batch, rows.tolist())
     entropy = is_cross_entropy and outputs.ndim > 1
     if entropy and outputs.shape[1] == 1 and len(task.classes) != 1:
         raise SettingsError(
@@ -148,39 +151,31 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
             "always 0; use another loss for numbers, such as nn.functional.mse_loss"
         )
     if task.classes and targets.is_floating_point():
-        dtype = str(targets.dtype).removeprefix("torch.")
         raise SettingsError(
-            f"targets are {dtype}; with classes they must be integers, from 0"
-        )
-    tried = targets[: len(outputs)]
-    if are_classes(tried, outputs.shape[1:2]) and (
-        outputs.argmax(1).shape != tried.shape
-    ):
-        raise SettingsError(
-            f"outputs of shape {tuple(outputs.shape)} and integer targets of shape "
-            f"{tuple(tried.shape)}; classes must be the outputs' second dimension, and "
-            "the others the targets'"
+            f"targets are {_name(targets.dtype)}; with classes they must be integers, "
+            "from 0"
         )
     width = outputs.shape[1:2].numel()
-    if not tried.is_floating_point() and width < count:
+    if not targets.is_floating_point() and width < count:
         raise SettingsError(
             f"the model has {width} outputs; of {count} classes it must have one each"
         )
-    if entropy and not count:
+    if not count and are_classes(targets, outputs.shape[1:2]):
         check_range(targets, outputs.shape[1], ignored)
+
+
+def _rows_to_try(examples: ExampleSet) -> Tensor:
+    """Return the rows of the first batch, and of later inputs that are not finite.
+
+    They are one batch, as the loss may ignore all rows with such inputs.
+    """
+    inputs, first = examples.inputs, min(len(examples), EVALUATION_BATCH)
+    rows = torch.arange(first)
     # Memory-mapped inputs are images of bytes.
     if inputs.is_floating_point() and examples.rows is None:
-        rows = inputs.reshape(len(inputs), -1)
-        odd = (~rows.isfinite().all(1)).nonzero()[:EVALUATION_BATCH, 0]
-        if len(odd):
-            # Together with the first rows, as the loss may ignore all of the odd ones.
-            rows = torch.cat([odd, torch.arange(min(len(inputs), EVALUATION_BATCH))])
-            try:
-                try_batch(task, (inputs[rows], targets[rows]))
-            except SettingsError as error:
-                raise SettingsError(
-                    f"the inputs of row {int(odd[0])} are not finite; {error}"
-                ) from error
+        odd = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:, 0]
+        rows = torch.cat([rows, odd[odd >= first][:EVALUATION_BATCH]])
+    return rows
 
 
 def check_range(targets: Tensor, count: int, ignored: float) -> None:
@@ -201,17 +196,56 @@ def check_range(targets: Tensor, count: int, ignored: float) -> None:
         )
 
 
-def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
+def try_batch(
+    task: Task, batch: tuple[Tensor, Tensor], rows: Sequence[int] | None = None
+) -> Tensor:
     """Return the model's outputs for a batch.
 
-    Raises `SettingsError` unless model, loss and metrics accept it.
+    Parameters
+    ----------
+    task : Task
+        The task.
+    batch : tuple of Tensor
+        Inputs and targets.
+    rows : sequence of int, optional
+        Rows of the examples that form the batch; the first ones by default.
+
+    Raises
+    ------
+    SettingsError
+        If the model, the loss or a metric does not accept the batch. The error names
+        the row if model and loss accept others.
     """
+    targets = batch[1]
+    try:
+        outputs, value = _computed(task, batch)
+    except SettingsError as error:
+        rows = range(len(targets)) if rows is None else rows
+        raise _located(task, batch, rows, error) from error
+    outputs = outputs.detach()
+    if is_sum(task.loss, outputs, targets, value.item()):
+        raise SettingsError(
+            "the loss of a batch and the same again is twice the loss; expected the "
+            "mean over the batch (reduction='mean' in torch's losses), not the sum"
+        )
+    for name, metric in task.metrics.items():
+        value = _call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
+        number(name, value)
+    return outputs
+
+
+def _computed(task: Task, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return outputs and loss of a batch; `SettingsError` if one of them is invalid."""
     inputs, targets = batch
-    outputs = _call("the model", task.scratch_model.eval(), inputs=inputs)
+    model = task.scratch_model.eval()
+    # Forward may draw random numbers.
+    with seeded(0):
+        outputs = _call("the model", model, inputs=inputs)
     if not isinstance(outputs, Tensor):
         raise SettingsError(
             f"the model returns a {type(outputs).__name__}; expected a tensor"
         )
+    _check_shapes(outputs, targets)
     with warnings.catch_warnings():
         # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
         warnings.filterwarnings("error", message="Using a target size")
@@ -231,41 +265,150 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
             "the loss has no gradient; expected computed from the outputs by "
             "torch, and not from a copy of them (detach, item, numpy)"
         )
-    outputs = outputs.detach()
-    if is_sum(task.loss, outputs, targets, value.item()):
+    return outputs.detach(), value.detach()
+
+
+def _check_shapes(outputs: Tensor, targets: Tensor) -> None:
+    """Raise `SettingsError` unless integer targets have the shape of classes."""
+    expected = outputs.shape[:1] + outputs.shape[2:]
+    if not are_classes(targets, outputs.shape[1:2]) or targets.shape == expected:
+        return
+    shapes = f"outputs of shape {tuple(outputs.shape)} and integer targets of shape "
+    shapes += f"{tuple(targets.shape)}"
+    if targets.shape == outputs.shape:
         raise SettingsError(
-            "the loss of a batch and the same again is twice the loss; expected the "
-            "mean over the batch (reduction='mean' in torch's losses), not the sum"
+            f"{shapes}; integers are classes, so the targets of several labels or "
+            "numbers must be floats (targets.float())"
         )
-    for name, metric in task.metrics.items():
-        value = _call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
-        number(name, value)
-    return outputs
+    raise SettingsError(
+        f"{shapes}; classes must be the outputs' second dimension, and the others the "
+        "targets'"
+    )
 
 
-def try_training_mode(model: SplitModel, examples: ExampleSet) -> None:
-    """Raise `SettingsError` unless a model can be called in training mode.
+def _located(
+    task: Task, batch: tuple[Tensor, Tensor], rows: Sequence[int], error: SettingsError
+) -> SettingsError:
+    """Return an error of a batch that names the first row at fault, if it has one."""
+    refused, accepted = [], False
+    for i in range(len(rows)):
+        inputs, targets = (part[i : i + 1] for part in batch)
+        # The loss of targets that it ignores is NaN.
+        if not targets.is_floating_point() and (targets < 0).all():
+            continue
+        try:
+            _computed(task, (inputs, targets))
+            accepted = True
+        except SettingsError:
+            refused.append(i)
+        if accepted and refused:
+            break
+    i = refused[0] if refused else 0
+    for name, values in zip(("inputs", "targets"), batch, strict=True):
+        if not values[i].isfinite().all():
+            line = f"the {name} of row {rows[i]} are not finite; {error}"
+            return SettingsError(line)
+    known = accepted and refused
+    return SettingsError(f"row {rows[i]}: {error}") if known else error
+
+
+def try_training(task: Task, examples: ExampleSet) -> None:
+    """Raise `SettingsError` unless a task can be trained, also on one example.
+
+    Tries one training step, and a batch of one example, as the last batch may have one.
 
     Parameters
     ----------
-    model : SplitModel
-        The model. It is left as it was.
+    task : Task
+        The task. Its scratch model is left as it was.
     examples : ExampleSet
         Training examples; the first `FEW` are tried.
     """
-    inputs, _ = next(examples.batches(FEW))
+    inputs, targets = next(examples.batches(FEW))
     # Batch norms refuse a single example.
     if len(inputs) == 1:
         return
+    model = task.scratch_model
     tensors = model.tensors
-    with on_trial(model):
-        _call("the model in training mode", model.train(), inputs=inputs)
+    parameters = {p: p.detach().clone() for p in model.parameters()}
+    with seeded(0), on_trial(model):
+        try:
+            with torch.enable_grad():
+                outputs = _training_step(task, inputs, targets)
+        finally:
+            for parameter, value in parameters.items():
+                parameter.copy_(value)
+                parameter.grad = None
+        _try_one(task, inputs[:1], targets[:1], outputs)
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if tensors.get(name, buffer) is not buffer:
             raise SettingsError(
                 f"the model's forward replaces its buffer {name!r}; it must change the "
                 "buffer in place, with copy_"
             )
+
+
+def _training_step(task: Task, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Make a training step with the scratch model, and return the outputs."""
+    model = task.scratch_model
+    freeze(model, "all")
+    try:
+        outputs = _call("the model in training mode", model, inputs=inputs)
+    except SettingsError as error:
+        kind = type(model.representation(inputs))
+        evaluated = model.eval().representation(inputs)
+        if issubclass(kind, Tensor) or not isinstance(evaluated, Tensor):
+            raise
+        raise _auxiliary("representation", kind) from error
+    if not isinstance(outputs, Tensor):
+        raise _auxiliary("model", type(outputs))
+    value = _call("the loss", task.loss, outputs=outputs, targets=targets)
+    try:
+        value.backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise SettingsError(
+                    f"the gradient of {name!r} is sparse; expected dense, with "
+                    "sparse=False"
+                )
+        SGD(momentum=0.0).optimizer(model).step()
+    except SettingsError:
+        raise
+    # Custom functions and hooks may raise any exception.
+    except Exception as error:
+        raise SettingsError(f"a training step fails: {reason_of(error)}") from error
+    return outputs.detach()
+
+
+def _auxiliary(who: str, kind: type) -> SettingsError:
+    return SettingsError(
+        f"the {who} returns a {kind.__name__} in training mode and a tensor in "
+        "evaluation mode; expected a tensor in both, without auxiliary outputs "
+        "(aux_logits=False in torchvision)"
+    )
+
+
+def _try_one(task: Task, inputs: Tensor, targets: Tensor, outputs: Tensor) -> None:
+    """Raise `SettingsError` unless one example gives a row like those of a batch."""
+    model = task.scratch_model.eval()
+    if any(map(uses_batch_statistics, model.modules())):
+        return
+    one = _call("the model", model, inputs=inputs)
+    if one.shape[:1] != (1,) or one.shape[1:] != outputs.shape[1:]:
+        raise SettingsError(
+            f"the model returns outputs of shape {tuple(outputs.shape)} for "
+            f"{len(outputs)} examples and of shape {tuple(one.shape)} for one; "
+            f"expected {(1, *outputs.shape[1:])} (squeeze() also removes the "
+            "dimension of the examples; squeeze(1) does not)"
+        )
+    with warnings.catch_warnings():
+        # Statistics of one example may be undefined.
+        warnings.simplefilter("ignore")
+        _call("the loss", task.loss, outputs=one, targets=targets)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _call(who: str, function: Callable[..., Any], **tensors: Tensor) -> Any:
@@ -275,8 +418,7 @@ def _call(who: str, function: Callable[..., Any], **tensors: Tensor) -> Any:
     except Exception as error:
         reason = reason_of(error)
         forms = (
-            f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
-            f"{tuple(value.shape)}"
+            f"{name} of type {_name(value.dtype)} and shape {tuple(value.shape)}"
             for name, value in tensors.items()
         )
         raise SettingsError(f"{who} refuses {' and '.join(forms)}: {reason}") from error
@@ -323,6 +465,31 @@ def is_sum(
 
 
 @torch.no_grad()
+def try_twice(module: nn.Module, inputs: Tensor) -> Any:
+    """Return a module's outputs in evaluation mode, None if it does not accept inputs.
+
+    Raises `SettingsError` if a second call with the same random numbers differs.
+    """
+    try:
+        with seeded(0):
+            outputs = logits_of(module.eval()(inputs))
+    # `try_batch` reports exceptions of a user's module.
+    except Exception:
+        return None
+    try:
+        with seeded(0):
+            again = logits_of(module(inputs))
+        torch.testing.assert_close(again, outputs, equal_nan=True)
+    except Exception as error:
+        raise SettingsError(
+            f"two calls of {type(module).__name__} with the same inputs and random "
+            "numbers differ; its forward must keep no state, such as that of an LSTM, "
+            "and draw from torch's global generator"
+        ) from error
+    return outputs
+
+
+@torch.no_grad()
 def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
     """Raise `SettingsError` unless the head is the last layer that a module applies.
 
@@ -336,14 +503,13 @@ def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
         Inputs to try the module on.
     """
     name = type(module).__name__
-    try:
-        expected = logits_of(module.eval()(inputs))
-    # `try_batch` reports exceptions of a user's module.
-    except Exception:
+    expected = try_twice(module, inputs)
+    if expected is None:
         return
     model = SplitModel.wrap(module, head).eval()
     try:
-        outputs = model(inputs)
+        with seeded(0):
+            outputs = model(inputs)
         torch.testing.assert_close(
             outputs, expected, rtol=1e-3, atol=1e-4, equal_nan=True
         )

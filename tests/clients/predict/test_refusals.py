@@ -222,5 +222,5 @@ def test_a_custom_model_that_does_not_fit_is_a_one_line_error(tmp_path, folders)
     settings = settings_of(
         tmp_path, algorithm="fedrep", task="flat_images:Wrong", data_dir=str(folders)
     )
-    with pytest.raises(SettingsError, match="train examples: the model refuses inputs"):
+    with pytest.raises(SettingsError, match="client bob: the model refuses inputs"):
         run("fedrep", settings, "inline")

@@ -1,11 +1,14 @@
 """Custom tasks whose parts do not fit are rejected before the first round."""
 
 import math
+import random
 import re
+from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
-from own_tasks import examples, model, task_of
+from own_tasks import examples, model
 from torch import nn
 
 from flwr_frl.task import ExampleTask, SplitModel
@@ -56,6 +59,54 @@ class Auxiliary(nn.Module):
         return (x, x) if self.training else x
 
 
+class Stateful(nn.LSTM):
+    """Begins with the hidden state of its last call."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3, batch_first=True)
+        self.hidden = None
+
+    def forward(self, x):
+        outputs, (hidden, cell) = super().forward(x[:, None], self.hidden)
+        self.hidden = hidden.detach(), cell.detach()
+        return outputs[:, -1]
+
+
+class Bag(nn.Module):
+    """Returns the mean of the embeddings of tokens."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 3, sparse=sparse)
+
+    def forward(self, x):
+        return self.embed(x).mean(1)
+
+
+class Refusing(nn.Linear):
+    """A layer that has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        if outputs.requires_grad:
+            outputs.register_hook(self.refuse)
+        return outputs
+
+    def refuse(self, gradient):
+        raise ValueError("no gradient here")
+
+
+class Squeezed(nn.Module):
+    """Removes all dimensions of size 1, also that of a single example."""
+
+    def forward(self, x):
+        return x[:, :, None].squeeze()
+
+
+TOKENS = one(torch.arange(8).reshape(4, 2), torch.arange(4) % 2)
 BCE = nn.functional.binary_cross_entropy_with_logits
 CLASSES, ROWS = torch.tensor([0, 1]), torch.ones(80, 3)
 
@@ -67,14 +118,48 @@ CHECKED = [
         "refuses inputs of type float64",
     ),
     ({"train": one(torch.ones(2, 5), CLASSES)}, "the model refuses .* shape (2, 5)"),
-    ({"train": one(ROWS[:2], torch.tensor([0, 7]))}, "the loss refuses .* Target 7 is"),
-    ({"test": one(ROWS[:2], torch.tensor([0, 7]))}, "test examples: the loss refuses"),
+    (
+        {"train": one(ROWS[:2], torch.tensor([0, 7]))},
+        "train examples of client 0: row 1: the loss refuses .* Target 7 is",
+    ),
+    (
+        {"test": one(ROWS[:2], torch.tensor([0, 7]))},
+        "test examples of client 0: row 1: the loss refuses",
+    ),
     (
         {"train": one(ROWS, torch.tensor([1] * 77 + [7, 0, 9]))},
         "the target of row 77 is 7",
     ),
     ({"test": one(ROWS, torch.tensor([0, -100] * 39 + [0, -1]))}, "of row 79 is -1"),
     ({"train": one(late(math.nan), torch.zeros(80).long())}, "row 78 are not finite"),
+    ({"train": one(late(math.nan).flip(0), torch.zeros(80).long())}, "row 1 are not"),
+    (
+        {
+            "train": one(ROWS, torch.tensor([[0.0]] * 4 + [[math.nan]] + [[0.0]] * 75)),
+            "model": lambda: SplitModel(nn.Identity(), nn.Linear(3, 1)),
+            "loss": nn.functional.mse_loss,
+        },
+        "the targets of row 4 are not finite; the loss of the first batch is nan",
+    ),
+    (
+        {"train": one(ROWS[:2] * math.nan, CLASSES)},
+        "train examples of client 0: the inputs of row 0 are not finite",
+    ),
+    (
+        {
+            "train": one(torch.tensor([[1], [2], [10], [3]]), torch.arange(4) % 2),
+            "model": lambda: SplitModel(Bag(sparse=False), nn.Linear(3, 2)),
+        },
+        "row 2: the model refuses inputs of type int64 and shape (4, 1): index out of",
+    ),
+    # Integers of the outputs' shape
+    (
+        {
+            "train": one(ROWS[:2], torch.tensor([[0, 1], [1, 1]])),
+            "loss": lambda x, y: BCE(x, y.float()),
+        },
+        "integers are classes, so the targets of several labels or numbers must be fl",
+    ),
     ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
     ({"train": []}, "the task's train has examples of 0 clients"),
     ({"test": []}, "the task's test has examples of 0 clients"),
@@ -91,7 +176,7 @@ CHECKED = [
     ({"classes": ("one",), "loss": lambda x, y: x.mean()}, "of row 1 is 1; of 1 class"),
     (
         {"classes": ("a", "b"), "train": one(ROWS[:2], torch.tensor([1, 2]))},
-        "train examples: the target of row 1 is 2; of 2 classes",
+        "train examples of client 0: the target of row 1 is 2; of 2 classes",
     ),
     # Models
     ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
@@ -108,7 +193,35 @@ CHECKED = [
     ),
     (
         {"model": lambda: SplitModel(Auxiliary(), nn.Linear(3, 2))},
-        "the model in training mode refuses inputs",
+        "the representation returns a tuple in training mode and a tensor in eval",
+    ),
+    (
+        {"model": lambda: SplitModel(nn.Linear(3, 2), Auxiliary())},
+        "the model returns a tuple in training mode and a tensor in evaluation mode",
+    ),
+    (
+        {"model": lambda: SplitModel(Stateful(), nn.Linear(3, 2))},
+        "two calls of SplitModel with the same inputs and random numbers differ",
+    ),
+    # Training steps, and batches of one example
+    (
+        {
+            "model": lambda: SplitModel(Bag(sparse=True), nn.Linear(3, 2)),
+            "train": TOKENS,
+        },
+        "the gradient of 'representation.embed.weight' is sparse; expected dense",
+    ),
+    (
+        {"model": lambda: SplitModel(Refusing(), nn.Linear(3, 2))},
+        "a training step fails: no gradient here",
+    ),
+    (
+        {"model": lambda: SplitModel(Squeezed(), nn.Linear(3, 2))},
+        "outputs of shape (8, 2) for 8 examples and of shape (2,) for one; expected",
+    ),
+    (
+        {"loss": lambda x, y: BCE(x[:, :1].squeeze(), y.float())},
+        "the loss refuses outputs of type float32 and shape (1, 2)",
     ),
     # Losses
     ({"train": NUMBERS, "loss": nn.functional.mse_loss}, "Using a target size"),
@@ -140,12 +253,34 @@ def test_parts_that_do_not_fit_together_are_an_error(change, line):
     assert "\n" not in str(caught.value).replace("\n ", "")
 
 
-def test_valid_task_is_not_changed_by_the_check():
-    task = task_of(metrics={"largest": lambda x, y: x.max()})
-    before = {name: value.clone() for name, value in task.initial_state.items()}
+class Noisy(nn.Module):
+    """Draws from all global generators, in evaluation mode as well."""
+
+    def forward(self, x):
+        factor = 1 + random.random() + np.random.random()
+        return factor * x + torch.randn_like(x)
+
+
+def test_check_changes_neither_models_nor_random_numbers():
+    def noisy():
+        layers = Noisy(), nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 4)
+        return SplitModel(nn.Sequential(*layers), nn.Linear(4, 2))
+
+    sets = [examples(8, 0), examples(12, 1)]
+    task = ExampleTask(noisy, sets, sets, metrics={"top": lambda x, y: x.max()})
+    model = task.scratch_model
+    states = [deepcopy(state) for state in (task.initial_state, model.state_dict())]
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
     for client in (0, 1):
         task.check(client)
-    assert all(torch.equal(task.initial_state[n], v) for n, v in before.items())
+    for before, now in zip(
+        states, (task.initial_state, model.state_dict()), strict=True
+    ):
+        assert all(torch.equal(now[name], value) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert random.getstate() == generators[1]
+    assert np.array_equal(np.random.get_state()[1], generators[2])
 
 
 def test_unusual_values_are_accepted_if_model_and_loss_handle_them():

@@ -51,25 +51,26 @@ def tried(inputs: list[Tensor]) -> list[int]:
 
 
 def test_only_the_first_of_similar_clients_is_tried() -> None:
-    # The model is called twice for training examples and once for test examples.
-    assert tried([torch.randn(6, 2) for _ in range(50)]) == [3] + [0] * 49
+    # Training examples: twice on two of them, once on a batch, once in a training step
+    # and once on a single one. Test examples: once on a batch.
+    assert tried([torch.randn(6, 2) for _ in range(50)]) == [6] + [0] * 49
 
 
 def test_other_example_counts_are_tried_unless_the_first_batch_is_full() -> None:
     inputs = [torch.zeros(n, 2) for n in (3, 4, 3, 60, 70)]
-    assert tried(inputs) == [3, 3, 0, 3, 0]
+    assert tried(inputs) == [6, 6, 0, 6, 0]
 
 
 def test_a_sum_that_overflows_does_not_affect_later_clients() -> None:
     large = torch.full((40, 2), 1e37)
     assert not large.sum().isfinite()
     ones = torch.ones(40, 2)
-    assert tried([large, ones, ones, large]) == [3, 3, 0, 3]
+    assert tried([large, ones, ones, large]) == [6, 6, 0, 6]
 
 
 def test_tokens_outside_the_tried_range_are_tried() -> None:
     inputs = [torch.full((4, 3), token) for token in (2, 5, 3, 4, 1)]
-    assert tried(inputs) == [3, 3, 0, 0, 3]
+    assert tried(inputs) == [6, 6, 0, 0, 6]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,6 @@ def test_client_with_other_invalid_examples_is_rejected(
     task.check(1)
     for _ in range(2):
         # A client that failed is not remembered as accepted.
-        with pytest.raises(SettingsError, match=r"^train examples: "):
+        with pytest.raises(SettingsError, match=r"^train examples of client 2: "):
             task.check(2)
     task.check(1)

@@ -54,6 +54,27 @@ def test_head_that_is_not_the_last_layer_is_an_error(model, head):
         task_of(model, head).check(0)
 
 
+@pytest.mark.parametrize("noise", [torch.randn_like, lambda x: np.random.random()])
+def test_noise_in_forward_does_not_affect_the_check_of_the_head(noise):
+    class Noisy(Net):
+        def forward(self, x):
+            return super().forward(x + noise(x))
+
+    task_of(Noisy).check(0)
+
+
+def test_a_state_between_calls_is_an_error_of_its_own():
+    class Counting(Net):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x + self.calls)
+
+    with pytest.raises(SettingsError, match="forward must keep no state, such as that"):
+        task_of(Counting).check(0)
+
+
 def test_valid_head_is_checked_once():
     models = []
 
