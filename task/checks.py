@@ -20,7 +20,7 @@ from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.npy import is_finite
 from flwr_frl.task.settings import SettingsError, reason_of
 from flwr_frl.task.training.sgd import SGD, freeze
-from flwr_frl.task.types import Task
+from flwr_frl.task.types import Loss, Task
 
 # Number of examples on which models are tried in training mode.
 FEW = 10
@@ -139,8 +139,9 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
     targets = examples.targets
     is_cross_entropy = task.loss is nn.functional.cross_entropy
     count, ignored = len(task.classes), IGNORED if is_cross_entropy else np.inf
+    marked = targets.masked_fill(targets == ignored_by(task.loss), IGNORED)
     # Before the loss, whose own error would not name the row.
-    check_range(targets, count, ignored)
+    check_range(marked, count, ignored)
     rows = _rows_to_try(examples)
     batch = next(examples.subset(rows).batches(len(rows)))
     outputs = try_batch(task, batch, rows.tolist())
@@ -160,8 +161,52 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
         raise SettingsError(
             f"the model has {width} outputs; of {count} classes it must have one each"
         )
-    if not count and are_classes(targets, outputs.shape[1:2]):
-        check_range(targets, outputs.shape[1], ignored)
+    if are_classes(targets, outputs.shape[1:2]):
+        _check_classes(task.loss, outputs, batch[1])
+        if not count:
+            check_range(marked, outputs.shape[1], ignored)
+
+
+def ignored_by(loss: Loss) -> int:
+    """Return the target that a loss ignores, its ``ignore_index`` if it has one."""
+    arguments = getattr(loss, "keywords", {})  # Of `functools.partial`.
+    index = getattr(loss, "ignore_index", arguments.get("ignore_index"))
+    return IGNORED if index is None else int(index)
+
+
+def _check_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Raise `SettingsError` if a loss reads classes otherwise than accuracy does."""
+    if outputs.ndim > 2 and outputs.movedim(-1, 1).shape == outputs.shape:
+        classes = outputs.shape[1]
+        one_hot = nn.functional.one_hot(targets.clamp(0, classes - 1), classes)
+        last = one_hot.to(outputs.dtype)
+        if loss(last, targets) < loss(last.movedim(-1, 1), targets):
+            raise SettingsError(
+                f"the loss expects the classes in the last dimension of outputs of "
+                f"shape {tuple(outputs.shape)}; they must be the second, and the "
+                "others the targets'"
+            )
+    if loss is nn.functional.cross_entropy or hasattr(loss, "ignore_index"):
+        return
+    # The gradients of these outputs vanish only where the loss ignores a target.
+    varied = torch.linspace(0, 1, outputs.numel()).view_as(outputs).requires_grad_()
+    try:
+        (gradient,) = torch.autograd.grad(loss(varied, targets), varied)
+    # It accepted the model's outputs, which may be probabilities.
+    except Exception:
+        return
+    counts = (gradient != 0).any(1)
+    ignored = {*targets[~counts].tolist()} - {
+        *targets[counts].tolist(),
+        ignored_by(loss),
+    }
+    if counts.any() and max(ignored, default=-1) >= 0:
+        value = max(ignored)
+        raise SettingsError(
+            f"the loss ignores the target {value}, which accuracy would count; give "
+            f"the loss an attribute ignore_index = {value}, as torch's have, or use "
+            "negative targets"
+        )
 
 
 def _rows_to_try(examples: ExampleSet) -> Tensor:

@@ -1,17 +1,18 @@
 """Validation sets, and tasks with fewer training examples."""
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from flwr_frl.task.checks import try_batch
-from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
-from flwr_frl.task.metrics import named_metrics
+from flwr_frl.task.checks import ignored_by, try_batch
+from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet
+from flwr_frl.task.metrics import METRICS, named_metrics
 from flwr_frl.task.settings import Checked, Choice, Free, Range, Seed, SettingsError
 from flwr_frl.task.types import Task
 
@@ -58,12 +59,68 @@ class EvaluationSettings(Checked):
             )
 
 
+@dataclass(frozen=True)
+class OwnIgnored:
+    """A loss or metric that receives its own ignored value instead of `IGNORED`.
+
+    Parameters
+    ----------
+    function : callable
+        The loss or metric.
+    ignore_index : int
+        Target that it ignores.
+    """
+
+    function: Callable[[Tensor, Tensor], Any]
+    ignore_index: int
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        """Return the value of the function."""
+        own = targets.masked_fill(targets == IGNORED, self.ignore_index)
+        return self.function(outputs, own)
+
+
+def with_ignored(task: Task) -> Task:
+    """Return a task in which the targets that its loss ignores are `IGNORED`.
+
+    The loss and the metrics still receive the value that the loss ignores. If this is
+    `IGNORED`, the task is returned as it is.
+    """
+    index = ignored_by(task.loss)
+    if index == IGNORED:
+        return task
+
+    def marked(examples: ExampleSet) -> ExampleSet:
+        # `check` reports other types.
+        if not isinstance(examples, ExampleSet) or examples.targets.dtype != torch.long:
+            return examples
+        targets = examples.targets
+        return replace(examples, targets=targets.masked_fill(targets == index, IGNORED))
+
+    cached = lru_cache(maxsize=CACHED_CLIENTS)
+    metrics = {name: OwnIgnored(m, index) for name, m in task.metrics.items()}
+    return changed(
+        task,
+        {
+            "loss": OwnIgnored(task.loss, index),
+            "metrics": metrics,
+            "train_examples": cached(lambda i: marked(task.train_examples(i))),
+            "test_examples": cached(lambda i: marked(task.test_examples(i))),
+        },
+    )
+
+
 def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
     """Return a task with the settings' validation sets and metrics.
 
     Without any, this is the same object.
     """
     named = named_metrics(settings.metrics, task)
+    if (index := ignored_by(task.loss)) != IGNORED:
+        named = {
+            name: metric if name in METRICS else OwnIgnored(metric, index)
+            for name, metric in named.items()
+        }
     if not settings.validation_fraction and not named:
         return task
 
@@ -182,6 +239,7 @@ def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
         if getattr(twin, name) is not value:
             raise SettingsError(
                 f"{type(task).__name__}.{name} is a property; expected a method or "
-                "an attribute where validation-fraction, metrics or new-clients is set"
+                "an attribute with validation-fraction, metrics, new-clients or a loss "
+                "that has an ignore_index"
             )
     return twin
