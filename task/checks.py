@@ -273,10 +273,49 @@ def try_batch(
             "the loss of a batch and the same again is twice the loss; expected the "
             "mean over the batch (reduction='mean' in torch's losses), not the sum"
         )
+    _check_pairs("the loss", task.loss, outputs, targets)
     for name, metric in task.metrics.items():
         value = _call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
         number(name, value)
+        _check_pairs(f"metric {name!r}", metric, outputs, targets)
     return outputs
+
+
+@torch.no_grad()
+def _check_pairs(
+    who: str, function: Callable[..., Any], outputs: Tensor, targets: Tensor
+) -> None:
+    """Raise `SettingsError` if each output is compared with the targets of all rows.
+
+    torch broadcasts outputs (n, 1) and targets (n,) to (n, n). The value then does not
+    change if the targets are permuted, but does if they have the outputs' dimensions.
+    """
+    n = len(outputs)
+    if n == 1 or targets.numel() != n or targets.ndim == outputs.ndim:
+        return
+    # Distinct values, in double precision so that different values are not close, and
+    # between 0 and 1 because they may be probabilities.
+    values = torch.linspace(0.1, 0.9, n, dtype=torch.float64)
+    column = values.view(n, *[1] * (outputs.ndim - 1))
+
+    def is_invariant(shape: torch.Size) -> bool:
+        given, reversed_ = values.view(shape), values.flip(0).view(shape)
+        results = [
+            float(function(column.expand_as(outputs), y)) for y in (given, reversed_)
+        ]
+        return math.isclose(*results, rel_tol=1e-9)
+
+    try:
+        mixed = is_invariant(targets.shape) and not is_invariant(column.shape)
+    # A function of classes, or one that does not accept such values.
+    except Exception:
+        return
+    if mixed:
+        raise SettingsError(
+            f"{who} compares each output with the targets of all rows: torch "
+            f"broadcasts outputs of shape {tuple(outputs.shape)} and targets of shape "
+            f"{tuple(targets.shape)}; expected targets of shape {tuple(column.shape)}"
+        )
 
 
 def _computed(task: Task, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -214,6 +214,78 @@ def test_loss_that_is_not_a_sum_is_accepted(loss):
     task_of(normed, "", loss=loss).check(0)
 
 
+def square(outputs, targets):
+    return (outputs - targets).square().mean()
+
+
+def near(outputs, targets):
+    return ((outputs - targets).abs() < 0.2).float().mean()
+
+
+def gaussian(outputs, targets):
+    mean, deviation = outputs[:, :1], outputs[:, 1:].exp()
+    return (deviation.log() + ((mean - targets) / deviation).square()).mean()
+
+
+def numbers(n: int, *shape: int) -> list[ExampleSet]:
+    return [ExampleSet(torch.randn(n, 4), torch.randn(n, *shape))]
+
+
+PAIRED = [
+    (1, (), {"loss": square}, "the loss compares each output with the targets of all "),
+    (2, (), {"loss": gaussian}, r"expected targets of shape \(6, 1\)"),
+    (
+        1,
+        (),
+        {"loss": lambda x, y: square(x[:, 0], y), "metrics": {"near": near}},
+        "metric 'near' compares each output with the targets of all rows",
+    ),
+]
+
+
+@pytest.mark.parametrize(("width", "shape", "change", "line"), PAIRED)
+def test_outputs_and_targets_that_broadcast_are_an_error(width, shape, change, line):
+    more = {part: numbers(6, *shape) for part in ("train", "test")} | change
+    with pytest.raises(SettingsError, match=line):
+        task_of(lambda: Net(width=width), **more).check(0)
+
+
+def test_integers_and_outputs_without_a_second_dimension_may_not_broadcast_either():
+    counts = [ExampleSet(torch.randn(6, 4), torch.arange(6))]
+    with pytest.raises(SettingsError, match="the loss compares each output with the t"):
+        task_of(lambda: Net(width=1), train=counts, loss=square).check(0)
+
+    class Flat(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).squeeze(1)
+
+    def flat():
+        return SplitModel(nn.Linear(4, 4), Flat(4, 1))
+
+    with pytest.raises(SettingsError, match=r"expected targets of shape \(6,\)"):
+        task_of(flat, "", train=numbers(6, 1), loss=square).check(0)
+    task_of(flat, "", train=numbers(6), test=numbers(6), loss=square).check(0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y: square(x[:, 0], y),
+        lambda x, y: square(x, y[:, None]),
+        # Losses of the whole batch
+        lambda x, y: square(x.mean(), y.mean()),
+        lambda x, y: x.square().mean(),
+    ],
+)
+def test_losses_may_align_outputs_and_targets(loss):
+    def bias(outputs, targets):
+        return outputs.mean() - targets.mean()
+
+    sets = numbers(6)
+    more = {"train": sets, "test": sets, "metrics": {"bias": bias}}
+    task_of(lambda: Net(width=1), loss=loss, **more).check(0)
+
+
 def test_clients_may_have_names(tmp_path):
     sets = {"north": examples(6), "south": examples(4)}
     task = task_of(Net, train=sets, test=dict(reversed(sets.items())))
