@@ -20,7 +20,7 @@ from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.npy import is_finite
 from flwr_frl.task.settings import SettingsError, reason_of
 from flwr_frl.task.training.sgd import SGD, freeze
-from flwr_frl.task.types import Loss, Task
+from flwr_frl.task.types import Loss, Metric, Task
 
 # Number of examples on which models are tried in training mode.
 FEW = 10
@@ -275,10 +275,30 @@ def try_batch(
         )
     _check_pairs("the loss", task.loss, outputs, targets)
     for name, metric in task.metrics.items():
-        value = _call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
-        number(name, value)
+        _try_metric(name, metric, outputs, targets)
         _check_pairs(f"metric {name!r}", metric, outputs, targets)
     return outputs
+
+
+def _try_metric(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+    """Raise `SettingsError` unless a metric has a value for a batch or other targets.
+
+    A metric may be undefined for the targets of a client, which are all of one class
+    for example. It then has no value for this client.
+    """
+    try:
+        number(name, metric(outputs, targets))
+    # A custom metric may raise any exception.
+    except Exception:
+        classes = 1 if targets.is_floating_point() else outputs.shape[1:2].numel()
+        # Two examples of each class, as far as they fit into the memory.
+        n = max(2, min(2 * classes, 10**7 // outputs[:1].numel()))
+        inputs_of = torch.arange(n) % len(outputs)
+        varied = (torch.arange(n) % max(2, classes)).to(targets.dtype)
+        shape = n, *targets.shape[1:]
+        varied = varied.view(n, *[1] * (targets.ndim - 1)).expand(shape)
+        who, outputs = f"metric {name!r}", outputs[inputs_of]
+        number(name, _call(who, metric, outputs=outputs, targets=varied))
 
 
 @torch.no_grad()

@@ -1,11 +1,12 @@
 """Test a model on a client's examples."""
 
 from collections.abc import Sequence
+from logging import WARNING
 from math import isfinite, nan
 
 import numpy as np
 import torch
-from flwr.common import Scalar
+from flwr.common import Scalar, log
 from torch import Tensor, nn
 
 from flwr_frl.task.base import Metric, Task
@@ -14,6 +15,8 @@ from flwr_frl.task.metrics import number
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples
+from flwr_frl.task.run_cache import run_object
+from flwr_frl.task.settings import error_line
 from flwr_frl.task.training import evaluate, evaluate_each
 
 
@@ -116,11 +119,21 @@ def measure(
 def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
     """Return a metric's value, NaN if it is undefined for the examples."""
     try:
-        value = metric(outputs, targets)
+        return number(name, metric(outputs, targets))
     # `try_batch` has reported errors that occur with any examples.
-    except (ZeroDivisionError, ValueError):
+    except Exception as error:
+        reported = run_object(_Reported)
+        if name not in reported:
+            reported.add(name)
+            text = (
+                "metric %r has no value for clients with examples that it rejects: %s"
+            )
+            log(WARNING, text, name, error_line(error))
         return nan
-    return number(name, value)
+
+
+class _Reported(set[str]):
+    """Metrics of a run that raised an error, which the log contains once."""
 
 
 def _accuracy(task: Task, examples: ExampleSet, value: float) -> dict[str, Scalar]:

@@ -9,6 +9,7 @@ from torch import nn
 from flwr_frl.clients.device.evaluation import evaluate_model, measure
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
+from flwr_frl.task.run_cache import begin_run
 
 
 def test_custom_metrics_are_computed_on_all_test_examples_at_once():
@@ -41,6 +42,35 @@ def test_custom_metrics_are_computed_on_all_test_examples_at_once():
     assert n == 120
     # Metrics without a value are omitted.
     assert metrics == {"median": 59.0}
+
+
+def separation(outputs, targets):
+    """Return the distance of the classes' means; undefined unless both are present."""
+    if len(targets.unique()) < 2:
+        raise RuntimeError("only one class")
+    return outputs[targets == 1].mean() - outputs[targets == 0].mean()
+
+
+def absent(outputs, targets):
+    return None if len(targets.unique()) < 2 else 1.0
+
+
+ONE_CLASS = ExampleSet(torch.ones(4, 2), torch.zeros(4, dtype=torch.long))
+BOTH = ExampleSet(torch.eye(2), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("order", [[ONE_CLASS, BOTH], [BOTH, ONE_CLASS]])
+@pytest.mark.parametrize("metric", [separation, absent])
+def test_a_metric_that_is_undefined_for_one_class_has_no_value(order, metric, caplog):
+    begin_run()
+    model = lambda: SplitModel(nn.Identity(), nn.Linear(2, 2))  # noqa: E731
+    task = ExampleTask(model, order, order, metrics={"metric": metric})
+    for client, examples in enumerate(order):
+        task.check(client)
+        for _ in range(2):
+            metrics = evaluate_model(task, client, task.initial_model())[2]
+            assert ("metric" in metrics) == (examples is BOTH)
+    assert len([m for m in caplog.messages if "metric 'metric' has no value" in m]) == 1
 
 
 def test_integer_targets_that_are_not_classes_have_no_accuracy():
