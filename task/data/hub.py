@@ -271,11 +271,13 @@ class HubData:
         require(s.train_split in splits, "train-split", s.train_split, choices)
         require(s.test_split in ("", *splits), "test-split", s.test_split, choices)
         train = splits[s.train_split]
+        self._check_clients(train, s.train_split)
         usual = [name for name in ("test", "validation") if name in splits]
         others = [name for name in usual if name != s.train_split]
         if name := s.test_split or next(iter(others), ""):
             allowed = "another split than train-split"
             require(name != s.train_split, "test-split", name, allowed)
+            self._check_clients(splits[name], name)
             columns = s.input_columns, s.label_column, self._client_column
             _, label = choose_columns(train.features, *columns, self.name)
             test = self._with_classes_of(train, splits[name], label)
@@ -294,6 +296,21 @@ class HubData:
         )
         parts = {"train": train.select(train_rows), "test": train.select(test_rows)}
         return parts, (note,)
+
+    def _check_clients(self, examples: Any, split: str) -> None:
+        """Raise `SettingsError` if an example has no client."""
+        column = self._client_column
+        if column not in examples.features:
+            return
+        values = read_column(examples, column).tolist()
+        # Missing strings are None, and missing numbers NaN.
+        row = next((i for i, v in enumerate(values) if v is None or v != v), None)
+        if row is not None:
+            raise SettingsError(
+                f"column {column!r} of {self.name!r} has no value in row {row} "
+                f"of {split!r}; expected the example's client in every row",
+                "partitioner-arguments",
+            )
 
     def _held_out(self, examples: Any) -> Values:
         """Return ascending rows for testing, the same for all seeds.

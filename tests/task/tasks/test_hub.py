@@ -158,6 +158,21 @@ def test_the_header_of_a_table_may_have_blanks_around_names(home, tmp_path):
     assert task.classes == ("high", "low")
 
 
+@pytest.mark.parametrize("clients", ["north south", "3 4"])
+@pytest.mark.parametrize("tested", [False, True])
+def test_a_row_without_a_client_is_an_error(tmp_path, clients, tested):
+    first, second = clients.split()
+    rows = [f"{i},{(first, second)[i % 2]},{'ab'[i // 2 % 2]}" for i in range(12)]
+    for name in ("train", *["test"] * tested):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,site,kind", *rows]))
+    (tmp_path / f"{name}.csv").write_text("\n".join(["x,site,kind", *rows, "1,,a"]))
+    given = {"input_columns": "x", "label_column": "kind", **by_column("site")}
+    line = f"column 'site' .* has no value in row 12 of '{name}'; expected the example"
+    with pytest.raises(SettingsError, match=line) as caught:
+        task_of(tmp_path, ".", 2, cache=tmp_path / "cache", **given)
+    assert caught.value.code == "partitioner-arguments"
+
+
 def test_table_task_trains(home, tmp_path):
     task = task_of(home, "table", 3, input_columns="width,height", label_column="kind")
     assert isinstance(task, TableTask)
