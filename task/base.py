@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flwr_frl.task.checks import (
-    TriedExamples,
-    check_head,
-    check_model,
-    try_examples,
-    try_training,
-    try_twice,
-)
+from flwr_frl.task.checks import TriedExamples, try_examples
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import check_metrics
+from flwr_frl.task.model_checks import (
+    check_head,
+    check_model,
+    try_training,
+    try_twice,
+)
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.memory_format import (
     computes_the_same_channels_last,
@@ -103,16 +102,21 @@ class BaseTask(ABC):
             if len(examples) == 0 or self._tried_examples.covers(part, examples):
                 continue
             try:
-                if part == "train":
-                    try_twice(self.scratch_model, examples.first(2))
-                try_examples(cast(Task, self), examples)
-                if part == "train":
-                    try_training(cast(Task, self), examples)
+                # Models, losses and metrics may draw random numbers.
+                with seeded(0):
+                    self._try(part, examples)
             except SettingsError as error:
                 name = self.client_names[client] if self.client_names else client
                 line = f"{part} examples of client {name}: {error}"
                 raise SettingsError(line) from error
             self._tried_examples.add(part, examples)
+
+    def _try(self, part: str, examples: ExampleSet) -> None:
+        if part == "train":
+            try_twice(self.scratch_model, examples.first(2))
+        try_examples(cast(Task, self), examples)
+        if part == "train":
+            try_training(cast(Task, self), examples)
 
     @cached_property
     def _tried_examples(self) -> TriedExamples:

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_frl.task.checks import ignored_by, try_batch
+from flwr_frl.task.checks import try_batch
+from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet
+from flwr_frl.task.function_checks import ignored_by
 from flwr_frl.task.metrics import METRICS, named_metrics
 from flwr_frl.task.settings import Checked, Choice, Free, Range, Seed, SettingsError
 from flwr_frl.task.types import Task
@@ -144,7 +146,8 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
             parts(client)
         tested = twin.test_examples(client)
         if named and len(tested) > 0:
-            try_batch(twin, next(tested.batches(EVALUATION_BATCH)))
+            with seeded(0):
+                try_batch(twin, next(tested.batches(EVALUATION_BATCH)))
 
     return changed(twin, {"check": check})
 

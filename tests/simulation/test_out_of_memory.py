@@ -17,11 +17,11 @@ def dense(num_clients=5):
     steps = []
 
     def loss(outputs, targets):
-        # Five trials before the run; then five clients with a batch each, or three
+        # 14 calls before the run; then five clients with a batch each, or three
         # batches of clients of equal forms: round 3, or 4.
         if torch.is_grad_enabled():
             steps.append(0)
-            if len(steps) > 5 + 10 and not ALLOWED.exists():
+            if len(steps) > 14 + 10 and not ALLOWED.exists():
                 torch.empty(2**58)
         return torch.nn.functional.cross_entropy(outputs, targets)
 
