@@ -94,11 +94,12 @@ def write_model(source: str, folder: Path) -> None:
     """Save the first layers of a BERT model and its tokenizer."""
     from transformers import AutoModel, AutoTokenizer
 
-    model = AutoModel.from_pretrained(source, local_files_only=True)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    model = AutoModel.from_pretrained(source, **options)
     model.encoder.layer = model.encoder.layer[:LAYERS]
     model.config.num_hidden_layers = LAYERS
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
 
 
 class Table:

@@ -82,7 +82,8 @@ def load_transformer(place: str, frozen_layers: int) -> nn.Module:
     Parameters
     ----------
     place : str
-        As `locate` returns it. Only a name on the hub contacts the network.
+        As `locate` returns it. Only a name on the hub contacts the network. Code in
+        the folder or on the hub is not executed.
     frozen_layers : int
         Number of first layers that are frozen, with the embeddings; -1 freezes all.
 
@@ -95,12 +96,15 @@ def load_transformer(place: str, frozen_layers: int) -> nn.Module:
     try:
         if torch.get_default_device().type == "meta":
             config = transformers.AutoConfig.from_pretrained(
-                place, local_files_only=local
+                place, local_files_only=local, trust_remote_code=False
             )
-            model = transformers.AutoModel.from_config(config)
+            model = transformers.AutoModel.from_config(config, trust_remote_code=False)
         else:
             model = transformers.AutoModel.from_pretrained(
-                place, local_files_only=local, dtype=torch.float32
+                place,
+                local_files_only=local,
+                dtype=torch.float32,
+                trust_remote_code=False,
             )
     # A damaged folder and a missing network raise exceptions of many types.
     except Exception as error:
@@ -118,7 +122,10 @@ def load_tokenizer(place: str) -> Any:
     local = Path(place).is_dir()
     try:
         tokenizer = _library().AutoTokenizer.from_pretrained(
-            place, local_files_only=local, padding_side="right"
+            place,
+            local_files_only=local,
+            padding_side="right",
+            trust_remote_code=False,
         )
     except Exception as error:
         raise _unreadable(place, error) from None
@@ -137,8 +144,13 @@ def _library() -> Any:
 
 def _unreadable(place: str, error: Exception) -> SettingsError:
     where = "in the folder" if Path(place).is_dir() else "on the hub"
-    line = f"task: the transformer {where} {place!r} cannot be loaded: "
-    return SettingsError(line + error_line(error), "task")
+    reason = error_line(error)
+    if "trust_remote_code" in reason:
+        # The advice of `transformers` is to run the code.
+        reason = "it requires its own code, which is not run; expected a model that "
+        reason += "transformers contains"
+    line = f"task: the transformer {where} {place!r} cannot be loaded: {reason}"
+    return SettingsError(line, "task")
 
 
 def _freeze(model: nn.Module, layers: int) -> None:

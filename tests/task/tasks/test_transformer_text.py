@@ -1,7 +1,10 @@
 """Texts classified by a transformer from a folder or a package."""
 
 import csv
+import json
+import shutil
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +203,26 @@ def test_damaged_folder_is_a_one_line_error(folder, data, tmp_path):
     broken.mkdir()
     (broken / "config.json").write_text('{"model_type": "bert"}')
     assert code_of(broken, data) == "task"
+
+
+def test_code_in_a_folder_is_not_run(folder, data, tmp_path, monkeypatch):
+    coded = tmp_path / "coded"
+    shutil.copytree(folder, coded)
+    names = {"AutoConfig": "code.A", "AutoModel": "code.B"}
+    named = {"auto_map": {**names, "AutoTokenizer": ["code.C", None]}}
+    kind = {"model_type": "mine", "tokenizer_class": "C"}
+    for file in "config.json", "tokenizer_config.json":
+        content = json.loads((coded / file).read_text())
+        (coded / file).write_text(json.dumps({**content, **named, **kind}))
+    (coded / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    # A prompt would be answered.
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n" * 9))
+    for device in "cpu", "meta":
+        with torch.device(device):
+            assert code_of(coded, data) == "task"
+    with pytest.raises(SettingsError, match="requires its own code"):
+        task_of(coded, data).train_examples(0)
+    assert not (tmp_path / "ran").exists()
 
 
 # Malformed tables
