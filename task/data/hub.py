@@ -5,10 +5,15 @@ which takes a second.
 """
 
 import hashlib
+import json
+import os
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -45,7 +50,14 @@ HELD_OUT_SEED = 0x4E1D
 # Largest number of columns that a notice lists.
 LISTED = 10
 # Files that `save_to_disk` writes.
-SAVED_FILES = ("dataset_dict.json", "state.json")
+SPLITS, STATE = "dataset_dict.json", "state.json"
+# Formats whose files cannot refer to others, as those of HDF5 can. The names of an
+# image folder's metadata are checked when images are read.
+FORMATS = ("arrow", "csv", "imagefolder", "json", "parquet", "webdataset")
+# Name of an image in an archive.
+ZIPPED = re.compile(r"(zip://[^:]*::)(.*)", re.DOTALL)
+# Held while a function of `datasets` is replaced.
+LOCK = Lock()
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,9 @@ class Selection(NamedTuple):
 class HubData:
     """A ``datasets`` data set that can be written to the cache.
 
+    Paths and URLs in the files of a data set are not trusted. Only files below its
+    folder are read, or, for a data set of the hub, files that were downloaded from it.
+
     Parameters
     ----------
     name : str
@@ -150,7 +165,7 @@ class HubData:
                 stat = path.stat()
                 versions.append(f"{path}/{stat.st_size}/{stat.st_mtime_ns}")
         digest = hashlib.sha256("\n".join(versions).encode(errors="surrogateescape"))
-        return f"hf/1{FORM}/{digest.hexdigest()}/{columns}/{others}"
+        return f"hf/2{FORM}/{digest.hexdigest()}/{columns}/{others}"
 
     def write(self, directory: Path) -> None:
         """Write the files of the data set into a folder of the cache."""
@@ -201,10 +216,12 @@ class HubData:
 
         datasets.disable_progress_bars()
         try:
-            parts, notes = self._split(self._load())
+            loaded = self._load()
+            splits = {name: _undecoded(rows) for name, rows in loaded.items()}
+            parts, notes = self._split(splits)
         except SettingsError:
             raise
-        # Loading scripts, files and the network raise nearly any exception.
+        # Files and the network raise nearly any exception.
         except Exception as error:
             here = "" if self.path.exists() else " (not a local path)"
             raise SettingsError(
@@ -242,27 +259,114 @@ class HubData:
     @property
     def _is_saved(self) -> bool:
         """True if the path is a folder that was written by ``save_to_disk``."""
-        return any((self.path / name).exists() for name in SAVED_FILES)
+        return any((self.path / name).exists() for name in (SPLITS, STATE))
+
+    @cached_property
+    def _cache(self) -> Path:
+        """The folder into which ``datasets`` writes tables."""
+        import datasets
+
+        if s := self.settings.cache_dir:
+            return Path(s).expanduser().resolve() / "huggingface"
+        return Path(datasets.config.HF_DATASETS_CACHE).expanduser().resolve()
+
+    @property
+    def _folder(self) -> Path:
+        """The folder of the data, or the one that contains its only file."""
+        is_file = self.path.is_file()
+        return (self.path.parent if is_file else self.path).resolve()
 
     def _load(self) -> dict[str, Any]:
         """Return the splits by name."""
         import datasets
 
         s = self.settings
-        where, options = self.name, dict[str, Any]()
-        if s.cache_dir:
-            cache = Path(s.cache_dir).expanduser() / "huggingface"
-            options["cache_dir"] = str(cache)
-        if self.path.is_file():
-            where, options["data_files"] = str(self.path.parent), self.path.name
-        elif self.path.exists():
-            where = str(self.path)
         if self._is_saved:
-            loaded = datasets.load_from_disk(where)
-        else:
-            loaded = datasets.load_dataset(where, s.data_subset or None, **options)
-        single = isinstance(loaded, datasets.Dataset)
-        return {s.train_split: loaded} if single else dict(loaded)
+            self._check_saved()
+            loaded = datasets.load_from_disk(str(self.path))
+            single = isinstance(loaded, datasets.Dataset)
+            return {s.train_split: loaded} if single else dict(loaded)
+        where, options = self.name, {"cache_dir": str(self._cache)}
+        if self.path.exists():
+            # Absolute: `datasets` takes `csv` for its reader and not for a folder.
+            where = str(self._folder)
+            if self.path.is_file():
+                options["data_files"] = self.path.name
+            # It also takes the name of a file for a pattern.
+            plain = not set("*?[") & {*where, *options.get("data_files", "")}
+            require(plain, "task", f"hf:{self.name}", "a path without *, ? and [")
+        with self._own_files():
+            # Since version 4, `datasets` cannot run code of a data set.
+            builder = datasets.load_dataset_builder(
+                where, s.data_subset or None, **options
+            )
+        # The reader of an earlier download is called `cache`.
+        if builder.name not in (*FORMATS, "cache"):
+            allowed = ", ".join(FORMATS)
+            raise ValueError(f"its format is {builder.name}; expected one of {allowed}")
+        # The metadata of a data set can set the version, which is part of this path.
+        if not Path(builder.cache_dir).resolve().is_relative_to(self._cache):
+            version = str(builder.config.version)
+            raise ValueError(f"its version is {version!r}; expected x.y.z")
+        builder.download_and_prepare()
+        return dict(builder.as_dataset())
+
+    def _check_saved(self) -> None:
+        """Check the names of files in a folder written by ``save_to_disk``."""
+        folders = [self.path]
+        if (self.path / SPLITS).exists():
+            splits = json.loads((self.path / SPLITS).read_text("utf-8"))["splits"]
+            folders += [self.path / split for split in splits]
+        for state in (folder / STATE for folder in folders):
+            self._own(str(state))
+            if state.exists():
+                for file in json.loads(state.read_text("utf-8"))["_data_files"]:
+                    self._own(str(state.parent / file["filename"]))
+
+    @contextmanager
+    def _own_files(self) -> Iterator[None]:
+        """Make ``datasets`` refuse patterns of files that leave the data set.
+
+        The metadata of a data set can name any file or URL, which `datasets` would
+        open at once.
+        """
+        from datasets import data_files
+
+        resolve, is_local = data_files.resolve_pattern, self.path.exists()
+        root = str(self._folder) if is_local else "hf:/"
+
+        def own(pattern: str, base_path: str, *args: Any, **named: Any) -> list[str]:
+            for place in base_path, os.path.join(base_path, pattern):
+                rest = place.removeprefix(root)
+                is_below = rest != place and rest[:1] in ("", "/")
+                if not is_below or _is_url(rest) or ".." in rest.split("/"):
+                    raise _foreign(place)
+            files: list[str] = resolve(pattern, base_path, *args, **named)
+            for file in files if is_local else ():
+                self._own(file, self._folder)
+            return files
+
+        with LOCK:
+            data_files.resolve_pattern = own
+            try:
+                yield
+            finally:
+                data_files.resolve_pattern = resolve
+
+    def _own(self, place: str, *folders: Path) -> Path:
+        """Return the real path of a file of the data set; refuse any other."""
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        if _is_url(place):
+            raise _foreign(place)
+        path, root = Path(place).resolve(), self.path.resolve()
+        downloads = Path(HF_HUB_CACHE).resolve()
+        # Folders of downloads consist of links to other folders of downloads.
+        if not self.path.exists() or root.is_relative_to(downloads):
+            root = downloads
+        if not any(path.is_relative_to(folder) for folder in (root, *folders)):
+            raise _foreign(str(path))
+        return path
 
     def _split(self, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the examples for ``train`` and ``test``, and notices for users."""
@@ -364,10 +468,41 @@ class HubData:
             rows = rows.select(some)
         decoder = datasets.Image(mode=rows.features[column].mode)
         # Rows hold the encoded images, so that threads can decode them.
-        encoded = rows.cast_column(column, datasets.Image(decode=False))
-        for i, row in enumerate(encoded):
+        for i, row in enumerate(rows):
             place = f"image {i} of {part!r} of {self.name!r}"
-            yield place, partial(decoder.decode_example, row[column])
+            yield place, partial(self._decoded, decoder, row[column])
+
+    def _decoded(self, decoder: Any, image: dict[str, Any]) -> Any:
+        """Return an image from its bytes, or from a file of the data set."""
+        if image["bytes"] is None and image["path"] is not None:
+            zipped = ZIPPED.fullmatch(image["path"])
+            inside, path = zipped.groups() if zipped else ("", image["path"])
+            image = {"bytes": None, "path": f"{inside}{self._own(path)}"}
+        return decoder.decode_example(image)
+
+
+def _undecoded(rows: Any) -> Any:
+    """Return examples whose images are read without opening the files they name."""
+    import datasets
+    from datasets.features.features import require_decoding
+
+    for name, feature in rows.features.items():
+        if isinstance(feature, datasets.Image):
+            encoded = datasets.Image(mode=feature.mode, decode=False)
+            rows = rows.cast_column(name, encoded)
+        elif require_decoding(feature):
+            # Sounds, videos and lists of images are of no use here.
+            rows = rows.remove_columns(name)
+    return rows
+
+
+def _is_url(place: str) -> bool:
+    """Return whether a name is a URL, or a chain of URLs."""
+    return "://" in place or "::" in place
+
+
+def _foreign(place: str) -> ValueError:
+    return ValueError(f"it names {place!r}; only its own files are read")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -133,11 +133,19 @@ def test_data_set_of_the_hub_is_loaded_by_name_once(tmp_path, monkeypatch):
 
     asked = []
 
-    def load_dataset(*given, **named):
-        asked.append((given, named))
-        return datasets.DatasetDict({"train": letters()})
+    class Builder:
+        name, cache_dir = "parquet", str(tmp_path / "cache" / "huggingface" / "femnist")
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        def __init__(self, *given, **named):
+            asked.append((given, named))
+
+        def download_and_prepare(self):
+            pass
+
+        def as_dataset(self):
+            return datasets.DatasetDict({"train": letters()})
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", Builder)
     cache = str(tmp_path / "cache")
     options = {"task": "hf:flwrlabs/femnist", "cache-dir": cache, **BY_WRITER}
     config = " ".join(f"{name}={value!r}" for name, value in options.items())

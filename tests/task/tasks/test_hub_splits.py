@@ -119,7 +119,7 @@ def test_the_error_of_a_name_says_that_it_is_no_local_path(tmp_path, monkeypatch
     def unreachable(*given, **named):
         raise ConnectionError("no network")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset_builder", unreachable)
     line = r"^the data set 'patiens' \(not a local path\) cannot be loaded"
     with pytest.raises(SettingsError, match=line):
         build_task(resolve({"task": "hf:patiens", "cache-dir": str(tmp_path)}), 2)

@@ -1,0 +1,332 @@
+"""Hugging Face data sets that name files and URLs which are not theirs."""
+
+import json
+import os
+import socket
+import zipfile
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from hub_data import by_column, task_of
+from PIL import Image
+
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+
+pytestmark = pytest.mark.e2e
+
+GREY = 77
+CELLS = "x,label\n" + "1,0\n2,1\n" * 5
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory) -> Path:
+    """A folder with data that no data set may read."""
+    root = tmp_path_factory.mktemp("secret")
+    write_image(root / "s.png")
+    (root / "table").mkdir()
+    (root / "table" / "s.csv").write_text(CELLS)
+    save(root / "saved", {"x": [[1.0]] * 10, "label": [0, 1] * 5})
+    return root
+
+
+@pytest.fixture
+def url():
+    """The URL of a server that no data set may contact."""
+    contacts = []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            contacts.append(connection)
+            connection.close()
+
+    Thread(target=serve, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    assert not contacts
+
+
+def write_image(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8), GREY, np.uint8)).save(path)
+
+
+def save(folder: Path, columns) -> None:
+    import datasets
+
+    datasets.Dataset.from_dict(columns).save_to_disk(folder)
+
+
+def write_parquet(folder: Path, place: str, column: str = "image") -> Path:
+    """Write a table whose images consist of a path; other columns are valid."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    columns = {"x": [[1.0]] * 10, "label": [0, 1] * 5}
+    rows = datasets.Dataset.from_dict({**columns, column: [place] * 10})
+    rows = rows.cast_column(column, datasets.Image(decode=False))
+    metadata = {"info": {"features": datasets.Features(rows.features).to_dict()}}
+    metadata["info"]["features"][column] = {"_type": "Image"}
+    text = {"huggingface": json.dumps(metadata)}
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table(rows.data.table).replace_schema_metadata(text), path)
+    return path
+
+
+def code_of(home: Path, **settings) -> str:
+    """Return the code of the error that the data set in ``home / "data"`` raises."""
+    cache = home / "cache"
+    with pytest.raises(SettingsError) as caught:
+        task_of(home, settings.pop("name", "data"), 1, cache, **settings)
+    assert "\n" not in str(caught.value)
+    return caught.value.code
+
+
+# Paths and URLs of images
+
+
+@pytest.mark.parametrize("name", ["data", "data/rows.parquet"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{secret}/s.png",
+        "{relative}/s.png",
+        "file://{secret}/s.png",
+        "zip://s.png::{secret}/s.zip",
+        "{url}/s.png",
+        "zip://s.png::{url}/s.zip",
+        "zip://s.png::zip://s.zip::{url}/t.zip",
+        "simplecache::{url}/s.png",
+    ],
+)
+def test_images_outside_of_the_data_are_not_read(tmp_path, secret, url, place, name):
+    with zipfile.ZipFile(secret / "s.zip", "w") as file:
+        file.write(secret / "s.png", "s.png")
+    relative = os.path.relpath(secret)
+    place = place.format(secret=secret, relative=relative, url=url)
+    write_parquet(tmp_path / "data", place)
+    assert code_of(tmp_path, name=name, input_columns="image") == "data-dir"
+
+
+def test_urls_are_not_opened_from_the_folder_of_the_data(tmp_path, url, monkeypatch):
+    # A URL is a relative path as well, which would be below this folder.
+    write_parquet(tmp_path / "data", f"{url}/s.png")
+    monkeypatch.chdir(tmp_path / "data")
+    assert code_of(tmp_path, input_columns="image") == "data-dir"
+
+
+def test_images_in_other_columns_are_not_read(tmp_path, url):
+    write_parquet(tmp_path / "data", f"{url}/s.png", "label")
+    assert code_of(tmp_path, input_columns="x") == "label-column"
+    write_parquet(tmp_path / "more", f"{url}/s.png", "who")
+    named = {"name": "more", "input_columns": "x", **by_column("who")}
+    assert code_of(tmp_path, **named) == "partition"
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_texts_that_the_metadata_declares_images_are_not_read(
+    tmp_path, secret, url, form
+):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    columns = "- {name: image, dtype: image}\n  - {name: label, dtype: int64}"
+    text = f"---\ndataset_info:\n  features:\n  {columns}\n---\n"
+    (folder / "README.md").write_text(text)
+    place = f"{secret}/s.png" if form == "csv" else f"{url}/s.png"
+    rows = [{"image": place, "label": i % 2} for i in range(10)]
+    lines = [json.dumps(row) for row in rows]
+    if form == "csv":
+        lines = ["image,label", *(f"{place},{i % 2}" for i in range(10))]
+    (folder / f"rows.{form}").write_text("\n".join(lines))
+    assert code_of(tmp_path) == "data-dir"
+
+
+@pytest.mark.parametrize("place", ["../../s.png", "{secret}/s.png"])
+def test_metadata_of_an_image_folder_names_its_own_images(tmp_path, secret, place):
+    write_image(tmp_path / "s.png")
+    write_image(tmp_path / "data" / "train" / "0.png")
+    metadata = tmp_path / "data" / "train" / "metadata.csv"
+    place = place.format(secret=secret)
+    metadata.write_text("file_name,label\n" + f"{place},0\n{place},1\n" * 5)
+    assert code_of(tmp_path) == "data-dir"
+    metadata.write_text("file_name,label\n" + "0.png,0\n0.png,1\n" * 5)
+    task = task_of(tmp_path, "data", 0)
+    assert set(task.train_examples(0).inputs.flatten().tolist()) == {GREY}
+
+
+def test_images_in_an_archive_are_read(tmp_path):
+    write_image(tmp_path / "s.png")
+    (tmp_path / "data").mkdir()
+    with zipfile.ZipFile(tmp_path / "data" / "train.zip", "w") as file:
+        file.write(tmp_path / "s.png", "top/0.png")
+        text = "file_name,label\n" + "0.png,0\n0.png,1\n" * 5
+        file.writestr("top/metadata.csv", text)
+    task = task_of(tmp_path, "data", 0)
+    assert set(task.train_examples(0).inputs.flatten().tolist()) == {GREY}
+
+
+def test_links_that_leave_the_folder_are_not_followed(tmp_path, secret):
+    for name in "ab":
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+        for i in range(5):
+            link = tmp_path / "data" / "train" / name / f"{i}.png"
+            link.symlink_to(secret / "s.png")
+    assert code_of(tmp_path) == "task"
+    # The name of a link may be given.
+    (tmp_path / "rows.csv").symlink_to(secret / "table" / "s.csv")
+    assert len(task_of(tmp_path, "rows.csv", 0, input_columns="x").classes) == 2
+
+
+def test_downloads_of_the_hub_consist_of_links(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "blobs").write_text(CELLS)
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "rows.csv").symlink_to(tmp_path / "blobs")
+    for name in "snapshot", "snapshot/rows.csv":
+        assert len(task_of(tmp_path, name, 0, input_columns="x").classes) == 2
+
+
+# Names of files in metadata
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data_files: {secret}/table/s.csv",
+        "data_files: ../{name}/table/s.csv",
+        "data_files: [rows.csv, 'file://{secret}/table/s.csv']",
+        "data_files: '{url}/s.csv'",
+        "data_files: 'zip://s.csv::{url}/s.zip'",
+        "data_files: 'zip://*.csv::simplecache::{url}/s.zip'",
+        "data_dir: {secret}/table",
+        "data_dir: ../{name}/table",
+        "data_dir: '{url}'",
+        "data_dir: 'zip://a::{url}/s.zip'",
+        "version: ../../../../../escaped",
+    ],
+)
+def test_metadata_names_no_other_files(tmp_path, secret, url, line, file):
+    home = tmp_path / "home"
+    (home / "data").mkdir(parents=True)
+    (home / "data" / "rows.csv").write_text(CELLS)
+    (home / secret.name).symlink_to(secret)
+    text = line.format(secret=secret, name=secret.name, url=url)
+    mark = "---\n" * (file == "README.md")
+    config = f"{mark}configs:\n- config_name: default\n  {text}\n{mark}"
+    (home / "data" / file).write_text(config)
+    assert code_of(home, input_columns="x") == "task"
+    assert not list(tmp_path.rglob("escaped*"))
+
+
+def test_metadata_names_files_of_its_folder(tmp_path):
+    for name in "ab":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "rows.csv").write_text(CELLS)
+    configs = "- {config_name: a, data_files: a/*.csv}\n- {config_name: b, data_dir: b}"
+    (tmp_path / "data" / "README.md").write_text(f"---\nconfigs:\n{configs}\n---\n")
+    for name in "ab":
+        subset = {"input_columns": "x", "data_subset": name}
+        assert len(task_of(tmp_path, "data", 0, **subset).train_examples(0)) == 8
+    # A single file is read without its neighbours.
+    named = {"input_columns": "x"}
+    task = task_of(tmp_path, "data/a/rows.csv", 0, **named)
+    assert len(task.train_examples(0)) == 8
+
+
+def test_saved_data_names_files_of_its_folder(tmp_path, secret):
+    save(tmp_path / "data", {"x": [[1.0]] * 10, "label": [0, 1] * 5})
+    state = tmp_path / "data" / "state.json"
+    content = json.loads(state.read_text())
+    other = os.path.relpath(secret / "saved", tmp_path / "data")
+    name = content["_data_files"][0]["filename"]
+    for folder in other, str(secret / "saved"):
+        content["_data_files"] = [{"filename": f"{folder}/{name}"}]
+        state.write_text(json.dumps(content))
+        assert code_of(tmp_path) == "task"
+    state.unlink()
+    for split in other, str(secret / "saved"):
+        text = json.dumps({"splits": [split]})
+        (tmp_path / "data" / "dataset_dict.json").write_text(text)
+        assert code_of(tmp_path, train_split=split) == "task"
+
+
+def test_formats_that_can_link_to_other_files_are_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.h5").write_bytes(b"\x89HDF")
+    with pytest.raises(SettingsError, match="its format is hdf5"):
+        task_of(tmp_path, "data", 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("{url}/s.csv", ""),
+        ("zip://s.csv::{url}/s.zip", ""),
+        ("hf://datasets/another/one/s.csv", ""),
+        ("../../another/one@main/s.csv", ""),
+        ("{secret}/table/s.csv", ""),
+        ("s.csv", "{secret}/table"),
+    ],
+)
+def test_metadata_on_the_hub_names_its_own_files(
+    tmp_path, secret, url, pattern, folder, monkeypatch
+):
+    import datasets
+
+    pattern, folder = (
+        text.format(secret=secret, url=url) for text in (pattern, folder)
+    )
+
+    def load_dataset_builder(name, *_, **__):
+        base = folder or f"hf://datasets/{name}@0123"
+        files = datasets.data_files.DataFilesList.from_patterns([pattern], base)
+        raise AssertionError(files)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
+    cache = {"cache-dir": str(tmp_path / "cache")}
+    with pytest.raises(SettingsError, match="only its own files are read") as caught:
+        build_task(resolve({"task": "hf:owner/name", **cache}), 0)
+    assert caught.value.code == "task"
+
+
+# Relative paths
+
+
+def test_a_relative_path_is_not_the_name_of_a_reader(tmp_path, monkeypatch):
+    counts = {"csv/rows.csv": 20, "rows.csv": 10, "json/rows.csv": 30}
+    for name, count in counts.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x,label\n" + "1,0\n2,1\n" * count)
+    monkeypatch.chdir(tmp_path)
+    names = {**counts, "csv": 20, "./csv": 20, "json": 30}
+    for name, count in names.items():
+        own = {"task": f"hf:{name}", "input-columns": "x", "partition": "iid"}
+        cache = str(tmp_path / "cache")
+        task = build_task(resolve({**own, "cache-dir": cache}), 0)
+        assert len(task.train_examples(0)) + len(task.test_examples(0)) == 2 * count
+    # A name of a reader without such a path is looked up on the hub.
+    own = {"task": "hf:parquet", "cache-dir": cache}
+    with pytest.raises(SettingsError, match="not a local path"):
+        build_task(resolve(own), 0)
+
+
+@pytest.mark.parametrize("name", ["p[1]/rows.csv", "p[1]", "p1/r*s.csv", "p1/r?ws.csv"])
+def test_a_path_is_not_a_pattern(tmp_path, name):
+    path = tmp_path / (name if name.endswith("csv") else f"{name}/rows.csv")
+    path.parent.mkdir()
+    path.write_text(CELLS)
+    (tmp_path / "p1").mkdir(exist_ok=True)
+    (tmp_path / "p1" / "rows.csv").write_text(CELLS)
+    assert code_of(tmp_path, name=name, input_columns="x") == "task"
