@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError, error_line
 
 # Examples are prepared in chunks: large enough that a chunk takes few tensor
 # operations, small enough that a large client never holds all its data as floats.
@@ -102,7 +103,7 @@ class ExampleSet:
     @classmethod
     def from_dataset(
         cls,
-        dataset: Iterable[Any],
+        dataset: Iterable[Any] | TorchDataset[Any],
         inputs: int | str | Sequence[int | str] = 0,
         targets: int | str = 1,
         **more: Any,
@@ -111,9 +112,10 @@ class ExampleSet:
 
         Parameters
         ----------
-        dataset : iterable
+        dataset : torch.utils.data.Dataset or iterable
             Its examples are tuples (PyTorch) or mappings (Hugging Face) of arrays,
-            numbers, lists of numbers or Pillow images.
+            numbers, lists of numbers or Pillow images. Without ``__iter__``, they are
+            those at the indices below its length, as in a DataLoader.
         inputs, targets : int or str, default 0 and 1
             Position or column name of inputs and targets in an example. Several input
             columns of equal length are stacked: (n, columns, ...).
@@ -129,8 +131,8 @@ class ExampleSet:
         Raises
         ------
         SettingsError
-            If examples differ in shape or are not numeric, or ``dataset`` is a
-            DataLoader.
+            If an example cannot be read, examples differ in shape or are not numeric,
+            or ``dataset`` is a DataLoader.
         """
         if isinstance(dataset, DataLoader):
             raise SettingsError(
@@ -138,7 +140,16 @@ class ExampleSet:
                 "its dataset (loader.dataset)"
             )
         columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
-        pairs = [([row[c] for c in columns], row[targets]) for row in dataset]
+        pairs = list[tuple[list[Any], Any]]()
+        try:
+            for row in _rows(dataset):
+                pairs.append(([row[c] for c in columns], row[targets]))
+        # The code of a data set raises any exception.
+        except Exception as error:
+            raise SettingsError(
+                f"example {len(pairs)} of the {type(dataset).__name__} cannot be read: "
+                f"{error_line(error)}"
+            ) from error
         is_single = isinstance(inputs, int | str)
         x = _stacked([x[0] if is_single else x for x, _ in pairs], "inputs")
         y = _stacked([y for _, y in pairs], "targets")
@@ -375,6 +386,13 @@ def random_crop_and_flip(images: Tensor) -> Tensor:
     columns = left + torch.where(flip, across.flip(0), across)
     index = torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]
     return padded[tuple(i.to(images.device) for i in index)]
+
+
+def _rows(dataset: Any) -> Iterable[Any]:
+    """Return the examples of a data set; the old protocol would ignore its length."""
+    if hasattr(dataset, "__iter__"):
+        return cast(Iterable[Any], dataset)
+    return (dataset[i] for i in range(len(dataset)))
 
 
 def _stacked(values: list[Any], what: str) -> Tensor:

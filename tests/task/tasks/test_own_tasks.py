@@ -9,7 +9,7 @@ import torch
 from own_tasks import examples, task_of
 from PIL import Image
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.examples import ExampleSet
@@ -286,6 +286,53 @@ def test_data_set_of_torch_is_converted():
     assert data.inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert data.targets.dtype == torch.int64
     assert data.targets.tolist() == [0, 2, 1]
+
+
+class Indexed:
+    """A map-style data set of pairs, without ``__iter__``."""
+
+    def __init__(self, rows, length):
+        self.rows, self.length = rows, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+class Endless(Indexed):
+    def __getitem__(self, i):
+        return [float(i)], i % 2
+
+
+@pytest.mark.parametrize("kind", [Indexed, Endless])
+@pytest.mark.parametrize("keep", [list, lambda rows: dict(enumerate(rows))])
+def test_the_length_of_a_data_set_is_the_number_of_its_examples(kind, keep):
+    rows = keep([([float(i)], i % 2) for i in range(10)])
+    data = ExampleSet.from_dataset(kind(rows, 8))
+    assert data.inputs.flatten().tolist() == list(range(8))
+    loaded = DataLoader(kind(rows, 8), batch_size=8)
+    assert torch.equal(next(iter(loaded))[1], data.targets)
+
+
+class WithoutLength:
+    def __getitem__(self, i):
+        return [1.0], 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "line"),
+    [
+        (Indexed({0: ([1.0], 0)}, 2), "example 1 of the Indexed cannot be read: KeyE"),
+        (WithoutLength(), "example 0 of the WithoutLength cannot be read: TypeError"),
+        ({"a": ([1.0], 0)}, "example 0 of the dict cannot be read: IndexError"),
+    ],
+)
+def test_a_data_set_that_cannot_be_read_is_a_one_line_error(dataset, line):
+    with pytest.raises(SettingsError, match=re.escape(line)) as caught:
+        ExampleSet.from_dataset(dataset)
+    assert caught.value.code == "settings"
 
 
 def test_data_set_of_hugging_face_is_converted():
