@@ -1,5 +1,6 @@
 """Selection of the input and label columns of a ``datasets`` data set."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ LABEL_NAMES = ("label", "labels", "target", "class")
 # Larger integers are probably not classes.
 MAX_CLASSES = 100_000
 NUMERIC = ("int", "uint", "float", "bool")
+# An integer as a program writes it if other cells of its column are empty.
+WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
 
 def choose_columns(
@@ -67,12 +70,20 @@ def choose_columns(
     return inputs, label
 
 
+def class_name(label: str) -> str:
+    """Return the class that a label names: ``1`` for ``1.0``, and without blanks."""
+    label = label.strip()
+    whole = WHOLE.fullmatch(label)
+    return whole[1] if whole else label
+
+
 def read_labels(
     parts: dict[str, Any], label: str, name: str
 ) -> tuple[dict[str, Values], tuple[str, ...]]:
     """Return the class of each example, and the names of the classes.
 
-    Strings are numbered in sorted order; integers must be classes from 0.
+    Strings are numbered in the sorted order of their names (see `class_name`); integers
+    must be classes from 0.
 
     Parameters
     ----------
@@ -93,8 +104,9 @@ def read_labels(
     kind, place = together.dtype.kind, f"column {label!r} of {name!r}"
     if kind in "OUS" and all(isinstance(value, str) for value in together):
         texts, codes = np.unique(together.astype(np.str_), return_inverse=True)
-        n = len(values["train"])
-        return {"train": codes[:n], "test": codes[n:]}, tuple(map(str, texts))
+        names, numbers = np.unique([*map(class_name, texts)], return_inverse=True)
+        codes, n = numbers[codes], len(values["train"])
+        return {"train": codes[:n], "test": codes[n:]}, tuple(map(str, names))
     feature = parts["train"].features[label]
     if kind not in "biu" or together.ndim > 1:
         raise SettingsError(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.base import BaseTask
+from flwr_frl.task.data.columns import class_name
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -247,7 +248,7 @@ class TextTask(BaseTask):
         """
         if self.labelled:
             label, _, text = line.partition("\t")
-            return self._words(text if label in self.classes else line)
+            return self._words(text if class_name(label) in self.classes else line)
         if len(line) < self.length and not self.every_position:
             line = line.rjust(self.length)
         return _characters(line[-self.length :])
@@ -323,7 +324,8 @@ def _lines(path: Path) -> list[tuple[str, str]]:
         raise SettingsError(f"{str(path)!r} has no lines", "data-dir")
     # `splitlines` would also split at other characters, which texts may contain.
     for number, line in enumerate(content.rstrip("\n").split("\n"), 1):
-        label, tab, text = line.partition("\t")
+        cell, tab, text = line.partition("\t")
+        label = class_name(cell)
         if not tab or not label:
             raise SettingsError(
                 f"{str(path)!r}, line {number} is {line[:40]!r}; expected a class, a "

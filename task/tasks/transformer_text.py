@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.base import BaseTask, Task
+from flwr_frl.task.data.columns import class_name
 from flwr_frl.task.data.hub import HELD_OUT_SEED
 from flwr_frl.task.devices import current, seeded
 from flwr_frl.task.examples import ExampleSet
@@ -129,7 +130,7 @@ class TransformerText(BaseTask):
         self.client_names = tuple(file.stem for file in files[:num_clients])
         self.tables = [[row for f in each for row in _rows(f)] for each in self.files]
         labels = {label for table in self.tables for _, label in table}
-        names = [name.strip() for name in settings.classes.split(",") if name.strip()]
+        names = [class_name(n) for n in settings.classes.split(",") if n.strip()]
         for label in sorted(labels):
             if names and label not in names:
                 raise unknown("class", label, names, code="classes")
@@ -224,14 +225,15 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
         for row in reader:
             empty = False
             place = f"{str(path)!r}, line {reader.line_num}"
-            if row["text"] is None or not row["label"]:
+            label = class_name(row["label"] or "")
+            if row["text"] is None or not label:
                 line = f"{place} lacks a text or a label"
                 raise SettingsError(line, "data-dir")
             # `DictReader` keeps the cells beyond the header's under None.
             if None in row:
                 line = f"{place} has more cells than the header: quote texts"
                 raise SettingsError(line, "data-dir")
-            yield row["text"], row["label"]
+            yield row["text"], label
         if empty:
             raise SettingsError(f"{str(path)!r} has no rows", "data-dir")
 

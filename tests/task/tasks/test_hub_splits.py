@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hub_data import by_column, task_of
 
 from flwr_frl.task.settings import SettingsError, resolve
@@ -104,6 +105,17 @@ def test_a_column_that_names_no_clients_is_an_input(tmp_path):
     unused = {"partitioner-arguments": "partition_by=ward"}
     task = task_of(tmp_path, "rows.csv", 3, input_columns="*", **unused)
     assert task.train_examples(0).inputs.shape[1] == 2
+
+
+def test_spellings_of_a_label_are_one_class(tmp_path):
+    labels = ["none", "1", "1.0", " 1 "]
+    rows = [f"{i % 4}.5,{labels[i % 4]}" for i in range(40)]
+    write_table(tmp_path / "rows.csv", "x,label", rows)
+    task = task_of(tmp_path, "rows.csv", 0, input_columns="x")
+    assert task.classes == ("1", "none")
+    for examples in task.train_examples(0), task.test_examples(0):
+        is_none = examples.inputs[examples.rows, 0] == 0.5
+        assert torch.equal(examples.targets, is_none.long())
 
 
 def test_classes_without_examples_are_named(tmp_path):

@@ -191,6 +191,20 @@ def test_byte_order_mark_is_not_part_of_a_class(tmp_path):
     assert len(task.train_examples(0)) + len(task.test_examples(0)) == 2
 
 
+def test_spellings_of_a_label_are_one_class(tmp_path):
+    (tmp_path / "a.tsv").write_text("1\tgood\n2\tbad\n" * 3)
+    (tmp_path / "b.tsv").write_text("1.0\tgood\n 2.\tbad\n" * 3)
+    own = {"task": "text-folder", "data-dir": str(tmp_path)}
+    task = build_task(resolve(own), 2)
+    assert task.classes == ("1", "2")
+    first, second = (task.train_examples(i).targets.tolist() for i in range(2))
+    assert first == second
+    assert torch.equal(task.read("1.0\tgood"), task.read("good"))
+    # Numbers of versions differ.
+    (tmp_path / "c.tsv").write_text("1.10\tgood\n1.1\tbad\n" * 3)
+    assert build_task(resolve(own), 3).classes == ("1", "1.1", "1.10", "2")
+
+
 def test_files_of_further_clients_are_not_checked(tmp_path):
     (tmp_path / "a.txt").write_text("a" * 50)
     (tmp_path / "b.txt").write_text("b")
