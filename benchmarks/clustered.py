@@ -4,9 +4,7 @@ scikit-learn's digits in two partitions: two classes per client (``shards``), wh
 personal heads help, and four groups of clients with permuted labels (``clustered``),
 where each client should find the others in its group. All algorithms use the same
 model, rounds, sampled clients, local epochs and learning rate. Their other settings
-keep the defaults, with two exceptions: ``ifca`` has as many clusters as there are
-groups, and ``pfedhn`` has a larger step size for its hypernetwork, because its authors
-train the hypernetwork for 5,000 steps.
+keep the defaults, except that ``ifca`` has as many clusters as there are groups.
 
 Runs are carried out seed by seed. Finished runs in the output folder are reused, so an
 interrupted command can be resumed. The page contains all finished runs.
@@ -32,10 +30,7 @@ CELLS: dict[str, dict[str, Setting]] = {
     "two classes": {"partition": "shards", "classes-per-client": 2},
     "clustered": {"partition": "clustered", "label-groups": GROUPS},
 }
-OWN: dict[str, dict[str, Setting]] = {
-    "ifca": {"num-clusters": GROUPS},
-    "pfedhn": {"hypernetwork-learning-rate": 0.05},
-}
+OWN: dict[str, dict[str, Setting]] = {"ifca": {"num-clusters": GROUPS}}
 
 
 def parse() -> argparse.Namespace:
