@@ -7,7 +7,8 @@ model, rounds, sampled clients, local epochs and learning rate. Their other sett
 keep the defaults, except that ``ifca`` has as many clusters as there are groups.
 
 Runs are carried out seed by seed. Finished runs in the output folder are reused, so an
-interrupted command can be resumed. The page contains all finished runs.
+interrupted command can be resumed. The page contains all finished runs; the rows of
+algorithms that are not named are those of the existing page.
 """
 
 import argparse
@@ -15,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import markdown, write
+from benchmarks.common import RESULTS, markdown, write
 from benchmarks.leaderboard_page import accuracies, spread
-from benchmarks.runs import Job, carry_out_all, exit_status, finished
+from benchmarks.runs import Job, carry_out_all, exit_status, finished, of_page
 from flwr_frl.task.settings import Setting
 
 NAME = "clustered"
@@ -58,6 +59,7 @@ class Table:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.place = Path(arguments.output).absolute()
+        self.page = of_page(RESULTS / f"{NAME}.json").get("runs", {})
         self.common: dict[str, Setting] = {
             "num-clients": arguments.clients,
             "num-server-rounds": arguments.rounds,
@@ -90,13 +92,17 @@ class Table:
 
     def results(self) -> dict[str, dict[str, list[dict[str, Any] | None]]]:
         """Return the runs by algorithm and cell, one for each seed."""
-        seeds = range(self.arguments.seeds)
+        seeds, cells = range(self.arguments.seeds), self.arguments.cells
+        named = self.arguments.algorithms
         return {
             name: {
                 cell: [finished(self.job(name, cell, seed)) for seed in seeds]
-                for cell in self.arguments.cells
+                if name in named
+                else self.page[name][cell]
+                for cell in cells
             }
-            for name in self.arguments.algorithms
+            for name in ALGORITHMS
+            if name in named or name in self.page
         }
 
     def write(self) -> None:
@@ -121,13 +127,21 @@ class Table:
         others = "; ".join(
             f"`{name}` {n}={v}" for name, more in OWN.items() for n, v in more.items()
         )
+        commits = {
+            r["commit"]
+            for cells in results.values()
+            for runs in cells.values()
+            for r in runs
+            if r
+        }
         common = ", ".join(f"{n}={v}" for n, v in self.common.items())
         body = (
             "Test accuracy in %: mean over the clients and the last 5 rounds, mean ± "
             "standard deviation over the seeds from 0. In the partition `clustered`, "
             f"{GROUPS} groups of clients have permuted labels. The last column is the "
             f"mean of all messages of a run in MB.\n\nCommon settings: {common}. "
-            f"Others: {others}.\n\n" + markdown([*columns, "MB"], rows)
+            f"Others: {others}. Runs are at commits {', '.join(sorted(commits))}.\n\n"
+            + markdown([*columns, "MB"], rows)
         )
         title = "Few classes a client, and groups of clients with conflicting labels"
         write(NAME, title, body, {"runs": results})
