@@ -4,12 +4,11 @@ scikit-learn's digits in two partitions: two classes per client (``shards``), wh
 personal heads help, and four groups of clients with permuted labels (``clustered``),
 where each client should find the others in its group. All algorithms use the same
 model, rounds, sampled clients, local epochs and learning rate. Their other settings
-keep the defaults, with two exceptions: ``ifca`` has as many clusters as there are
-groups, and ``pfedhn`` has a larger step size for its hypernetwork, because its authors
-train the hypernetwork for 5,000 steps.
+keep the defaults, except that ``ifca`` has as many clusters as there are groups.
 
 Runs are carried out seed by seed. Finished runs in the output folder are reused, so an
-interrupted command can be resumed. The page contains all finished runs.
+interrupted command can be resumed. The page contains all finished runs; the rows of
+algorithms that are not named are those of the existing page.
 """
 
 import argparse
@@ -17,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import markdown, write
+from benchmarks.common import RESULTS, markdown, write
 from benchmarks.leaderboard_page import accuracies, spread
-from benchmarks.runs import Job, carry_out_all, exit_status, finished
+from benchmarks.runs import Job, carry_out_all, exit_status, finished, of_page
 from flwr_frl.task.settings import Setting
 
 NAME = "clustered"
@@ -32,10 +31,7 @@ CELLS: dict[str, dict[str, Setting]] = {
     "two classes": {"partition": "shards", "classes-per-client": 2},
     "clustered": {"partition": "clustered", "label-groups": GROUPS},
 }
-OWN: dict[str, dict[str, Setting]] = {
-    "ifca": {"num-clusters": GROUPS},
-    "pfedhn": {"hypernetwork-learning-rate": 0.05},
-}
+OWN: dict[str, dict[str, Setting]] = {"ifca": {"num-clusters": GROUPS}}
 
 
 def parse() -> argparse.Namespace:
@@ -63,6 +59,7 @@ class Table:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.place = Path(arguments.output).absolute()
+        self.page = of_page(RESULTS / f"{NAME}.json").get("runs", {})
         self.common: dict[str, Setting] = {
             "num-clients": arguments.clients,
             "num-server-rounds": arguments.rounds,
@@ -95,13 +92,17 @@ class Table:
 
     def results(self) -> dict[str, dict[str, list[dict[str, Any] | None]]]:
         """Return the runs by algorithm and cell, one for each seed."""
-        seeds = range(self.arguments.seeds)
+        seeds, cells = range(self.arguments.seeds), self.arguments.cells
+        named = self.arguments.algorithms
         return {
             name: {
                 cell: [finished(self.job(name, cell, seed)) for seed in seeds]
-                for cell in self.arguments.cells
+                if name in named
+                else self.page[name][cell]
+                for cell in cells
             }
-            for name in self.arguments.algorithms
+            for name in ALGORITHMS
+            if name in named or name in self.page
         }
 
     def write(self) -> None:
@@ -126,13 +127,21 @@ class Table:
         others = "; ".join(
             f"`{name}` {n}={v}" for name, more in OWN.items() for n, v in more.items()
         )
+        commits = {
+            r["commit"]
+            for cells in results.values()
+            for runs in cells.values()
+            for r in runs
+            if r
+        }
         common = ", ".join(f"{n}={v}" for n, v in self.common.items())
         body = (
             "Test accuracy in %: mean over the clients and the last 5 rounds, mean ± "
             "standard deviation over the seeds from 0. In the partition `clustered`, "
             f"{GROUPS} groups of clients have permuted labels. The last column is the "
             f"mean of all messages of a run in MB.\n\nCommon settings: {common}. "
-            f"Others: {others}.\n\n" + markdown([*columns, "MB"], rows)
+            f"Others: {others}. Runs are at commits {', '.join(sorted(commits))}.\n\n"
+            + markdown([*columns, "MB"], rows)
         )
         title = "Few classes a client, and groups of clients with conflicting labels"
         write(NAME, title, body, {"runs": results})

@@ -3,7 +3,9 @@
 ``python -m benchmarks.natural --data-dir DIR`` runs the algorithms on the tasks of
 `benchmarks.natural_tasks`. The learning rate of each is chosen on validation sets, a
 quarter of each client's training examples, with a separate seed. Finished runs in
-``--output``, or single ones on the page, are not repeated.
+``--output``, or single ones on the page, are not repeated. If algorithms are named, the
+rows of all others are those of the existing page. ``fedavg`` and ``local``, with which
+clients are compared, then run again with the page's learning rates.
 """
 
 import argparse
@@ -14,7 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import RESULTS, write
-from benchmarks.natural_page import ERRORS, SAME, TUNED, Outcome, Results, body, plot
+from benchmarks.natural_page import (
+    ERRORS,
+    REFERENCES,
+    SAME,
+    TUNED,
+    Outcome,
+    Results,
+    body,
+    plot,
+)
 from benchmarks.runs import (
     RESULT,
     Job,
@@ -179,6 +190,8 @@ class Runs:
     def __init__(self, output: Path, data_dir: str, task: str, algorithm: str) -> None:
         self.task, self.about, self.algorithm = task, TASKS[task], algorithm
         self.of_pair = output, data_dir, task, algorithm
+        # A learning rate that is not chosen anew.
+        self.rate: float | None = None
 
     def of(self, rate: float) -> list[Job]:
         """Return the runs with a learning rate, for all seeds."""
@@ -207,6 +220,8 @@ class Runs:
         The rate is None if all those tried have diverged, or if runs by which it is
         chosen are missing.
         """
+        if self.rate:
+            return self.rate, missing(self.of(self.rate))
         if same := self.about.same_rates:
             page = of_page(RESULTS / "natural.json")["tasks"][same]
             rate = page[self.algorithm].get("rate")
@@ -236,6 +251,7 @@ class Runs:
             return Outcome(np.nan, [], [], np.nan)
         jobs = self.of(rate)
         results, run = [finished(job) or {} for job in jobs], None
+        commits = {result["commit"] for result in results}
         if len(jobs) == 1:
             settings = {n: v for n, v in jobs[0].settings.items() if n != "data-dir"}
             run = {n: results[0][n] for n in ("commit", "cpu-seconds")}
@@ -246,6 +262,7 @@ class Runs:
             [clients_of(job, self.about.measure) for job in jobs],
             float(np.mean([result["bytes"] / 1e6 for result in results])),
             run,
+            commit=", ".join(sorted(commits)),
         )
 
     def on_page(self, page: Mapping[str, Any]) -> Outcome | None:
@@ -258,7 +275,26 @@ class Runs:
         if not alike(run["settings"], job.settings):
             return None
         names = ("rate", "values", "clients", "megabytes")
-        return Outcome(**{name: of_algorithm[name] for name in names}, run=run)
+        row = {name: of_algorithm[name] for name in names}
+        return Outcome(**row, run=run, commit=run["commit"])
+
+    def kept(self, page: Mapping[str, Any]) -> Outcome | None:
+        """Return the row of an existing page, which may have diverged.
+
+        None for an algorithm with which clients are compared; it gets the row's rate.
+        """
+        row = page["tasks"][self.task][self.algorithm]
+        if not row:
+            return Outcome(np.nan, [], [], np.nan)
+        if self.algorithm in REFERENCES:
+            self.rate = row["rate"]
+            return None
+        return Outcome(
+            *(row["rate"], row["values"], row.get("clients", []), row["megabytes"]),
+            row.get("run"),
+            kept=row,
+            commit=row.get("commit", page["about"]["commit"]),
+        )
 
 
 def main() -> int:
@@ -270,14 +306,18 @@ def main() -> int:
     parser.add_argument("--name", default="natural", help="name of the page")
     parser.add_argument("--output", default="results/natural")
     arguments = parser.parse_args()
-    pairs = list(pairs_of(arguments.tasks, arguments.algorithms))
+    pairs = list(pairs_of(arguments.tasks, list(ALGORITHMS)))
     all_runs = [
         Runs(Path(arguments.output), arguments.data_dir, *pair) for pair in pairs
     ]
 
     def make() -> None:
         page = of_page(RESULTS / f"{arguments.name}.json")
-        earlier = {runs: runs.on_page(page) for runs in all_runs}
+        named = arguments.algorithms
+        earlier = {
+            runs: runs.on_page(page) if runs.algorithm in named else runs.kept(page)
+            for runs in all_runs
+        }
         for runs in all_runs:
             # Each run can change which learning rate is the best.
             while not earlier[runs] and (jobs := runs.choose()[1]):
@@ -286,7 +326,8 @@ def main() -> int:
         seconds = 0.0
         for runs in all_runs:
             about = runs.about
-            empty = Results(about.title, about.measure, about.seeds, {})
+            protocol = about.seeds, {}, about.rounds, about.fraction
+            empty = Results(about.title, about.measure, *protocol)
             found = tasks.setdefault(runs.task, empty)
             outcome = earlier[runs] or runs.outcome()
             found.outcomes[runs.algorithm] = outcome

@@ -23,7 +23,9 @@ class Outcome(NamedTuple):
 
     ``values`` are the means over the clients and the last rounds, and ``clients`` each
     client's value after the last round. Both are empty if every learning rate diverged.
-    If there is a single run, ``run`` has its settings, commit and CPU time.
+    If there is a single run, ``run`` has its settings, commit and CPU time. A row of an
+    earlier page has its numbers as ``kept``, in place of the clients' values.
+    ``commit`` is the commit of the runs.
     """
 
     rate: float
@@ -31,15 +33,19 @@ class Outcome(NamedTuple):
     clients: list[dict[str, float]]
     megabytes: float
     run: dict[str, Any] | None = None
+    kept: dict[str, Any] | None = None
+    commit: str = ""
 
 
 class Results(NamedTuple):
-    """The outcomes of all algorithms on a task, and its title, measure and seeds."""
+    """The outcomes of all algorithms on a task, its title and protocol."""
 
     title: str
     measure: str
     seeds: int
     outcomes: dict[str, Outcome]
+    rounds: int = 0
+    fraction: float = 1.0
 
     @property
     def sign(self) -> int:
@@ -73,6 +79,9 @@ class Results(NamedTuple):
 
     def against(self, algorithm: str, other: str) -> tuple[int, int] | None:
         """Return for how many clients an algorithm is better and worse than another."""
+        if (kept := self.outcomes[algorithm].kept) is not None:
+            counts = kept.get(f"against-{other}")
+            return counts and (counts[0], counts[1])
         if algorithm == other or other not in self.outcomes:
             return None
         both = self.outcomes[algorithm].clients, self.outcomes[other].clients
@@ -80,7 +89,9 @@ class Results(NamedTuple):
 
     def worst(self, algorithm: str) -> float:
         """Return the mean over the worst tenth of the clients, and over the seeds."""
-        clients = self.outcomes[algorithm].clients
+        clients, kept = self.outcomes[algorithm].clients, self.outcomes[algorithm].kept
+        if kept is not None:
+            return float(kept["worst"])
         return float(np.mean([worst_decile(each, self.sign) for each in clients]))
 
     def numbers(self) -> dict[str, dict[str, Any]]:
@@ -94,6 +105,7 @@ class Results(NamedTuple):
                 "values": outcome.values,
                 "worst": self.worst(name),
                 "megabytes": outcome.megabytes,
+                "commit": outcome.commit,
                 # With these, a later page can add other algorithms.
                 **(
                     {"clients": outcome.clients, "run": outcome.run}
@@ -281,6 +293,8 @@ All algorithms have the same model, rounds, local epochs (2) and batches (16).
 Other hyper-parameters have their defaults; tuning them could change the order. `n/a`:
 the algorithm needs classes or, if it is `flute-regression`, has no use for them.
 
+{commits}
+
 Not included: `srpfl` and `flanp`, which differ from their inner methods only in time,
 and only if devices do; `fedbn`, because the models have no batch norm; `hf-maml`, whose
 first-order form is `per-fedavg`; and algorithms for adapters, asynchronous rounds and
@@ -308,6 +322,18 @@ has no value with some seed, such as the AUROC of a test set with a single class
 """
 
 
+def commits(tasks: Mapping[str, Results]) -> str:
+    """Return which rows are at which commit, the most frequent commit first."""
+    rows: dict[str, dict[str, None]] = {}
+    for results in tasks.values():
+        for name, outcome in results.outcomes.items():
+            if outcome.values:
+                rows.setdefault(outcome.commit, {})[f"`{name}`"] = None
+    first, *others = sorted(rows, key=lambda commit: -len(rows[commit]))
+    exceptions = [f"{', '.join(rows[c])}, at commit {c}" for c in others]
+    return "; ".join([f"Runs are at commit {first}", *exceptions]) + "."
+
+
 def body(
     tasks: Mapping[str, Results],
     *,
@@ -315,9 +341,14 @@ def body(
     learning_rates: str,
 ) -> str:
     """Return the page below its heading."""
-    clients = [f"- {task}: {results.title}" for task, results in tasks.items()]
+    clients = [
+        f"- {task}: {results.title}; {results.rounds} rounds, each with "
+        f"{100 * results.fraction:.0f} % of the clients"
+        for task, results in tasks.items()
+    ]
     text = BODY.format(
         clients="\n".join(clients),
+        commits=commits(tasks),
         learning_rates=learning_rates,
         image=image,
         level=LEVEL,

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, get_args
 
@@ -243,6 +243,7 @@ class Client(ParameterGroups, NumPyClient):
         regularizer: Regularizer | None = None,
         correction: Mapping[str, Tensor] | None = None,
         examples: ExampleSet | None = None,
+        learning_rate: float | None = None,
     ) -> float:
         """Train a part of the model on this client's training examples.
 
@@ -256,6 +257,8 @@ class Client(ParameterGroups, NumPyClient):
             As of `flwr_frl.task.training.train`; FedProx's proximal term is added.
         examples : ExampleSet, optional
             Examples to train on; by default all of this client's training examples.
+        learning_rate : float, optional
+            Step size; by default that of the settings.
 
         Returns
         -------
@@ -271,6 +274,8 @@ class Client(ParameterGroups, NumPyClient):
             near = Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
         loss, sgd = self.training_loss, self.settings
+        if learning_rate is not None:
+            sgd = replace(sgd, learning_rate=learning_rate)
         state = self._optimizers.of_next_call() if self._optimizers else None
         terms = regularizer, correction, state
         call = self.model, part, examples, loss, epochs, sgd, *terms

@@ -37,7 +37,9 @@ class FedDynClient(
 
     Local SGD from θ lowers L_k(w) − ⟨λ_k, w⟩ + α/2 ‖w − θ‖² (equation 1), inexactly.
     At its minimum ∇L_k(θ_k) = λ_k − α (θ_k − θ) (equation 2), which becomes λ_k. A
-    client that is not sampled keeps its λ_k; a new one begins with 0.
+    client that is not sampled keeps its λ_k; a new one begins with 0. The authors' code
+    also clips the gradient of each step to a norm of 10, as ``max-gradient-norm=10``
+    does here.
     """
 
     personal = (GRADIENT,)

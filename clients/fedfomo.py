@@ -54,7 +54,9 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
 
     The authors' code differs from the paper, which is followed here: by default it
     divides by the 1-norm of θ_n − θ_i^{t−1}, and its candidates include means over
-    clusters of clients.
+    clusters of clients. It tests the combined model of the round's clients, before
+    local training; here, as in PFLlib, all clients are tested with their last trained
+    models.
 
     The trained model and the baseline are personal. The trained model is also sent, and
     the server forwards it to other clients unchanged. For a client that joins later,

@@ -1,7 +1,7 @@
 """FedPAC (Xu et al., ICLR 2023): aligned features, and heads combined per client."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Self
 
 import torch
 from flwr.common import NDArrays
@@ -17,6 +17,8 @@ from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.settings import Range
 
 CENTROIDS, STATISTICS = "prototypes.", "statistics."
+# The authors' learning rate of the head, 0.1, relative to the other one, 0.01.
+HEAD_RATIO = 10
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,27 @@ class FedPACSettings(TrainingSettings):
         λ of the features' distance to the centroids (feature alignment); 0 omits it.
     fedpac_head_epochs : int, default 1
         Epochs of the head before those of the representation (algorithm 1).
+    fedpac_head_learning_rate : float, default 0
+        Learning rate of the head, which ``learning-rate-schedule`` changes in the same
+        proportion; 0 means ten times ``learning-rate``, the ratio of the authors' code
+        (0.1 and 0.01).
     """
 
     fedpac_lambda: Annotated[float, Range("[0, inf)")] = 1.0
     fedpac_head_epochs: Annotated[int, Range("[0, inf)")] = 1
+    fedpac_head_learning_rate: Annotated[float, Range("[0, inf)")] = 0.0
+
+    @property
+    def head_rate(self) -> float:
+        """Learning rate of the head."""
+        return self.fedpac_head_learning_rate or HEAD_RATIO * self.learning_rate
+
+    def in_round(self, server_round: int, rounds: int) -> Self:
+        """Return the settings with both learning rates of one of the rounds."""
+        scheduled = super().in_round(server_round, rounds)
+        factor = scheduled.learning_rate / self.learning_rate
+        rate = factor * self.fedpac_head_learning_rate
+        return replace(scheduled, fedpac_head_learning_rate=rate)
 
 
 class FedPACClient(
@@ -48,9 +67,6 @@ class FedPACClient(
     the mean squared distance of a feature's entries to those of its class's centroid.
     As in the authors' code, that is a mean over the entries. A class without a centroid
     contributes nothing; the authors' code then uses the client's own centroid.
-
-    The authors' code trains the head with a learning rate of 0.1 and the representation
-    with one of 0.01; here both have ``learning-rate``.
     """
 
     shared = (*WHOLE, CENTROIDS)
@@ -80,11 +96,18 @@ class FedPACClient(
         if settings.fedpac_lambda:
             means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
             near = NearPrototypes(settings.fedpac_lambda, means, counts > 0)
-        self.train("head", settings.fedpac_head_epochs)
+        self._train_head(settings.fedpac_head_epochs)
         loss = self.train("representation", settings.representation_epochs, near)
         means, counts = class_means(*labelled_features(self), self.num_classes)
         centroids = {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
         return self.send(loss, {**self.model.state_dict(), **centroids, **statistics})
+
+    def _train_head(self, epochs: int) -> None:
+        self.train("head", epochs, learning_rate=self.settings.head_rate)
+
+    def personalize(self) -> None:
+        """Train the head for ``newcomer-epochs``, with its learning rate."""
+        self._train_head(self.settings.newcomer_epochs)
 
     @property
     def num_classes(self) -> int:

@@ -41,8 +41,11 @@ class IFCAClient(Client):
 
     F_i is the mean loss over all training examples, without augmentation. The deployed
     model is chosen in the same way, with the current models; a client without training
-    examples deploys the first one. Among equal losses the first cluster is chosen. In
-    the authors' code, test data are predicted by the model with the least loss on them.
+    examples deploys the first one. Among equal losses the first cluster is chosen.
+
+    In the authors' code for MNIST and CIFAR-10, test data are predicted by the model
+    with the least loss on them; that for FEMNIST chooses by the training data, as here.
+    That for CIFAR-10 chooses on augmented images.
     """
 
     shared = (CLUSTERS,)

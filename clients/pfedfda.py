@@ -101,11 +101,12 @@ class PFedFDAClient(
     uses the head of its last training, or else the initial one. A client that joins
     after training does the same, as the held-out clients in the authors' code.
 
-    The authors' code differs: it estimates from the features of all steps of local
-    training, finds separate β for means and covariance by L-BFGS, draws the folds at
-    random, and adds 1e-4 to every entry of a covariance. Here the folds are every other
-    example of each class. For tests, that code uses the received mean of classes with
-    at most two examples, and all clients train in its last round.
+    The authors' code differs: it drops an incomplete last batch of an epoch, estimates
+    from the features of all steps of local training, finds separate β for means and
+    covariance by L-BFGS, draws the folds at random, and adds 1e-4 to every entry of a
+    covariance. Here the folds are every other example of each class. For tests, that
+    code uses the received mean of classes with at most two examples, and all clients
+    train in its last round.
     """
 
     shared = (REPRESENTATION, GAUSSIAN)

@@ -35,7 +35,8 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
     cosines stay near 1 and all weights near 1/m. In the paper all clients take part in
     every round; here a client that is not sampled keeps its last model, which the
     others continue to attend to. PFLlib's server attends to the last round's models
-    only. The defaults of α, λ and ``fedamp-scale`` are those of FLGo.
+    only. The defaults of α, λ and ``fedamp-scale`` are those of FLGo, whose ξ_ii is
+    1/m.
 
     A client that has not trained yet, also one that joins later, receives the mean of
     the last round's models. One that joins after training trains near it. Other

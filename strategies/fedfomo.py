@@ -27,9 +27,11 @@ class FedFomo(
     to each, before negative ones are cut off; p_ij grows by w_j. The models are those
     with the largest p_ij, ties in random order; each of the M is drawn at random
     instead with the probability ε (the paper's sampling scheme). All draws follow from
-    the seed, the round and the client's name. PFLlib has no random choice. The authors'
-    code divides the weights that are added by the absolute value of their sum; here, as
-    in the paper, p_ij grows by w_j itself.
+    the seed, the round and the client's name. PFLlib has no random choice, and sends at
+    most as many models as clients trained in the last round. The authors' code divides
+    the weights that are added by the absolute value of their sum; here, as in the
+    paper, p_ij grows by w_j itself. That code also sends only models that were uploaded
+    in the last round.
 
     A client that is not sampled keeps its model, which others may receive. Evaluations
     send no models: clients deploy the model that they keep. A client that joins later

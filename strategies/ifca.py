@@ -24,8 +24,12 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
     ĵ = j (option II is this averaging of models). A cluster that no client has chosen
     keeps its model.
 
-    The models start from different random values, as in the authors' experiments; the
-    first one is the task's initial model, so one cluster is FedAvg. Starts determine
+    The models start from different random values, as in the authors' code for MNIST;
+    the first one is the task's initial model, so one cluster is FedAvg. The code for
+    CIFAR-10 draws them again until each model is chosen by enough clients (a tenth with
+    four clusters). That for FEMNIST first trains each on a random part of the clients,
+    and weighs clients by their examples, as ``weighting="examples"`` does here. Starts
+    determine
     which clusters form: if two groups choose the same model in the first rounds, they
     may share it for the whole run (the paper restarts from several random starts).
     Restarts are not built in; run with ``--seeds``. Sharing the first layers between

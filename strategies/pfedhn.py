@@ -1,23 +1,30 @@
 """pFedHN (Shamsian et al., ICML 2021): a hypernetwork generates all models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from logging import WARNING
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
+from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.patient import GridDecorator
+from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
-from flwr_frl.task.settings import Range, validate
+from flwr_frl.task.settings import Choice, Range, validate
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
-# Distinguishes the draws of initial values from others of the same seed.
-START = 0x44E7
+# Sends messages and returns the replies.
+Exchange = Callable[[list[Message]], Iterable[Message]]
+# Distinguish the draws of initial values and of the clients' order from others of the
+# same seed.
+START, ORDER = 0x44E7, 0x44E8
 # Largest norm of a gradient of φ and v_i together, as in the authors' code.
 LARGEST_NORM = 50.0
 EMBEDDING = "embedding"
@@ -35,11 +42,15 @@ class PFedHN(
     The server sends client i its θ_i, and the client returns the change
     Δθ_i = θ̃_i − θ_i of its local training. The server then makes a step of SGD with
     momentum on φ and v_i along (∂θ_i/∂(φ, v_i))ᵀ Δθ_i, a vector-Jacobian
-    product by the chain rule. The paper samples one client a round. Here φ makes one
-    step a round along the mean over the round's clients, and each v_i its own; with one
-    client a round this is the paper's algorithm. One step for each client in turn, as
-    many as in the paper, diverged on the digits, since Δθ_i was computed for the φ that
-    was sent.
+    product by the chain rule.
+
+    As in the paper, each step is that of one client, which has trained the θ_i of the
+    current φ: the server serves a round's clients one after another, in random order.
+    A round then takes the sum of their times, and each may take ``round-timeout``.
+
+    With ``hypernetwork_steps="mean"`` a round's clients train at once. φ makes one step
+    along their mean, and each v_i its own; with m clients a round, that is m times
+    fewer steps. The same holds under SRPFL, where clients train at once.
 
     h is a multilayer perceptron with ReLU and, for each parameter of the model, a
     linear output, with PyTorch's initial distributions. Each client's gradient is
@@ -67,6 +78,9 @@ class PFedHN(
         Their momentum (the authors' code).
     hypernetwork_weight_decay : float, default 0.001
         Their weight decay (the authors' code).
+    hypernetwork_steps : {"client", "mean"}, default "client"
+        One step of φ for each client of a round, which then train one after another, or
+        one a round along their ``mean``.
     **base
         Arguments of `BaseStrategy`.
     """
@@ -80,6 +94,7 @@ class PFedHN(
         hypernetwork_learning_rate: Annotated[float, Range("(0, inf)")] = 0.01,
         hypernetwork_momentum: Annotated[float, Range("[0, 1)")] = 0.9,
         hypernetwork_weight_decay: Annotated[float, Range("[0, inf)")] = 0.001,
+        hypernetwork_steps: Annotated[str, Choice("client", "mean")] = "client",
         **base: Any,
     ) -> None:
         super().__init__(**base)
@@ -89,6 +104,7 @@ class PFedHN(
         self.hypernetwork_learning_rate = hypernetwork_learning_rate
         self.hypernetwork_momentum = hypernetwork_momentum
         self.hypernetwork_weight_decay = hypernetwork_weight_decay
+        self.hypernetwork_steps = hypernetwork_steps
         validate(self)
         # φ with its momentum, and v_i with its momentum by client.
         self.network: dict[str, Network] = self.state.setdefault("network", {})
@@ -96,6 +112,17 @@ class PFedHN(
         # Under this key `flwr_frl.clients.predict` finds each client's model.
         self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
         self._like: Arrays = {}
+        # True if the grid serves one client after another.
+        self._serves = False
+
+    def adapt_grid(self, grid: Grid) -> Grid:
+        """Return a grid that serves one client after another, if there is a step each.
+
+        Other participations close rounds by the order in which replies arrive.
+        """
+        each = self.hypernetwork_steps == "client"
+        self._serves = each and type(self.participation) is Participation
+        return OneByOne(grid, self.serve) if self._serves else grid
 
     def open_round(
         self,
@@ -148,10 +175,48 @@ class PFedHN(
             for (name, like), part in zip(self._like.items(), parts, strict=True)
         }
 
+    def serve(self, messages: list[Message], exchange: Exchange) -> list[Message]:
+        """Send the messages one after another, and make a step after each reply.
+
+        Parameters
+        ----------
+        messages : list of Message
+            A round's training messages; each gets the θ_i of the current φ.
+        exchange : callable
+            Sends messages and returns the replies.
+
+        Returns
+        -------
+        list of Message
+            The replies.
+        """
+        key = self.settings.seed, ORDER, self.pending.server_round
+        replies = []
+        for i in np.random.default_rng(key).permutation(len(messages)):
+            message = messages[i]
+            node = message.metadata.dst_node_id
+            model = self._model(self._embedding(self.name_of(node))["values"])
+            record = self._as_transported(to_record(model))
+            message.content[self.arrayrecord_key] = record
+            came = list(exchange([message]))
+            replies += came
+            if valid := [r for r in came if not r.has_error() and self._is_valid(r)]:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._make_step(valid)
+        return replies
+
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Make a step for φ and the v_i, and return the shared arrays unchanged."""
+        """Make a step unless all are made, and return the shared arrays unchanged."""
+        if not self._serves and not self._make_step(replies):
+            return None
+        for name, embedding in self.embeddings.items():
+            self.models[name] = self._model(embedding["values"])
+        return self.pending.sent
+
+    def _make_step(self, replies: list[Message]) -> bool:
+        """Make a step of φ along the mean of replies, and of each v_i; False if not."""
         values = self.network["values"]
         total = {name: np.zeros_like(value) for name, value in values.items()}
         embeddings: dict[str, Network] = {}
@@ -171,19 +236,45 @@ class PFedHN(
             self._step(network["values"][layer], network["momentum"][layer], gradient)
         if not all(map(is_finite, (*network.values(), *embeddings.values()))):
             text = "round %d: the hypernetwork is not finite; the former one stays"
-            log(WARNING, text, server_round)
-            return None
+            log(WARNING, text, self.pending.server_round)
+            return False
         self.network.update(network)
         self.embeddings.update(embeddings)
-        for name, embedding in self.embeddings.items():
-            self.models[name] = self._model(embedding["values"])
-        return self.pending.sent
+        return True
 
     def _step(self, value: Floats, momentum: Floats, gradient: Floats) -> None:
         """Change a value and its momentum in place, as torch's SGD does."""
         momentum *= np.float32(self.hypernetwork_momentum)
         momentum += gradient + np.float32(self.hypernetwork_weight_decay) * value
         value -= np.float32(self.hypernetwork_learning_rate) * momentum
+
+
+class OneByOne(GridDecorator):
+    """A grid that lets a strategy exchange a round's training messages in turn.
+
+    Parameters
+    ----------
+    grid : Grid
+        The decorated grid.
+    serve : callable
+        Called with the messages and an `Exchange`; returns the replies.
+    """
+
+    def __init__(
+        self, grid: Grid, serve: Callable[[list[Message], Exchange], list[Message]]
+    ) -> None:
+        super().__init__(grid)
+        self._serve = serve
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Return the replies; training messages are sent one after another."""
+        exchange = partial(self.grid.send_and_receive, timeout=timeout)
+        messages = list(messages)
+        if {m.metadata.message_type for m in messages} == {MessageType.TRAIN}:
+            return self._serve(messages, exchange)
+        return exchange(messages)
 
 
 def initial_network(widths: Sequence[int], rng: np.random.Generator) -> Network:

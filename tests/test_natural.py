@@ -9,12 +9,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.common import RESULTS
-from benchmarks.natural import TUNING_SEED, Runs, choice_of_rates, job_of
+from benchmarks.natural import TASKS, TUNING_SEED, Runs, choice_of_rates, job_of
 from benchmarks.natural_page import (
+    REFERENCES,
     Results,
     balance,
     compare,
     sign_test,
+    task_table,
     worst_decile,
 )
 from benchmarks.natural_tasks import auroc
@@ -92,6 +94,25 @@ def test_the_rates_are_extended_while_the_best_is_at_an_end(tmp_path: Path):
     assert rate == 0.0025
     assert [job.settings["seed"] for job in jobs] == [0, 1, 2, 3, 4]
     assert "evaluate-on" not in jobs[0].settings
+
+
+def test_a_page_keeps_the_rows_of_algorithms_that_are_not_named(tmp_path: Path):
+    page = read_json(RESULTS / "natural.json")
+    lines = (RESULTS / "natural.md").read_text("utf-8").splitlines()
+    for task, rows in page["tasks"].items():
+        about, others = TASKS[task], {*rows} - {*REFERENCES}
+        outcomes = {n: Runs(tmp_path, "data", task, n).kept(page) for n in others}
+        results = Results(about.title, about.measure, about.seeds, outcomes)
+        assert {*task_table(results).splitlines()} <= {*lines}
+        assert {n: row["values"] for n, row in results.numbers().items() if row} == {
+            n: rows[n]["values"] for n in others if rows[n]
+        }
+    # Clients are compared with those of new runs.
+    runs = Runs(tmp_path, "data", "roles", "local")
+    assert runs.kept(page) is None
+    rate, jobs = runs.choose()
+    assert rate == page["tasks"]["roles"]["local"]["rate"]
+    assert [job.settings["seed"] for job in jobs] == [0, 1, 2, 3, 4]
 
 
 def test_rates_with_a_diverged_run_are_excluded(tmp_path: Path):

@@ -43,12 +43,12 @@ def statistics(a, i):
     return h, (np.square(z).sum() / len(z) - np.square(h).sum()) / len(z)
 
 
-def trained(a, w, i, centroids, known):
+def trained(a, w, i, centroids, known, head_rate):
     def pull(z, y):
         return 2 * LAMBDA * (z - centroids[y]) * known[y][:, None] / z.size
 
     for _ in range(TASK["fedpac_head_epochs"]):
-        w = w - RATE * gradients(a, w, i)[1]
+        w = w - head_rate * gradients(a, w, i)[1]
     for _ in range(STEPS):
         a = a - RATE * gradients(a, w, i, extra=pull)[0]
     return a, w
@@ -70,9 +70,15 @@ def smallest(matrix):
     return best[1]
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_round_matches_the_paper(weighting):
-    more = {"fedpac_lambda": LAMBDA, "weighting": weighting}
+@pytest.mark.parametrize(
+    ("weighting", "more", "head_rate"),
+    [
+        ("uniform", {}, 10 * RATE),
+        ("examples", {"fedpac_head_learning_rate": RATE / 2}, RATE / 2),
+    ],
+)
+def test_every_round_matches_the_paper(weighting, more, head_rate):
+    more = {"fedpac_lambda": LAMBDA, "weighting": weighting, **more}
     outcome = run("fedpac", 5, evaluate=True, **more, **TASK)
     assert [len(clients) for clients in outcome.trained] == [3] * 5
     a, w = start()
@@ -80,7 +86,9 @@ def test_every_round_matches_the_paper(weighting):
     centroids, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
     for now, clients in enumerate(outcome.trained):
         sent = [statistics(a, i) for i in clients]
-        results = [trained(a, heads[i], i, centroids, known) for i in clients]
+        results = [
+            trained(a, heads[i], i, centroids, known, head_rate) for i in clients
+        ]
         a = mean([own for own, _ in results], weights(clients, weighting))
         for i, (h, _) in zip(clients, sent, strict=True):
             away = np.array([(h - other).ravel() for other, _ in sent])
@@ -156,8 +164,34 @@ def test_reply_with_impossible_statistics_is_rejected(name, value):
         strategy.check_train_reply(reply)
 
 
+def test_schedule_changes_both_learning_rates():
+    common = {"learning_rate": 0.1, "learning_rate_schedule": "step:1:0.5"}
+    for rate, expected in ((0.0, 0.25), (0.4, 0.1)):
+        settings = FedPACClient.settings_type(**common, fedpac_head_learning_rate=rate)
+        scheduled = settings.in_round(3, 4)
+        assert scheduled.learning_rate == pytest.approx(0.025)
+        assert scheduled.head_rate == pytest.approx(expected)
+
+
+def test_newcomer_trains_its_head_with_the_learning_rate_of_heads():
+    client = run("fedpac", 1, newcomer_epochs=3, **TASK).client(0, 1)
+    client.model.load(client.task.initial_state)
+    client.personalize()
+    a, w = start()
+    for _ in range(3):
+        w = w - 10 * RATE * gradients(a, w, 0)[1]
+    arrays = {n: value.numpy() for n, value in client.model.state_dict().items()}
+    for found, expected in zip(parts(arrays), (a, w), strict=True):
+        assert_near(found, expected, 1e-5)
+
+
 @pytest.mark.parametrize(
-    ("setting", "value"), [("fedpac_lambda", -1.0), ("fedpac_head_epochs", -1)]
+    ("setting", "value"),
+    [
+        ("fedpac_lambda", -1.0),
+        ("fedpac_head_epochs", -1),
+        ("fedpac_head_learning_rate", -0.1),
+    ],
 )
 def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:

@@ -82,53 +82,94 @@ def flat_of(theta):
     return np.concatenate([theta[:, :-1].ravel(), theta[:, -1]])
 
 
-def test_every_round_matches_the_paper():
-    result = run("pfedhn", 5, evaluate=True, **SMALL, **FAST)
-    assert [len(clients) for clients in result.trained] == [3] * 5
-    # The initial values are those of an untrained strategy.
-    first = PFedHN(**SMALL)
-    first.clients.known = dict.fromkeys(range(1, N + 1))
-    first.open_round([], result.grid.replies[6].content["arrays"], {}, 1, "query")
-    h = hypernetwork(first.network["values"])
-    v = {
-        i: nn.Parameter(torch.tensor(first._embedding(NAMES[i])["values"]))
-        for i in range(N)
-    }
-    assert v[0].shape == (1 + N // 4,)
-    options = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.02}
-    common = torch.optim.SGD(h.parameters(), **options)
-    private = {i: torch.optim.SGD([v[i]], **options) for i in range(N)}
-    for now, clients in enumerate(result.trained):
-        changes = {}
+class Reference:
+    """The hypernetwork and all v_i of a run's strategy, as torch modules."""
+
+    def __init__(self, result):
+        # The initial values are those of an untrained strategy.
+        first = PFedHN(**SMALL)
+        first.clients.known = dict.fromkeys(range(1, N + 1))
+        initial = result.grid.replies[N].content["arrays"]
+        first.open_round([], initial, {}, 1, "query")
+        self.h = hypernetwork(first.network["values"])
+        self.v = [
+            nn.Parameter(torch.tensor(first._embedding(name)["values"]))
+            for name in NAMES
+        ]
+        options = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.02}
+        self.common = torch.optim.SGD(self.h.parameters(), **options)
+        self.private = [torch.optim.SGD([v], **options) for v in self.v]
+
+    def theta(self, i):
+        return theta_of(self.h(self.v[i]).detach())
+
+    def step(self, clients):
+        """φ uses the mean over the clients, and each v_i only its own gradient."""
+        mean = [torch.zeros_like(p) for p in self.h.parameters()]
         for i in clients:
-            theta = before = theta_of(h(v[i]).detach())
+            theta = before = self.theta(i)
             for _ in range(STEPS):
                 theta = theta - RATE * gradient(theta, i)
-            changes[i] = torch.tensor(flat_of(theta - before)).float()
-        # φ uses the mean over the clients, and each v_i only its own gradient.
-        mean = [torch.zeros_like(p) for p in h.parameters()]
-        for i in clients:
-            both = [*h.parameters(), v[i]]
-            gradients = torch.autograd.grad(h(v[i]), both, -changes[i])
+            change = torch.tensor(flat_of(theta - before)).float()
+            both = [*self.h.parameters(), self.v[i]]
+            gradients = torch.autograd.grad(self.h(self.v[i]), both, -change)
             for total, gradient_of_one in zip(mean, gradients, strict=False):
                 total += gradient_of_one / len(clients)
-            v[i].grad = gradients[-1]
+            self.v[i].grad = gradients[-1]
         for i in clients:
-            private[i].step()
-        for parameter, gradient_of_all in zip(h.parameters(), mean, strict=True):
+            self.private[i].step()
+        for parameter, gradient_of_all in zip(self.h.parameters(), mean, strict=True):
             parameter.grad = gradient_of_all
-        common.step()
+        self.common.step()
+
+
+@pytest.mark.parametrize("steps", ["client", "mean"])
+def test_every_round_matches_the_paper(steps):
+    result = run("pfedhn", 5, evaluate=True, hypernetwork_steps=steps, **SMALL, **FAST)
+    assert [len(clients) for clients in result.trained] == [3] * 5
+    reference = Reference(result)
+    assert reference.v[0].shape == (1 + N // 4,)
+    asked = [m.metadata.dst_node_id - 1 for m, _ in result.between("train")]
+    orders = [asked[3 * now : 3 * now + 3] for now in range(5)]
+    for now, (order, clients) in enumerate(zip(orders, result.trained, strict=True)):
+        assert sorted(order) == clients
+        for served in [order] if steps == "mean" else [[i] for i in order]:
+            reference.step(served)
         for i in range(N):
             # All clients have new models, including those that have never trained.
-            theta = theta_of(h(v[i]).detach())
-            loss = loss_of(theta, i)
+            loss = loss_of(reference.theta(i), i)
             assert result.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-6)
+    # One after another, clients are served in random order.
+    assert (orders == result.trained) == (steps == "mean")
     for i, name in enumerate(NAMES):
         if name in result.strategy.models:
-            theta = theta_of(h(v[i]).detach())
-            assert_near(matrix(result.strategy.models[name]), theta, 1e-6)
+            found = matrix(result.strategy.models[name])
+            assert_near(found, reference.theta(i), 1e-6)
     state = result.strategy.network["values"]
-    for name, parameter in zip(state, h.parameters(), strict=True):
+    for name, parameter in zip(state, reference.h.parameters(), strict=True):
+        np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
+
+
+def test_rejected_reply_makes_no_step():
+    plain = run("pfedhn", 1, **SMALL, **FAST)
+    first = plain.between("train")[0][0].metadata.dst_node_id - 1
+    assert first in plain.trained[0]
+    spoilt = run("pfedhn", 1, spoilt=[(first, 1)], **SMALL, **FAST)
+    assert spoilt.rows[0]["rejected"] == 1
+    reference = Reference(spoilt)
+    for message, _ in spoilt.between("train")[1:]:
+        reference.step([message.metadata.dst_node_id - 1])
+    state = spoilt.strategy.network["values"]
+    for name, parameter in zip(state, reference.h.parameters(), strict=True):
+        np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
+
+
+def test_srpfl_makes_a_step_along_the_mean():
+    result = run("pfedhn", 1, srpfl=True, **SMALL, **FAST)
+    reference = Reference(result)
+    reference.step(result.trained[0])
+    state = result.strategy.network["values"]
+    for name, parameter in zip(state, reference.h.parameters(), strict=True):
         np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
 
 
@@ -149,12 +190,13 @@ def test_clients_send_changes_of_their_generated_models():
     replied = [
         matrix({n: a.numpy() for n, a in r.content["arrays"].items()}) for _, r in pairs
     ]
-    for i, (theta, change) in enumerate(zip(sent, replied, strict=True)):
+    clients = [m.metadata.dst_node_id - 1 for m, _ in pairs]
+    for n, (i, theta, change) in enumerate(zip(clients, sent, replied, strict=True)):
         trained = theta
         for _ in range(STEPS):
             trained = trained - RATE * gradient(trained, i)
         assert_near(change, trained - theta, 1e-6)
-        assert all(np.abs(theta - other).max() > 1e-3 for other in sent[:i])
+        assert all(np.abs(theta - other).max() > 1e-3 for other in sent[:n])
 
 
 def task_of(*layers, width=3):
@@ -180,6 +222,7 @@ def test_large_models_and_batch_norms_are_rejected():
         ({"hypernetwork_learning_rate": 0.0}, "hypernetwork-learning-rate"),
         ({"hypernetwork_momentum": 1.0}, "hypernetwork-momentum"),
         ({"hypernetwork_weight_decay": -1.0}, "hypernetwork-weight-decay"),
+        ({"hypernetwork_steps": "all"}, "hypernetwork-steps"),
         ({"aggregation": "median"}, "aggregation"),
     ],
 )

@@ -321,7 +321,7 @@ def run(
     result = Run(inner, strategy, settings)
     run_rounds(
         strategy,
-        grid,
+        strategy.adapt_grid(grid),
         strategy.initialize(grid),
         range(1, rounds + 1),
         evaluated=lambda r: evaluate if isinstance(evaluate, bool) else r in evaluate,
