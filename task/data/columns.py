@@ -118,9 +118,8 @@ def read_labels(
     for code in (low, high):
         allowed = f"a class, from 0 to {MAX_CLASSES - 1}"
         require(0 <= code < MAX_CLASSES, place, code, allowed, "label-column")
-    names = getattr(feature, "names", None) or range(high + 1)
     labels = {part: codes.astype(np.int64) for part, codes in values.items()}
-    return labels, tuple(map(str, names))
+    return labels, tuple(map(str, getattr(feature, "names", None) or range(high + 1)))
 
 
 def read_numbers(rows: Any, column: str, name: str) -> npt.NDArray[np.float32]:
