@@ -4,7 +4,7 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,14 @@ from flwr_frl.strategies.report import seeds, tune
 from flwr_frl.strategies.report.output import archive_run, locked
 from flwr_frl.strategies.report.page.serving import served_for
 from flwr_frl.strategies.report.parallel import run_parallel
-from flwr_frl.strategies.report.results import LOST, SUMMARY, failure, is_written
+from flwr_frl.strategies.report.results import (
+    LOST,
+    NOT_WRITTEN,
+    SUMMARY,
+    failure,
+    is_written,
+    not_written,
+)
 from flwr_frl.strategies.report.tables import show
 from flwr_frl.strategies.report.terminal import console
 from flwr_frl.strategies.report.tune import RunGroup
@@ -47,11 +54,17 @@ class Runner:
         folder.
     jobs : int
         The number of parallel runs.
+
+    Attributes
+    ----------
+    lost : set of str
+        Files that could not be written.
     """
 
     backend: str
     count: int | None
     jobs: int
+    lost: set[str] = field(default_factory=set, init=False)
 
     def prepare(self, algorithms: Sequence[str], given: Settings) -> RunGroup:
         """Return runs of algorithms with checked settings, for each seed."""
@@ -99,9 +112,11 @@ class Runner:
         of_all = [summary for of_seed in by_seed for summary in of_seed.values()]
         if failed := [one for one in of_all if isinstance(one, SettingsError)]:
             return failed[0]
+        for summary in of_all:
+            self.lost.update(summary.pop(NOT_WRITTEN, ()))
         if self.count is None:
             return by_seed[0]
-        return seeds.combine(group.folder, group.settings, by_seed)
+        return seeds.combine(group.folder, group.settings, by_seed, self.lost)
 
 
 def _summary(
@@ -180,8 +195,9 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         return 130
     show(summaries, evaluated_on)
     if not is_written(Path(output).resolve() / file, summaries):
-        text = "results are missing because they could not be written; see the log"
-        print(f"error: output is {output!r}; {text}", file=sys.stderr)
+        runner.lost.add(file)
+    if runner.lost:
+        print(f"error: {not_written(output, runner.lost)}", file=sys.stderr)
         return 1
     files = "metrics, clients, summary, tables and plot"
     if tuning:

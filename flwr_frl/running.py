@@ -203,8 +203,9 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     app = make_app(run_config)
     with contextlib.closing(kind(app, num_clients)) as grid:
 
-        def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> None:
-            keep(grid.contexts_with_state(), run_config, run_token, acknowledged)
+        def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
+            contexts = grid.contexts_with_state()
+            return keep(contexts, run_config, run_token, acknowledged)
 
         summary = server_app.run(grid, choice, keep_clients)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))

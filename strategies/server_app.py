@@ -22,7 +22,9 @@ from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import (
     LOST,
     METRICS,
+    NOT_WRITTEN,
     failure,
+    not_written,
     read_rows,
     stopped_early,
 )
@@ -269,6 +271,8 @@ def make_app(
         settings = server_settings(overrides)
         with served_for(settings):
             summary = run(grid, settings)
+        if lost := summary.get(NOT_WRITTEN):
+            raise SettingsError(not_written(str(settings["output"]), lost), "output")
         if why := failure(short_name(str(settings["algorithm"])), summary):
             raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)

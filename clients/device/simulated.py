@@ -51,12 +51,13 @@ def keep(
     settings: UserConfig,
     run: str,
     acknowledged: Mapping[str, int],
-) -> None:
+) -> bool:
     """Write the states that clients hold in memory to the run's directory.
 
     The version of each client's last acknowledged round is written, if there is one.
-    Failures are logged.
+    Failures are logged. Return True if all states are written.
     """
+    written = True
     # Only with `resume` or checkpoints do states have a directory.
     resumed = {**settings, "resume": settings["output"]}
     for context in contexts:
@@ -66,20 +67,24 @@ def keep(
             name, 0
         )
         try:
-            _keep(build_client(context, client_setup(context, resumed), config))
+            client = build_client(context, client_setup(context, resumed), config)
+            written = _keep(client) and written
         except SettingsError as error:
             log(ERROR, "the state of client %s is in memory only: %s", name, error)
+            written = False
+    return written
 
 
-def _keep(client: Client) -> None:
-    state, round_ = client.state, client.state.round
+def _keep(client: Client) -> bool:
+    written, state, round_ = True, client.state, client.state.round
     keeps = bool(client.personal) or keeps_optimizers(client.settings)
     if keeps and round_ and not state.path(round_).exists():
         arrays = state.load()
         if arrays is not None and state.round == round_:
-            state.save(arrays, round_)
+            written = state.save(arrays, round_)
     if client._private:
         client._private.write()
+    return written
 
 
 @lru_cache(maxsize=16)

@@ -74,7 +74,10 @@ def _comparable(config: Settings) -> dict[str, Any]:
 
 
 def write_comparison(
-    output: Path, summary: Mapping[str, Any], folders: Sequence[Path] = ()
+    output: Path,
+    summary: Mapping[str, Any],
+    folders: Sequence[Path] = (),
+    lost: set[str] | None = None,
 ) -> None:
     """Write the summary, ``metrics.csv``, tables, plots and page of an output folder.
 
@@ -88,19 +91,21 @@ def write_comparison(
         The content of ``summary.json``.
     folders : sequence of Path
         The folders of several seeds. By default the runs are in ``output``.
+    lost : set of str, optional
+        Files that cannot be written are added to it.
     """
     summaries, names = summary["algorithms"], list(summary["algorithms"])
     evaluated_on = str(summary["config"]["evaluate-on"])
-    with log_os_errors(SUMMARY):
+    with log_os_errors(SUMMARY, lost):
         write_json(output / SUMMARY, summary)
-    with log_os_errors(output / METRICS_CSV):
+    with log_os_errors(METRICS_CSV, lost):
         runs = (folder / name for folder in folders or (output,) for name in names)
         join_csv(output / METRICS_CSV, (run / METRICS_CSV for run in runs))
-    with log_os_errors("tables"):
+    with log_os_errors("tables", lost):
         write_tables(output, summaries, evaluated_on)
-    with log_os_errors(PLOT):
+    with log_os_errors(PLOT, lost):
         plot(output, names, folders, evaluated_on)
-    with log_os_errors(newcomers.PLOT):
+    with log_os_errors(newcomers.PLOT, lost):
         newcomers.plot(output, names, folders)
-    with log_os_errors(PAGE):
+    with log_os_errors(PAGE, lost):
         write_page(output)

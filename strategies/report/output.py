@@ -52,12 +52,18 @@ SHARED_FILES = (SUMMARY, METRICS_CSV, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATE
 
 
 @contextlib.contextmanager
-def log_os_errors(what: object) -> Iterator[None]:
-    """Log an `OSError` as one line ("... not written") instead of raising it."""
+def log_os_errors(what: object, lost: set[str] | None = None) -> Iterator[None]:
+    """Log an `OSError` as one line ("... not written") instead of raising it.
+
+    What cannot be written is added to ``lost``, or removed if it can be now.
+    """
+    lost = set() if lost is None else lost
     try:
         yield
+        lost.discard(str(what))
     except OSError as error:
         log(ERROR, "%s not written: %s", what, error)
+        lost.add(str(what))
 
 
 @contextlib.contextmanager

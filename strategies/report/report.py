@@ -1,5 +1,6 @@
 """The report of one run: its files, progress bar and entry in the comparison."""
 
+import contextlib
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
@@ -27,6 +28,7 @@ from flwr_frl.strategies.report.results import (
     CLIENTS,
     METRICS,
     METRICS_CSV,
+    NOT_WRITTEN,
     PAGE,
     PLOT,
     Row,
@@ -53,12 +55,18 @@ class Report:
         are dropped.
     trackers : Trackers, optional
         They receive the same metrics.
+
+    Attributes
+    ----------
+    lost : set of str
+        Files that could not be written when they were last due, except those of rounds,
+        which a later round writes.
     """
 
     def __init__(
         self, settings: Settings, after: int = 0, trackers: Trackers | None = None
     ) -> None:
-        self.settings, self.trackers = settings, trackers
+        self.settings, self.trackers, self.lost = settings, trackers, set[str]()
         self.output = Path(str(settings["output"]))
         self.algorithm = short_name(str(settings["algorithm"]))
         self.directory = self.output / self.algorithm
@@ -91,6 +99,10 @@ class Report:
     def _flush(self, what: str) -> None:
         with log_os_errors(f"{what} in {METRICS}"):
             self._journal.flush()
+
+    def writing(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Log an `OSError` of the context, and note that a file is lost or written."""
+        return log_os_errors(f"{self.algorithm}/{name}", self.lost)
 
     def add(
         self, row: Row, clients: Mapping[str, Mapping[str, Any]] | None = None
@@ -125,6 +137,9 @@ class Report:
     ) -> dict[str, Any]:
         """Write the files of a finished run and return its summary.
 
+        If files are missing because they could not be written, the returned summary
+        lists them as ``not-written``.
+
         Parameters
         ----------
         clients : mapping
@@ -136,9 +151,10 @@ class Report:
         if missing := missing_metrics(clients, requested):
             text = "some clients have no value of %s; means are over the other clients"
             log(WARNING, text, several(missing))
-        with log_os_errors(CLIENTS):
+        with self.writing(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
-        self._flush("metrics")
+        with self.writing(METRICS):
+            self._journal.flush()
         self.write_csv()
         last = self._summarized_rounds()
         since = self.rows[-1]["round"] - last if self.rows else 0
@@ -149,15 +165,15 @@ class Report:
         with log_os_errors(self.output), locked(self.output, wait=True):
             content = read_comparable(self.output, shared_config(self.settings))
             content["algorithms"][self.algorithm] = summary
-            write_comparison(self.output, content)
+            write_comparison(self.output, content, lost=self.lost)
         if self.trackers:
             files = [self.output / name for name in (PLOT, PAGE)]
             self.trackers.end(True, summary, [p for p in files if p.is_file()])
-        return summary
+        return {**summary, NOT_WRITTEN: sorted(self.lost)} if self.lost else summary
 
     def write_csv(self) -> None:
         """Write ``metrics.csv``, which has every number of the run."""
-        with log_os_errors(METRICS_CSV):
+        with self.writing(METRICS_CSV):
             write_csv(self.directory, self._about)
 
     def _summarized_rounds(self) -> int:
@@ -170,7 +186,7 @@ class Report:
         self, joined: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, float]:
         by_examples = {name: entry["by-examples"] for name, entry in joined.items()}
-        with log_os_errors(newcomers.FILE):
+        with self.writing(newcomers.FILE):
             write_json(self.directory / newcomers.FILE, joined)
             path = self.directory / newcomers.TIDY
             newcomers.write_tidy(path, self._about[:2], by_examples)

@@ -23,6 +23,9 @@ METRICS, METRICS_CSV, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
     "status.json",
     "report.html",
 )
+# The entry of a run's summary with the files that could not be written. It is not
+# written itself.
+NOT_WRITTEN = "not-written"
 # The entry of a row with the metrics of each client that was evaluated.
 CLIENT_METRICS = "client-metrics"
 # Metrics by which runs are compared, the preferred one first.
@@ -119,6 +122,12 @@ def is_written(path: Path, summaries: Mapping[str, Any]) -> bool:
         return bool(same == json.loads(strict_json(summaries)))
     except MALFORMED:
         return False
+
+
+def not_written(output: str, lost: Iterable[str]) -> str:
+    """Return the error about files of an output folder that could not be written."""
+    files = ", ".join(sorted(lost))
+    return f"output is {output!r}; not written: {files}; the log shows the reasons"
 
 
 def summarize(

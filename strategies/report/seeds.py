@@ -110,6 +110,7 @@ def combine(
     output: Path,
     runs: Sequence[Settings],
     by_seed: Sequence[Mapping[str, Mapping[str, Any]]],
+    lost: set[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Write the summary, tables, plots and page over the runs of several seeds.
 
@@ -123,6 +124,8 @@ def combine(
         The settings of each seed.
     by_seed : sequence of mapping
         The summaries by algorithm of each seed.
+    lost : set of str, optional
+        Files that cannot be written are added to it.
 
     Returns
     -------
@@ -144,7 +147,7 @@ def combine(
         "config": {**configs[0], "output": str(output)},
         "seeds": [run["seed"] for run in runs],
     }
-    write_comparison(output, content, folders)
+    write_comparison(output, content, folders, lost)
     return {name: of_all[name] for name in by_seed[0]}
 
 

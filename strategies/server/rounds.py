@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from logging import ERROR, INFO, WARNING
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -19,12 +19,13 @@ from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server.run_settings import RunSettings
-from flwr_frl.task.checkpoint import BEST_FILE
+from flwr_frl.task.checkpoint import BEST_FILE, FILE
 from flwr_frl.task.messages import NUM_EXAMPLES
 from flwr_frl.task.settings import SettingsError
 
-# Called with the run's token and each client's last round that has counted.
-KeepClients = Callable[[str, Mapping[str, int]], None]
+# Called with the run's token and each client's last round that has counted; returns
+# whether all states are written.
+KeepClients = Callable[[str, Mapping[str, int]], bool]
 
 
 def run_rounds(
@@ -289,10 +290,8 @@ class Rounds:
             return Checkpoint(server_round, arrays, state(), seconds, settings)
 
         if best:
-            try:
+            with self.report.writing(BEST_FILE):
                 checkpoint().write(self.report.directory, BEST_FILE)
-            except OSError as error:
-                log(ERROR, "best round %d not kept: %s", server_round, error)
         self._unwritten = checkpoint
         if last or (interval and server_round % interval == 0):
             self._write(checkpoint(), last)
@@ -301,12 +300,11 @@ class Rounds:
         server_round, (_, values) = checkpoint.server_round, checkpoint.state
         if last and self._keep_clients:
             # Before the checkpoint is written, which relies on the clients' state.
-            self._keep_clients(str(values["run"]), values["acknowledged"])
-        try:
+            run, rounds = str(values["run"]), values["acknowledged"]
+            if not self._keep_clients(run, rounds):
+                self.report.lost.add(f"{self.report.algorithm}/clients")
+        with self.report.writing(FILE):
             checkpoint.write(self.report.directory)
-        except OSError as error:
-            log(ERROR, "checkpoint of round %d not kept: %s", server_round, error)
-            return
-        # Only now: an interrupted write is repeated when the run ends.
-        self._unwritten = None
-        self.strategy.ledger.note_checkpoint(server_round)
+            # Only now: an interrupted write is repeated when the run ends.
+            self._unwritten = None
+            self.strategy.ledger.note_checkpoint(server_round)

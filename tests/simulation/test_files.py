@@ -211,7 +211,7 @@ def test_a_disk_that_stays_full_gives_an_error_without_traceback(
     # The table is printed, but missing files are not mentioned.
     assert "accuracy" in out
     assert "metrics, clients, summary" not in out
-    assert f"error: output is {str(tmp_path)!r}; results are missing" in err
+    assert f"error: output is {str(tmp_path)!r}; not written: " in err
     assert (
         "metrics of round 2 in metrics.jsonl not written: [Errno 28] No space left"
         in caplog.text
@@ -220,6 +220,55 @@ def test_a_disk_that_stays_full_gives_an_error_without_traceback(
     assert [row["round"] for row in read_rows(tmp_path / "fedavg" / "metrics.jsonl")][
         :1
     ] == [1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "fedrep/checkpoint.safetensors",
+            "fedrep/metrics.jsonl",
+            "fedrep/metrics.csv",
+        ),
+        *("fedrep/checkpoint-best-validation.safetensors", "fedrep/clients.json"),
+        *("summary.json", "metrics.csv", "tables", "accuracy.png", "report.html"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_an_error(
+    tmp_path, monkeypatch, capsys, figures, name
+):
+    replace, file = os.replace, tmp_path / name.replace("tables", "table.md")
+
+    def refuse(partial: Path, path: Path) -> None:
+        if path == file:
+            full()
+        replace(partial, path)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    best = {"keep_best": True, "evaluate_on": "validation", "validation_fraction": 0.2}
+    go(tmp_path, "fedrep", rounds=1, code=1, **best)
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == (
+        f"error: output is {str(tmp_path)!r}; not written: {name}; the log shows the "
+        "reasons"
+    )
+    assert "accuracy" in out
+
+
+def test_a_lost_checkpoint_of_one_of_several_seeds_is_an_error(
+    tmp_path, monkeypatch, capsys
+):
+    replace = os.replace
+
+    def refuse(partial: Path, path: Path) -> None:
+        if path == tmp_path / "seed-0" / "fedavg" / FILE:
+            full()
+        replace(partial, path)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert run(tmp_path, "fedavg", "--rounds", "1", "--seeds", "2", **STEADY) == 1
+    assert f"not written: fedavg/{FILE}; " in capsys.readouterr().err
+    assert "not-written" not in (tmp_path / "summary.json").read_text()
 
 
 def test_a_disk_that_is_full_after_all_seeds_gives_a_one_line_error(

@@ -192,7 +192,9 @@ def test_resuming_several_algorithms_starts_those_not_begun(tmp_path):
 
 def test_a_full_disk_prevents_a_checkpoint_but_not_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
-    assert len(finished_at(2, tmp_path, "fedavg", checkpoint_every=1)) == 2
+    simulated = simulate("fedavg", "inline", rounds=2, clients=5, output=tmp_path)
+    assert len(simulated.rows) == 2
+    assert simulated.summary["not-written"] == [f"fedavg/{FILE}"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "apfl"])
@@ -243,7 +245,7 @@ def test_a_temporarily_full_disk_loses_no_state(tmp_path, monkeypatch, undisturb
 
 
 def test_a_client_whose_state_cannot_be_written_affects_no_other(
-    tmp_path, monkeypatch, caplog
+    tmp_path, monkeypatch, capsys, caplog
 ):
     write = account.write_atomically
 
@@ -254,7 +256,9 @@ def test_a_client_whose_state_cannot_be_written_affects_no_other(
 
     monkeypatch.setattr(account, "write_atomically", refuse)
     private = {"dp_noise": 1.0, "dp_clip": 1.0, "dp_delta": 1e-5}
-    finished_at(2, tmp_path, "fedrep", fraction_train=1.0, **private)
+    words = ("fedrep", "--rounds", "2")
+    assert run(tmp_path, *words, **{**STEADY, "fraction_train": 1.0, **private}) == 1
+    assert "not written: fedrep/clients; " in capsys.readouterr().err
     kept = {p.parent.name for p in tmp_path.rglob("clients/*/*.safetensors")}
     assert len(kept) == 5
     assert len(list(tmp_path.rglob("privacy.json"))) == 4

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from disks import full
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -366,3 +367,12 @@ def test_app_without_settings_uses_those_of_the_context(tmp_path):
     (summary,) = finished
     assert summary["rounds"] == 2
     assert len(rows_in(tmp_path)) == 2
+
+
+def test_app_whose_checkpoint_cannot_be_written_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
+    config = {"algorithm": "fedavg", "num-server-rounds": 1, "output": str(tmp_path)}
+    with pytest.raises(SettingsError, match="not written: fedavg/checkpoint") as error:
+        make_app()(InlineGrid(client, 4), Context(1, 0, {}, RecordDict(), config))
+    assert error.value.code == "output"
+    assert "fedavg" in (tmp_path / "summary.json").read_text()
