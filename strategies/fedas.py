@@ -21,8 +21,9 @@ class FedAS(
     (client synchronisation), so that clients that have trained little count less. With
     ``weighting="examples"`` it is also multiplied by the number of examples, which the
     paper does not do. No client has more than ``largest-share`` of the weights. If all
-    traces are 0, the plain weights are used. Rules of ``aggregation`` that give every
-    client one vote, such as ``median``, do not use the traces.
+    traces are 0, the plain weights are used. Rules of ``aggregation`` other than the
+    mean do not use the traces, which the server cannot verify, unless ``largest-share``
+    is below 1; rules that give every client one vote, such as ``median``, never do.
     """
 
     @property

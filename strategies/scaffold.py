@@ -64,7 +64,8 @@ class SCAFFOLD(
         for node in nodes:
             client = self.clients.known[node]
             examples = client.properties.get(NUM_EXAMPLES, 1)
-            weight = 1.0 if self.settings.weighting == "uniform" else float(examples)
+            weighs = self.settings.weighting == "examples" and self.settings.uses_claims
+            weight = float(examples) if weighs else 1.0
             self.client_weights.setdefault(client.name, weight)
         return nodes
 

@@ -190,10 +190,11 @@ class StrategySettings(Checked):
         Number of clients to wait for before the run begins.
     weighting : {"uniform", "examples"}, default "uniform"
         Weights of the mean: equal, or the number of training examples, limited to the
-        number that the client reported at first.
+        number that the client reported at first. The server cannot verify this number.
     largest_share : float, default 1
         With ``weighting="examples"``, the largest fraction of a round's total weight
-        that one of three or more clients can have; 1 sets no limit.
+        that one of three or more clients can have. 1 sets no limit for the mean; with
+        another ``aggregation``, all clients then have the same weight.
     aggregation : str, default "mean"
         Aggregation rule (`flwr_frl.strategies.server.aggregation`). A single Byzantine
         client can ruin the ``mean``. ``median``, ``trimmed-mean`` and ``multi-krum``
@@ -308,9 +309,21 @@ class StrategySettings(Checked):
         require(rule == "mean", "aggregation", rule, "mean with server-dp-noise")
 
     @property
+    def uses_claims(self) -> bool:
+        """True if weights follow from numbers that the clients report.
+
+        A single client can report any number, so a rule that should resist Byzantine
+        clients needs a ``largest-share``.
+        """
+        return self.aggregation == "mean" or self.largest_share < 1
+
+    @property
     def unused(self) -> dict[str, str]:
         """Settings without effect, by name, with the reason."""
         rule, unused = f"aggregation {self.aggregation!r} does not use it", {}
+        if self.weighting == "examples" and not self.uses_claims:
+            reason = "gives equal weights unless largest-share is below 1"
+            unused["weighting"] = f"aggregation {self.aggregation!r} {reason}"
         if self.aggregation not in ("clip", CENTERED_CLIP):
             unused["clip-norm"] = rule
         if self.aggregation not in ("trimmed-mean", "multi-krum"):

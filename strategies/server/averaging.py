@@ -276,10 +276,13 @@ class Averaging(
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
-        The seed and the round determine the buckets.
+        The weights are equal unless `StrategySettings.uses_claims`. The seed and the
+        round determine the buckets.
         """
         self._used.add("aggregation")
         settings, rule = self.settings, self._rule
+        if not settings.uses_claims:
+            weights = [float(weight > 0) for weight in weights]
         if settings.bucket_size > 1 and settings.aggregation != "mean":
             entropy = [settings.seed, BUCKETS, self.pending.server_round]
             rule = bucketed(rule, settings.bucket_size, np.random.default_rng(entropy))
@@ -289,10 +292,11 @@ class Averaging(
         """Return the weights of checked replies: 1, or numbers of examples.
 
         A number of examples is limited to the one declared first, and by
-        ``largest-share``. With ``weighted_by_key``, the weights are that metric.
+        ``largest-share``. With ``weighted_by_key``, the weights are that metric. They
+        are 1 unless `StrategySettings.uses_claims`.
         """
         self._used.add("weighting")
-        if self.settings.weighting == "uniform":
+        if self.settings.weighting == "uniform" or not self.settings.uses_claims:
             return [1.0] * len(replies)
         key = self.weighted_by_key
         weights = [check_metrics(reply)[key] for reply in replies]

@@ -262,6 +262,11 @@ def test_client_weights_are_restored_on_resume():
     assert sum(other.client_weights.values()) == other.state["total"] == 81
 
 
+def test_robust_rules_give_c_equal_weights():
+    strategy = run("scaffold", 2, weighting="examples", aggregation="clip").strategy
+    assert set(strategy.client_weights.values()) == {1.0}
+
+
 def test_a_client_with_another_model_is_not_counted():
     def client(message, context):
         reply = honest(message, context)

@@ -202,6 +202,49 @@ def test_number_of_examples_is_limited_to_the_declared_one() -> None:
     assert metrics["clients"] == 4
 
 
+WEIGHING = ("clip", "centered-clip", "geometric-median")
+
+
+@pytest.mark.parametrize("bucket_size", [0, 2])
+@pytest.mark.parametrize("rule", WEIGHING)
+def test_robust_rules_weigh_equally_whatever_clients_claim(rule, bucket_size) -> None:
+    values = [[i, 1] for i in range(6)] + [[100, 100]]
+    claims = [1.0] * 6 + [1e6]
+
+    def combined(weights, **more):
+        strategy = averaging(aggregation=rule, bucket_size=bucket_size, **more)
+        return strategy.apply_rule(weights, replies_of(*values), ZERO)["w"].tolist()
+
+    equal = combined([1.0] * 7)
+    assert combined(claims, weighting="examples") == equal
+    # The claim is limited to 0.4 of the weights.
+    limited = combined(capped(claims, 0.4), weighting="examples", largest_share=0.4)
+    assert equal[0] < limited[0] < combined(claims, largest_share=0.99)[0]
+
+
+@pytest.mark.parametrize("rule", WEIGHING)
+def test_client_that_declares_many_examples_is_not_the_model(rule) -> None:
+    def claiming(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if partition_of(context) == 3:
+            for record in reply.content.values():
+                if "num-examples" in record:
+                    record["num-examples"] = 10**6
+        return reply
+
+    grid = grid_of(4, claiming)
+    equal, _ = train_once(averaging(aggregation=rule), grid)
+    strategy = averaging(aggregation=rule, weighting="examples")
+    arrays, _ = train_once(strategy, grid)
+    assert arrays["b"].numpy().tolist() == equal["b"].numpy().tolist()
+    assert "weighting" in strategy.unused_settings
+    # The mean uses the declared numbers.
+    mean = averaging(weighting="examples")
+    arrays, _ = train_once(mean, grid)
+    np.testing.assert_allclose(arrays["b"].numpy(), 4, rtol=1e-4)
+    assert "weighting" not in mean.unused_settings
+
+
 # Strategies
 
 
