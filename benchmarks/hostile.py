@@ -71,12 +71,14 @@ def main() -> int:
             fell += len(outcome.fell)
     body = (
         "*Replies* are sent by one of five clients to each strategy, in training, in "
-        "evaluation and in answer to the initial query. *Messages* are sent to each "
+        "evaluation and in answer to the initial query; in some runs two clients come "
+        "and go under changing names. *Messages* are sent to each "
         "algorithm's client, which has saved the state of two rounds. *Kills* are "
         "`kill -9` of a simulation, which is then resumed until its end. A reply "
         "*failed* the test if it raised an exception, ended the run, caused a state "
-        "or a metric that is not finite, was not logged in one line, or was rejected "
-        "but changed the result of the honest clients. A message failed if it raised "
+        "or a metric that is not finite, was not logged in one line, kept an honest "
+        "client out, or was rejected but changed the result of the honest clients. A "
+        "message failed if it raised "
         "anything but a one-line error, took more than 20 s, lost or damaged a head, "
         "or wrote a file outside of the allowed folders. A kill failed if the "
         "numbers differ from those of an undisturbed run.\n\n"

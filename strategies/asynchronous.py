@@ -114,6 +114,8 @@ class Asynchronous(Participation):
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
+        # Names that nodes had when they began to work; they may be renamed meanwhile.
+        self._asked_as: dict[int, str] = {}
         # The current version's nodes without work, shared arrays, staleness of the
         # recent replies, clients whose changes counted or were dropped.
         self._idle = IdleNodes([], self.seed, 0)
@@ -153,6 +155,7 @@ class Asynchronous(Participation):
         if isinstance(adapted, RealWork):
             # Clients of an earlier process cannot answer this one, so checkpoints leave
             # out who is at work, and the arrays of up to C versions.
+            self._asked_as = {}
             self._state |= {"since": {}, "due": {}, "versions": {}}
             self._state = {**self._state, "since": {}, "due": {}, "versions": {}}
         return adapted
@@ -164,11 +167,11 @@ class Asynchronous(Participation):
         if server_round != self.version:
             self.version = server_round
             self._staleness, self._counted, self._dropped = {}, set(), set()
-        if nodes != list(self._nodes.values()):
-            self._nodes = {self.strategy.name_of(node): node for node in nodes}
+        self._nodes = {self.strategy.name_of(node): node for node in nodes}
         # A version asks each client at most once, silent ones included.
-        at_work = self._state["since"]
-        idle = [node for name, node in self._nodes.items() if name not in at_work]
+        names, asked = self._state["since"], self._asked_as
+        named = self._nodes.items()
+        idle = [n for name, n in named if name not in names and n not in asked]
         self._idle = IdleNodes(idle, self.seed, server_round)
         return self._idle.sample(self._missing)
 
@@ -198,7 +201,8 @@ class Asynchronous(Participation):
 
     def due(self) -> dict[int, float]:
         """Return the nodes at work, and when their replies are due."""
-        due, nodes = self._state["due"].items(), self._nodes
+        due = self._state["due"].items()
+        nodes = self._nodes | {name: node for node, name in self._asked_as.items()}
         return {nodes[name]: at for name, at in due if name in nodes}
 
     def begin(self, messages: Iterable[Message], due: Callable[[int], float]) -> None:
@@ -207,7 +211,7 @@ class Asynchronous(Participation):
         state["versions"][str(self.version)] = self._current
         for message in messages:
             node = message.metadata.dst_node_id
-            name = self.strategy.name_of(node)
+            name = self._asked_as[node] = self.strategy.name_of(node)
             state["since"][name], state["due"][name] = self.version, due(node)
 
     def end(self, node: int) -> bool:
@@ -229,7 +233,8 @@ class Asynchronous(Participation):
 
     def _stop(self, node: int) -> int:
         """Record that a node no longer works; return the version that it was sent."""
-        name = self.strategy.name_of(node)
+        # After a resume, only the names of the clients at work are known.
+        name = self._asked_as.pop(node, self.strategy.name_of(node))
         del self._state["due"][name]
         version: int = self._state["since"].pop(name)
         return version

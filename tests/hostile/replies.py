@@ -3,12 +3,13 @@
 import copy
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from mutations import WORDS, Rng, content_of, pick, scalar
 
@@ -16,12 +17,15 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids import arrivals
+from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.report.results import strict_json
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import is_finite
+from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.settings import Settings, SettingsError, resolve
 
 CLIENTS = 5
@@ -30,6 +34,8 @@ MODEL = "mlp"
 OWN: dict[str, dict[str, Any]] = {
     **{name: {"adapters": "lora"} for name in ("fedsa-lora", "ffa-lora", "feddpa")},
     "fedbn": {"model": "resnet20"},
+    "fedbuff": {"concurrency": 4, "buffer-size": 2},
+    "fedasync": {"concurrency": 4},
     "multi-task": {"task": "qcqp", "model": ""},
     "representation-transfer": {"num-sources": 3, "source-epochs": 1},
 }
@@ -232,6 +238,71 @@ def attack_properties(algorithm: str, rng: Rng, outcome: Outcome) -> None:
     outcome.refused += LIAR not in nodes
 
 
+class Renaming(InlineGrid):
+    """Nodes of which two come and go, under any name; their training takes longer."""
+
+    in_process = False
+    hostile = (LIAR, CLIENTS + 1)
+
+    def __init__(self, app: Any, rng: Rng) -> None:
+        def answer(message: Message, context: Any) -> Message:
+            reply = app(message, context)
+            asks = message.metadata.message_type == MessageType.QUERY
+            if asks and context.node_id in self.hostile:
+                name = pick(rng, ("000000", "000001", "another"))
+                reply.content.config_records["properties"]["client"] = name
+            return reply
+
+        super().__init__(answer, CLIENTS)
+        self.contexts[CLIENTS + 1] = copy.deepcopy(self.contexts[LIAR])
+        self.contexts[CLIENTS + 1].node_id = CLIENTS + 1
+        self.rng = rng
+        # Number of pulls that return nothing, by message id.
+        self.late: dict[str, int] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return all nodes but some of the hostile ones."""
+        away = {node for node in self.hostile if self.rng.integers(2)}
+        return [node for node in self.contexts if node not in away]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages, and draw when the hostile nodes' replies to training come."""
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        for i, about in zip(ids, (m.metadata for m in messages), strict=True):
+            trains = about.message_type == MessageType.TRAIN
+            if trains and about.dst_node_id in self.hostile:
+                self.late[i] = int(self.rng.integers(1, 40))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Answer the messages that are not late."""
+        self.late = {i: pulls - 1 for i, pulls in self.late.items() if pulls}
+        return super().pull_messages([i for i in message_ids if i not in self.late])
+
+
+def attack_names(algorithm: str, rng: Rng, outcome: Outcome) -> None:
+    """Rename two clients while a run trains; the honest ones must take part."""
+    outcome.tried += 1
+    settings = settings_of(algorithm)
+    strategy = build_strategy(settings)
+    grid = with_retries(Renaming(make_app(settings), rng), strategy.name_of)
+    try:
+        with mock.patch.object(arrivals, "PULL_INTERVAL", 0.0):
+            arrays = strategy.initialize(grid)
+            grid = strategy.adapt_grid(grid)
+            grid = strategy.participation.adapt_grid(grid, strategy.name_of)
+            work = isinstance(strategy.participation, Asynchronous)
+            rounds = range(1, 30 if work else 7)
+            run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: r % 2 == 0)
+    except Exception as error:
+        outcome.fell.append(f"{algorithm}/names raised {error!r}"[:300])
+        return
+    honest = {f"{node - 1:06}" for node in range(1, CLIENTS + 1) if node != LIAR}
+    if missing := honest - strategy.ledger.acknowledged.keys():
+        outcome.fell.append(f"{algorithm}/names shut out {missing}")
+
+
 def run(
     replies: int, seed: int, algorithms: Sequence[str] = tuple(ALGORITHMS)
 ) -> Outcome:
@@ -240,10 +311,12 @@ def run(
     both = [Target(a, kind) for a in algorithms for kind in ("train", "evaluate")]
     # Representation transfer evaluates no client before the targets have a model.
     targets = [target for target in both if target.replies]
-    # Each query of properties needs a new strategy.
-    queries = max(1, replies // 50)
+    # Each of these attacks needs a new strategy.
+    queries, runs = max(1, replies // 50), max(1, replies // 500)
     for i in range(queries):
         attack_properties(algorithms[i % len(algorithms)], rng, outcome)
-    for i in range(replies - queries):
+    for i in range(runs):
+        attack_names(algorithms[i % len(algorithms)], rng, outcome)
+    for i in range(replies - queries - runs):
         targets[i % len(targets)].attack(rng, outcome)
     return outcome

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kills
 import messages
+import numpy as np
 import pytest
 import replies
 
@@ -40,6 +41,14 @@ def test_no_hostile_reply_has_a_forbidden_effect() -> None:
     assert outcome.fell == []
     assert outcome.tried == 200
     assert outcome.refused > 100
+
+
+@pytest.mark.parametrize("algorithm", ["fedbuff", "fedasync"])
+def test_renamed_clients_do_not_end_asynchronous_runs(algorithm: str) -> None:
+    outcome = replies.Outcome()
+    for seed in range(8):
+        replies.attack_names(algorithm, np.random.default_rng(seed), outcome)
+    assert outcome.fell == []
 
 
 def test_no_hostile_message_has_a_forbidden_effect(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """FedBuff on nodes that reply late or never."""
 
+import copy
 import math
 import time
 
@@ -226,6 +227,29 @@ def test_client_that_returns_as_another_node_keeps_its_name(no_pauses):
     assert wrapper.participation.updates.keys() == names
     assert wrapper.strategy.ledger.acknowledged.keys() == names
     assert (grid.log.count(3), grid.log.count(13) > 1) == (1, True)
+
+
+def test_node_that_is_renamed_while_it_works_counts_once(no_pauses):
+    class Renaming(Late):
+        def get_node_ids(self):
+            # Node 3 leaves while its reply is on its way, and node 13 takes its name.
+            # Then node 3 returns under another name.
+            if self.now <= 5:
+                return [1, 2, 3]
+            if self.now <= 12:
+                return [1, 2, 13]
+            self.contexts[3].node_config["partition-id"] = 4
+            return [1, 2, 3, 13]
+
+    grid = Renaming({1: 1, 2: 1, 3: 30, 13: 1})
+    grid.contexts[13] = copy.deepcopy(grid.contexts[3])
+    wrapper = FedBuff(FedAvg(), concurrency=4, buffer_size=1)
+    rows = run_on(grid, wrapper, 60)
+    assert all(row["clients"] == 1 for row in rows)
+    names = {"000000", "000001", "000002", "000004"}
+    assert wrapper.participation.updates.keys() == names
+    # It was not asked again before it had replied, and its reply counted.
+    assert grid.log.count(3) - wrapper.participation.updates["000004"] <= 1
 
 
 def test_report_that_a_node_has_left_is_no_update(no_pauses):
