@@ -5,15 +5,18 @@ replies.
 """
 
 from collections.abc import Callable, Iterable
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.memory_array import memory_record
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
+from flwr_frl.strategies.server.aggregation import assumed_byzantine
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, count_bytes, rounded_to
 from flwr_frl.task.messages import SERVER_ROUND
@@ -108,12 +111,16 @@ class Asynchronous(Participation):
         self.concurrency, self.buffer_size = concurrency, buffer_size
         self.staleness_exponent, self.max_staleness = staleness_exponent, max_staleness
         self.step_size, self.from_sent = step_size, from_sent
+        if strategy.settings.aggregation != "mean":
+            self.uses = frozenset({"byzantine-fraction"})
         self.version = self.last_version = 0
         parts = ("since", "due", "versions", "updates", "staleness")
         empty: dict[str, Any] = {part: {} for part in parts}
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
+        # The largest number of nodes for which the buffer has been checked.
+        self._checked = 0
         # Names that nodes had when they began to work; they may be renamed meanwhile.
         self._asked_as: dict[int, str] = {}
         # The current version's nodes without work, shared arrays, staleness of the
@@ -140,6 +147,26 @@ class Asynchronous(Participation):
         allowed = f"at most {num_clients}, the number of clients"
         valid = self.concurrency <= num_clients
         require(valid, "concurrency", self.concurrency, allowed)
+        self._check_buffer(num_clients)
+
+    def _check_buffer(self, num_clients: int) -> None:
+        """Raise `SettingsError` if Byzantine clients could outvote the others.
+
+        All f of them may be fast enough to be in every buffer. Multi-Krum needs 2f + 3
+        replies (Blanchard et al., NeurIPS 2017); with fewer it prefers f equal replies.
+        With buckets, each Byzantine client may be in a different one.
+        """
+        settings = self.strategy.settings
+        rule, share = settings.aggregation, settings.byzantine_fraction
+        f = assumed_byzantine(num_clients, share)
+        others = 2 * f + (2 if rule == "multi-krum" else 0)
+        # A buffer of all clients is as a synchronous round.
+        needed = min(others * max(1, settings.bucket_size) + 1, num_clients)
+        allowed = f"at least {needed}, and concurrency at least {needed}, with "
+        allowed += f"aggregation={rule!r} and byzantine-fraction={share}: {f} fast "
+        allowed += f"clients of {num_clients} may be in every buffer"
+        valid = rule == "mean" or self.buffer_size >= needed
+        require(valid, "buffer-size", self.buffer_size, allowed)
 
     def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
         """Return a grid that returns replies as they arrive."""
@@ -168,6 +195,15 @@ class Asynchronous(Participation):
             self.version = server_round
             self._staleness, self._counted, self._dropped = {}, set(), set()
         self._nodes = {self.strategy.name_of(node): node for node in nodes}
+        if len(nodes) > self._checked:
+            self._checked = len(nodes)
+            try:
+                self._check_buffer(len(nodes))
+            except SettingsError as error:
+                # Later, clients that join must not end the run.
+                if server_round == 1:
+                    raise
+                log(WARNING, "%s", error)
         # A version asks each client at most once, silent ones included.
         names, asked = self._state["since"], self._asked_as
         named = self._nodes.items()
@@ -256,6 +292,10 @@ class Asynchronous(Participation):
         return strategy._message(node, sent, config, MessageType.TRAIN)
 
     # Changes.
+
+    def byzantine_share(self, fraction: float, count: int) -> float:
+        """Return the share of all Byzantine clients, who may all have answered."""
+        return assumed_byzantine(max(count, len(self._nodes)), fraction) / count
 
     def rebased(self, node: int, arrays: Arrays) -> Arrays:
         """Return x + η s(τ) Δ, where x is the current version and Δ the change.

@@ -67,7 +67,8 @@ class BaseStrategy(Averaging):
     @property
     def unused_settings(self) -> dict[str, str]:
         """Settings without effect here, by name, with the reason."""
-        return self.settings.unused
+        unused, used = self.settings.unused, self.participation.uses
+        return {name: why for name, why in unused.items() if name not in used}
 
     # Start of a run.
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.fedbuff import FedBuff
-from flwr_frl.task.settings import Free, Range, validate
+from flwr_frl.task.settings import Free, Range, require, validate
 
 
 class FedAsync(FedBuff):
@@ -53,3 +53,7 @@ class FedAsync(FedBuff):
             max_staleness=max_staleness,
             global_learning_rate=fedasync_alpha,
         )
+        rule = strategy.settings.aggregation
+        allowed = "mean with fedasync, where a version takes the model of one client, "
+        allowed += "which no other can outvote; fedbuff supports the other rules"
+        require(rule == "mean", "aggregation", rule, allowed)

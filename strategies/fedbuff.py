@@ -16,16 +16,11 @@ from flwr.serverapp.strategy import Result
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.aggregation import CENTERED_CLIP
 from flwr_frl.strategies.traits import Algorithm
 from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import Free, Range, Settings, build, require, validate
 
 NEEDED = "averages and does not need all replies of a round"
-# Rules that work with any number of changes. The others compare changes, and need at
-# least this number of them to outvote one.
-WITH_FEW = ("mean", "clip", CENTERED_CLIP)
-OUTVOTED = 3
 
 
 class FedBuff(
@@ -51,7 +46,10 @@ class FedBuff(
         Number of clients C at work at any time.
     buffer_size : int, default 5
         Number of changes B that make a version (K in the paper, where it is 10 in most
-        experiments); at most C.
+        experiments); at most C. A client counts once in a version. An ``aggregation``
+        other than the mean needs at least 2f + 1 changes, ``multi-krum`` 2f + 3, where
+        f is ``byzantine-fraction`` times the number of clients, rounded up: all f may
+        be so fast that they are in every version.
     staleness_exponent : float, default 0.5
         a in s(τ), the authors' value.
     max_staleness : int, default -1
@@ -97,11 +95,6 @@ class FedBuff(
         noise = strategy.settings.server_dp_noise
         allowed = "0 with asynchronous rounds: the privacy account assumes rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)
-        rule = strategy.settings.aggregation
-        allowed = f"one of {', '.join(WITH_FEW)} with buffer-size={buffer_size}: other "
-        allowed += f"rules compare changes, and need a buffer of at least {OUTVOTED}"
-        enough = buffer_size >= OUTVOTED or rule in WITH_FEW
-        require(enough, "aggregation", rule, allowed)
         self.participation = Asynchronous(
             strategy,
             concurrency,

@@ -117,8 +117,6 @@ class Averaging(
         self.pending = self.training = PendingRound()
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self.evaluation = Evaluation(*evaluated, weighted_by_key)
-        byzantine = settings.byzantine_fraction * max(1, settings.bucket_size)
-        self._rule = make_rule(settings.aggregation, byzantine, settings.clip_norm)
         # The mean of the replies so far, if they are averaged as they arrive.
         self._running: RunningMean | None = None
         self._custom_metrics = train_metrics_aggr_fn is not None
@@ -280,7 +278,11 @@ class Averaging(
         round determine the buckets.
         """
         self._used.add("aggregation")
-        settings, rule = self.settings, self._rule
+        settings, count = self.settings, len(replies)
+        byzantine = settings.byzantine_fraction
+        share = self.participation.byzantine_share(byzantine, count)
+        share *= max(1, settings.bucket_size)
+        rule = make_rule(settings.aggregation, share, settings.clip_norm)
         if not settings.uses_claims:
             weights = [float(weight > 0) for weight in weights]
         if settings.bucket_size > 1 and settings.aggregation != "mean":

@@ -34,6 +34,9 @@ class Participation:
     seed: int
     waits_for_all: bool = True
 
+    # Settings that have an effect here although the strategy does not use them.
+    uses = frozenset[str]()
+
     def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
         """Raise `SettingsError` if no client would be sampled.
 
@@ -99,6 +102,13 @@ class Participation:
     def updates(self) -> dict[str, int] | None:
         """Number of each client's replies that counted, by name, if it is recorded."""
         return None
+
+    def byzantine_share(self, fraction: float, count: int) -> float:
+        """Return the assumed Byzantine share of ``count`` replies.
+
+        ``fraction`` is that of the clients.
+        """
+        return fraction
 
     def rebased(self, node: int, arrays: Arrays) -> Arrays:
         """Return a reply's shared arrays relative to the current version."""
