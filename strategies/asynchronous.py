@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr_frl.memory_array import memory_record
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
-from flwr_frl.strategies.server.aggregation import assumed_byzantine
+from flwr_frl.strategies.server.aggregation import assumed_byzantine, least_replies
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, count_bytes, rounded_to
 from flwr_frl.task.messages import SERVER_ROUND
@@ -111,8 +111,6 @@ class Asynchronous(Participation):
         self.concurrency, self.buffer_size = concurrency, buffer_size
         self.staleness_exponent, self.max_staleness = staleness_exponent, max_staleness
         self.step_size, self.from_sent = step_size, from_sent
-        if strategy.settings.aggregation != "mean":
-            self.uses = frozenset({"byzantine-fraction"})
         self.version = self.last_version = 0
         parts = ("since", "due", "versions", "updates", "staleness")
         empty: dict[str, Any] = {part: {} for part in parts}
@@ -150,22 +148,15 @@ class Asynchronous(Participation):
         self._check_buffer(num_clients)
 
     def _check_buffer(self, num_clients: int) -> None:
-        """Raise `SettingsError` if Byzantine clients could outvote the others.
-
-        All f of them may be fast enough to be in every buffer. Multi-Krum needs 2f + 3
-        replies (Blanchard et al., NeurIPS 2017); with fewer it prefers f equal replies.
-        With buckets, each Byzantine client may be in a different one.
-        """
+        """Raise `SettingsError` if a buffer has fewer than `least_replies`."""
         settings = self.strategy.settings
         rule, share = settings.aggregation, settings.byzantine_fraction
+        needed = least_replies(rule, num_clients, share, settings.bucket_size)
         f = assumed_byzantine(num_clients, share)
-        others = 2 * f + (2 if rule == "multi-krum" else 0)
-        # A buffer of all clients is as a synchronous round.
-        needed = min(others * max(1, settings.bucket_size) + 1, num_clients)
         allowed = f"at least {needed}, and concurrency at least {needed}, with "
         allowed += f"aggregation={rule!r} and byzantine-fraction={share}: {f} fast "
         allowed += f"clients of {num_clients} may be in every buffer"
-        valid = rule == "mean" or self.buffer_size >= needed
+        valid = self.buffer_size >= needed
         require(valid, "buffer-size", self.buffer_size, allowed)
 
     def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:

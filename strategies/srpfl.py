@@ -25,8 +25,9 @@ from flwr_frl.strategies.grids.stages import (
     listed_stages,
     theory_stages,
 )
+from flwr_frl.strategies.server.aggregation import least_replies
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.traits import Algorithm
+from flwr_frl.strategies.traits import Algorithm, StrategySettings
 from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import (
     Choice,
@@ -58,7 +59,10 @@ class SRPFL(
     strategy : Strategy
         The strategy that aggregates the replies: a `BaseStrategy`, or one of Flower's.
     initial_nodes : int, default 2
-        The number of replies n in the first stage; it doubles with each stage.
+        The number of replies n in the first stage; it doubles with each stage. An
+        ``aggregation`` other than the mean needs at least 2f + 1 replies,
+        ``multi-krum`` 2f + 3, where f is ``byzantine-fraction`` times the number of
+        sampled clients, rounded up.
     rounds_per_stage : int, sequence of int or str, default "auto"
         Length of the stages in rounds: one number for all, or a list of numbers, of
         which the last also holds for all later stages. ``auto``: stages of equal
@@ -126,6 +130,12 @@ class SRPFL(
         require(valid, "rounds-per-stage", rounds_per_stage, allowed)
         valid = ours is not None or sample_for != "run"
         require(valid, "sample-for", sample_for, allowed)
+        settings = ours.settings if ours else StrategySettings()
+        rule, byzantine = settings.aggregation, settings.byzantine_fraction
+        allowed = f"clients with aggregation={rule!r}: a client that reports many "
+        allowed += "examples would end rounds alone"
+        valid = rule == "mean" or doubles == "clients"
+        require(valid, "doubles", doubles, allowed)
         automatic = by_gradient or rounds_per_stage == "auto"
         self.participation = FirstReplies(
             ours.participation if ours else Participation(1.0, 1, 0),
@@ -138,6 +148,7 @@ class SRPFL(
                 stage_threshold if by_gradient else 0.0,
                 ours.name_of if ours else str,
                 examples_in(ours) if ours and doubles == "examples" else None,
+                lambda n: least_replies(rule, n, byzantine, settings.bucket_size),
             ),
         )
 

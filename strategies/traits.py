@@ -208,8 +208,8 @@ class StrategySettings(Checked):
         bucket size. 0 and 1 disable buckets.
     byzantine_fraction : float, default 0.2
         Fraction of a round's replies that ``trimmed-mean`` (at either end of each
-        entry) and ``multi-krum`` assume to be Byzantine. With FedBuff the fraction of
-        the clients, which also determines the smallest ``buffer-size``.
+        entry) and ``multi-krum`` assume to be Byzantine. With FedBuff and SRPFL it
+        also determines the smallest ``buffer-size`` and ``initial-nodes``.
     clip_norm : float, default 0
         Largest norm of one client's change with ``clip``, or of its distance from the
         last round's change with ``centered-clip``; 0 is the median norm of the round.

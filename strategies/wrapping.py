@@ -54,6 +54,9 @@ class Wrapping(Algorithm):
         """Set the new participation, if the strategy is a `BaseStrategy`."""
         if isinstance(self.strategy, BaseStrategy):
             self.strategy.participation = self.participation
+            if self.strategy.settings.aggregation != "mean":
+                # It limits how few replies may close a round.
+                self.participation.uses = frozenset({"byzantine-fraction"})
 
     # Abstract methods of Flower's `Strategy`, delegated to the wrapped strategy.
     configure_train = delegate("strategy", "configure_train")

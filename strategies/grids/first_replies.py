@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals
 from flwr_frl.strategies.grids.stages import automatic_stages
+from flwr_frl.strategies.server.aggregation import assumed_byzantine
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.task.settings import require
 
@@ -51,12 +52,16 @@ class StageOptions:
         Returns a node's number of training examples. A round then closes when the
         examples of the replies reach the share n / N of those of all sampled clients,
         so that they double from stage to stage (appendix C).
+    least_replies : callable, optional
+        Returns the smallest number of replies, of a number of sampled clients, with
+        which the strategy's rule is robust.
     """
 
     sample_for: str = "round"
     threshold: float = 0.0
     name_of: Callable[[int], str] = str
     examples_of: Callable[[int], int] | None = None
+    least_replies: Callable[[int], int] = lambda sampled: 1
 
 
 class FirstReplies(Participation):
@@ -114,6 +119,11 @@ class FirstReplies(Participation):
         sampled = len(sample())
         allowed = f"at most {sampled}, the number of sampled clients"
         valid = self.initial_nodes <= sampled
+        require(valid, "initial-nodes", self.initial_nodes, allowed)
+        needed = self.options.least_replies(sampled)
+        allowed = f"at least {needed} with this aggregation and byzantine-fraction: "
+        allowed += f"Byzantine clients may be the fastest of {sampled} sampled ones"
+        valid = self.initial_nodes >= needed
         require(valid, "initial-nodes", self.initial_nodes, allowed)
 
     def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
@@ -198,6 +208,10 @@ class FirstReplies(Participation):
         elif not self._warned:
             self._warned = True
             log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
+
+    def byzantine_share(self, fraction: float, count: int) -> float:
+        """Return the share of all sampled Byzantine clients, who may reply first."""
+        return assumed_byzantine(max(count, self._pool or 0), fraction) / count
 
     def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
         """Record the clients that took part; end the stage if the change is small."""

@@ -245,6 +245,20 @@ def assumed_byzantine(n: int, share: float) -> int:
     return min(int(np.ceil(share * n - 1e-9)), (n - 1) // 2)
 
 
+def least_replies(rule: str, n: int, share: float, bucket_size: int) -> int:
+    """Return how many first replies of n clients a rule needs.
+
+    All f = `assumed_byzantine` clients may be the fastest. The others must outvote
+    them; Multi-Krum needs 2f + 3 replies (Blanchard et al., NeurIPS 2017), as f equal
+    replies otherwise have the best scores. With buckets, each Byzantine client may be
+    in a different one. All n replies are enough, as in other rounds.
+    """
+    if rule == "mean":
+        return 1
+    others = 2 * assumed_byzantine(n, share) + (2 if rule == "multi-krum" else 0)
+    return min(others * max(1, bucket_size) + 1, n)
+
+
 def _is_float(array: NDArray) -> bool:
     return array.dtype.kind == "f"
 

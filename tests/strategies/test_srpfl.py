@@ -51,6 +51,40 @@ def test_automatic_stage_lengths(sampled, rounds, expected) -> None:
     assert schedule(strategy, sampled, rounds) == expected
 
 
+def robust(initial_nodes: int, rule: str = "median", **more) -> BaseStrategy:
+    """Return a strategy with SRPFL's participation that samples 12 of 15 clients."""
+    strategy = BaseStrategy(fraction_train=0.8, aggregation=rule)
+    SRPFL(strategy, initial_nodes, num_rounds=8, **more).install()
+    strategy.check_clients(15)
+    return strategy
+
+
+# 20 % of 12 sampled clients, rounded up, are 3.
+@pytest.mark.parametrize(("rule", "size"), [("median", 7), ("multi-krum", 9)])
+def test_robust_rules_need_enough_first_replies(rule, size) -> None:
+    strategy = robust(size, rule)
+    assert "byzantine-fraction" not in strategy.unused_settings
+    with pytest.raises(SettingsError) as error:
+        robust(size - 1, rule)
+    assert error.value.code == "initial-nodes"
+    assert f"at least {size}" in str(error.value)
+    robust(2, "mean")
+
+
+def test_claimed_examples_cannot_end_rounds_with_a_robust_rule() -> None:
+    with pytest.raises(SettingsError) as error:
+        robust(7, doubles="examples")
+    assert error.value.code == "doubles"
+    robust(2, "mean", doubles="examples")
+
+
+def test_rules_assume_that_all_byzantine_clients_reply_first() -> None:
+    strategy = robust(7, "trimmed-mean")
+    strategy.participation.sample(1, list(range(15)))
+    replies = [lambda v=v: {"w": np.array([v])} for v in [1.0] * 4 + [1e6] * 3]
+    assert strategy.apply_rule([1.0] * 7, replies, {})["w"].tolist() == [1.0]
+
+
 @pytest.mark.parametrize("sample_for", ["round", "stage", "run"])
 def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) -> None:
     strategy = BaseStrategy(fraction_train=1.0)
