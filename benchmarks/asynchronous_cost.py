@@ -14,7 +14,7 @@ import time
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from flwr_frl.strategies import BaseStrategy, FedAvg, FedBuff
+from flwr_frl.strategies import FedAvg, FedBuff, Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -37,7 +37,7 @@ def client(message: Message, context: object) -> Message:
     return Message(RecordDict({"arrays": arrays, "m": metrics}), reply_to=message)
 
 
-def seconds(strategy: BaseStrategy, replies: int, size: int, messages: int) -> float:
+def seconds(strategy: Strategy, replies: int, size: int, messages: int) -> float:
     """Return the CPU seconds per message if `replies` replies end a round."""
     speeds = SpeedModel("dynamic", CLIENTS, seed=0)
     clock = SimulatedArrivals(InlineGrid(client, CLIENTS), speeds, 0.0, lambda n: n - 1)

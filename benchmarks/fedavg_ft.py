@@ -33,11 +33,9 @@ from flwr_frl.clients.fedrep import FedRepClient
 from flwr_frl.clients.flute import FLUTEClient
 from flwr_frl.clients.lg_fedavg import LGFedAvgClient
 from flwr_frl.strategies.algorithms import short_name
-from flwr_frl.strategies.fedavg import FedAvg
-from flwr_frl.strategies.fedper import FedPer
+from flwr_frl.strategies.averaging import FedAvg, FedPer, LGFedAvg
 from flwr_frl.strategies.fedrep import FedRep
 from flwr_frl.strategies.flute import FLUTE
-from flwr_frl.strategies.lg_fedavg import LGFedAvg
 from flwr_frl.strategies.report.results import METRICS, read_rows
 from flwr_frl.task.messages import SERVER_ROUND
 
@@ -88,7 +86,7 @@ class FedAvgHeadsClient(FreshHeads, FedAvgClient, predicts_with_personal=False):
         self._keep_head(TRAINED)
         self.model.load(self.received)
         self._keep_head(RECEIVED)
-        self.save(config)
+        self.save()
         return reply
 
     def _keep_head(self, group: str) -> None:

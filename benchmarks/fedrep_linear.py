@@ -21,7 +21,7 @@ from benchmarks.common import RESULTS, markdown, write
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Matrix
@@ -62,7 +62,7 @@ def train(
     start: ArrayRecord | None = None,
     trained: int | None = None,
     evaluated: Callable[[int], bool] = lambda server_round: False,
-) -> tuple[BaseStrategy, Matrix]:
+) -> tuple[Strategy, Matrix]:
     """Run an algorithm inline on the linear task; return the strategy and the last B.
 
     ``after_round`` is called with the round (0 before training), B (d × k) and the

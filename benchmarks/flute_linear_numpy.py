@@ -55,7 +55,7 @@ class Problem:
         for seed in seeds:
             task = LinearTask(DIMENSION, k, n, 0.3, spectrum, m, seed)
             start, b = flute_start(k, seed)
-            w = [start.head(f"{i:06d}")["head.weight"][0] for i in range(m)]
+            w = [start.per_client(f"{i:06d}")["head.weight"][0] for i in range(m)]
             drawn = [task.draw(i) for i in range(m)]
             x, y = (np.array(part) for part in zip(*drawn, strict=True))
             z = x * y[..., None]

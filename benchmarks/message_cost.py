@@ -25,7 +25,7 @@ from benchmarks.common import markdown, write
 from benchmarks.large_models import LAYERS, TIMED_CLIENTS
 from benchmarks.large_models import measure as large_model
 from benchmarks.memory import ROOT
-from flwr_frl.clients import Client, DPSGDClient, GossipClient, SQuARMSGDClient
+from flwr_frl.clients import Client, DPSGDClient, Node, SQuARMSGDClient
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.nodes import Nodes
 from flwr_frl.strategies import build_strategy
@@ -96,14 +96,14 @@ PROFILED = ("softmax, together", "softmax, one by one", "D-PSGD, ring")
 # Methods that do the arithmetic, of one client and of clients that run together
 ALONE: dict[type, list[str]] = {
     Client: ["train"],
-    GossipClient: ["iterate", "message"],
+    Node: ["iterate", "message"],
     DPSGDClient: ["mix"],
     SQuARMSGDClient: ["mix"],
 }
 TOGETHER: dict[type, list[str]] = {
     TrainCall: ["together"],
     Nodes: ["exchange", "iterate"],
-    GossipClient: ["messages"],
+    Node: ["messages"],
 }
 BLOCKS = 4
 # Size of the large model in MB, its number of rounds, and the methods that are timed

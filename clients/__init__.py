@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.flute_regression import (
         FLUTERegressionClient as FLUTERegressionClient,
     )
-    from flwr_frl.clients.gossip.base import GossipClient as GossipClient
+    from flwr_frl.clients.gossip.base import Node as Node
     from flwr_frl.clients.gpfl import GPFLClient as GPFLClient
     from flwr_frl.clients.ifca import IFCAClient as IFCAClient
     from flwr_frl.clients.knn_per import KNNPerClient as KNNPerClient

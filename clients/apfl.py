@@ -1,26 +1,26 @@
 """APFL (Deng et al., 2020): a mixture of a personal and the global model."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
 from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from flwr_frl.clients.base import Client, Config, Evaluation
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL
 from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import Free, Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import freeze, loop
 
 ALPHA = "alpha."
 
 
-@dataclass(frozen=True)
-class APFLSettings(TrainingSettings):
-    """Settings of APFL's clients.
+class APFLClient(Client, also_test_global=True):
+    """Algorithm 1, client side: w_i is sent, v_i is personal.
+
+    Each step uses one batch for both models: w ← w − η ∇f(w) and v ← v − η ∇_v f(v̄),
+    where v̄ = α v + (1 − α) w is the deployed model. In the first step of a round,
+    α ← α − η ⟨v − w, ∇f(v̄)⟩, clipped to [0, 1].
 
     Parameters
     ----------
@@ -31,21 +31,9 @@ class APFLSettings(TrainingSettings):
         Whether each client updates its α_i once a round.
     """
 
-    apfl_alpha: Annotated[float, Range("[0, 1]")] = 0.5
-    apfl_adaptive: Annotated[bool, Free()] = True
-
-
-class APFLClient(Client, also_test_global=True):
-    """Algorithm 1, client side: w_i is sent, v_i is personal.
-
-    Each step uses one batch for both models: w ← w − η ∇f(w) and v ← v − η ∇_v f(v̄),
-    where v̄ = α v + (1 − α) w is the deployed model. In the first step of a round,
-    α ← α − η ⟨v − w, ∇f(v̄)⟩, clipped to [0, 1].
-    """
-
     personal = (PERSONAL_MODEL, ALPHA)
-    settings_type = APFLSettings
-    settings: APFLSettings
+    apfl_alpha: float = setting(0.5, ge=0, le=1)
+    apfl_adaptive: bool = setting(True)
 
     def initial_group(self, group: str) -> Tensors:
         """Return the initial model for v_i, and ``apfl-alpha`` for α_i."""
@@ -53,12 +41,9 @@ class APFLClient(Client, also_test_global=True):
             return {"value": torch.tensor([self.settings.apfl_alpha])}
         return super().initial_group(group)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train w_i and v_i for ``representation-epochs``."""
-        self.receive(parameters, config)
-        loss = self.mix(self.personal_model(), self.settings.representation_epochs)
-        self.save(config)
-        return self.send(loss)
+        return self.mix(self.personal_model(), self.settings.representation_epochs)
 
     def personalize(self) -> None:
         """Train v_i, starting from w, and α_i for ``newcomer-epochs`` with w fixed."""

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Annotated, Any, get_args
 
 from flwr.app import Context, RecordDict
@@ -45,7 +46,7 @@ from flwr_frl.task.messages import (
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.frozen import frozen_digest, frozen_tensors
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.settings import Free, Range, SettingsError, require
+from flwr_frl.task.settings import Free, Range, SettingsError, extended, require
 from flwr_frl.task.training import (
     Loss,
     Proximal,
@@ -91,7 +92,7 @@ class Client(ParameterGroups, NumPyClient):
     """A client, which trains on its own data and never sends its personal groups.
 
     Subclasses declare their parameter groups (`ParameterGroups`), their traits as
-    class keywords (`flwr_frl.clients.traits.Traits`), and define `fit`. They may
+    class keywords (`flwr_frl.clients.traits.Traits`), and define `update`. They may
     override `initial_group`, `deployed_model`, `personalize` and `statistics`.
 
     Parameters
@@ -103,7 +104,8 @@ class Client(ParameterGroups, NumPyClient):
     state : PersonalState
         Storage of the personal groups.
     settings : object
-        An instance of ``settings_type``.
+        An instance of ``settings_type``: `TrainingSettings` with the settings that the
+        class and its bases declare as fields.
 
     Attributes
     ----------
@@ -111,11 +113,17 @@ class Client(ParameterGroups, NumPyClient):
         Device of the model, the examples, ``received`` and ``saved``.
     model : SplitModel
         The model. Clients of one process share it; `receive` overwrites all of it.
+    config : dict
+        Config of the message that is answered.
     received : dict of str to Tensor
         Arrays received from the server, by name.
     saved : dict of str to Tensor
         Personal arrays, by name, as `receive` has loaded them. `save` stores them; for
         those that are part of the model it stores the values in ``model``.
+    upload : dict of str to Tensor or None
+        Arrays that `send` sends; None for those of ``model``.
+    metrics : dict
+        Additional metrics of the reply.
     attachments : dict of str to bytes
         Additional byte payloads of the reply.
 
@@ -126,6 +134,7 @@ class Client(ParameterGroups, NumPyClient):
     """
 
     settings_type: type = TrainingSettings
+    settings: Any
     # Example-level privacy, set by the runtime if ``dp-noise`` is above 0.
     _private: PrivateTraining | None = None
     # True if a device loads its own data, False for a partition of a common data set.
@@ -133,9 +142,11 @@ class Client(ParameterGroups, NumPyClient):
 
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
+        cls.settings_type = extended(cls.settings_type, cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
-        # The trait describes `fit` and `train`; after an override it is declared anew.
-        if cls.fit is not parent.fit or cls.train is not parent.train:
+        # The trait describes these methods; after an override it is declared anew.
+        names = "fit", "update", "train"
+        if any(getattr(cls, name) is not getattr(parent, name) for name in names):
             traits = {"supports_example_dp": False, **traits}
         cls.traits = extend(cls, cls.traits, traits)
 
@@ -151,6 +162,7 @@ class Client(ParameterGroups, NumPyClient):
         self.model = scratch_model(task)
         self.received = {}
         self.saved = {}
+        self.metrics = {}
         self.attachments: dict[str, bytes] = {}
         self._proximal_weight = 0.0
 
@@ -227,13 +239,31 @@ class Client(ParameterGroups, NumPyClient):
         """Return the common initial values of the shared arrays."""
         return [array.numpy() for array in initial_arrays(self, self.shared).values()]
 
-    # The steps of `fit` and `evaluate`.
+    # One round, and its test.
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train for one round; every algorithm defines it."""
+        """Answer a message: receive the shared arrays, `update`, save and send."""
+        self.receive(parameters, config)
+        loss = self.update()
+        if not isinstance(loss, Real):
+            raise SettingsError(
+                f"{type(self).__name__}.update returns {loss!r}; expected the training "
+                "loss, a number"
+            )
+        self.save()
+        return self.send(float(loss))
+
+    def update(self) -> float:
+        """Train ``model`` for one round, and return the training loss.
+
+        Every algorithm defines it. ``model`` has the received and the saved arrays.
+        Afterwards the runtime saves the personal groups and sends the shared ones; an
+        override may change ``saved`` and set ``upload``, ``metrics`` and
+        ``attachments``.
+        """
         raise SettingsError(
-            f"{type(self).__name__} has no fit; it must define fit(self, parameters, "
-            "config), which trains for one round"
+            f"{type(self).__name__} has no update; it must define update(self), which "
+            "trains for one round and returns the training loss"
         )
 
     def train(

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from flwr_frl.clients.gossip.base import ALWAYS, GossipClient
+from flwr_frl.clients.gossip.base import ALWAYS, Node
 from flwr_frl.clients.gossip.relayed import Exchange
 from flwr_frl.clients.gossip.settings import GossipSettings
 
 
-class DPSGDClient(GossipClient):
+class DPSGDClient(Node):
     """x_i ← Σ_j w_ij (x_j − η g_j): a local step, then averaging with the neighbours.
 
     Models are sent uncompressed. Momentum and weight decay follow the settings; the

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import cast
 
 import numpy as np
 import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Arrays, Config, Evaluation, Reply
+from flwr_frl.clients.base import Arrays, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import (
     Tensors,
     to_numpy,
@@ -19,11 +19,9 @@ from flwr_frl.clients.device.conversions import (
 )
 from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.parameter_groups import (
-    HEAD,
     REPRESENTATION,
     array_names,
 )
-from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.clients.representation_transfer import RoleSettings, TransferClient
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -33,7 +31,7 @@ from flwr_frl.task.models.combined import (
     one_per_row,
 )
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.settings import Range, require
+from flwr_frl.task.settings import require, setting
 from flwr_frl.task.training import evaluation_size, train
 from flwr_frl.task.transfer import (
     basis,
@@ -44,25 +42,8 @@ SOURCES, PHASE_ONE = "sources.", "phase-1."
 
 
 @dataclass(frozen=True)
-class FeatureTransferSettings(FedRepSettings, RoleSettings):
-    """Settings of representation transfer for nonlinear models.
-
-    Parameters
-    ----------
-    rank_tolerance : float, default 0.01
-        Singular values below this fraction of the largest do not count towards the rank
-        of a basis.
-    source_epochs : int, default 50
-        Epochs in which a source trains its whole model.
-    phase_two_epochs : int, default 0
-        Epochs of phase 2, in which a target trains its whole model, the sources'
-        representations included, on a random half of its examples. Phase 1 then uses
-        the other half only. 0 leaves phase 2 out.
-    """
-
-    rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01
-    source_epochs: Annotated[int, Range("[0, inf)")] = 50
-    phase_two_epochs: Annotated[int, Range("[0, inf)")] = 0
+class RoleTrainingSettings(TrainingSettings, RoleSettings):
+    """Local training of split models, and the roles of clients."""
 
 
 class FeatureTransferClient(TransferClient):
@@ -75,17 +56,34 @@ class FeatureTransferClient(TransferClient):
     on them for ``head-epochs``. Phase 2 (``phase-two-epochs``) then trains the whole
     model, from this initialisation, on other examples (section 5.3.2): the φ_i, the
     basis and the head. The target saves everything that it has trained.
+
+    Parameters
+    ----------
+    head_epochs : int, default 10
+        Epochs of the head in phase 1.
+    rank_tolerance : float, default 0.01
+        Singular values below this fraction of the largest do not count towards the rank
+        of a basis.
+    source_epochs : int, default 50
+        Epochs in which a source trains its whole model.
+    phase_two_epochs : int, default 0
+        Epochs of phase 2, in which a target trains its whole model, the sources'
+        representations included, on a random half of its examples. Phase 1 then uses
+        the other half only. 0 leaves phase 2 out.
     """
 
-    personal = (HEAD,)
-    settings_type = FeatureTransferSettings
-    settings: FeatureTransferSettings
+    personal = "head"
+    settings_type = RoleTrainingSettings
+    head_epochs: int = setting(10, ge=0)
+    rank_tolerance: float = setting(0.01, gt=0, lt=1)
+    source_epochs: int = setting(50, ge=0)
+    phase_two_epochs: int = setting(0, ge=0)
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the whole model and save the head."""
         self.receive(parameters, config)
         loss = self.train("all", self.settings.source_epochs)
-        self.save(config)
+        self.save()
         return self.send(loss)
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:

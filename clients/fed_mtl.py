@@ -1,19 +1,15 @@
 """Fed-MTL: mean-regularised multi-task learning (Smith et al., NeurIPS 2017)."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from flwr.common import NDArrays
-
-from flwr_frl.clients.base import Config, Reply, TrainingSettings
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import Proximal
 
 
-@dataclass(frozen=True)
-class FedMTLSettings(TrainingSettings):
-    """Settings of Fed-MTL's clients.
+class FedMTLClient(AllClientsMeanClient, supports_example_dp=True):
+    """Minimise f_i(w_i) + λ tr(W Ω Wᵀ) in w_i, with the other models fixed.
+
+    With Ω = (I − 11ᵀ/m)², the gradient of the second term is 2λ (w_i − w̄), with w̄ as
+    received.
 
     Parameters
     ----------
@@ -23,23 +19,12 @@ class FedMTLSettings(TrainingSettings):
         to 2 λ₂.
     """
 
-    mtl_lambda: Annotated[float, Range("[0, inf)")] = 0.1
+    mtl_lambda: float = setting(0.1, ge=0)
 
-
-class FedMTLClient(AllClientsMeanClient, supports_example_dp=True):
-    """Minimise f_i(w_i) + λ tr(W Ω Wᵀ) in w_i, with the other models fixed.
-
-    With Ω = (I − 11ᵀ/m)², the gradient of the second term is 2λ (w_i − w̄), with w̄ as
-    received.
-    """
-
-    settings_type = FedMTLSettings
-    settings: FedMTLSettings
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train w_i from its last value, regularised towards w̄, and send Δw_i."""
-        self.receive(parameters, config)
         self.load_personal_model()
         near = Proximal(2 * self.settings.mtl_lambda, self.received)
         loss = self.train("all", self.settings.representation_epochs, near)
-        return self.send_change(loss, config)
+        self.upload_change()
+        return loss

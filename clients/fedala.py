@@ -1,41 +1,16 @@
 """FedALA (Zhang et al., AAAI 2023): adaptive local aggregation of the global model."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.task.models import SplitModel, called_with
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import features_of, loop
 
 OLD_MODEL, WEIGHTS, STARTED = "model.", "weights.", "started."
-
-
-@dataclass(frozen=True)
-class FedALASettings(TrainingSettings):
-    """Settings of FedALA's clients; ``head_layers`` is the paper's p.
-
-    Parameters
-    ----------
-    ala_learning_rate : float, default 1
-        Learning rate η of the weights W (equation 5); 0 keeps them at 1 (FedAvg).
-    ala_share : float, default 0.8
-        Fraction s of the training examples on which W is trained, drawn again in each
-        round.
-    ala_start_epochs : int, default 10
-        Epochs of the first training of W, which the paper continues until convergence.
-        Later trainings take one epoch.
-    """
-
-    ala_learning_rate: Annotated[float, Range("[0, inf)")] = 1.0
-    ala_share: Annotated[float, Range("(0, 1]")] = 0.8
-    ala_start_epochs: Annotated[int, Range("[1, inf)")] = 10
 
 
 class FedALAClient(Client, also_test_global=True):
@@ -51,11 +26,23 @@ class FedALAClient(Client, also_test_global=True):
 
     In the authors' code, clients that are not sampled also continue from the mixture;
     here Θ_i is the model of the last local training, as in algorithm 1.
+
+    Parameters
+    ----------
+    ala_learning_rate : float, default 1
+        Learning rate η of the weights W (equation 5); 0 keeps them at 1 (FedAvg).
+    ala_share : float, default 0.8
+        Fraction s of the training examples on which W is trained, drawn again in each
+        round.
+    ala_start_epochs : int, default 10
+        Epochs of the first training of W, which the paper continues until convergence.
+        Later trainings take one epoch.
     """
 
     personal = (OLD_MODEL, WEIGHTS, STARTED)
-    settings_type = FedALASettings
-    settings: FedALASettings
+    ala_learning_rate: float = setting(1.0, ge=0)
+    ala_share: float = setting(0.8, gt=0, le=1)
+    ala_start_epochs: int = setting(10, ge=1)
 
     def initial_group(self, group: str) -> Tensors:
         """Return the initial model for Θ_i, weights of 1, and 0 for "not started"."""
@@ -70,15 +57,13 @@ class FedALAClient(Client, also_test_global=True):
             }
         return super().initial_group(group)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Learn W_i, aggregate locally, and train for ``representation-epochs``."""
-        self.receive(parameters, config)
         self.learn_weights()
         self.aggregate_locally()
         loss = self.train("all", self.settings.representation_epochs)
         self.saved |= within(OLD_MODEL, self.model.state_dict())
-        self.save(config)
-        return self.send(loss)
+        return loss
 
     def learn_weights(self) -> None:
         """Train W_i if this client has trained before and has training examples."""

@@ -1,30 +1,9 @@
 """FedAMP (Huang et al., AAAI 2021): train near the mean of similar models."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from flwr.common import NDArrays
-
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import Proximal
-
-
-@dataclass(frozen=True)
-class FedAMPSettings(TrainingSettings):
-    """Settings of FedAMP's clients.
-
-    Parameters
-    ----------
-    fedamp_lambda : float, default 1
-        λ of the proximal term λ/(2 α_k) ‖w − u_i‖² (equation 6).
-    fedamp_alpha : float, default 10000
-        α_k, as for the strategy.
-    """
-
-    fedamp_lambda: Annotated[float, Range("[0, inf)")] = 1.0
-    fedamp_alpha: Annotated[float, Range("(0, inf)")] = 1e4
 
 
 class FedAMPClient(Client, supports_example_dp=True, newcomer_groups=WHOLE):
@@ -39,15 +18,21 @@ class FedAMPClient(Client, supports_example_dp=True, newcomer_groups=WHOLE):
     first round: u_i is the mean of the last round's models, and the client trains its
     w_i near it, for ``newcomer-epochs``. It does not attend to the nearest models, for
     which the server would need its w_i.
+
+    Parameters
+    ----------
+    fedamp_lambda : float, default 1
+        λ of the proximal term λ/(2 α_k) ‖w − u_i‖² (equation 6).
+    fedamp_alpha : float, default 10000
+        α_k, as for the strategy.
     """
 
-    settings_type = FedAMPSettings
-    settings: FedAMPSettings
+    fedamp_lambda: float = setting(1.0, ge=0)
+    fedamp_alpha: float = setting(1e4, gt=0)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train near the received u_i for ``representation-epochs``."""
-        self.receive(parameters, config)
-        return self.send(self._train_near(self.settings.representation_epochs))
+        return self._train_near(self.settings.representation_epochs)
 
     def personalize(self) -> None:
         """Train near the received mean of the models for ``newcomer-epochs``."""

@@ -1,42 +1,21 @@
 """FedAS (Yang et al., CVPR 2024): parameter alignment and client synchronisation."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import differentiable
 from flwr_frl.task.messages import FISHER_TRACE
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import SGD, freeze, loop
 
 PROTOTYPES = "prototypes."
 MEANS, COUNTS = f"{PROTOTYPES}means", f"{PROTOTYPES}counts"
-
-
-@dataclass(frozen=True)
-class FedASSettings(TrainingSettings):
-    """Settings of FedAS's clients, with the values of the authors' code.
-
-    Parameters
-    ----------
-    fedas_learning_rate : float, default 0.01
-        Learning rate of the parameter alignment, which has neither momentum nor weight
-        decay; 0 omits the alignment.
-    fedas_epochs : int, default 1
-        Epochs of the parameter alignment.
-    """
-
-    fedas_learning_rate: Annotated[float, Range("[0, inf)")] = 0.01
-    fedas_epochs: Annotated[int, Range("[0, inf)")] = 1
 
 
 class FedASClient(
@@ -61,12 +40,20 @@ class FedASClient(
     The deployed model is the received representation, aligned, with the client's head.
     A client that is not sampled keeps head and prototypes. Before its first training it
     deploys the received representation as it is.
+
+    Parameters
+    ----------
+    fedas_learning_rate : float, default 0.01
+        Learning rate of the parameter alignment, which has neither momentum nor weight
+        decay; 0 omits the alignment.
+    fedas_epochs : int, default 1
+        Epochs of the parameter alignment. Both defaults are those of the authors' code.
     """
 
-    shared = (REPRESENTATION,)
+    shared = "representation"
     personal = (HEAD, PROTOTYPES)
-    settings_type = FedASSettings
-    settings: FedASSettings
+    fedas_learning_rate: float = setting(0.01, ge=0)
+    fedas_epochs: int = setting(1, ge=0)
 
     def initial_group(self, group: str) -> Tensors:
         """Return zeros, as there are no prototypes yet."""
@@ -74,17 +61,15 @@ class FedASClient(
         counts = torch.zeros(classes, dtype=torch.int64)
         return {"means": torch.zeros(classes, width), "counts": counts}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Align the representation, train the model, and add the Fisher trace."""
-        self.receive(parameters, config)
         self.align()
         loss = self.train("all", self.settings.representation_epochs)
         classes = self.model.linear_head("FedAS").out_features
         means, counts = class_means(*labelled_features(self), classes)
         self.saved |= {MEANS: means, COUNTS: counts}
-        self.save(config)
-        arrays, num_examples, metrics = self.send(loss)
-        return arrays, num_examples, {**metrics, FISHER_TRACE: self.fisher_trace()}
+        self.metrics[FISHER_TRACE] = self.fisher_trace()
+        return loss
 
     def align(self) -> None:
         """Train the representation towards the prototypes, if there are any."""

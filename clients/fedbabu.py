@@ -1,21 +1,22 @@
 """FedBABU (Oh et al., ICLR 2022): the head is trained only by fine-tuning."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Literal, cast
 
 import torch
-from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Config, Reply
 from flwr_frl.clients.device.conversions import under
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
-from flwr_frl.clients.fine_tuning import FineTuned, FineTuningSettings
-from flwr_frl.task.settings import Choice
+from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.fine_tuning import FineTuned
+from flwr_frl.task.models import Part
+from flwr_frl.task.settings import setting
 
 
-@dataclass(frozen=True)
-class FedBABUSettings(FineTuningSettings):
-    """Settings of FedBABU's clients; ``finetune_epochs`` is the paper's τ_f.
+class FedBABUClient(FineTuned, supports_example_dp=True):
+    """Algorithm 1, client side: all clients keep the initial head.
+
+    The authors' code fine-tunes the whole model for 5 epochs. The defaults here are the
+    head and 10 epochs, as for the other fine-tuned methods. ``finetune-epochs`` is the
+    paper's τ_f.
 
     Parameters
     ----------
@@ -23,19 +24,13 @@ class FedBABUSettings(FineTuningSettings):
         Part that is fine-tuned before the final test; the paper compares all three.
     """
 
-    finetune_part: Annotated[str, Choice("head", "representation", "all")] = "head"  # type: ignore[misc]
+    shared = "representation"
+    finetune_part: Literal["head", "representation", "all"] = setting("head")
 
-
-class FedBABUClient(FineTuned, supports_example_dp=True):
-    """Algorithm 1, client side: all clients keep the initial head.
-
-    The authors' code fine-tunes the whole model for 5 epochs. The defaults here are the
-    head and 10 epochs, as for the other fine-tuned methods.
-    """
-
-    shared = (REPRESENTATION,)
-    settings_type = FedBABUSettings
-    settings: FedBABUSettings
+    @property
+    def finetuned_part(self) -> Part:
+        """``finetune-part``."""
+        return cast(Part, self.settings.finetune_part)
 
     def _structure(self) -> list[object]:
         """Add the classes and the initial head, which is not sent."""
@@ -44,8 +39,6 @@ class FedBABUClient(FineTuned, supports_example_dp=True):
         sums = [f"{t.sum(dtype=torch.float64).item():.3g}" for t in head.values()]
         return [*super()._structure(), self.task.classes, sums]
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train the representation with the initial head frozen."""
-        self.receive(parameters, config)
-        epochs = self.settings.representation_epochs
-        return self.send(self.train("representation", epochs))
+        return self.train("representation", self.settings.representation_epochs)

@@ -1,42 +1,23 @@
 """FedCP (Zhang et al., KDD 2023): a policy splits features between two heads."""
 
 import copy
-from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.traits import linear_head, separate_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import freeze, loop
 
 PERSONAL_HEAD, POLICY = "personal-head.", "policy."
 # Widths a of the kernel Σ_a exp(−‖x − y‖² / 2a), from the authors' code.
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
-
-
-@dataclass(frozen=True)
-class FedCPSettings(TrainingSettings):
-    """Settings of FedCP's clients.
-
-    Parameters
-    ----------
-    fedcp_lambda : float, default 0.2
-        λ of the maximum mean discrepancy between the features and those of the received
-        representation; 0 omits it. The authors' code uses 5 with 512 features. The
-        kernels' widths do not depend on the number of features, and 5 is too large for
-        the fewer features of the built-in models.
-    """
-
-    fedcp_lambda: Annotated[float, Range("[0, inf)")] = 0.2
 
 
 class SeparatingHead(nn.Module):
@@ -94,12 +75,19 @@ class FedCPClient(
       initial head;
     - it sends W and Θ only to the clients of the previous round, so that others train
       and are tested with older ones; here all clients get the current ones.
+
+    Parameters
+    ----------
+    fedcp_lambda : float, default 0.2
+        λ of the maximum mean discrepancy between the features and those of the received
+        representation; 0 omits it. The authors' code uses 5 with 512 features. The
+        kernels' widths do not depend on the number of features, and 5 is too large for
+        the fewer features of the built-in models.
     """
 
     shared = (*WHOLE, POLICY)
     personal = (PERSONAL_HEAD,)
-    settings_type = FedCPSettings
-    settings: FedCPSettings
+    fedcp_lambda: float = setting(0.2, ge=0)
 
     def initial_group(self, group: str) -> Tensors:
         """Return the initial head, or a policy network drawn with the task's seed."""
@@ -132,9 +120,8 @@ class FedCPClient(
         with torch.random.fork_rng(devices=[]):
             return self.policy().to(self.device)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train representation, personal head and policy together."""
-        self.receive(parameters, config)
         model, weight = self.deployed_model(), self.settings.fedcp_lambda
         received = copy_sharing_frozen(model.representation)
         received.requires_grad_(False).train()
@@ -162,11 +149,10 @@ class FedCPClient(
         loss = loop(step, examples, epochs, self.settings, self.model)
         head = under("head.personal.", model.state_dict())
         self.saved = within(PERSONAL_HEAD, head)
-        self.save(config)
         mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in head.items()}
         policy = within(POLICY, under("head.policy.", model.state_dict()))
-        sent = {**model.state_dict(), **within(HEAD, mean), **policy}
-        return self.send(loss, sent)
+        self.upload = {**model.state_dict(), **within(HEAD, mean), **policy}
+        return loss
 
 
 def discrepancy(x: Tensor, y: Tensor) -> Tensor:

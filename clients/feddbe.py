@@ -1,43 +1,18 @@
 """FedDBE (Zhang et al., NeurIPS 2023): FedAvg with a domain bias eliminator."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Arrays, Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Arrays, Client, Config
 from flwr_frl.clients.device.conversions import Tensors, to_numpy
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import CONSENSUS
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Free, Range, SettingsError
+from flwr_frl.task.settings import SettingsError, setting
 from flwr_frl.task.training import freeze, loop
 
 MEMORY = "memory."
-
-
-@dataclass(frozen=True)
-class FedDBESettings(TrainingSettings):
-    """Settings of FedDBE's clients.
-
-    Parameters
-    ----------
-    dbe_kappa : float, default 50
-        κ of the mean regularisation κ/2 mean (z̄_i − z̄)² over the features' entries
-        (the ½ is from the authors' code); 0 omits it.
-    dbe_momentum : float, default 1
-        μ of z̄_i ← (1 − μ) z̄_i + μ (mean features of a batch), from 0 in each round. A
-        last batch of n examples has weight μ n / b if the other batches have b.
-    dbe_memory : bool, default True
-        Whether a client adds a trained personal bias, the memory, to its features.
-    """
-
-    dbe_kappa: Annotated[float, Range("[0, inf)")] = 50.0
-    dbe_momentum: Annotated[float, Range("(0, 1]")] = 1.0
-    dbe_memory: Annotated[bool, Free()] = True
 
 
 def biased_first_layer(task: Task) -> None:
@@ -54,13 +29,25 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
 
     The model is head(representation(x) + z̄_i^p). Both parts and the memory train with
     the same step size; the mean features z̄_i are regularised towards z̄.
+
+    Parameters
+    ----------
+    dbe_kappa : float, default 50
+        κ of the mean regularisation κ/2 mean (z̄_i − z̄)² over the features' entries
+        (the ½ is from the authors' code); 0 omits it.
+    dbe_momentum : float, default 1
+        μ of z̄_i ← (1 − μ) z̄_i + μ (mean features of a batch), from 0 in each round. A
+        last batch of n examples has weight μ n / b if the other batches have b.
+    dbe_memory : bool, default True
+        Whether a client adds a trained personal bias, the memory, to its features.
     """
 
     shared = (*WHOLE, CONSENSUS)
     sent = WHOLE
     personal = (MEMORY,)
-    settings_type = FedDBESettings
-    settings: FedDBESettings
+    dbe_kappa: float = setting(50.0, ge=0)
+    dbe_momentum: float = setting(1.0, gt=0, le=1)
+    dbe_memory: bool = setting(True)
 
     @property
     def layer(self) -> nn.Linear:
@@ -81,13 +68,11 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
         mean, _ = self.learn(None, None)
         return {"mean": to_numpy(mean)}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train the model and the memory for ``representation-epochs``."""
-        self.receive(parameters, config)
         memory = self.saved[f"{MEMORY}value"] if self.settings.dbe_memory else None
         _, loss = self.learn(memory, self.received[f"{CONSENSUS}mean"])
-        self.save(config)
-        return self.send(loss)
+        return loss
 
     def learn(
         self, memory: Tensor | None, consensus: Tensor | None

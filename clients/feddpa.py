@@ -1,34 +1,13 @@
 """FedDPA (Yang et al., NeurIPS 2024): a global and a personal adapter."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.adapters import is_lora, lora_layers, needs_lora
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import Range
-
-
-@dataclass(frozen=True)
-class FedDPASettings(TrainingSettings):
-    """Settings of FedDPA's clients; ``representation_epochs`` are the global adapter's.
-
-    Parameters
-    ----------
-    feddpa_alpha : float, default 0.5
-        Weight α of the personal adapter; 1 − α is that of the global one.
-    personal_epochs : int, default 1
-        Epochs of the personal adapter.
-    """
-
-    feddpa_alpha: Annotated[float, Range("[0, 1]")] = 0.5
-    personal_epochs: Annotated[int, Range("[0, inf)")] = 1
+from flwr_frl.task.settings import setting
 
 
 class FedDPAClient(
@@ -45,17 +24,23 @@ class FedDPAClient(
     The weight α is constant. The paper also proposes one that depends on an example's
     similarity to training examples (instance-wise dynamic weighting). In the authors'
     code, personal adapters train from the second round on, here from the first.
+    ``representation-epochs`` are those of the global adapter.
+
+    Parameters
+    ----------
+    feddpa_alpha : float, default 0.5
+        Weight α of the personal adapter; 1 − α is that of the global one.
+    personal_epochs : int, default 1
+        Epochs of the personal adapter.
     """
 
-    settings_type = FedDPASettings
-    settings: FedDPASettings
+    feddpa_alpha: float = setting(0.5, ge=0, le=1)
+    personal_epochs: int = setting(1, ge=0)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train the personal adapter, and then the global one."""
-        self.receive(parameters, config)
         self.train_personal(self.settings.personal_epochs)
-        self.save(config)
-        return self.send(self.train("all", self.settings.representation_epochs))
+        return self.train("all", self.settings.representation_epochs)
 
     def personalize(self) -> None:
         """Train the personal adapter for ``newcomer-epochs``."""

@@ -1,9 +1,8 @@
 """FedDyn (Acar et al., ICLR 2021): a dynamic regulariser of local training."""
 
 import torch
-from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import IN_MEAN, PROXIMAL_WEIGHT
@@ -43,22 +42,20 @@ class FedDynClient(
     """
 
     personal = (GRADIENT,)
-    settings: TrainingSettings
 
     def initial_group(self, group: str) -> Tensors:
         """Return gradients of 0, one per parameter name."""
         named = self.model.named_parameters(remove_duplicate=False)
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train with the regulariser, update λ_k, and send θ_k − θ.
 
         `Client.train` adds α/2 ‖w − θ‖².
         """
-        self.receive(parameters, config)
-        alpha = float(config[PROXIMAL_WEIGHT])
+        alpha = float(self.config[PROXIMAL_WEIGHT])
         gradients = under(GRADIENT, self.saved)
-        if not (self.state.round and config.get(IN_MEAN, True)):
+        if not (self.state.round and self.config.get(IN_MEAN, True)):
             # h does not contain the λ_k of an earlier run.
             gradients = {
                 name: torch.zeros_like(value) for name, value in gradients.items()
@@ -73,5 +70,5 @@ class FedDynClient(
             name: value - alpha * changes[name] for name, value in gradients.items()
         }
         self.saved = within(GRADIENT, moved)
-        self.save(config)
-        return self.send(loss, changes)
+        self.upload = changes
+        return loss

@@ -1,44 +1,22 @@
 """FedFomo (Zhang et al., ICLR 2021): each client weighs the models that it receives."""
 
-from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated
 
 import torch
-from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Config, Reply, TrainingSettings
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split
 from flwr_frl.task.messages import CANDIDATES, FOMO_WEIGHTS
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import evaluate
 
 BEFORE = "before."
 WEIGHTS = FOMO_WEIGHTS.partition(".")[0] + "."
 # Avoids a division by 0 for equal models.
 SMALLEST_DISTANCE = 1e-5
-
-
-@dataclass(frozen=True)
-class FedFomoSettings(TrainingSettings):
-    """Settings of FedFomo's clients.
-
-    Parameters
-    ----------
-    fomo_models : int, default 5
-        Number M of other clients' models, as for the strategy.
-    fomo_validation : float, default 0.2
-        Share of the training examples on which models are weighed, and which a client
-        does not train on (0.2 in the authors' commands and in PFLlib); with 0, models
-        are weighed on all training examples.
-    """
-
-    fomo_models: Annotated[int, Range("[0, inf)")] = 5
-    fomo_validation: Annotated[float, Range("[0, 1)")] = 0.2
 
 
 class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=False):
@@ -62,13 +40,22 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
     the server forwards it to other clients unchanged. For a client that joins later,
     the trained model and the baseline are the initial model; it weighs the received
     models and trains for ``newcomer-epochs``.
+
+    Parameters
+    ----------
+    fomo_models : int, default 5
+        Number M of other clients' models, as for the strategy.
+    fomo_validation : float, default 0.2
+        Share of the training examples on which models are weighed, and which a client
+        does not train on (0.2 in the authors' commands and in PFLlib); with 0, models
+        are weighed on all training examples.
     """
 
     shared = (CANDIDATES,)
     sent = (*WHOLE, WEIGHTS)
     personal = (PERSONAL_MODEL, BEFORE)
-    settings_type = FedFomoSettings
-    settings: FedFomoSettings
+    fomo_models: int = setting(5, ge=0)
+    fomo_validation: float = setting(0.2, ge=0, lt=1)
 
     def initial_group(self, group: str) -> Tensors:
         """Return no candidates, weights of 0, and initial personal models."""
@@ -83,9 +70,8 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         """Add the classes, which the heads of all models must share."""
         return [*super()._structure(), self.task.classes]
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Combine the candidates, train, and send the model and the weights."""
-        self.receive(parameters, config)
         weights = self.combine()
         before = {n: value.clone() for n, value in self.model.state_dict().items()}
         self.saved |= within(BEFORE, before)
@@ -93,9 +79,9 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         loss = self.train("all", epochs, examples=self.split()[0])
         padded = torch.zeros(self.settings.fomo_models)
         padded[: len(weights)] = torch.tensor(weights)
-        reply = self.send(loss, {**self.model.tensors, FOMO_WEIGHTS: padded})
-        self.save_personal_model(config)
-        return reply
+        self.upload = {**self.model.tensors, FOMO_WEIGHTS: padded}
+        self.keep_personal_model()
+        return loss
 
     def combine(self) -> list[float]:
         """Load the weighted mean of the candidates; return the others' weights.
@@ -152,7 +138,7 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
         self.combine()
         epochs = self.settings.newcomer_epochs
         self.train("all", epochs, examples=self.split()[0])
-        self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
+        self.keep_personal_model()
 
 
 def _mean(models: list[Tensors], weights: list[float]) -> Tensors:

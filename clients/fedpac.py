@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 import torch
-from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
@@ -72,7 +71,6 @@ class FedPACClient(
     shared = (*WHOLE, CENTROIDS)
     sent = (*WHOLE, CENTROIDS, STATISTICS)
     settings_type = FedPACSettings
-    settings: FedPACSettings
 
     def initial_group(self, group: str) -> Tensors:
         """Return zeros, as there are neither centroids nor statistics yet."""
@@ -85,12 +83,11 @@ class FedPACClient(
         counts = torch.zeros(classes, dtype=torch.int64)
         return {"means": torch.zeros(classes, width), "counts": counts}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Measure the received features, and train the head, then the representation.
 
         Representation, head, new class means and the statistics are sent.
         """
-        self.receive(parameters, config)
         settings, near = self.settings, None
         statistics = self.statistics_of(*labelled_features(self))
         if settings.fedpac_lambda:
@@ -100,7 +97,8 @@ class FedPACClient(
         loss = self.train("representation", settings.representation_epochs, near)
         means, counts = class_means(*labelled_features(self), self.num_classes)
         centroids = {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
-        return self.send(loss, {**self.model.state_dict(), **centroids, **statistics})
+        self.upload = {**self.model.state_dict(), **centroids, **statistics}
+        return loss
 
     def _train_head(self, epochs: int) -> None:
         self.train("head", epochs, learning_rate=self.settings.head_rate)

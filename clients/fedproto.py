@@ -2,13 +2,13 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Literal
 
 import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from flwr_frl.clients.base import Client, Config, Evaluation
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.evaluation import class_mask
@@ -16,34 +16,12 @@ from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.traits import NODE_SETTINGS, linear_head
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Choice, Free, Range
+from flwr_frl.task.settings import setting
 
 PROTOTYPE_GROUP, CLASSES = "prototypes.", "classes."
 OWN_CLASSES = f"{CLASSES}own"
 # Larger than any squared distance to a prototype, whose entries are at most 1e6.
 FAR = 1e30
-
-
-@dataclass(frozen=True)
-class FedProtoSettings(TrainingSettings):
-    """Settings of FedProto's clients.
-
-    Parameters
-    ----------
-    fedproto_lambda : float, default 1
-        λ of the distance to the prototypes (equation 7); 0 is local training.
-    fedproto_predicted : {"own", "all"}, default "own"
-        Classes that a client predicts: those of its training examples, as in the
-        authors' code, or all classes with a prototype.
-    client_models : str, default ""
-        Models of the simulated clients, assigned in turn: with ``"mlp resnet20"``,
-        every second client has a ResNet. Their features must have the same width. A
-        device sets ``model`` in its node config.
-    """
-
-    fedproto_lambda: Annotated[float, Range("[0, inf)")] = 1.0
-    fedproto_predicted: Annotated[str, Choice("own", "all")] = "own"
-    client_models: Annotated[str, Free("models' names")] = ""
 
 
 @dataclass(frozen=True)
@@ -90,12 +68,25 @@ class FedProtoClient(
     the nearest prototype, among the client's classes unless ``fedproto-predicted`` is
     ``"all"``. The client's classes are saved, so that prediction needs no training
     examples.
+
+    Parameters
+    ----------
+    fedproto_lambda : float, default 1
+        λ of the distance to the prototypes (equation 7); 0 is local training.
+    fedproto_predicted : {"own", "all"}, default "own"
+        Classes that a client predicts: those of its training examples, as in the
+        authors' code, or all classes with a prototype.
+    client_models : str, default ""
+        Models of the simulated clients, assigned in turn: with ``"mlp resnet20"``,
+        every second client has a ResNet. Their features must have the same width. A
+        device sets ``model`` in its node config.
     """
 
     shared = (PROTOTYPE_GROUP,)
     personal = (*WHOLE, CLASSES)
-    settings_type = FedProtoSettings
-    settings: FedProtoSettings
+    fedproto_lambda: float = setting(1.0, ge=0)
+    fedproto_predicted: Literal["own", "all"] = setting("own")
+    client_models: str = setting("", form="models' names")
 
     @property
     def head(self) -> nn.Linear:
@@ -117,17 +108,16 @@ class FedProtoClient(
         """Add the classes, which the prototypes stand for."""
         return [*super()._structure(), self.task.classes]
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train towards the prototypes C̄; send the local prototypes C_j."""
-        self.receive(parameters, config)
         settings, near = self.settings, None
         if settings.fedproto_lambda:
             means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
             near = NearPrototypes(settings.fedproto_lambda, means, counts > 0)
         loss = self.train("all", settings.representation_epochs, near)
         self.saved[OWN_CLASSES] = class_mask(self.task, self.index, self.head)[0]
-        self.save(config)
-        return self.send(loss, self.prototypes())
+        self.upload = self.prototypes()
+        return loss
 
     def prototypes(self) -> Tensors:
         """Return the mean feature and the number of examples of each class."""

@@ -1,7 +1,6 @@
 """FedRep (Collins et al., ICML 2021): head first, then the representation."""
 
-from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.common import NDArrays
@@ -12,20 +11,17 @@ from flwr_frl.clients.base import (
     Config,
     Evaluation,
     Reply,
-    TrainingSettings,
 )
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, Groups
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Checked, Free, Range
+from flwr_frl.task.settings import Checked, setting
 from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.training import SGD
 
 
-@dataclass(frozen=True)
-class FedRepSettings(TrainingSettings):
-    """Settings of FedRep's clients.
+class FedRepClient(Client, supports_example_dp=True):
+    """Algorithm 1: many head updates, then the representation; the head is personal.
 
     Parameters
     ----------
@@ -33,29 +29,20 @@ class FedRepSettings(TrainingSettings):
         Epochs τ_h of the head, with the representation frozen (algorithm 1).
     """
 
-    head_epochs: Annotated[int, Range("[0, inf)")] = 10
+    shared = "representation"
+    personal = "head"
+    head_epochs: int = setting(10, ge=0)
 
-
-class FedRepClient(Client, supports_example_dp=True):
-    """Algorithm 1: many head updates, then the representation; the head is personal."""
-
-    shared = (REPRESENTATION,)
-    personal = (HEAD,)
-    settings_type = FedRepSettings
-    settings: FedRepSettings
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train the head for ``head-epochs``, then φ for ``representation-epochs``."""
-        self.receive(parameters, config)
         self.train("head", self.settings.head_epochs)
-        loss = self.train("representation", self.settings.representation_epochs)
-        self.save(config)
-        return self.send(loss)
+        return self.train("representation", self.settings.representation_epochs)
 
 
-@dataclass(frozen=True)
-class FedRepLinearSettings(Checked):
-    """Settings of linear FedRep.
+class FedRepLinearClient(Client, task_type=LinearTask):
+    """Algorithm 2: linear representation B (d × k), head w, squared loss.
+
+    f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)².
 
     Parameters
     ----------
@@ -68,22 +55,13 @@ class FedRepLinearSettings(Checked):
         GD-GD and 10GD-GD (section 5.1).
     """
 
-    learning_rate: Annotated[float, Range("(0, inf)")] = SGD.learning_rate
-    fresh_samples: Annotated[bool, Free()] = True
-    head_steps: Annotated[int, Range("[0, inf)")] = 0
-
-
-class FedRepLinearClient(Client, task_type=LinearTask):
-    """Algorithm 2: linear representation B (d × k), head w, squared loss.
-
-    f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)².
-    """
-
-    shared: Groups = (REPRESENTATION,)
-    personal: Groups = (HEAD,)
+    shared: Any = "representation"
+    personal: Any = "head"
     task: LinearTask
-    settings_type: type = FedRepLinearSettings
-    settings: FedRepLinearSettings
+    settings_type = Checked
+    learning_rate: float = setting(SGD.learning_rate, gt=0)
+    fresh_samples: bool = setting(True)
+    head_steps: int = setting(0, ge=0)
 
     def get_parameters(self, config: Config) -> NDArrays:
         """Return a random Bᵀ of shape (k, d) with orthonormal rows."""

@@ -4,10 +4,9 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.traits import linear_head
@@ -77,7 +76,6 @@ class FedRoDClient(
     """
 
     personal = (PERSONAL_HEAD,)
-    settings: TrainingSettings
 
     def get_properties(self, config: Config) -> Config:
         """Also check that the loss is finite if a class has no examples."""
@@ -96,12 +94,11 @@ class FedRoDClient(
         head = under(HEAD, self.task.initial_state)
         return {name: torch.zeros_like(tensor) for name, tensor in head.items()}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train both heads for ``representation-epochs``.
 
         The training loss is the sum of the losses of both heads.
         """
-        self.receive(parameters, config)
         generic = self.model.linear_head("FedRoD")
         heads = TwoHeads(generic, self.personal_head(), self.log_counts(generic))
         near = None
@@ -118,8 +115,7 @@ class FedRoDClient(
             near,
         )
         self.saved = within(PERSONAL_HEAD, heads.personal.state_dict())
-        self.save(config)
-        return self.send(loss)
+        return loss
 
     def log_counts(self, head: nn.Linear) -> Tensor:
         """Return log N_c; −∞ for a class without examples."""

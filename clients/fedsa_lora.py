@@ -1,6 +1,6 @@
 """FedSA-LoRA (Guo et al., ICLR 2025): selective aggregation of LoRA matrices."""
 
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.task.models.adapters import is_lora, needs_trained_a
 
@@ -15,7 +15,7 @@ class FedSALoRAClient(
     The server averages the A_i, and each client keeps its B_i.
     """
 
-    shared = (REPRESENTATION,)
+    shared = "representation"
     personal = (LORA_B, HEAD)
 
     def _group_of(self, name: str) -> str:

@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, ClassVar, TypeVar, cast
+from typing import TypeVar, cast
 
-from flwr_frl.clients.base import Client, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.models import Part, SplitModel
-from flwr_frl.task.settings import Range, SettingsError
+from flwr_frl.task.settings import SettingsError, setting
 
 C = TypeVar("C", bound=Client)
 
 
-@dataclass(frozen=True)
-class FineTuningSettings(TrainingSettings):
-    """Settings of fine-tuning, added to those of the method.
+class FineTuned(Client, also_test_global=True):
+    """Deploy the global model with a part fine-tuned on the client's data.
 
     Parameters
     ----------
@@ -22,24 +21,20 @@ class FineTuningSettings(TrainingSettings):
         Epochs of the head before the final test (FedRep, section 5.2).
     """
 
-    finetune_epochs: Annotated[int, Range("[0, inf)")] = 10
-    # The part that is fine-tuned.
-    finetune_part: ClassVar[str] = "head"
+    finetune_epochs: int = setting(10, ge=0)
 
-
-class FineTuned(Client, also_test_global=True):
-    """Deploy the global model with a part fine-tuned on the client's data."""
-
-    settings: FineTuningSettings
+    @property
+    def finetuned_part(self) -> Part:
+        """The part that is fine-tuned."""
+        return "head"
 
     def deployed_model(self) -> SplitModel:
-        """Fine-tune ``finetune_part``, by default the head, for ``finetune-epochs``.
+        """Fine-tune the head, or another part, for ``finetune-epochs``.
 
         Without training examples, return the global model.
         """
-        part = cast(Part, self.settings.finetune_part)
         if len(self.task.train_examples(self.index)):
-            self.train(part, self.settings.finetune_epochs)
+            self.train(self.finetuned_part, self.settings.finetune_epochs)
         return self.model
 
 
@@ -80,7 +75,7 @@ def fine_tuned(kind: type[C]) -> type[C]:
             "may be a part of the deployed model; if it is not, declare "
             "predicts_with_personal=False"
         )
-    types = FineTuningSettings, kind.settings_type
+    types = FineTuned.settings_type, kind.settings_type
     settings = type(f"{types[1].__name__}-ft", types, {"__module__": kind.__module__})
     about: dict[str, object] = {
         "__doc__": FineTuned.__doc__,
@@ -89,6 +84,6 @@ def fine_tuned(kind: type[C]) -> type[C]:
         "traits": replace(kind.traits, also_test_global=True),
     }
     name, bases = f"{kind.__name__}-ft", (FineTuned, kind)
-    # The variant inherits `fit` from `kind`, so this trait must be that of `kind`.
+    # The variant inherits `update` from `kind`, so this trait must be that of `kind`.
     private = kind.traits.supports_example_dp
     return cast(type[C], type(name, bases, about, supports_example_dp=private))

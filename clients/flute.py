@@ -2,40 +2,21 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, cast
+from typing import Literal, cast
 
 import numpy as np
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepSettings
+from flwr_frl.clients.fedrep import FedRepLinearClient
 from flwr_frl.clients.traits import separate_head
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
-from flwr_frl.task.settings import Checked, Choice, Range
+from flwr_frl.task.settings import Checked, setting
 from flwr_frl.task.training import TrainingDivergedError
-
-
-@dataclass(frozen=True)
-class FLUTESettings(TrainingSettings):
-    """Weights of the regularised loss (equation 10).
-
-    Parameters
-    ----------
-    nc_weight : float, default 0.25
-        Weight λ3 of NC_i(H).
-    head_weight : float, default 0.0025
-        Weight λ2 of ‖H‖_F².
-    feature_weight : float, default 0.0005
-        Weight λ1 of ‖ψ(x)‖² summed over a batch, as in the authors' code.
-    """
-
-    nc_weight: Annotated[float, Range("[0, inf)")] = 0.25
-    head_weight: Annotated[float, Range("[0, inf)")] = 0.0025
-    feature_weight: Annotated[float, Range("[0, inf)")] = 0.0005
 
 
 @dataclass(frozen=True)
@@ -79,10 +60,20 @@ class FLUTEClient(
     """Algorithm 2, client side: the server sends representation and head.
 
     The loss is CE + λ1 ‖ψ(x)‖² + λ2 ‖H‖_F² + λ3 NC_i(H) (equation 10).
+
+    Parameters
+    ----------
+    nc_weight : float, default 0.25
+        Weight λ3 of NC_i(H).
+    head_weight : float, default 0.0025
+        Weight λ2 of ‖H‖_F².
+    feature_weight : float, default 0.0005
+        Weight λ1 of ‖ψ(x)‖² summed over a batch, as in the authors' code.
     """
 
-    settings_type: type = FLUTESettings
-    settings: FLUTESettings
+    nc_weight: float = setting(0.25, ge=0)
+    head_weight: float = setting(0.0025, ge=0)
+    feature_weight: float = setting(0.0005, ge=0)
     regularizer: HeadRegularizer = staticmethod(neural_collapse)
 
     def personalize(self) -> None:
@@ -99,11 +90,9 @@ class FLUTEClient(
         mask = "".join(str(int(has)) for has in self.classes[0].tolist())
         return {**super().get_properties(config), "classes": mask}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train head and representation together for ``representation-epochs``."""
-        self.receive(parameters, config)
-        epochs = self.settings.representation_epochs
-        return self.send(self.train_regularized("all", epochs))
+        return self.train_regularized("all", self.settings.representation_epochs)
 
     def train_regularized(self, part: Part, epochs: int) -> float:
         """Train a part with the regularised loss; λ1 is 0 if only the head trains.
@@ -123,37 +112,31 @@ class FLUTEClient(
             ) from None
 
 
-@dataclass(frozen=True)
-class FLUTEStarSettings(FLUTESettings, FedRepSettings):
-    """FLUTE's settings and ``head_epochs``.
+class FLUTEStarClient(FLUTEClient, supports_example_dp=True):
+    """FLUTE*: train the head alone for ``head-epochs`` additional epochs.
 
     Parameters
     ----------
+    head_epochs : int, default 10
+        Epochs in which the head trains alone.
     head_epochs_order : {"before", "after"}, default "before"
         Whether the head trains alone before the joint epochs, as in the authors' code,
         or after them, as in the paper. The former is more accurate
         (``benchmarks/papers_tables.py``).
     """
 
-    head_epochs_order: Annotated[str, Choice("before", "after")] = "before"
+    head_epochs: int = setting(10, ge=0)
+    head_epochs_order: Literal["before", "after"] = setting("before")
 
-
-class FLUTEStarClient(FLUTEClient, supports_example_dp=True):
-    """FLUTE*: train the head alone for ``head-epochs`` additional epochs."""
-
-    settings_type = FLUTEStarSettings
-    settings: FLUTEStarSettings
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train head and representation together, and the head alone."""
-        self.receive(parameters, config)
         settings = self.settings
         if settings.head_epochs_order == "before":
             self.train_regularized("head", settings.head_epochs)
         loss = self.train_regularized("all", settings.representation_epochs)
         if settings.head_epochs_order == "after":
             self.train_regularized("head", settings.head_epochs)
-        return self.send(loss)
+        return loss
 
 
 class FLUTELinearClient(FedRepLinearClient, sends_changes=True):

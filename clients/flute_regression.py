@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.traits import linear_head, separate_head
@@ -49,7 +48,6 @@ class FLUTERegressionClient(
     """
 
     shared = (*WHOLE, COUPLING_GROUP)
-    settings: TrainingSettings
 
     def initial_group(self, group: str) -> Tensors:
         """Return zeros for A."""
@@ -57,12 +55,12 @@ class FLUTERegressionClient(
         width = weight.shape[1]
         return {"matrix": torch.zeros(width, width, dtype=weight.dtype)}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train head and representation together for ``representation-epochs``."""
-        self.receive(parameters, config)
         penalty = QuadraticPenalty(self.received[COUPLING])
         loss = self.train("all", self.settings.representation_epochs, penalty)
-        return self.send(loss, {**self.model.state_dict(), COUPLING: self.moment()})
+        self.upload = {**self.model.state_dict(), COUPLING: self.moment()}
+        return loss
 
     def moment(self) -> Tensor:
         """Return mean ψ(x) ψ(x)ᵀ, of shape (k, k), over the training examples."""

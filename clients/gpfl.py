@@ -1,40 +1,22 @@
 """GPFL (Zhang et al., ICCV 2023): global and personalised features side by side."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import replace
 
 import torch
-from flwr.common import NDArrays
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize, relu
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import IGNORED
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import freeze, loop
 
 EMBEDDING, VALVE, SHARES = "embedding.", "valve.", "shares."
-
-
-@dataclass(frozen=True)
-class GPFLSettings(TrainingSettings):
-    """Settings of GPFL's clients, with the authors' values for their small CNN.
-
-    Parameters
-    ----------
-    gpfl_lambda : float, default 0.01
-        λ of the mean distance of global features to the embeddings of their classes.
-    gpfl_mu : float, default 0.1
-        μ, the weight decay of category embeddings and valve; biases do not decay.
-    """
-
-    gpfl_lambda: Annotated[float, Range("[0, inf)")] = 0.01
-    gpfl_mu: Annotated[float, Range("[0, inf)")] = 0.1
 
 
 class ConditionalValve(nn.Module):
@@ -115,12 +97,20 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
     The code is followed in two others: p_i is not divided by the number of classes,
     unlike in (7), and embeddings and valve have weight decay instead of the norms
     of (11). Biases do not decay, unlike in both.
+
+    Parameters
+    ----------
+    gpfl_lambda : float, default 0.01
+        λ of the mean distance of global features to the embeddings of their classes.
+    gpfl_mu : float, default 0.1
+        μ, the weight decay of category embeddings and valve; biases do not decay. Both
+        defaults are the authors' values for their small CNN.
     """
 
     shared = (REPRESENTATION, EMBEDDING, VALVE)
     personal = (HEAD, SHARES)
-    settings_type = GPFLSettings
-    settings: GPFLSettings
+    gpfl_lambda: float = setting(0.01, ge=0)
+    gpfl_mu: float = setting(0.1, ge=0)
 
     def initial_group(self, group: str) -> Tensors:
         """Return shares of 0; draw embeddings and valve from the task's seed."""
@@ -136,9 +126,8 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
         """Add the classes, which the embeddings stand for."""
         return [*super()._structure(), self.task.classes]
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train all parts for ``representation-epochs``."""
-        self.receive(parameters, config)
         settings, model = self.settings, self.model
         self.saved[f"{SHARES}value"] = self.class_shares()
         frozen = self.received[f"{EMBEDDING}weight"]
@@ -181,9 +170,9 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
 
         epochs = settings.representation_epochs
         loss = loop(step, self.train_examples, epochs, settings, model)
-        self.save(config)
         others = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
-        return self.send(loss, {**model.state_dict(), **others})
+        self.upload = {**model.state_dict(), **others}
+        return loss
 
     def valve(self) -> ConditionalValve:
         """Return the received valve."""

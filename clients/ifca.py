@@ -1,13 +1,10 @@
 """IFCA (Ghosh et al., NeurIPS 2020): each client trains the model that fits it best."""
 
-from dataclasses import dataclass
 from math import inf, isnan
-from typing import Annotated
 
 import torch
-from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.base import Task
@@ -16,24 +13,11 @@ from flwr_frl.task.messages import CLUSTER, CLUSTERS
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.run_cache import run_cache
-from flwr_frl.task.settings import Range, SettingsError
+from flwr_frl.task.settings import SettingsError, setting
 from flwr_frl.task.training import evaluate
 
 # Distinguishes the seeds of the clusters' initial models from others.
 STARTS = 0x1FCA
-
-
-@dataclass(frozen=True)
-class IFCASettings(TrainingSettings):
-    """Settings of IFCA's clients.
-
-    Parameters
-    ----------
-    num_clusters : int, default 4
-        Number k of clusters, as for the strategy.
-    """
-
-    num_clusters: Annotated[int, Range("[1, inf)")] = 4
 
 
 class IFCAClient(Client):
@@ -46,12 +30,16 @@ class IFCAClient(Client):
     In the authors' code for MNIST and CIFAR-10, test data are predicted by the model
     with the least loss on them; that for FEMNIST chooses by the training data, as here.
     That for CIFAR-10 chooses on augmented images.
+
+    Parameters
+    ----------
+    num_clusters : int, default 4
+        Number k of clusters, as for the strategy.
     """
 
     shared = (CLUSTERS,)
     sent = WHOLE
-    settings_type = IFCASettings
-    settings: IFCASettings
+    num_clusters: int = setting(4, ge=1)
 
     def initial_group(self, group: str) -> Tensors:
         """Return the initial models of all clusters, stacked."""
@@ -61,13 +49,10 @@ class IFCAClient(Client):
         """Add the classes, which the heads of all models must share."""
         return [*super()._structure(), self.task.classes]
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Choose a cluster, and train its model for ``representation-epochs``."""
-        self.receive(parameters, config)
-        chosen = self.choose()
-        loss = self.train("all", self.settings.representation_epochs)
-        arrays, num_examples, metrics = self.send(loss)
-        return arrays, num_examples, {**metrics, CLUSTER: chosen}
+        self.metrics[CLUSTER] = self.choose()
+        return self.train("all", self.settings.representation_epochs)
 
     def choose(self) -> int:
         """Load the model with the least loss, and return its cluster."""

@@ -1,43 +1,17 @@
 """kNN-Per (Marfoq et al., ICML 2022): nearest neighbours among the local features."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.task.examples import EVALUATION_BATCH
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.combined import has_positions
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import features_of
 
 # Number of candidates in addition to the neighbours.
 EXTRA = 32
-
-
-@dataclass(frozen=True)
-class KNNPerSettings(TrainingSettings):
-    """Settings of kNN-Per's clients.
-
-    Parameters
-    ----------
-    knn_neighbours : int, default 10
-        Number k of neighbours; at most all training examples are used.
-    knn_lambda : float, default 0.5
-        Weight λ of the neighbours' prediction; 0 is the model alone. The paper has a λ
-        for each client; here all have the same, as in the authors' scripts, which
-        evaluate a grid of values.
-    knn_scale : float, default 1
-        Length scale σ of the kernel exp(−‖z − z'‖²/(σ d)) for d features, as in the
-        authors' code; the paper has exp(−‖z − z'‖).
-    """
-
-    knn_neighbours: Annotated[int, Range("[1, inf)")] = 10
-    knn_lambda: Annotated[float, Range("[0, 1]")] = 0.5
-    knn_scale: Annotated[float, Range("(0, inf)")] = 1.0
 
 
 def neighbours(z: Tensor, stored: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -99,8 +73,10 @@ class MixedHead(nn.Module):
         Features of the training examples, the datastore.
     targets : Tensor of int64, shape (n,)
         Their classes.
-    settings : KNNPerSettings
-        k, λ and σ.
+    count : int
+        Number k of neighbours, at most n.
+    weight, scale : float
+        λ and σ.
     by_position : bool, default False
         Whether each input has features, and a prediction, at every position.
     """
@@ -113,7 +89,9 @@ class MixedHead(nn.Module):
         head: nn.Module,
         features: Tensor,
         targets: Tensor,
-        settings: KNNPerSettings,
+        count: int,
+        weight: float,
+        scale: float,
         by_position: bool = False,
     ) -> None:
         super().__init__()
@@ -121,8 +99,8 @@ class MixedHead(nn.Module):
         # Not in the state dict, so that clients with other examples are not stacked.
         self.register_buffer("features", features, persistent=False)
         self.register_buffer("targets", targets, persistent=False)
-        self.neighbours = min(settings.knn_neighbours, len(targets))
-        self.weight, self.scale = settings.knn_lambda, settings.knn_scale
+        self.neighbours = min(count, len(targets))
+        self.weight, self.scale = weight, scale
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities, at least 1e-30."""
@@ -155,10 +133,23 @@ class KNNPerClient(
 
     With ``dp-noise`` the training is private. The datastore and the deployed model are
     not, but never leave the device.
+
+    Parameters
+    ----------
+    knn_neighbours : int, default 10
+        Number k of neighbours; at most all training examples are used.
+    knn_lambda : float, default 0.5
+        Weight λ of the neighbours' prediction; 0 is the model alone. The paper has a λ
+        for each client; here all have the same, as in the authors' scripts, which
+        evaluate a grid of values.
+    knn_scale : float, default 1
+        Length scale σ of the kernel exp(−‖z − z'‖²/(σ d)) for d features, as in the
+        authors' code; the paper has exp(−‖z − z'‖).
     """
 
-    settings_type = KNNPerSettings
-    settings: KNNPerSettings
+    knn_neighbours: int = setting(10, ge=1)
+    knn_lambda: float = setting(0.5, ge=0, le=1)
+    knn_scale: float = setting(1.0, gt=0)
 
     def deployed_model(self) -> SplitModel:
         """Return the model with a `MixedHead`."""
@@ -174,5 +165,7 @@ class KNNPerClient(
         if not labelled.any():
             return self.model
         datastore = features[labelled], targets[labelled]
-        head = MixedHead(self.model.head, *datastore, self.settings, by_position)
+        s = self.settings
+        options = s.knn_neighbours, s.knn_lambda, s.knn_scale, by_position
+        head = MixedHead(self.model.head, *datastore, *options)
         return SplitModel(self.model.representation, head)

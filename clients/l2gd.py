@@ -1,60 +1,20 @@
 """L2GD (Hanzely & Richtárik, 2020): a mixture of a global and local models."""
 
-from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Config, Reply, TrainingSettings
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.task.messages import COINS
-from flwr_frl.task.settings import Range, SettingsError
+from flwr_frl.task.settings import SettingsError, setting
 from flwr_frl.task.training import (
     TrainingDivergedError,
     freeze,
     gradient,
     trainable_examples,
 )
-
-
-@dataclass(frozen=True)
-class L2GDSettings(TrainingSettings):
-    """Settings of L2GD's clients; ``learning_rate`` is η = α / (n (1 − p)).
-
-    p determines the length of a round; ``representation_epochs`` is not used.
-
-    Parameters
-    ----------
-    l2gd_lambda : float, default 0.1
-        λ of the objective f_i(x_i) + λ/2 ‖x_i − x̄‖² (equation 2); 0 is local training.
-        At most p / (η (1 − p)), at which an aggregation sets x_i to x̄.
-    l2gd_probability : float, default 0.1
-        p, probability of an aggregation; a round has 1/p local steps on average.
-    """
-
-    l2gd_lambda: Annotated[float, Range("[0, inf)")] = 0.1
-    l2gd_probability: Annotated[float, Range("(0, 1)")] = 0.1
-
-    def __post_init__(self) -> None:
-        """Also check that an aggregation does not overshoot x̄."""
-        super().__post_init__()
-        # Tolerate rounding errors.
-        if self.pull > 1 + 1e-9:
-            most = self.l2gd_lambda / self.pull
-            raise SettingsError(
-                f"l2gd-lambda is {self.l2gd_lambda}; expected at most "
-                f"{most:g} with l2gd-probability {self.l2gd_probability} and "
-                f"learning-rate {self.learning_rate}"
-            )
-
-    @property
-    def pull(self) -> float:
-        """The mixing weight αλ / (np) = ηλ (1 − p) / p of an aggregation."""
-        p = self.l2gd_probability
-        return self.learning_rate * self.l2gd_lambda * (1 - p) / p
 
 
 class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
@@ -67,20 +27,49 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
     coins.
 
     The paper has no momentum. Momentum lengthens local steps and so weakens λ.
+    ``learning-rate`` is η = α / (n (1 − p)). p determines the length of a round;
+    ``representation-epochs`` is not used.
+
+    Parameters
+    ----------
+    l2gd_lambda : float, default 0.1
+        λ of the objective f_i(x_i) + λ/2 ‖x_i − x̄‖² (equation 2); 0 is local training.
+        At most p / (η (1 − p)), at which an aggregation sets x_i to x̄.
+    l2gd_probability : float, default 0.1
+        p, probability of an aggregation; a round has 1/p local steps on average.
     """
 
-    settings_type = L2GDSettings
-    settings: L2GDSettings
+    l2gd_lambda: float = setting(0.1, ge=0)
+    l2gd_probability: float = setting(0.1, gt=0, lt=1)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    @staticmethod
+    def check_settings(settings: Any) -> None:
+        """Refuse aggregations that overshoot x̄."""
+        p, rate = settings.l2gd_probability, settings.learning_rate
+        most = p / (rate * (1 - p))
+        # Tolerate rounding errors.
+        if settings.l2gd_lambda > most * (1 + 1e-9):
+            raise SettingsError(
+                f"l2gd-lambda is {settings.l2gd_lambda}; expected at most "
+                f"{most:g} with l2gd-probability {p} and learning-rate {rate}"
+            )
+
+    @property
+    def pull(self) -> float:
+        """The mixing weight αλ / (np) = ηλ (1 − p) / p of an aggregation."""
+        settings, p = self.settings, self.settings.l2gd_probability
+        return float(settings.learning_rate * settings.l2gd_lambda * (1 - p) / p)
+
+    def update(self) -> float:
         """Aggregate, make the local steps, and send Δx_i."""
-        self.receive(parameters, config)
         self.load_personal_model()
-        coins = np.random.default_rng(int(config[COINS]))
+        coins = np.random.default_rng(int(self.config[COINS]))
         p = self.settings.l2gd_probability
         aggregations, steps = int(coins.geometric(1 - p)), int(coins.geometric(p))
         self.aggregate(aggregations)
-        return self.send_change(self.local_steps(steps), config)
+        loss = self.local_steps(steps)
+        self.upload_change()
+        return loss
 
     def personalize(self) -> None:
         """Train x_i from x̄ on the objective (equation 2) with x̄ fixed."""
@@ -90,7 +79,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
     def aggregate(self, times: int) -> None:
         """Make several aggregations."""
         # Batch norm statistics are aggregated, too; integer counts are not.
-        share = 1 - max(0.0, 1 - self.settings.pull) ** times
+        share = 1 - max(0.0, 1 - self.pull) ** times
         # Each tensor is updated once, as tied parameters have several names.
         for name, x in {id(x): (n, x) for n, x in self.model.tensors.items()}.values():
             if x.is_floating_point():

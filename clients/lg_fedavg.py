@@ -1,6 +1,5 @@
 """LG-FedAvg (Liang et al., 2020): a shared head on personal representations."""
 
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.fedper import FedPerClient
 
 
@@ -12,5 +11,5 @@ class LGFedAvgClient(FedPerClient, head_layers=2):
     start from the initial model.
     """
 
-    shared = (HEAD,)
-    personal = (REPRESENTATION,)
+    shared = "head"
+    personal = "representation"

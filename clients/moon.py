@@ -1,39 +1,18 @@
 """MOON (Li et al., CVPR 2021): FedAvg with a model-contrastive loss."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from flwr.common import NDArrays
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
 from flwr_frl.task.base import Task
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import Range, SettingsError
+from flwr_frl.task.settings import SettingsError, setting
 from flwr_frl.task.training import freeze, loop
 
 PREVIOUS = "previous."
-
-
-@dataclass(frozen=True)
-class MOONSettings(TrainingSettings):
-    """Settings of MOON's clients.
-
-    Parameters
-    ----------
-    moon_mu : float, default 1
-        Weight μ of the contrastive loss (equation 4). The paper tries 0.1, 1, 5 and 10;
-        0 is FedAvg.
-    moon_temperature : float, default 0.5
-        Temperature τ of the contrastive loss (equation 3).
-    """
-
-    moon_mu: Annotated[float, Range("[0, inf)")] = 1.0
-    moon_temperature: Annotated[float, Range("(0, inf)")] = 0.5
 
 
 def trained_representation(task: Task) -> None:
@@ -62,26 +41,32 @@ class MOONClient(
     a client that first trains later is randomly initialised. In that code z is the
     output of an additional projection head of two layers; here it is the output of the
     model's representation.
+
+    Parameters
+    ----------
+    moon_mu : float, default 1
+        Weight μ of the contrastive loss (equation 4). The paper tries 0.1, 1, 5 and 10;
+        0 is FedAvg.
+    moon_temperature : float, default 0.5
+        Temperature τ of the contrastive loss (equation 3).
     """
 
     personal = (PREVIOUS,)
-    settings_type = MOONSettings
-    settings: MOONSettings
+    moon_mu: float = setting(1.0, ge=0)
+    moon_temperature: float = setting(0.5, gt=0)
 
     def initial_group(self, group: str) -> Tensors:
         """Return the initial representation."""
         return under(REPRESENTATION, self.task.initial_state)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train for ``representation-epochs``, and save the representation."""
-        self.receive(parameters, config)
         epochs = self.settings.representation_epochs
         contrasts = self.settings.moon_mu > 0
         loss = self.contrast(epochs) if contrasts else self.train("all", epochs)
         trained = under(REPRESENTATION, self.model.state_dict())
         self.saved = within(PREVIOUS, trained)
-        self.save(config)
-        return self.send(loss)
+        return loss
 
     def contrast(self, epochs: int) -> float:
         """Train the model with both losses; return the mean of ℓ_sup."""
@@ -102,7 +87,7 @@ class MOONClient(
                 )
                 objective = loss + settings.moon_mu * distance
                 objective = objective + self.proximal(features, model)
-            objective.backward()  # type: ignore[no-untyped-call]
+            objective.backward()
             optimizer.step()
             return loss.detach()
 

@@ -98,7 +98,6 @@ class MultiTaskClient(Client):
     shared = ()
     personal = WHOLE
     settings_type: type = MultiTaskSettings
-    settings: SaddlePointSettings
     # X if ``radius`` is ``auto``.
     default_set: ClassVar[ConvexSet] = Everywhere()
     # Least weight of a node in the mean of the costs.
@@ -299,7 +298,7 @@ class MultiTaskClient(Client):
         The metrics are those of `tested`; ``constraint``, the largest g_ij at the
         node's last point; and ``iterations``. The attachment ``duals`` contains λ_ij in
         float64, in the order of the neighbours' numbers, for the server's check, and
-        ``sketch`` is as in `flwr_frl.clients.gossip.base.GossipClient.evaluate`.
+        ``sketch`` is as in `flwr_frl.clients.gossip.base.Node.evaluate`.
         """
         self.receive(parameters, config)
         check_state(self.state, config)

@@ -1,19 +1,17 @@
 """Per-FedAvg (Fallah et al., NeurIPS 2020): a model that is good after one step."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Any
 
 import torch
-from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.examples import count_targets
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Range, require
+from flwr_frl.task.settings import require, setting
 from flwr_frl.task.training import (
     evaluation_size,
     freeze,
@@ -25,9 +23,12 @@ from flwr_frl.task.training import (
 Batch = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class PerFedAvgSettings(TrainingSettings):
-    """Settings of Per-FedAvg's clients; ``learning_rate`` is β, the meta-step size.
+class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
+    """Algorithm 1, client side, first-order variant (FO).
+
+    The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step draws independent batches D and
+    D': w̃ = w − α ∇f_i(w; D), and w ← w − β ∇f_i(w̃; D'). ``learning-rate`` is β, the
+    meta-step size.
 
     Parameters
     ----------
@@ -39,26 +40,14 @@ class PerFedAvgSettings(TrainingSettings):
         is tested after one full-gradient step, as in the objective.
     """
 
-    inner_learning_rate: Annotated[float, Range("[0, inf)")] = 0.01
-    adaptation_epochs: Annotated[int, Range("[0, inf)")] = 0
+    inner_learning_rate: float = setting(0.01, ge=0)
+    adaptation_epochs: int = setting(0, ge=0)
 
-
-class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
-    """Algorithm 1, client side, first-order variant (FO).
-
-    The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step draws independent batches D and
-    D': w̃ = w − α ∇f_i(w; D), and w ← w − β ∇f_i(w̃; D').
-    """
-
-    settings_type: type = PerFedAvgSettings
-    settings: PerFedAvgSettings
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Make meta-steps for ``representation-epochs``, and send the meta-model.
 
         The training loss is f_i(w̃; D').
         """
-        self.receive(parameters, config)
         optimizer = self.settings.optimizer(freeze(self.model, "all"))
         named = dict(self.model.named_parameters())
         examples = trainable_examples(self.model, self.train_examples, self.settings)
@@ -79,8 +68,7 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
             optimizer.step()
             return loss
 
-        epochs = self.settings.representation_epochs
-        return self.send(loop(step, examples, epochs, self.settings))
+        return loop(step, examples, self.settings.representation_epochs, self.settings)
 
     def meta_gradient(
         self, w: Tensors, slope: Tensors, batches: Iterator[Batch]
@@ -124,9 +112,10 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
         return self.model
 
 
-@dataclass(frozen=True)
-class HFMAMLSettings(PerFedAvgSettings):
-    """Settings of Per-FedAvg (HF).
+class HFMAMLClient(PerFedAvgClient):
+    """Per-FedAvg (HF): w ← w − β (I − α ∇²f_i(w; D'')) ∇f_i(w̃; D').
+
+    The Hessian-vector product is (∇f_i(w + δv; D'') − ∇f_i(w − δv; D'')) / 2δ.
 
     Parameters
     ----------
@@ -134,22 +123,12 @@ class HFMAMLSettings(PerFedAvgSettings):
         δ of the finite difference that approximates the Hessian-vector product.
     """
 
-    hessian_delta: Annotated[float, Range("(0, inf)")] = 1e-3
+    hessian_delta: float = setting(1e-3, gt=0)
 
-    def __post_init__(self) -> None:
-        """Check the values; bfloat16 is too coarse for the finite difference."""
-        super().__post_init__()
-        require(not self.bfloat16, "bfloat16", True, "false with 'hf-maml'")
-
-
-class HFMAMLClient(PerFedAvgClient):
-    """Per-FedAvg (HF): w ← w − β (I − α ∇²f_i(w; D'')) ∇f_i(w̃; D').
-
-    The Hessian-vector product is (∇f_i(w + δv; D'') − ∇f_i(w − δv; D'')) / 2δ.
-    """
-
-    settings_type = HFMAMLSettings
-    settings: HFMAMLSettings
+    @staticmethod
+    def check_settings(settings: Any) -> None:
+        """Refuse bfloat16, which is too coarse for the finite difference."""
+        require(not settings.bfloat16, "bfloat16", True, "false with 'hf-maml'")
 
     def meta_gradient(
         self, w: Tensors, slope: Tensors, batches: Iterator[Batch]

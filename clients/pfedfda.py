@@ -2,21 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Literal
 
 import torch
-from flwr.common import NDArrays
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.clients.device.parameter_groups import REPRESENTATION
 from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Choice, Range
+from flwr_frl.task.settings import setting
 
 GAUSSIAN = "gaussian."
 MEANS, COVARIANCE = f"{GAUSSIAN}means", f"{GAUSSIAN}covariance"
@@ -26,24 +25,6 @@ SHRINKAGE = 1e-4
 # Factor by which each step of golden-section search for β shortens the interval, and
 # number of steps; the last interval has length 6e-6.
 RATIO, STEPS = (5**0.5 - 1) / 2, 25
-
-
-@dataclass(frozen=True)
-class PFedFDASettings(TrainingSettings):
-    """Settings of pFedFDA's clients.
-
-    Parameters
-    ----------
-    pfedfda_beta : {"auto", "local", "global"}, default "auto"
-        Weight β of the client's own means and covariance in the adapted ones: by
-        cross-validation (``auto``), 1 (``local``) or 0 (``global``).
-    pfedfda_ridge : float, default 1
-        Multiple of the identity that is added to a client's covariance. The authors'
-        code adds the identity.
-    """
-
-    pfedfda_beta: Annotated[str, Choice("auto", "local", "global")] = "auto"
-    pfedfda_ridge: Annotated[float, Range("[0, inf)")] = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,12 +88,21 @@ class PFedFDAClient(
     covariance. Here the folds are every other example of each class. For tests, that
     code uses the received mean of classes with at most two examples, and all clients
     train in its last round.
+
+    Parameters
+    ----------
+    pfedfda_beta : {"auto", "local", "global"}, default "auto"
+        Weight β of the client's own means and covariance in the adapted ones: by
+        cross-validation (``auto``), 1 (``local``) or 0 (``global``).
+    pfedfda_ridge : float, default 1
+        Multiple of the identity that is added to a client's covariance. The authors'
+        code adds the identity.
     """
 
     shared = (REPRESENTATION, GAUSSIAN)
-    personal = (HEAD,)
-    settings_type = PFedFDASettings
-    settings: PFedFDASettings
+    personal = "head"
+    pfedfda_beta: Literal["auto", "local", "global"] = setting("auto")
+    pfedfda_ridge: float = setting(1.0, ge=0)
 
     @property
     def head(self) -> nn.Linear:
@@ -130,21 +120,20 @@ class PFedFDAClient(
         """Add the classes, which the means stand for."""
         return [*super()._structure(), self.task.classes]
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train the representation, and adapt the Gaussians to its features."""
-        self.receive(parameters, config)
         targets = self.task.train_examples(self.index).targets.flatten()
         self.set_head(self.received_gaussians(), targets[targets >= 0])
         epochs = self.settings.representation_epochs
         loss = self.train("representation", epochs)
         adapted = self.adapt()
-        self.save(config)
         dtype = self.head.weight.dtype
         sent = {
             MEANS: adapted.means.to(dtype),
             COVARIANCE: adapted.covariance.to(dtype),
         }
-        return self.send(loss, {**self.model.state_dict(), **sent})
+        self.upload = {**self.model.state_dict(), **sent}
+        return loss
 
     def received_gaussians(self) -> Gaussians:
         """Return the received Gaussians in float64 on the CPU, as MPS has no float64.

@@ -1,8 +1,6 @@
 """pFedHN (Shamsian et al., ICML 2021): train a model that the server generates."""
 
-from flwr.common import NDArrays
-
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import difference
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import SettingsError, require
@@ -36,10 +34,8 @@ class PFedHNClient(
     ``representation-epochs`` and the other settings of local training apply.
     """
 
-    settings: TrainingSettings
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Train the received model for ``representation-epochs``."""
-        self.receive(parameters, config)
         loss = self.train("all", self.settings.representation_epochs)
-        return self.send(loss, difference(self.model.state_dict(), self.received))
+        self.upload = difference(self.model.state_dict(), self.received)
+        return loss

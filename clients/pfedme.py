@@ -1,24 +1,26 @@
 """pFedMe (T. Dinh et al., NeurIPS 2020): personal models by Moreau envelopes."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Config, Reply, TrainingSettings
 from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.settings import Range
+from flwr_frl.task.settings import setting
 from flwr_frl.task.training import Proximal, freeze, loop
 
 
-@dataclass(frozen=True)
-class PFedMeSettings(TrainingSettings):
-    """Settings of pFedMe's clients; ``learning_rate`` is the step size of θ.
+class PFedMeClient(PersonalModelClient, assumes_sgd=True):
+    """Algorithm 1, client side: w_i is sent, θ_i is personal.
 
-    Each batch is one of the R local rounds; ``representation_epochs`` determines R.
+    For each batch, θ makes K steps towards argmin f(θ) + λ/2 ‖θ − w‖², starting from
+    the received w and then from the previous batch's θ; then w ← w − η λ (w − θ).
+    Batch norm statistics are not parameters. Those of θ are sent, without η and β.
+    ``learning-rate`` is the step size of θ. Each batch is one of the R local rounds, so
+    ``representation-epochs`` determines R.
+
+    In algorithm 1 all clients train in every round, and a sample of them sends w_i.
+    Here only the sampled clients train; the others keep the θ_i of their last training.
+    The authors' code also has a weight decay of 0.001 in the steps of θ.
 
     Parameters
     ----------
@@ -32,30 +34,13 @@ class PFedMeSettings(TrainingSettings):
         β of the server's w ← (1 − β) w + β mean w_i (algorithm 1).
     """
 
-    pfedme_lambda: Annotated[float, Range("(0, inf)")] = 15.0
-    pfedme_steps: Annotated[int, Range("[1, inf)")] = 5
-    pfedme_eta: Annotated[float, Range("(0, inf)")] = 0.05
-    pfedme_beta: Annotated[float, Range("(0, inf)")] = 1.0
+    pfedme_lambda: float = setting(15.0, gt=0)
+    pfedme_steps: int = setting(5, ge=1)
+    pfedme_eta: float = setting(0.05, gt=0)
+    pfedme_beta: float = setting(1.0, gt=0)
 
-
-class PFedMeClient(PersonalModelClient, assumes_sgd=True):
-    """Algorithm 1, client side: w_i is sent, θ_i is personal.
-
-    For each batch, θ makes K steps towards argmin f(θ) + λ/2 ‖θ − w‖², starting from
-    the received w and then from the previous batch's θ; then w ← w − η λ (w − θ).
-    Batch norm statistics are not parameters. Those of θ are sent, without η and β.
-
-    In algorithm 1 all clients train in every round, and a sample of them sends w_i.
-    Here only the sampled clients train; the others keep the θ_i of their last training.
-    The authors' code also has a weight decay of 0.001 in the steps of θ.
-    """
-
-    settings_type = PFedMeSettings
-    settings: PFedMeSettings
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Make a local round per batch; send w + β (w_i − w)."""
-        self.receive(parameters, config)
         settings, model = self.settings, self.model
         # The arrays contain a tied parameter under each of its names.
         theta = dict(model.named_parameters(remove_duplicate=False))
@@ -75,10 +60,11 @@ class PFedMeClient(PersonalModelClient, assumes_sgd=True):
         freeze(model, "all")
         examples, epochs = self.train_examples, settings.representation_epochs
         loss = loop(local_round, examples, epochs, settings, model)
-        self.save_personal_model(config)
+        self.keep_personal_model()
         beta = settings.pfedme_beta
         moved = {name: start[name] + beta * (w[name] - start[name]) for name in w}
-        return self.send(loss, {**model.tensors, **moved})
+        self.upload = {**model.tensors, **moved}
+        return loss
 
     def personalize(self) -> None:
         """Train θ for ``newcomer-epochs`` (equation 3)."""

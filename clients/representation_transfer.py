@@ -1,20 +1,19 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5): sources and targets."""
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.parameter_groups import (
-    REPRESENTATION,
     Groups,
 )
 from flwr_frl.clients.traits import NODE_SETTINGS
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.messages import SERVER_ROUND
-from flwr_frl.task.settings import Checked, Choice, Range
+from flwr_frl.task.settings import Checked, Choice, Range, setting
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
     ROLES,
@@ -52,8 +51,7 @@ class TransferClient(
 ):
     """A source, which sends its representation, or a target, which uses all of them."""
 
-    shared = (REPRESENTATION,)
-    settings: RoleSettings
+    shared: Any = "representation"
 
     @property
     def is_source(self) -> bool:
@@ -101,19 +99,6 @@ class TransferClient(
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class RepresentationTransferSettings(RoleSettings):
-    """Settings of linear representation transfer.
-
-    Parameters
-    ----------
-    descent_steps : int, default 0
-        Maximum number of gradient steps in phase 2; 0 uses the closed form.
-    """
-
-    descent_steps: Annotated[int, Range("[0, inf)")] = 0
-
-
 class RepresentationTransferClient(TransferClient, task_type=TransferTask):
     """Linear regression: sources fit y ≈ X B w and send B; targets learn in two phases.
 
@@ -128,11 +113,16 @@ class RepresentationTransferClient(TransferClient, task_type=TransferTask):
     stays on the client.
 
     Tasks other than ``transfer`` use the `FeatureTransferClient`.
+
+    Parameters
+    ----------
+    descent_steps : int, default 0
+        Maximum number of gradient steps in phase 2; 0 uses the closed form.
     """
 
     task: TransferTask
-    settings_type = RepresentationTransferSettings
-    settings: RepresentationTransferSettings
+    settings_type = RoleSettings
+    descent_steps: int = setting(0, ge=0)
 
     def get_parameters(self, config: Config) -> NDArrays:
         """Return zeros in the shape (k, d) of the sources' Bᵀ."""

@@ -1,9 +1,8 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): corrected local steps."""
 
 import torch
-from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.messages import CONTROL, FROM_SHARED, IN_MEAN
@@ -31,18 +30,16 @@ class SCAFFOLDClient(
 
     shared = (*WHOLE, CONTROL)
     personal = (OWN_CONTROL,)
-    settings: TrainingSettings
 
     def initial_group(self, group: str) -> Tensors:
         """Return control variates of 0, one per parameter name."""
         named = self.model.named_parameters(remove_duplicate=False)
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def update(self) -> float:
         """Make K corrected steps from x, update c_i, and send Δy_i and Δc_i."""
-        self.receive(parameters, config)
         c, c_i = under(CONTROL, self.received), under(OWN_CONTROL, self.saved)
-        if not (self.state.round and config.get(IN_MEAN, True)):
+        if not (self.state.round and self.config.get(IN_MEAN, True)):
             # c does not contain the c_i of an earlier run.
             c_i = {name: torch.zeros_like(value) for name, value in c_i.items()}
         epochs = self.settings.representation_epochs
@@ -52,11 +49,11 @@ class SCAFFOLDClient(
         moved = c_i
         if step := self.total_step(epochs):
             moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
-        before = c if config.get(FROM_SHARED) else c_i
+        before = c if self.config.get(FROM_SHARED) else c_i
         changes |= within(CONTROL, {n: moved[n] - before[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
-        self.save(config)
-        return self.send(loss, changes)
+        self.upload = changes
+        return loss
 
     def total_step(self, epochs: int) -> float:
         """Return K η_l, the total weight of the gradients in x − y_i; 0 without steps.
@@ -67,4 +64,4 @@ class SCAFFOLDClient(
         steps = epochs * steps_an_epoch(self.model, examples, sgd)
         beta = self.settings.momentum
         weights = ((1 - beta**t) / (1 - beta) for t in range(1, steps + 1))
-        return self.settings.learning_rate * sum(weights)
+        return float(self.settings.learning_rate * sum(weights))

@@ -1,22 +1,20 @@
 """SQuARM-SGD (Singh, UCLA 2024, chapter 3): event-triggered compression, momentum."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from torch import Tensor
 
-from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.base import GossipClient
+from flwr_frl.clients.gossip.base import Node
 from flwr_frl.clients.gossip.relayed import Exchange
 from flwr_frl.clients.gossip.schedules import threshold
-from flwr_frl.clients.gossip.settings import CompressedGossipSettings
-from flwr_frl.task.base import Task
-from flwr_frl.task.settings import Free, Range
+from flwr_frl.task.settings import setting
 
 
-@dataclass(frozen=True)
-class SQuARMSettings(CompressedGossipSettings):
-    """Settings of SQuARM-SGD.
+class SQuARMSGDClient(Node):
+    """Algorithm 1, in its memory-efficient form.
+
+    Besides its model x_i, a node stores its momentum v_i, its public estimate x̂_i and
+    the weighted sum Σ_j w_ij x̂_j of its neighbours' estimates.
 
     Parameters
     ----------
@@ -27,28 +25,16 @@ class SQuARMSettings(CompressedGossipSettings):
         ``START:INCREMENT:EVERY:UNTIL``, without an upper bound (`threshold`).
     """
 
-    local_steps: Annotated[int, Range("[1, inf)")] = 5  # type: ignore[misc]
-    trigger: Annotated[  # type: ignore[misc]
-        str, Free("START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL")
-    ] = "0"
-
-
-class SQuARMSGDClient(GossipClient):
-    """Algorithm 1, in its memory-efficient form.
-
-    Besides its model x_i, a node stores its momentum v_i, its public estimate x̂_i and
-    the weighted sum Σ_j w_ij x̂_j of its neighbours' estimates.
-    """
-
     vectors = ("momentum", "estimate", "neighbours")
+    local_steps: int = setting(5, ge=1)
+    trigger: str = setting(
+        "0", form="START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL"
+    )
 
-    settings_type: type = SQuARMSettings
-
-    def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Any
-    ) -> None:
-        super().__init__(task, index, state, settings)
-        self.threshold = threshold(self.settings.trigger)
+    @staticmethod
+    def check_settings(settings: Any) -> None:
+        """Check the notation of the trigger."""
+        threshold(settings.trigger)
 
     def mix(self, exchange: Exchange) -> None:
         """Line 16: x ← x + γ Σ_j w_ij (x̂_j − x̂_i), after x̂_j ← x̂_j + q_j.
@@ -68,7 +54,7 @@ class SQuARMSGDClient(GossipClient):
         """
         t = self.iterations(server_round)[-1]
         difference = self.x - self.vector("estimate")
-        return difference, self.threshold(t) * self.rate(t) ** 2
+        return difference, threshold(self.settings.trigger)(t) * self.rate(t) ** 2
 
     def apply_sent(self, q: Tensor) -> None:
         """x̂ ← x̂ + q."""

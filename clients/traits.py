@@ -47,11 +47,11 @@ class Traits:
     fixed_shapes : bool, default True
         True if received arrays have the shapes of the device's own model.
     sends_changes : bool, default False
-        True if `Client.fit` returns changes of the received arrays.
+        True if `Client.update` uploads changes of the received arrays.
     supports_example_dp : bool, default False
-        True if `Client.fit` learns from examples only through `Client.train`, with
+        True if `Client.update` learns from examples only through `Client.train`, with
         regularizers that treat each example separately; required for ``dp-noise``. A
-        subclass that overrides `Client.fit` must declare it again.
+        subclass that overrides `Client.update` must declare it again.
     assumes_sgd : bool, default False
         True if the algorithm's equations hold for steps of plain SGD only, so that
         ``optimizer`` and ``max-gradient-norm`` must keep their defaults.

@@ -23,7 +23,7 @@ from flwr_frl.clients.device.parameter_groups import (
     ParameterGroups,
 )
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.task.settings import SettingsError, declared, defaults, load
@@ -219,7 +219,7 @@ def described(title: str, kind: type) -> str:
     seen = set[str]()
     for base in kind.__mro__:
         # The methods of these classes are the same for all algorithms.
-        if base in (BaseStrategy, Client) or "wrapped_settings" in vars(base):
+        if base in (Strategy, Client) or "wrapped_settings" in vars(base):
             break
         for name, method in vars(base).items():
             public = not name.startswith("_") and inspect.isfunction(method)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
 from flwr_frl.strategies.traits import Algorithm
 from flwr_frl.task.settings import (
@@ -66,7 +66,7 @@ def _load(path: str) -> type[Algorithm]:
     loaded = load(plain, "algorithm")
     if not (isinstance(loaded, type) and issubclass(loaded, Algorithm)):
         raise SettingsError(
-            f"algorithm {path!r} is no strategy; expected a subclass of BaseStrategy "
+            f"algorithm {path!r} is no strategy; expected a subclass of Strategy "
             "or SRPFL"
         )
     return loaded if plain == path else fine_tuned(loaded)
@@ -116,14 +116,14 @@ def settings_owners(settings: Settings) -> list[type[Algorithm]]:
     return [strategy, *(settings_owners(wrapped(settings)) if wrapped else [])]
 
 
-def build_strategy(settings: Settings) -> BaseStrategy:
+def build_strategy(settings: Settings) -> Strategy:
     """Return the strategy of the algorithm that the settings name.
 
     Raises `SettingsError` as `strategy_class` and `client_path` do, or if a setting is
     out of its range.
     """
     client_path(settings)
-    return cast(BaseStrategy, strategy_class(settings).from_settings(settings))
+    return cast(Strategy, strategy_class(settings).from_settings(settings))
 
 
 def client_path(settings: Settings) -> str:
@@ -136,7 +136,7 @@ def client_path(settings: Settings) -> str:
         has = f"the client {path!r}" if path else "no client"
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} has {has}; declare the import path "
-            "of a subclass of Client, as in `class Mine(BaseStrategy, client=...)`"
+            "of a subclass of Client, as in `class Mine(Strategy, client=...)`"
         )
     return path
 

@@ -14,7 +14,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.memory_array import memory_record
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
 from flwr_frl.strategies.server.aggregation import assumed_byzantine, least_replies
 from flwr_frl.strategies.server.participation import Participation
@@ -73,7 +73,7 @@ class Asynchronous(Participation):
 
     Parameters
     ----------
-    strategy : BaseStrategy
+    strategy : Strategy
         The wrapped strategy.
     concurrency : int
         Number of clients C at work at any time.
@@ -97,7 +97,7 @@ class Asynchronous(Participation):
 
     def __init__(
         self,
-        strategy: BaseStrategy,
+        strategy: Strategy,
         concurrency: int,
         buffer_size: int,
         staleness_exponent: float,

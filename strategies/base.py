@@ -26,13 +26,14 @@ from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import check_compatible, check_no_counters
 from flwr_frl.strategies.server.queries import common_initial_arrays
-from flwr_frl.strategies.server.replies import largest_reply
-from flwr_frl.task.messages import EXAMPLES, SERVER_ROUND, SHARED_BYTES
+from flwr_frl.strategies.server.replies import Arrays, largest_reply, to_record
+from flwr_frl.strategies.server.round import Round
+from flwr_frl.task.messages import EXAMPLES, HEAD, SERVER_ROUND, SHARED_BYTES
 from flwr_frl.task.records import fill
 from flwr_frl.task.settings import SettingsError
 
 
-class BaseStrategy(Averaging):
+class Strategy(Averaging):
     """Sample clients and average the arrays that they share.
 
     Clients are known by name rather than by node id, sampling is seeded, replies are
@@ -63,6 +64,9 @@ class BaseStrategy(Averaging):
     privacy : ClientPrivacy or None
         The mechanism of client-level differential privacy, with ``server-dp-noise``.
     """
+
+    # True while messages of an evaluation are made.
+    _evaluates = False
 
     @property
     def unused_settings(self) -> dict[str, str]:
@@ -192,6 +196,24 @@ class BaseStrategy(Averaging):
 
     # Messages.
 
+    def begin(self, round: Round) -> None:
+        """Prepare a training round before its messages are made.
+
+        An override may add to ``round.config`` and set ``round.expected``.
+        """
+
+    def per_client(self, client: str) -> Arrays:
+        """Return the arrays that only this client receives, to train or to join late.
+
+        Those with names of shared arrays replace them; the client returns the others
+        as well. By default there are none.
+        """
+        return {}
+
+    def for_evaluation(self, client: str) -> Arrays:
+        """Return the same for an evaluation, by default as `per_client`."""
+        return self.per_client(client)
+
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
@@ -214,6 +236,13 @@ class BaseStrategy(Averaging):
         registered = self.clients.registered.config(node)
         record = fill(ConfigRecord(), {**registered, **run, **config})
         records = {self.arrayrecord_key: arrays, self.configrecord_key: record}
+        own = self.for_evaluation(name) if self._evaluates else self.per_client(name)
+        if same := {n: own[n] for n in own if n in arrays}:
+            replaced = {**arrays, **to_record(same)}
+            records[self.arrayrecord_key] = ArrayRecord(replaced)
+        if more := {n: own[n] for n in own if n not in arrays}:
+            records[HEAD] = record_of_own = to_record(more)
+            self.pending.expect(HEAD, record_of_own)
         return fill(RecordDict(), records)
 
     def open_round(
@@ -226,7 +255,10 @@ class BaseStrategy(Averaging):
     ) -> list[Message]:
         """Return a message of this kind for each node, and expect replies to them."""
         config[SERVER_ROUND] = server_round
-        trains = kind == MessageType.TRAIN
+        trains, self._evaluates = (
+            kind == MessageType.TRAIN,
+            kind == MessageType.EVALUATE,
+        )
         if not trains:
             nodes = self.clients.answering(nodes)
         sent = self._as_transported(arrays)
@@ -235,6 +267,15 @@ class BaseStrategy(Averaging):
         )
         self.pending.config = config
         self.pending.expect(self.arrayrecord_key, sent)
+        if trains:
+            names = list(map(self.name_of, nodes))
+            self.round = Round(server_round, names, arrays, config, self._mean)
+            self.begin(self.round)
+            if self.round.expected is not None:
+                like = to_record(self.round.expected)
+                # Arrays that are also sent return in the precision of ``transport``.
+                both = {name: sent.get(name, like[name]) for name in like}
+                self.pending.expect(self.arrayrecord_key, ArrayRecord(both))
         messages: list[Message] = []
         for node in nodes:
             first = messages[0] if messages else None
@@ -328,7 +369,7 @@ class BaseStrategy(Averaging):
         log(INFO, "\t└──> Mean: %s", settings.weighting)
 
 
-def reliable_grid(strategy: BaseStrategy, grid: Grid, longest: float) -> Grid:
+def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
     """Return a grid that survives outages and limits the size of replies.
 
     No wait takes longer than ``longest`` seconds. The limit follows from the arrays

@@ -1,21 +1,20 @@
 """FedAMP (Huang et al., AAAI 2021): federated attentive message passing."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import changes
-from flwr_frl.strategies.server.replies import Arrays, mean, to_record
-from flwr_frl.task.settings import Choice, Range, validate
+from flwr_frl.strategies.server.replies import Arrays, mean
+from flwr_frl.strategies.server.round import Round
+from flwr_frl.task.settings import setting
 
 Matrix = npt.NDArray[np.float64]
 
 
-class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
+class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
     """Algorithm 1: client i trains near u_i, a mean of the models most similar to w_i.
 
     The server keeps the last model w_i of every client that has trained. It sends
@@ -57,57 +56,38 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
     fedamp_self_weight : float, default 0.1
         ξ_ii of ``cosine``.
     **base
-        Arguments of `BaseStrategy`. ``aggregation`` applies only to the mean for
+        Arguments of `Strategy`. ``aggregation`` applies only to the mean for
         clients that have not trained yet.
     """
 
-    def __init__(
-        self,
-        *,
-        fedamp_attention: Annotated[str, Choice("cosine", "exponential")] = "cosine",
-        fedamp_alpha: Annotated[float, Range("(0, inf)")] = 1e4,
-        fedamp_sigma: Annotated[float, Range("(0, inf)")] = 1.0,
-        fedamp_scale: Annotated[float, Range("[0, inf)")] = 25.0,
-        fedamp_self_weight: Annotated[float, Range("[0, 1]")] = 0.1,
-        **base: Any,
-    ) -> None:
+    fedamp_attention: Literal["cosine", "exponential"] = setting("cosine")
+    fedamp_alpha: float = setting(1e4, gt=0)
+    fedamp_sigma: float = setting(1.0, gt=0)
+    fedamp_scale: float = setting(25.0, ge=0)
+    fedamp_self_weight: float = setting(0.1, ge=0, le=1)
+
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.fedamp_attention = fedamp_attention
-        self.fedamp_alpha = fedamp_alpha
-        self.fedamp_sigma = fedamp_sigma
-        self.fedamp_scale = fedamp_scale
-        self.fedamp_self_weight = fedamp_self_weight
-        validate(self)
         # Under this key `flwr_frl.clients.predict` finds each client's model.
         self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
         # w⁰.
         self.start_model: Arrays = self.state.setdefault("start", {})
-        # Arrays in the current messages, by the client's name.
-        self._sent: Mapping[str, Arrays] = {}
+        # u_i of the round's clients, by name.
+        self._near: dict[str, Arrays] = {}
 
-    def open_round(
-        self,
-        nodes: list[int],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        server_round: int,
-        kind: str,
-    ) -> list[Message]:
-        """Send u_i for training, and w_i otherwise."""
+    def begin(self, round: Round) -> None:
+        """Compute the u_i of the clients that have trained."""
         if not self.start_model:
-            self.start_model.update({n: a.numpy() for n, a in arrays.items()})
-        self._sent = self.models
-        if kind == MessageType.TRAIN and self.models:
-            self._sent = self.messages_for(list(map(self.name_of, nodes)))
-        return super().open_round(nodes, arrays, config, server_round, kind)
+            self.start_model.update({n: a.copy() for n, a in round.sent.items()})
+        self._near = self.messages_for(round.clients) if self.models else {}
 
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Send u_i or w_i to a client that has trained, the shared arrays to others."""
-        model = self._sent.get(self.name_of(node))
-        arrays = arrays if model is None else to_record(model)
-        return super().content(node, arrays, config)
+    def per_client(self, client: str) -> Arrays:
+        """Return u_i; nothing for a client that has not trained."""
+        return self._near.get(client, {})
+
+    def for_evaluation(self, client: str) -> Arrays:
+        """Return w_i; nothing for a client that has not trained."""
+        return self.models.get(client, {})
 
     def messages_for(self, clients: list[str]) -> dict[str, Arrays]:
         """Return u_i of each of these clients that has trained, by name."""
@@ -157,14 +137,10 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         weights[i] = max(0.0, 1 - weights.sum())
         return weights
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Keep the clients' models, and return their mean."""
-        combined = self.mean(replies)
-        if combined is None:
-            return None
-        for name, reply in zip(self.pending.names(replies), replies, strict=True):
-            # Copies: the received arrays are views of whole messages.
-            self.models[name] = {n: a.copy() for n, a in self.arrays(reply).items()}
-        return to_record(combined)
+        combined = round.mean()
+        if combined is not None:
+            for reply in round.replies:
+                self.models[reply.client] = dict(reply.arrays)
+        return combined

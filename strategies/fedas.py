@@ -1,16 +1,15 @@
 """FedAS (Yang et al., CVPR 2024)."""
 
-from flwr.app import Message
-
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import check_metrics
+from flwr_frl.strategies.server.round import Reply
 from flwr_frl.task.messages import FISHER_TRACE
 
 
 class FedAS(
-    BaseStrategy,
+    Strategy,
     client="flwr_frl.clients.fedas:FedASClient",
     # The server sees each client's trace.
     supports_client_dp=False,
@@ -32,15 +31,14 @@ class FedAS(
         unused = super().unused_settings
         return {n: why for n, why in unused.items() if n != "largest-share"}
 
-    def check_train_reply(self, reply: Message) -> None:
-        """Reject replies without a trace, or with one below 0, as well."""
-        super().check_train_reply(reply)
-        if check_metrics(reply, [FISHER_TRACE])[FISHER_TRACE] < 0:
+    def check(self, reply: Reply) -> None:
+        """Reject replies without a trace, or with one below 0."""
+        if check_metrics(reply.message, [FISHER_TRACE])[FISHER_TRACE] < 0:
             raise InvalidReplyError(f"has {FISHER_TRACE!r} below 0")
 
-    def weights(self, replies: list[Message]) -> list[float]:
+    def weights(self, replies: list[Reply]) -> list[float]:
         """Return the traces of checked replies, times their plain weights."""
         plain = super().weights(replies)
-        traces = [check_metrics(reply)[FISHER_TRACE] for reply in replies]
+        traces = [reply.metrics[FISHER_TRACE] for reply in replies]
         weights = [w * trace for w, trace in zip(plain, traces, strict=True)]
         return capped(weights if any(weights) else plain, self.settings.largest_share)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedbuff import FedBuff
 from flwr_frl.task.settings import Free, Range, require, validate
 
@@ -17,7 +17,7 @@ class FedAsync(FedBuff):
 
     Parameters
     ----------
-    strategy : BaseStrategy
+    strategy : Strategy
         The base; an algorithm that averages, with `Traits.asynchronous`.
     async_base : str, default "fedavg"
         Name or import path of the base, if settings choose it.
@@ -36,7 +36,7 @@ class FedAsync(FedBuff):
 
     def __init__(
         self,
-        strategy: BaseStrategy,
+        strategy: Strategy,
         async_base: Annotated[str, Free("an algorithm")] = "fedavg",
         concurrency: Annotated[int, Range("[1, inf)")] = 10,
         staleness_exponent: Annotated[float, Range("[0, inf)")] = 0.5,

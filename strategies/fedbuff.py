@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.traits import Algorithm
 from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import Free, Range, Settings, build, require, validate
@@ -38,7 +38,7 @@ class FedBuff(
 
     Parameters
     ----------
-    strategy : BaseStrategy
+    strategy : Strategy
         The base; an algorithm that averages, with `Traits.asynchronous`.
     async_base : str, default "fedavg"
         Name or import path of the base, if settings choose it.
@@ -59,14 +59,14 @@ class FedBuff(
     """
 
     base_setting = "async-base"
-    strategy: BaseStrategy
+    strategy: Strategy
     participation: Asynchronous
     # Changes are measured from the version that a client was sent.
     _from_sent = True
 
     def __init__(
         self,
-        strategy: BaseStrategy,
+        strategy: Strategy,
         async_base: Annotated[str, Free("an algorithm")] = "fedavg",
         concurrency: Annotated[int, Range("[1, inf)")] = 10,
         buffer_size: Annotated[int, Range("[1, inf)")] = 5,
@@ -77,9 +77,7 @@ class FedBuff(
         allowed = "a strategy object, such as FedAvg()"
         require(not isinstance(strategy, type), "strategy", strategy, allowed)
         allowed = "one of this package's that " + NEEDED
-        ours = isinstance(strategy, BaseStrategy) and not self.allowed_base(
-            type(strategy)
-        )
+        ours = isinstance(strategy, Strategy) and not self.allowed_base(type(strategy))
         require(ours, "strategy", type(strategy).__name__, allowed)
         self.strategy = strategy
         self.concurrency, self.buffer_size = concurrency, buffer_size
@@ -112,7 +110,7 @@ class FedBuff(
         return "" if strategy.traits.asynchronous else f"an algorithm that {NEEDED}"
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> BaseStrategy:
+    def from_settings(cls, settings: Settings) -> Strategy:
         """Return the base that the settings name, with asynchronous participation."""
         wrapped = build_strategy(cls.wrapped_settings(settings))
         wrapper = build(cls, settings, strategy=wrapped)

@@ -1,23 +1,23 @@
 """FedDBE (Zhang et al., NeurIPS 2023): FedAvg with a domain bias eliminator."""
 
-from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
-from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 
 MEAN = f"{CONSENSUS}mean"
 
 
 class FedDBE(
-    BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient", needs_arrays=(MEAN,)
+    Strategy, client="flwr_frl.clients.feddbe:FedDBEClient", needs_arrays=(MEAN,)
 ):
     """Algorithm 1: average the models; the consensual mean z̄ of all features is fixed.
 
@@ -53,20 +53,11 @@ class FedDBE(
         mean = self.apply_rule(votes, each, {MEAN: like.numpy()})
         return arrays if mean is None else ArrayRecord({**arrays, **to_record(mean)})
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the model and z̄; expect the model alone."""
-        messages = super().configure_train(server_round, arrays, config, grid)
-        sent = self.pending.expected[self.arrayrecord_key]
-        model = ArrayRecord({name: a for name, a in sent.items() if name != MEAN})
-        self.pending.expect(self.arrayrecord_key, model)
-        return messages
+    def begin(self, round: Round) -> None:
+        """Expect the model without z̄."""
+        round.expected = {n: a for n, a in round.sent.items() if n != MEAN}
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Return the mean of the models, and z̄ unchanged."""
-        arrays = self.mean(replies)
-        mean = {MEAN: self.pending.sent[MEAN].numpy()}
-        return None if arrays is None else to_record({**arrays, **mean})
+        model = round.mean()
+        return None if model is None else {**model, MEAN: round.sent[MEAN]}

@@ -1,18 +1,17 @@
 """FedDyn (Acar et al., ICLR 2021)."""
 
-from collections.abc import Iterable
 from logging import WARNING
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to, to_record
+from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import PROXIMAL_WEIGHT
-from flwr_frl.task.settings import Range, require, validate
+from flwr_frl.task.settings import require, setting
 
 # Keys of the strategy's state.
 GRADIENTS, SEEN = "gradients", "seen"
@@ -46,15 +45,13 @@ class FedDyn(
         Clients receive it with each training message, under the key of Flower's
         FedProx.
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
-    def __init__(
-        self, *, feddyn_alpha: Annotated[float, Range("(0, inf)")] = 0.01, **base: Any
-    ) -> None:
+    feddyn_alpha: float = setting(0.01, gt=0)
+
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.feddyn_alpha = feddyn_alpha
-        validate(self)
         weighting = self.settings.weighting
         allowed = "uniform, as h is the mean over all clients"
         require(weighting == "uniform", "weighting", weighting, allowed)
@@ -74,27 +71,22 @@ class FedDyn(
         self.state[SEEN] = sorted(names.union(self.state[SEEN]))
         return nodes
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send α in the config as well."""
-        config[PROXIMAL_WEIGHT] = self.feddyn_alpha
-        return super().configure_train(server_round, arrays, config, grid)
+    def begin(self, round: Round) -> None:
+        """Send α."""
+        round.config[PROXIMAL_WEIGHT] = self.feddyn_alpha
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Move h by the clients' changes θ_k − θ, and θ by their mean and h."""
-        changes = self.mean(replies)
+        changes = round.mean()
         if changes is None:
             return None
-        names = self.pending.names(replies)
+        names = [reply.client for reply in round.replies]
         seen = set(self.state[SEEN]).union(names)
         unused = self.in_mean & self.pending.unused.keys()
         lost = self._outdated or min(unused, default="")
         totals, new = {}, {}
         for name, change in changes.items():
-            old = self.pending.sent[name].numpy()
+            old = round.sent[name]
             total = self.state[GRADIENTS].get(name, np.zeros(old.shape))
             total = total - self.feddyn_alpha * len(names) * change.astype(np.float64)
             totals[name] = np.zeros(old.shape) if lost else total
@@ -109,4 +101,4 @@ class FedDyn(
             text = "h and all gradients are reset: client %s lacks the one in h"
             log(WARNING, text, self.clients.label(lost))
             self.in_mean, self._outdated = set(), ""
-        return to_record(new)
+        return new

@@ -1,23 +1,21 @@
 """FedFomo (Zhang et al., ICLR 2021): clients weigh the models of others."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import CANDIDATES, FOMO_WEIGHTS
-from flwr_frl.task.settings import Range, validate
+from flwr_frl.task.settings import setting
 
 # Distinguishes the draws of candidates from others of the same seed.
 CHOICE = 0xF030
 
 
 class FedFomo(
-    BaseStrategy, client="flwr_frl.clients.fedfomo:FedFomoClient", averages=False
+    Strategy, client="flwr_frl.clients.fedfomo:FedFomoClient", averages=False
 ):
     """Algorithm 1: send each client the models that have helped it most so far.
 
@@ -48,58 +46,41 @@ class FedFomo(
     fomo_epsilon_decay : float, default 0.05
         Decrease of ε from round to round, down to 0 (the authors' commands).
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        fomo_models: Annotated[int, Range("[0, inf)")] = 5,
-        fomo_epsilon: Annotated[float, Range("[0, 1]")] = 0.3,
-        fomo_epsilon_decay: Annotated[float, Range("[0, 1]")] = 0.05,
-        **base: Any,
-    ) -> None:
+    fomo_models: int = setting(5, ge=0)
+    fomo_epsilon: float = setting(0.3, ge=0, le=1)
+    fomo_epsilon_decay: float = setting(0.05, ge=0, le=1)
+
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.fomo_models = fomo_models
-        self.fomo_epsilon = fomo_epsilon
-        self.fomo_epsilon_decay = fomo_epsilon_decay
-        validate(self)
         self.models: dict[str, Arrays] = self.state.setdefault("models", {})
         self.affinity: dict[str, dict[str, float]]
         self.affinity = self.state.setdefault("affinity", {})
         # Clients whose models the current messages hold, in order, by recipient.
         self._candidates: dict[str, list[str]] = {}
-        self._kind = ""
 
-    def open_round(
-        self,
-        nodes: list[int],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        server_round: int,
-        kind: str,
-    ) -> list[Message]:
-        """Store the kind of message; `content` sends no models for evaluations."""
-        self._kind, self._candidates = kind, {}
-        return super().open_round(nodes, arrays, config, server_round, kind)
+    def begin(self, round: Round) -> None:
+        """Expect one model, and the weights."""
+        self._candidates = {}
+        round.expected = {
+            name.removeprefix(CANDIDATES): np.zeros(array.shape[1:], array.dtype)
+            for name, array in round.sent.items()
+        }
+        round.expected[FOMO_WEIGHTS] = np.zeros(self.fomo_models, np.float32)
 
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Return the models for a client, stacked; no models for an evaluation."""
-        name = self.name_of(node)
-        if self._kind != MessageType.EVALUATE:
-            chosen = self.choose(name, self.pending.server_round)
-            self._candidates[name] = chosen
-            if chosen:
-                models = [self.models[other] for other in chosen]
-                arrays = to_record(
-                    {
-                        CANDIDATES + n: np.stack([m[n] for m in models])
-                        for n in models[0]
-                    }
-                )
-        return super().content(node, arrays, config)
+    def per_client(self, client: str) -> Arrays:
+        """Return the models for a client, stacked."""
+        chosen = self.choose(client, self.pending.server_round)
+        self._candidates[client] = chosen
+        models = [self.models[other] for other in chosen]
+        names = models[0] if models else ()
+        return {CANDIDATES + n: np.stack([m[n] for m in models]) for n in names}
+
+    def for_evaluation(self, client: str) -> Arrays:
+        """Return no models."""
+        return {}
 
     def choose(self, client: str, server_round: int) -> list[str]:
         """Return the names of the clients whose models a client receives."""
@@ -117,32 +98,15 @@ class FedFomo(
             chosen.append(others.pop(rng.integers(len(others)) if explores else 0))
         return chosen
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the models; expect one, and the weights."""
-        messages = super().configure_train(server_round, arrays, config, grid)
-        model = {
-            name.removeprefix(CANDIDATES): np.zeros(array.shape[1:], array.dtype)
-            for name, array in arrays.items()
-        }
-        model[FOMO_WEIGHTS] = np.zeros(self.fomo_models, np.float32)
-        self.pending.expect(self.arrayrecord_key, to_record(model))
-        return messages
-
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Keep the models, and add the weights to the affinities."""
-        for name, reply in zip(self.pending.names(replies), replies, strict=True):
-            # Copies: the received arrays are views of whole messages.
-            model = {n: a.copy() for n, a in self.arrays(reply).items()}
+        for reply in round.replies:
+            model = dict(reply.arrays)
             weights = model.pop(FOMO_WEIGHTS).tolist()
-            self.models[name] = model
-            affinity = dict(self.affinity.get(name, {}))
-            for other, weight in zip(
-                self._candidates.get(name, []), weights, strict=False
-            ):
+            self.models[reply.client] = model
+            affinity = dict(self.affinity.get(reply.client, {}))
+            candidates = self._candidates[reply.client]
+            for other, weight in zip(candidates, weights, strict=False):
                 affinity[other] = affinity.get(other, 0.0) + weight
-            self.affinity[name] = affinity
-        return self.pending.sent
+            self.affinity[reply.client] = affinity
+        return round.sent

@@ -1,18 +1,16 @@
 """FedPAC (Xu et al., ICLR 2023): feature alignment and classifier collaboration."""
 
-from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
 
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays, to_record
-from flwr_frl.task.messages import HEAD, PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 
 Matrix = npt.NDArray[np.float64]
 # Arrays that clients send besides the model and the prototypes.
@@ -46,50 +44,43 @@ class FedPAC(
     matrix has an eigenvalue below 0; here the program is solved unchanged.
     """
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send representation, centroids and heads; expect statistics as well."""
-        messages = super().configure_train(server_round, arrays, config, grid)
-        sent = self.pending.expected[self.arrayrecord_key]
-        like = arrays[PROTOTYPES].numpy()
+    def begin(self, round: Round) -> None:
+        """Expect the statistics as well."""
+        like = round.sent[PROTOTYPES]
         statistics = {CLASS_FEATURES: like, VARIANCE: np.zeros((), like.dtype)}
-        expected = ArrayRecord({**sent, **to_record(statistics)})
-        self.pending.expect(self.arrayrecord_key, expected)
-        return messages
+        round.expected = {**round.sent, **statistics}
 
-    def check_train_reply(self, reply: Message) -> None:
+    def check(self, reply: Reply) -> None:
         """Reject negative variances and huge features as well."""
-        super().check_train_reply(reply)
-        largest = float(np.abs(self.arrays(reply)[CLASS_FEATURES]).max(initial=0.0))
+        super().check(reply)
+        largest = float(np.abs(reply.arrays[CLASS_FEATURES]).max(initial=0.0))
         if largest > LARGEST_ENTRY:
             text = f"has {CLASS_FEATURES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
             raise InvalidReplyError(text)
-        if float(self.arrays(reply)[VARIANCE].item()) < 0:
+        if float(reply.arrays[VARIANCE].item()) < 0:
             raise InvalidReplyError(f"has {VARIANCE!r} below 0")
 
-    def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
+    def aggregate(self, round: Round) -> Arrays:
         """Return the mean representation and the centroids; combine the heads."""
-        centroids = super().aggregate(server_round, replies)
+        centroids, replies = super().aggregate(round), round.replies
         decoded = [partial(self._representation, reply) for reply in replies]
         centre = _representation_of(self._centre())
         mean = self.apply_rule(self.weights(replies), decoded, centre) or centre
-        statistics = [self.arrays(reply) for reply in replies]
         weights = combination_weights(
-            np.stack([s[CLASS_FEATURES] for s in statistics]).astype(np.float64),
-            np.array([s[VARIANCE] for s in statistics], np.float64),
+            np.stack([r.arrays[CLASS_FEATURES] for r in replies]).astype(np.float64),
+            np.array([r.arrays[VARIANCE] for r in replies], np.float64),
         )
-        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
-        stacked = {n: np.stack([head[n] for head in heads]) for n in heads[0]}
+        heads = self.initial_head
+        stacked = {n: np.stack([r.arrays[n] for r in replies]) for n in heads}
         combined: list[Arrays] = [
             {n: np.tensordot(row, a, 1).astype(a.dtype) for n, a in stacked.items()}
             for row in weights
         ]
-        self.save_heads(self.pending.names(replies), combined)
-        return ArrayRecord({**to_record(mean), **centroids})
+        self.save_heads([reply.client for reply in replies], combined)
+        return {**mean, **centroids}
 
-    def _representation(self, reply: Message) -> Arrays:
-        return _representation_of(self.arrays(reply))
+    def _representation(self, reply: Reply) -> Arrays:
+        return _representation_of(reply.read())
 
 
 def _representation_of(arrays: Arrays) -> Arrays:

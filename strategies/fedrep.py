@@ -2,18 +2,19 @@
 
 from collections import Counter
 from functools import partial
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
-from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import STATISTICS
-from flwr_frl.task.settings import Choice, Free, Range, validate
+from flwr_frl.task.settings import setting
 
 REPRESENTATION_WEIGHT = "representation.weight"
 
@@ -32,7 +33,7 @@ def gaussian_start(
 
 
 class FedRep(
-    BaseStrategy,
+    Strategy,
     client="flwr_frl.clients.fedrep:FedRepClient",
     task_overrides={"linear": "flwr_frl.strategies.fedrep:FedRepLinear"},
 ):
@@ -63,24 +64,12 @@ class FedRepLinear(
     orthonormalize : bool, default False
         Replace the mean by the Q of its QR decomposition, as in SRPFL.
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: Annotated[int, Range("[1, inf)")] = 2,
-        initialization: Annotated[str, Choice("moments", "random", "gaussian")] = (
-            "moments"
-        ),
-        orthonormalize: Annotated[bool, Free()] = False,
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        self.rank = rank
-        self.initialization = initialization
-        self.orthonormalize = orthonormalize
-        validate(self)
+    rank: int = setting(2, ge=1)
+    initialization: Literal["moments", "random", "gaussian"] = setting("moments")
+    orthonormalize: bool = setting(False)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d)."""
@@ -115,14 +104,13 @@ class FedRepLinear(
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]
         return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Return the mean of the B_i, orthonormalised with ``orthonormalize``."""
-        arrays = super().aggregate(server_round, replies)
+        arrays = round.mean()
         if arrays is None or not self.orthonormalize:
             return arrays
-        q, r = np.linalg.qr(arrays[REPRESENTATION_WEIGHT].numpy().T)
+        weight: npt.NDArray[Any] = arrays[REPRESENTATION_WEIGHT]
+        q, r = np.linalg.qr(weight.T)
         # Columns of Q keep the signs of B's, on which the clients' heads rely.
         q *= np.where(np.diag(r) < 0, -1, 1).astype(q.dtype)
-        return to_record({REPRESENTATION_WEIGHT: q.T})
+        return {REPRESENTATION_WEIGHT: q.T}

@@ -5,9 +5,8 @@ the clients' true models, averaging locally optimal representations is not globa
 optimal; so the server improves all heads together.
 """
 
-from collections.abc import Iterable
 from logging import WARNING
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +14,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.client_manager import ClientInfo
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import HEAD, NUM_EXAMPLES
-from flwr_frl.task.settings import Range, SettingsError, validate
+from flwr_frl.task.settings import SettingsError, setting
 
 if TYPE_CHECKING:
     from flwr_frl.task.models.neural_collapse import HeadRegularizer
@@ -30,7 +30,7 @@ Matrix = npt.NDArray[np.float64]
 HEAD_WEIGHT = "head.weight"
 
 
-class HeadsOnServer(BaseStrategy):
+class HeadsOnServer(Strategy):
     """Send each client its head with the shared arrays, and store the returned one.
 
     Heads belong to clients by name. A client that has not trained yet has the initial
@@ -41,19 +41,6 @@ class HeadsOnServer(BaseStrategy):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.heads: dict[str, Arrays] = self.state.setdefault("heads", {})
-
-    def head(self, name: str) -> Arrays:
-        """Return a client's current head, by parameter name."""
-        raise NotImplementedError
-
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Return the client's ``head`` as well."""
-        content = super().content(node, arrays, config)
-        content[HEAD] = to_record(self.head(self.name_of(node)))
-        self.pending.expect(HEAD, cast(ArrayRecord, content[HEAD]))
-        return content
 
     def save_heads(self, names: list[str], heads: list[Arrays]) -> None:
         """Store the clients' new heads; a head that is not finite is dropped."""
@@ -101,24 +88,21 @@ class TrainedHeads(HeadsOnServer):
         self.initial_head.update({name: whole[name].numpy() for name in names})
         return ArrayRecord({n: a for n, a in whole.items() if n not in names})
 
-    def head(self, name: str) -> Arrays:
+    def per_client(self, client: str) -> Arrays:
         """Return a client's head, the initial one if it has not trained yet."""
-        return self.heads.get(name, self.initial_head)
+        return self.heads.get(client, self.initial_head)
 
-    def save_weights(self, replies: list[Message], weights: npt.NDArray[Any]) -> None:
+    def save_weights(self, round: Round, weights: npt.NDArray[Any]) -> None:
         """Store the returned heads with new weights, of shape (n, m, k)."""
-        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
-        # Copies: the received arrays are views of whole messages.
         improved = [
-            {**{n: a.copy() for n, a in head.items()}, HEAD_WEIGHT: weight}
-            for head, weight in zip(heads, weights, strict=True)
+            {**{n: reply.arrays[n] for n in self.initial_head}, HEAD_WEIGHT: weight}
+            for reply, weight in zip(round.replies, weights, strict=True)
         ]
-        self.save_heads(self.pending.names(replies), improved)
+        self.save_heads([reply.client for reply in round.replies], improved)
 
-    def returned_weights(self, replies: list[Message]) -> npt.NDArray[Any]:
+    def returned_weights(self, round: Round) -> npt.NDArray[Any]:
         """Return the weights of the returned heads, of shape (n, m, k)."""
-        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
-        return np.stack([head[HEAD_WEIGHT] for head in heads])
+        return np.stack([reply.arrays[HEAD_WEIGHT] for reply in round.replies])
 
 
 class FLUTE(
@@ -141,19 +125,15 @@ class FLUTE(
         `flwr_frl.task.models.neural_collapse.neural_collapse`. Clients use
         `FLUTEClient.regularizer`.
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
+    server_learning_rate: float = setting(0.5, ge=0)
+
     def __init__(
-        self,
-        *,
-        server_learning_rate: Annotated[float, Range("[0, inf)")] = 0.5,
-        regularizer: "HeadRegularizer | None" = None,
-        **base: Any,
+        self, *, regularizer: "HeadRegularizer | None" = None, **base: Any
     ) -> None:
         super().__init__(**base)
-        self.server_learning_rate = server_learning_rate
-        validate(self)
         self.regularizer = regularizer
         # Masks of the clients' classes, as last reported, by name.
         self._classes: dict[str, str] = {}
@@ -178,17 +158,15 @@ class FLUTE(
             "train with its head as the ArrayRecord 'head'"
         )
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Average the representations and make one step on the returned heads."""
-        arrays = self.mean(replies)
+        arrays = round.mean()
         if arrays is None:
             return None
-        classes = [list(self._classes[name]) for name in self.pending.names(replies)]
-        heads = self.returned_weights(replies)
-        self.save_weights(replies, self.improve(heads, np.array(classes) == "1"))
-        return to_record(arrays)
+        classes = [list(self._classes[reply.client]) for reply in round.replies]
+        heads = self.returned_weights(round)
+        self.save_weights(round, self.improve(heads, np.array(classes) == "1"))
+        return arrays
 
     def improve(
         self, heads: npt.NDArray[Any], classes: npt.NDArray[np.bool_]
@@ -248,29 +226,20 @@ class FLUTELinear(
         Standard deviation α of all entries of B⁰ and W⁰; 0 means 1/(10 d), the largest
         value in theorem 5.1.
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        dimension: Annotated[int, Range("[1, inf)")] = 10,
-        rank: Annotated[int, Range("[1, inf)")] = 2,
-        learning_rate: Annotated[float, Range("(0, inf)")] = 0.01,
-        regularizer_learning_rate: Annotated[float, Range("[0, inf)")] = 0.0,
-        gamma1: Annotated[float, Range("[0, inf)")] = 0.25,
-        gamma2: Annotated[float, Range("[0, inf)")] = 0.125,
-        initial_scale: Annotated[float, Range("[0, inf)")] = 0.0,
-        **base: Any,
-    ) -> None:
+    dimension: int = setting(10, ge=1)
+    rank: int = setting(2, ge=1)
+    learning_rate: float = setting(0.01, gt=0)
+    regularizer_learning_rate: float = setting(0.0, ge=0)
+    gamma1: float = setting(0.25, ge=0)
+    gamma2: float = setting(0.125, ge=0)
+    initial_scale: float = setting(0.0, ge=0)
+
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.dimension, self.rank = dimension, rank
-        self.learning_rate = learning_rate
-        self.regularizer_learning_rate = regularizer_learning_rate
-        self.gamma1, self.gamma2 = gamma1, gamma2
-        self.initial_scale = initial_scale
-        validate(self)
-        self.scale = initial_scale or 1 / (10 * dimension)
+        self.scale = self.initial_scale or 1 / (10 * self.dimension)
 
     def _random(self, shape: tuple[int, int], name: str) -> Matrix:
         return gaussian_start(self.settings.seed, name, shape, self.scale)
@@ -281,39 +250,39 @@ class FLUTELinear(
         start = self._random((self.rank, self.dimension), "representation")
         return to_record({REPRESENTATION_WEIGHT: start})
 
-    def head(self, name: str) -> Arrays:
+    def per_client(self, client: str) -> Arrays:
         """Return w_i of shape (1, k); from N(0, α²) before the client's first round."""
-        return self.heads.get(name) or {HEAD_WEIGHT: self._random((1, self.rank), name)}
+        head = self.heads.get(client)
+        return head or {HEAD_WEIGHT: self._random((1, self.rank), client)}
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send Bᵀ and the heads; expect both gradients, in float64."""
-        messages = super().configure_train(server_round, arrays, config, grid)
-        head = np.zeros((1, self.rank))
-        representation = arrays[REPRESENTATION_WEIGHT].numpy()
-        like = {REPRESENTATION_WEIGHT: representation, HEAD_WEIGHT: head}
-        expected = to_record({f"gradient.{name}": a for name, a in like.items()})
-        self.pending.expected = {self.arrayrecord_key: expected}
-        return messages
+    def content(
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> RecordDict:
+        """Expect no head in return, as its gradient is among the expected arrays."""
+        content = super().content(node, arrays, config)
+        self.pending.expected.pop(HEAD, None)
+        return content
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def begin(self, round: Round) -> None:
+        """Expect both gradients, in float64."""
+        like = {**round.sent, HEAD_WEIGHT: np.zeros((1, self.rank))}
+        round.expected = {f"gradient.{name}": array for name, array in like.items()}
+
+    def aggregate(self, round: Round) -> Arrays | None:
         """Make the step of equations 5 and 6, over the clients that replied."""
-        names = self.pending.names(replies)
-        b = self.pending.sent[REPRESENTATION_WEIGHT].numpy().T
-        heads = [self.head(name)[HEAD_WEIGHT][0] for name in names]
+        replies = round.replies
+        names = [reply.client for reply in replies]
+        b = round.sent[REPRESENTATION_WEIGHT].T
+        heads = [self.per_client(name)[HEAD_WEIGHT][0] for name in names]
         w: Matrix = np.stack(heads, axis=1)
         grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
         name_b = f"gradient.{REPRESENTATION_WEIGHT}"
         for i, reply in enumerate(replies):
-            gradient = self.pending.arrays(reply, self.arrayrecord_key)
-            grad_b += np.asarray(gradient[name_b].T, np.float64)
-            grad_w[:, i] = gradient[f"gradient.{HEAD_WEIGHT}"][0]
+            grad_b += np.asarray(reply.arrays[name_b].T, np.float64)
+            grad_w[:, i] = reply.arrays[f"gradient.{HEAD_WEIGHT}"][0]
         if (
             self.settings.aggregation != "mean"
-            and (combined := self.mean(replies)) is not None
+            and (combined := round.mean()) is not None
         ):
             # In place of the sum, n times the result of the rule.
             grad_b = len(replies) * np.asarray(combined[name_b].T, np.float64)
@@ -329,7 +298,7 @@ class FLUTELinear(
         if not is_finite({REPRESENTATION_WEIGHT: new_b}):
             return None
         self.save_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
-        return to_record({REPRESENTATION_WEIGHT: new_b.T})
+        return {REPRESENTATION_WEIGHT: new_b.T}
 
 
 def warn_if_unbounded(gamma1: float, gamma2: float) -> None:

@@ -6,10 +6,9 @@ features Bᵀx of whitened inputs. Any other representation uses the second mome
 features instead.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
 
 from flwr_frl.strategies.flute import (
     HEAD_WEIGHT,
@@ -17,9 +16,10 @@ from flwr_frl.strategies.flute import (
     TrainedHeads,
     warn_if_unbounded,
 )
-from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import COUPLING
-from flwr_frl.task.settings import Range, validate
+from flwr_frl.task.settings import setting
 
 
 class FLUTERegression(
@@ -54,44 +54,35 @@ class FLUTERegression(
     gamma2 : float, default 0.125
         Weight γ2 of ‖S‖_F² + ‖G‖_F².
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        learning_rate: Annotated[float, Range("(0, inf)")] = 0.01,
-        regularizer_learning_rate: Annotated[float, Range("[0, inf)")] = 0.0,
-        gamma1: Annotated[float, Range("[0, inf)")] = 0.25,
-        gamma2: Annotated[float, Range("[0, inf)")] = 0.125,
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        self.learning_rate = learning_rate
-        self.regularizer_learning_rate = regularizer_learning_rate
-        self.gamma1, self.gamma2 = gamma1, gamma2
-        validate(self)
-        warn_if_unbounded(gamma1, gamma2)
+    learning_rate: float = setting(0.01, gt=0)
+    regularizer_learning_rate: float = setting(0.0, ge=0)
+    gamma1: float = setting(0.25, ge=0)
+    gamma2: float = setting(0.125, ge=0)
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        warn_if_unbounded(self.gamma1, self.gamma2)
+
+    def aggregate(self, round: Round) -> Arrays | None:
         """Average the representations, and make one step on the returned heads."""
-        arrays = self.mean(replies)
+        arrays = round.mean()
         if arrays is None:
             return None
         like = arrays[COUPLING]
         moment = np.asarray(like, np.float64)
-        heads = self.returned_weights(replies)
-        self.save_weights(replies, heads)
+        heads = self.returned_weights(round)
+        self.save_weights(round, heads)
         towards = 2 * self.gamma2 * self.gram() - self.gamma1 * moment
         rate = self.regularizer_learning_rate or self.learning_rate
         # Heads are Hᵀ, of shape (m, k), and the matrix is symmetric.
         improved = heads - 2 * rate * heads @ towards
-        self.save_weights(replies, improved.astype(heads.dtype))
+        self.save_weights(round, improved.astype(heads.dtype))
         coupling = 2 * self.gamma2 * moment - self.gamma1 * self.gram()
         ratio = rate / self.learning_rate
-        return to_record({**arrays, COUPLING: (ratio * coupling).astype(like.dtype)})
+        return {**arrays, COUPLING: (ratio * coupling).astype(like.dtype)}
 
     def gram(self) -> Matrix:
         """Return G, of shape (k, k): the mean of H_i H_iᵀ over all heads so far."""

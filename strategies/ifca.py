@@ -1,22 +1,16 @@
 """IFCA (Ghosh et al., NeurIPS 2020): iterative federated clustering."""
 
-from collections.abc import Iterable
-from functools import partial
-from typing import Annotated, Any
-
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.aggregation import Reply
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays, check_metrics, to_record
+from flwr_frl.strategies.server.replies import Arrays, check_metrics
+from flwr_frl.strategies.server.round import Reply, Round
 from flwr_frl.task.messages import CLUSTER, CLUSTERS
-from flwr_frl.task.settings import Range, require, validate
+from flwr_frl.task.settings import require, setting
 
 
-class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
+class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
     """Algorithm 1, option II: average the models of the clients that chose a cluster.
 
     The server sends all k models. Client i chooses ĵ = argmin_j F_i(θ_j), trains θ_ĵ
@@ -45,19 +39,11 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
         Number k of clusters, at most the number of clients. In the paper's experiments
         from 2 to 4.
     **base
-        Arguments of `BaseStrategy`. ``aggregation`` and ``weighting`` apply within
+        Arguments of `Strategy`. ``aggregation`` and ``weighting`` apply within
         each cluster.
     """
 
-    def __init__(
-        self,
-        *,
-        num_clusters: Annotated[int, Range("[1, inf)")] = 4,
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        self.num_clusters = num_clusters
-        validate(self)
+    num_clusters: int = setting(4, ge=1)
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse more clusters than clients as well."""
@@ -66,48 +52,36 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
         valid = self.num_clusters <= num_clients
         require(valid, "num-clusters", self.num_clusters, allowed)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send all models; expect one."""
-        messages = super().configure_train(server_round, arrays, config, grid)
-        stacked = {
-            name.removeprefix(CLUSTERS): array.numpy() for name, array in arrays.items()
-        }
-        self._models: list[Arrays] = [
-            {name: np.asarray(values[j]) for name, values in stacked.items()}
-            for j in range(self.num_clusters)
-        ]
-        self.pending.expect(self.arrayrecord_key, to_record(self._models[0]))
-        return messages
+    def begin(self, round: Round) -> None:
+        """Expect one of the models."""
+        round.expected = self.model(round, 0)
 
-    def check_train_reply(self, reply: Message) -> None:
-        """Reject replies without a valid cluster as well."""
-        super().check_train_reply(reply)
-        chosen = check_metrics(reply, [CLUSTER])[CLUSTER]
+    def model(self, round: Round, j: int) -> Arrays:
+        """Return θ_j as it was sent."""
+        sent = round.sent.items()
+        return {n.removeprefix(CLUSTERS): np.asarray(stack[j]) for n, stack in sent}
+
+    def check(self, reply: Reply) -> None:
+        """Reject replies without a valid cluster."""
+        chosen = check_metrics(reply.message, [CLUSTER])[CLUSTER]
         if chosen not in range(self.num_clusters):
             text = (
                 f"names cluster {chosen:g}, not one from 0 to {self.num_clusters - 1}"
             )
             raise InvalidReplyError(text)
 
-    def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
+    def aggregate(self, round: Round) -> Arrays:
         """Return the models, each the mean of the replies that name its cluster."""
-        models = list(self._models)
+        models = [self.model(round, j) for j in range(self.num_clusters)]
         for j, before in enumerate(models):
-            members = [r for r in replies if check_metrics(r)[CLUSTER] == j]
+            members = [r for r in round.replies if r.metrics[CLUSTER] == j]
             if members:
-                decoded: list[Reply] = [
-                    partial(self.arrays, reply) for reply in members
-                ]
-                models[j] = (
-                    self.apply_rule(self.weights(members), decoded, before) or before
-                )
-        return to_record(
-            {CLUSTERS + name: np.stack([m[name] for m in models]) for name in models[0]}
-        )
+                models_of = [reply.read for reply in members]
+                mean = self.apply_rule(self.weights(members), models_of, before)
+                models[j] = mean or before
+        return {CLUSTERS + n: np.stack([m[n] for m in models]) for n in models[0]}
 
-    def train_metrics(self, replies: list[Message]) -> dict[str, float]:
+    def metrics(self, round: Round) -> dict[str, float]:
         """Return ``clusters`` as well, the number of clusters that were chosen."""
-        chosen = {check_metrics(reply)[CLUSTER] for reply in replies}
-        return {**super().train_metrics(replies), "clusters": len(chosen)}
+        chosen = {reply.metrics[CLUSTER] for reply in round.replies}
+        return {**super().metrics(round), "clusters": len(chosen)}

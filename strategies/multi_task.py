@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from logging import ERROR
-from typing import Annotated, Any, cast
+from typing import cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -10,7 +10,8 @@ from flwr.common import log
 
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.server.replies import attached, check_metrics
-from flwr_frl.task.settings import Free, SettingsError
+from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.task.settings import SettingsError, setting
 
 # Relative tolerance for dual variables, as machines may round differently.
 TOLERANCE = 1e-9
@@ -46,16 +47,9 @@ class MultiTask(
     # The first exchange is not compressed.
     length_properties = ("message-bytes", "first-message-bytes")
 
-    def __init__(
-        self,
-        *,
-        dual_regularizer: Annotated[
-            float | str, Free("auto, theory or a number above 0")
-        ] = "auto",
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        self.dual_regularizer = dual_regularizer
+    dual_regularizer: float | str = setting(
+        "auto", form="auto, theory or a number above 0"
+    )
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
@@ -76,18 +70,18 @@ class MultiTask(
             entries["dual-variables"] = 2 * len(self._edges)
         return content
 
-    def check_train_reply(self, reply: Message) -> None:
+    def check(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless message and ``iterations`` are valid."""
-        super().check_train_reply(reply)
-        check_metrics(reply, ("iterations",))
+        super().check(reply)
+        check_metrics(reply.message, ("iterations",))
 
-    def train_metrics(self, replies: list[Message]) -> dict[str, float]:
+    def metrics(self, round: Round) -> dict[str, float]:
         """Add ``iterations``, the minimum over the nodes.
 
         ``train-loss`` is the mean expected cost of the points x_i.
         """
-        iterations = [check_metrics(r, ("iterations",))["iterations"] for r in replies]
-        return {**super().train_metrics(replies), "iterations": min(iterations)}
+        iterations = [reply.metrics["iterations"] for reply in round.replies]
+        return {**super().metrics(round), "iterations": min(iterations)}
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -4,19 +4,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from logging import WARNING
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.patient import GridDecorator
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
-from flwr_frl.task.settings import Choice, Range, validate
+from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.task.settings import setting
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
@@ -31,7 +32,7 @@ EMBEDDING = "embedding"
 
 
 class PFedHN(
-    BaseStrategy,
+    Strategy,
     client="flwr_frl.clients.pfedhn:PFedHNClient",
     averages=False,
     replies_are_changes=True,
@@ -82,30 +83,19 @@ class PFedHN(
         One step of φ for each client of a round, which then train one after another, or
         one a round along their ``mean``.
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        hypernetwork_width: Annotated[int, Range("[1, inf)")] = 100,
-        hypernetwork_layers: Annotated[int, Range("[0, inf)")] = 3,
-        embedding_width: Annotated[int, Range("[0, inf)")] = 0,
-        hypernetwork_learning_rate: Annotated[float, Range("(0, inf)")] = 0.01,
-        hypernetwork_momentum: Annotated[float, Range("[0, 1)")] = 0.9,
-        hypernetwork_weight_decay: Annotated[float, Range("[0, inf)")] = 0.001,
-        hypernetwork_steps: Annotated[str, Choice("client", "mean")] = "client",
-        **base: Any,
-    ) -> None:
+    hypernetwork_width: int = setting(100, ge=1)
+    hypernetwork_layers: int = setting(3, ge=0)
+    embedding_width: int = setting(0, ge=0)
+    hypernetwork_learning_rate: float = setting(0.01, gt=0)
+    hypernetwork_momentum: float = setting(0.9, ge=0, lt=1)
+    hypernetwork_weight_decay: float = setting(0.001, ge=0)
+    hypernetwork_steps: Literal["client", "mean"] = setting("client")
+
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.hypernetwork_width = hypernetwork_width
-        self.hypernetwork_layers = hypernetwork_layers
-        self.embedding_width = embedding_width
-        self.hypernetwork_learning_rate = hypernetwork_learning_rate
-        self.hypernetwork_momentum = hypernetwork_momentum
-        self.hypernetwork_weight_decay = hypernetwork_weight_decay
-        self.hypernetwork_steps = hypernetwork_steps
-        validate(self)
         # φ with its momentum, and v_i with its momentum by client.
         self.network: dict[str, Network] = self.state.setdefault("network", {})
         self.embeddings: dict[str, Network] = self.state.setdefault("embeddings", {})
@@ -147,13 +137,10 @@ class PFedHN(
             self.network["momentum"] = {n: np.zeros_like(v) for n, v in values.items()}
         return super().open_round(nodes, arrays, config, server_round, kind)
 
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Send the client's θ_i."""
-        name = self.name_of(node)
-        model = self.models.get(name) or self._model(self._embedding(name)["values"])
-        return super().content(node, to_record(model), config)
+    def per_client(self, client: str) -> Arrays:
+        """Return θ_i."""
+        model = self.models.get(client)
+        return model or self._model(self._embedding(client)["values"])
 
     def _embedding(self, client: str) -> Network:
         """Return a client's v_i and its momentum; v_i is random before it trains."""
@@ -202,33 +189,31 @@ class PFedHN(
             replies += came
             if valid := [r for r in came if not r.has_error() and self._is_valid(r)]:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    self._make_step(valid)
+                    self._make_step(list(map(self._read, valid)))
         return replies
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Make a step unless all are made, and return the shared arrays unchanged."""
-        if not self._serves and not self._make_step(replies):
+        if not self._serves and not self._make_step(round.replies):
             return None
         for name, embedding in self.embeddings.items():
             self.models[name] = self._model(embedding["values"])
-        return self.pending.sent
+        return round.sent
 
-    def _make_step(self, replies: list[Message]) -> bool:
+    def _make_step(self, replies: list[Reply]) -> bool:
         """Make a step of φ along the mean of replies, and of each v_i; False if not."""
         values = self.network["values"]
         total = {name: np.zeros_like(value) for name, value in values.items()}
         embeddings: dict[str, Network] = {}
-        for name, reply in zip(self.pending.names(replies), replies, strict=True):
-            embedding = _copies(self._embedding(name))
-            flat = [change.ravel() for change in self.arrays(reply).values()]
+        for reply in replies:
+            embedding = _copies(self._embedding(reply.client))
+            flat = [change.ravel() for change in reply.arrays.values()]
             direction = np.concatenate(flat).astype(np.float32)
             gradients = clipped(pulled_back(values, embedding["values"], -direction))
             self._step(
                 embedding["values"], embedding["momentum"], gradients.pop(EMBEDDING)
             )
-            embeddings[name] = embedding
+            embeddings[reply.client] = embedding
             for layer, gradient in gradients.items():
                 total[layer] += gradient / np.float32(len(replies))
         network = {kind: _copies(arrays) for kind, arrays in self.network.items()}

@@ -2,22 +2,23 @@
 
 from collections.abc import Iterable
 from logging import WARNING
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
-from flwr_frl.strategies.server.replies import Arrays, to_record
-from flwr_frl.task.settings import Range, SettingsError, require, validate
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.round import Round
+from flwr_frl.task.settings import SettingsError, require, setting
 from flwr_frl.task.transfer import basis, unit_columns
 
 
 class RepresentationTransfer(
-    BaseStrategy,
+    Strategy,
     client="flwr_frl.clients.feature_transfer:FeatureTransferClient",
     task_overrides={
         "transfer": "flwr_frl.strategies.representation_transfer:"
@@ -53,23 +54,17 @@ class RepresentationTransfer(
         In (0, 1). Singular values below this fraction of the largest do not count
         towards the rank of a basis.
     **base
-        As for `BaseStrategy`; ``transport`` must be float32.
+        As for `Strategy`; ``transport`` must be float32.
     """
 
-    def __init__(
-        self,
-        *,
-        num_sources: Annotated[int, Range("[1, inf)")] = 10,
-        rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01,
-        **base: Any,
-    ) -> None:
+    num_sources: int = setting(10, ge=1)
+    rank_tolerance: float = setting(0.01, gt=0, lt=1)
+
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         allowed = "float32 for representation-transfer"
         transport = self.settings.transport
         require(transport == "float32", "transport", transport, allowed)
-        self.num_sources = num_sources
-        self.rank_tolerance = rank_tolerance
-        validate(self)
         self.state["built"] = False
 
     @property
@@ -111,11 +106,12 @@ class RepresentationTransfer(
         else:
             nodes = self._with_role(nodes, "source")
         kind = MessageType.TRAIN
-        messages = self.open_round(nodes, arrays, config, server_round, kind)
+        return self.open_round(nodes, arrays, config, server_round, kind)
+
+    def begin(self, round: Round) -> None:
+        """Expect no arrays of targets."""
         if self.built:
-            # Targets send no arrays.
-            self.pending.expect(self.arrayrecord_key, ArrayRecord())
-        return messages
+            round.expected = {}
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -128,19 +124,18 @@ class RepresentationTransfer(
         done = self.built and not self.pending.asked
         return (self.pending.sent if done else arrays), metrics
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Combine the sources' arrays; replies of targets change nothing."""
         if self.built:
-            return self.pending.sent
+            return round.sent
         try:
-            combined = to_record(self.combine([self.arrays(r) for r in replies]))
+            sources = [reply.read() for reply in round.replies]
+            combined = self.combine(sources)
         except SettingsError as error:
             if not (self.pending.silent or self.pending.rejections):
                 raise
             # Sources that have not answered yet may have valid representations.
-            log(WARNING, "round %d: %s; retrying all sources", server_round, error)
+            log(WARNING, "round %d: %s; retrying all sources", round.number, error)
             return None
         self.state["built"] = True
         return combined

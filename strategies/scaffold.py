@@ -1,17 +1,17 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020)."""
 
 from logging import WARNING
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
+from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import CONTROL, NUM_EXAMPLES
-from flwr_frl.task.settings import Range, require, validate
+from flwr_frl.task.settings import require, setting
 
 
 class SCAFFOLD(
@@ -37,18 +37,13 @@ class SCAFFOLD(
     global_learning_rate : float, default 1
         The server's step size η_g.
     **base
-        Arguments of `BaseStrategy`.
+        Arguments of `Strategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        global_learning_rate: Annotated[float, Range("(0, inf)")] = 1.0,
-        **base: Any,
-    ) -> None:
+    global_learning_rate: float = setting(1.0, gt=0)
+
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.global_learning_rate = global_learning_rate
-        validate(self)
         # A cap depends on the other clients of a round, but c needs constant weights.
         valid = self.settings.weighting == "uniform" or self.settings.largest_share == 1
         allowed = "1 with weighting='examples': c is the mean by weights that stay"
@@ -69,18 +64,17 @@ class SCAFFOLD(
             self.client_weights.setdefault(client.name, weight)
         return nodes
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Add the mean changes Δy_i and Δc_i to x and c."""
-        changes = self.mean(replies)
+        changes = round.mean()
         if changes is None:
             return None
-        weights = self.weights(replies)
-        trained = dict(zip(self.pending.names(replies), weights, strict=True))
+        weights = self.weights(round.replies)
+        names = [reply.client for reply in round.replies]
+        trained = dict(zip(names, weights, strict=True))
         every = self.client_weights | trained
         total = sum(every.values())
-        counted = sum(every[name] for name in self.counted(replies))
+        counted = sum(every[name] for name in self.counted(round))
         # Clients without a c_i so far count with 0.
         before = total if self.is_approximate else self.state["total"] or total
         gone = (
@@ -92,7 +86,7 @@ class SCAFFOLD(
         anew = bool(lost or self._outdated)
         new = {}
         for name, change in changes.items():
-            old, kept, step = self.pending.sent[name].numpy(), 1.0, 1.0
+            old, kept, step = round.sent[name], 1.0, 1.0
             if name.startswith(CONTROL):
                 kept, step = before / total, counted / total
                 if anew:
@@ -112,4 +106,4 @@ class SCAFFOLD(
             text = "the control variates begin anew: client %s %s"
             log(WARNING, text, self.clients.label(lost or self._outdated), why)
             self.in_mean, self._outdated = set(), ""
-        return to_record(new)
+        return new

@@ -12,7 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners, short_name
-from flwr_frl.strategies.base import BaseStrategy, reliable_grid
+from flwr_frl.strategies.base import Strategy, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.report.comparison import read_summary
@@ -170,7 +170,7 @@ def _clock(
 
 
 def _final_clients(
-    strategy: BaseStrategy, joined: ByExamples
+    strategy: Strategy, joined: ByExamples
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the final metrics and numbers of examples of clients and of newcomers.
 

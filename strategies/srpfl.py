@@ -13,10 +13,11 @@ from typing import Annotated, Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.first_replies import FirstReplies, StageOptions
 from flwr_frl.strategies.grids.speeds import speed_model
@@ -56,8 +57,8 @@ class SRPFL(
 
     Parameters
     ----------
-    strategy : Strategy
-        The strategy that aggregates the replies: a `BaseStrategy`, or one of Flower's.
+    strategy : FlowerStrategy
+        The strategy that aggregates the replies: a `Strategy`, or one of Flower's.
     initial_nodes : int, default 2
         The number of replies n in the first stage; it doubles with each stage. An
         ``aggregation`` other than the mean needs at least 2f + 1 replies,
@@ -95,7 +96,7 @@ class SRPFL(
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: FlowerStrategy,
         initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
         rounds_per_stage: Annotated[
             int | str | Sequence[int],
@@ -117,7 +118,7 @@ class SRPFL(
         self.sample_for = sample_for
         self.doubles = doubles
         validate(self)
-        ours = strategy if isinstance(strategy, BaseStrategy) else None
+        ours = strategy if isinstance(strategy, Strategy) else None
         noise = ours.settings.server_dp_noise if ours else 0.0
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
@@ -165,7 +166,7 @@ class SRPFL(
         return "" if samples else "an algorithm that samples clients"
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> BaseStrategy:
+    def from_settings(cls, settings: Settings) -> Strategy:
         """Return the wrapped strategy of the settings, with SRPFL's participation."""
         wrapped = build_strategy(cls.wrapped_settings(settings))
         initial_nodes = int(settings["initial-nodes"])
@@ -212,7 +213,7 @@ class SRPFL(
     ) -> Result:
         """Run as Flower's ``Strategy.start``, with rounds of n replies on any grid."""
         self.participation.set_rounds(num_rounds)
-        if isinstance(self.strategy, BaseStrategy):
+        if isinstance(self.strategy, Strategy):
             self.install()
             arguments = grid, initial_arrays, num_rounds, *args
             return self.strategy.start(*arguments, **kwargs)
@@ -238,7 +239,7 @@ class SRPFL(
         self.strategy.summary()
 
 
-def examples_in(strategy: BaseStrategy) -> Callable[[int], int]:
+def examples_in(strategy: Strategy) -> Callable[[int], int]:
     """Return a function that returns a node's declared number of training examples.
 
     It is at least 1, so that every reply counts.

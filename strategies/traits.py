@@ -2,15 +2,16 @@
 
 A subclass declares its traits in its class statement::
 
-    class Mine(BaseStrategy, client="package.module:MineClient", averages=False):
+    class Mine(Strategy, client="package.module:MineClient", averages=False):
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED
 from flwr_frl.task.settings import (
@@ -25,6 +26,8 @@ from flwr_frl.task.settings import (
     defaults,
     require,
     similar,
+    take_fields,
+    validate,
 )
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -35,8 +38,8 @@ F = TypeVar("F", bound=Callable[..., None])
 USES_REPLIES = {
     "aggregate",
     "aggregate_train",
-    "mean",
-    "train_metrics",
+    "_mean",
+    "metrics",
     "weights",
 }
 
@@ -105,7 +108,7 @@ class Traits:
     needs_arrays: tuple[str, ...] = ()
 
 
-class Algorithm(Strategy):
+class Algorithm(FlowerStrategy):
     """A strategy that declares traits in its class statement."""
 
     traits: ClassVar[Traits] = Traits()
@@ -119,6 +122,11 @@ class Algorithm(Strategy):
             If a trait is unknown, or is defined as an attribute, without effect.
         """
         super().__init_subclass__()
+        # A class, which a strategy beside it names, or its import path.
+        if isinstance(client := traits.get("client"), type):
+            traits["client"] = f"{client.__module__}:{client.__qualname__}"
+        if settings := take_fields(cls):
+            declare(cls, settings)
         fields = Traits.__dataclass_fields__
         for name in traits.keys() - fields.keys():
             raise SettingsError(
@@ -127,7 +135,7 @@ class Algorithm(Strategy):
         for name in fields.keys() & cls.__dict__.keys():
             raise SettingsError(
                 f"{cls.__qualname__}.{name} has no effect; use the class keyword "
-                f"{name}, as in `class Mine(BaseStrategy, {name}=...)`"
+                f"{name}, as in `class Mine(Strategy, {name}=...)`"
             )
         per_class: dict[str, Any] = {"task_overrides": {}}
         # An overriding method may expose more than an average does.
@@ -139,7 +147,7 @@ class Algorithm(Strategy):
             if inspect.getattr_static(cls, name, None)
             is not inspect.getattr_static(parent, name, None)
         }
-        if overridden & {"aggregate", "mean"}:
+        if overridden & {"aggregate", "_mean"}:
             per_class |= {"supports_client_dp": False, "asynchronous": False}
         if overridden:
             per_class["needs_only_mean"] = False
@@ -157,19 +165,57 @@ class Algorithm(Strategy):
         """
         for kind in cls.__mro__:
             init = kind.__dict__.get("__init__")
-            # `Averaging.__init__`, whose bases declare no settings.
-            if "__signature__" in getattr(init, "__dict__", {}):
-                break
             if init and all(
                 parameter.kind is not parameter.VAR_KEYWORD
                 for parameter in inspect.signature(init).parameters.values()
             ):
+                # `Averaging.__init__`, whose bases declare no settings.
+                if "__signature__" in getattr(init, "__dict__", {}):
+                    break
                 raise SettingsError(
                     f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
                     "its bases, such as fraction-train and seed, have no effect; add "
                     "**base to its arguments and call super().__init__(**base)"
                 )
         return build(cls, settings)
+
+
+def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None:
+    """Give a strategy an ``__init__`` that takes its settings as keyword arguments.
+
+    They are set as attributes, and then the rest is passed to the ``__init__`` that the
+    class defines or inherits.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    settings : mapping of str to (annotation, default)
+        The settings that it declares as fields, by name.
+    """
+    defined = vars(cls).get("__init__")
+
+    def init(self: Any, **arguments: Any) -> None:
+        own = {n: arguments.pop(n, default) for n, (_, default) in settings.items()}
+        vars(self).update(own)
+        validate(self)
+        (partial(defined, self) if defined else super(cls, self).__init__)(**arguments)
+
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for name, (annotation, default) in settings.items()
+    ]
+    further = inspect.signature(defined or _accepts_all).parameters.values()
+    _, *others = further
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(init)["__signature__"] = inspect.Signature([me, *parameters, *others])
+    init.__module__, init.__doc__ = cls.__module__, getattr(defined, "__doc__", None)
+    cls.__init__ = init
+
+
+def _accepts_all(self: Any, **base: Any) -> None: ...
 
 
 @dataclass(frozen=True)

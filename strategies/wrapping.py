@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.strategies.algorithms import strategy_class
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.patient import delegate
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.traits import Algorithm
@@ -17,7 +17,7 @@ class Wrapping(Algorithm):
 
     Attributes
     ----------
-    strategy : Strategy
+    strategy : FlowerStrategy
         The wrapped strategy.
     participation : Participation
         Its new participation.
@@ -27,7 +27,7 @@ class Wrapping(Algorithm):
     base: ClassVar[str] = ""
     base_setting: ClassVar[str]
 
-    strategy: Strategy
+    strategy: FlowerStrategy
     participation: Participation
 
     @classmethod
@@ -40,7 +40,7 @@ class Wrapping(Algorithm):
         wrapped = {**settings, "algorithm": name}
         strategy = strategy_class(wrapped)
         allowed = "an algorithm that wraps no other one"
-        require(issubclass(strategy, BaseStrategy), cls.base_setting, name, allowed)
+        require(issubclass(strategy, Strategy), cls.base_setting, name, allowed)
         allowed = cls.allowed_base(strategy)
         require(not allowed, cls.base_setting, name, allowed)
         return wrapped
@@ -51,8 +51,8 @@ class Wrapping(Algorithm):
         raise NotImplementedError
 
     def install(self) -> None:
-        """Set the new participation, if the strategy is a `BaseStrategy`."""
-        if isinstance(self.strategy, BaseStrategy):
+        """Set the new participation, if the strategy is a `Strategy`."""
+        if isinstance(self.strategy, Strategy):
             self.strategy.participation = self.participation
             if self.strategy.settings.aggregation != "mean":
                 # It limits how few replies may close a round.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flwr_frl.task.settings import Free as Free
     from flwr_frl.task.settings import Range as Range
     from flwr_frl.task.settings import SettingsError as SettingsError
+    from flwr_frl.task.settings import setting as setting
     from flwr_frl.task.tasks import build_task as build_task
     from flwr_frl.task.tasks.image import ImageTask as ImageTask
     from flwr_frl.task.tasks.linear import LinearTask as LinearTask

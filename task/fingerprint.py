@@ -60,8 +60,9 @@ def _digest(sets: tuple[ExampleSet, ...]) -> str:
             taken = values[(every if chosen is None else slice(None), *steps)]
             taken = taken if chosen is None else taken[chosen.to(taken.device)]
             digest.update(f"{len(examples)} {values.dtype} {tuple(shape)}".encode())
-            taken = taken.detach().cpu().contiguous().view(torch.uint8)
-            digest.update(taken.numpy().tobytes())
+            # Expanded tensors count as contiguous, but cannot be viewed as bytes.
+            taken = taken.detach().cpu().clone(memory_format=torch.contiguous_format)
+            digest.update(taken.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -1,13 +1,18 @@
 """Declaration, validation and defaults of settings.
 
-A setting is an argument or a dataclass field annotated with its allowed values::
+A setting is an annotated field of a client or a strategy::
+
+    head_epochs: int = setting(10, ge=0)
+
+or an argument, or a field of a dataclass, annotated with its allowed values::
 
     learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
 
-declares the setting ``learning-rate``. Flower needs a flat list of all settings; it is
-``[tool.flwr.app.config]`` of ``pyproject.toml`` and equals the union of the settings
-that this package declares. Third-party classes declare additional ones. This module
-imports neither torch nor flwr, because servers use it.
+Its name is that of the field or argument, in kebab-case: ``learning-rate``. Flower
+needs a flat list of all settings; it is ``[tool.flwr.app.config]`` of
+``pyproject.toml`` and equals the union of the settings that this package declares.
+Third-party classes declare additional ones. This module imports neither torch nor flwr,
+because servers use it.
 """
 
 import inspect
@@ -16,11 +21,11 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, make_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from flwr_frl.task.allowed import TYPES as TYPES
 from flwr_frl.task.allowed import Allowed as Allowed
@@ -165,6 +170,118 @@ def declared(maker: Maker) -> dict[str, Declared]:
             default = float(default)
         settings[setting] = Declared(name, default, allowed)
     return settings
+
+
+@dataclass(frozen=True)
+class _Field:
+    """The default and the limits of a setting that a class declares as a field."""
+
+    default: Setting
+    limits: tuple[float | None, ...]
+    form: str
+
+    def annotation(self, kind: Any) -> Any:
+        """Return the field's type with its allowed values."""
+        if get_origin(kind) is Literal:
+            return Annotated[str, Choice(*get_args(kind))]
+        if kind not in (int, float):
+            return Annotated[kind, Free(self.form)]
+        ge, gt, le, lt = self.limits
+        low = f"({gt}" if gt is not None else f"[{-math.inf if ge is None else ge}"
+        high = f"{lt})" if lt is not None else "inf)" if le is None else f"{le}]"
+        return Annotated[kind, Range(f"{low}, {high}")]
+
+
+def setting(
+    default: Setting,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    form: str = "",
+) -> Any:
+    """Declare a setting as an annotated field of a client or a strategy.
+
+    ``head_epochs: int = setting(10, ge=0)`` declares the setting ``head-epochs``.
+
+    Parameters
+    ----------
+    default : bool, int, float or str
+        The default. The field is annotated with its type, or with a ``Literal`` of the
+        allowed strings.
+    ge, gt, le, lt : float, optional
+        Limits of a number: at least, above, at most, below.
+    form : str, default ""
+        Expected form of a string, for the documentation.
+    """
+    return _Field(default, (ge, gt, le, lt), form)
+
+
+def take_fields(kind: type) -> dict[str, tuple[Any, Setting]]:
+    """Remove the settings that a class declares as fields, and return them.
+
+    Returns
+    -------
+    dict of str to (annotation, default)
+        By the field's name.
+
+    Raises
+    ------
+    SettingsError
+        If a field has no annotation.
+    """
+    fields, annotations = {}, inspect.get_annotations(kind)
+    for name, field in list(vars(kind).items()):
+        if not isinstance(field, _Field):
+            continue
+        if name not in annotations:
+            raise SettingsError(
+                f"{kind.__qualname__}.{name} has no annotation; write "
+                f"{name}: {type(field.default).__name__} = setting(...)",
+                name.replace("_", "-"),
+            )
+        annotation = annotations[name]
+        if isinstance(annotation, str):  # Postponed evaluation
+            annotation = eval(annotation, vars(sys.modules[kind.__module__]))
+        fields[name] = field.annotation(annotation), field.default
+        delattr(kind, name)
+    return fields
+
+
+def extended(base: type, kind: type) -> type:
+    """Return a frozen dataclass of settings with the fields that a class declares.
+
+    Parameters
+    ----------
+    base : type
+        The dataclass to extend, which is returned if the class declares no settings.
+    kind : type
+        The class. Its docstring describes the settings. Its static method
+        ``check_settings``, if any, raises `SettingsError` for values that do not fit
+        each other.
+    """
+    if not (fields := take_fields(kind)):
+        return base
+    listed = [(name, *field) for name, field in fields.items()]
+    name = f"{kind.__name__}.settings_type"
+    check = vars(kind).get("check_settings")
+
+    def validated(settings: Any) -> None:
+        base.__post_init__(settings)  # type: ignore[attr-defined]
+        if check:
+            check.__func__(settings)
+
+    made = make_dataclass(
+        "settings_type",
+        listed,
+        bases=(base,),
+        namespace={"__post_init__": validated},
+        frozen=True,
+    )
+    made.__doc__, made.__module__ = kind.__doc__, kind.__module__
+    made.__qualname__, made.__name__ = f"{kind.__qualname__}.settings_type", name
+    return made
 
 
 def validate(instance: object) -> None:

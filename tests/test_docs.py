@@ -3,11 +3,8 @@
 import json
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 
 import pytest
-from flwr.app import Context, RecordDict
 
 from docs import settings as settings_page
 from docs.algorithm_pages import (
@@ -21,16 +18,10 @@ from docs.algorithm_pages import (
 from docs.links import COPIES, DOCS, RESULTS, ROOT, for_site
 from docs.pages import copies, what_results_show, write_pages
 from flwr_frl import simulate
-from flwr_frl.clients import TrainingSettings
-from flwr_frl.clients.device.evaluation import evaluate_model
-from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict import load_run
 from flwr_frl.running import check
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.report.command_line import parse
-from flwr_frl.task.settings import resolve
-from flwr_frl.task.tasks import build_task
 
 
 def test_the_page_of_settings_is_current():
@@ -173,19 +164,8 @@ def test_pages_of_an_earlier_build_are_removed(tmp_path):
     assert all((tmp_path / f"{name}.md").is_file() for name in COPIES.values())
 
 
-def test_the_example_of_a_second_model_sends_no_statistics(monkeypatch, tmp_path):
-    (tmp_path / "second_example.py").write_text(code_of("second"), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    from second_example import SecondModelClient
-
-    task = build_task(resolve({"task": "digits", "model": "resnet20", "seed": 1}), 5)
-    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
-    client = SecondModelClient(task, 0, state, TrainingSettings())
-    learned = {name for name, _ in task.initial_model().named_parameters()}
-    assert {*array_names(client, client.sent)} == learned
-    statistics = {*array_names(client, ("statistics.",))}
-    assert statistics == task.initial_state.keys() - learned
-    sys.modules.pop("second_example")
+SMALL = {"backend": "inline", "clients": 5, "seed": 1, "model": "mlp-2"}
+SMALL |= {"evaluate_every": 1, "cohort": "off"}
 
 
 def test_the_guide_s_code_gives_the_examples_of_a_run(monkeypatch, tmp_path, capsys):
@@ -201,59 +181,3 @@ def test_the_guide_s_code_gives_the_examples_of_a_run(monkeypatch, tmp_path, cap
     exec(code.partition("```")[0], {})
     clients = json.loads((tmp_path / "results/fedrep/clients.json").read_text())
     assert int(capsys.readouterr().out) == clients["000003"]["num-test-examples"]
-
-
-def code_of(name: str) -> str:
-    """Return the content of a file in the guide to algorithms."""
-    text = (DOCS / "your-algorithm.md").read_text(encoding="utf-8")
-    start = f"<!-- file: cautious/{name}.py -->\n```python\n"
-    return text.partition(start)[2].partition("```\n<!-- end -->")[0]
-
-
-@pytest.fixture
-def fedamp(monkeypatch, tmp_path) -> Iterator[str]:
-    """The import path of the guide's example of server state per client."""
-    code = code_of("attentive")
-    (tmp_path / "attentive_example.py").write_text(code, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield "attentive_example:FedAMP"
-    sys.modules.pop("attentive_example", None)
-
-
-SMALL = {"backend": "inline", "clients": 5, "seed": 1, "model": "mlp-2"}
-SMALL |= {"evaluate_every": 1, "cohort": "off"}
-
-
-def test_the_example_of_state_per_client_personalises(fedamp, tmp_path):
-    more = {**SMALL, "clients": 10, "rounds": 8, "evaluate_last": 1}
-    more |= {"output": str(tmp_path), "evaluate_every": 0}
-    accuracy = {
-        name: simulate(name, **more).summary["accuracy"]
-        for name in ("fedavg", "local", fedamp)
-    }
-    # With cosines of the models themselves, the gain is only 0.11.
-    assert accuracy[fedamp] > accuracy["fedavg"] + 0.2
-    assert accuracy[fedamp] >= accuracy["local"]
-
-
-def test_the_example_of_state_per_client_resumes_with_the_same_results(
-    fedamp, tmp_path
-):
-    uninterrupted = simulate(fedamp, rounds=4, output=str(tmp_path / "whole"), **SMALL)
-    cut = str(tmp_path / "cut")
-    simulate(fedamp, rounds=2, output=cut, **SMALL)
-    resumed = simulate(fedamp, rounds=4, output=cut, resume=cut, **SMALL)
-    assert [(r["train-loss"], r["loss"]) for r in resumed.rows] == [
-        (r["train-loss"], r["loss"]) for r in uninterrupted.rows
-    ]
-
-
-def test_the_example_of_state_per_client_predicts_as_it_was_evaluated(fedamp, tmp_path):
-    simulate(fedamp, rounds=3, fraction=1.0, output=str(tmp_path), **SMALL)
-    clients = json.loads((tmp_path / "FedAMP" / "clients.json").read_text())
-    task = build_task(resolve({"task": "digits", "model": "mlp-2", "seed": 1}), 5)
-    for name, metrics in clients.items():
-        classifier, _ = load_run(tmp_path / "FedAMP", name, algorithm=fedamp)
-        loss, *_ = evaluate_model(task, int(name), classifier.model)
-        assert loss == pytest.approx(metrics["loss"], rel=1e-5)
-    assert len({metrics["loss"] for metrics in clients.values()}) == 5

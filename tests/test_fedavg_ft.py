@@ -20,7 +20,7 @@ from flwr_frl import simulate
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.conversions import under
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.fedrep import FedRepSettings
+from flwr_frl.clients.fedrep import FedRepClient
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -111,7 +111,9 @@ def test_the_old_head_of_a_client_never_sampled_is_the_received_one(task):
 
 
 def test_fresh_heads_are_trained_on_the_received_representation(task):
-    settings = FedRepSettings(head_epochs=2, representation_epochs=0, **OPTIMIZER)
+    settings = FedRepClient.settings_type(
+        head_epochs=2, representation_epochs=0, **OPTIMIZER
+    )
     context, current = new_context(), random_model(2)
 
     def client() -> FedRepHeadsClient:

@@ -273,7 +273,7 @@ DEFAULTS = {
     "strategies/report/command_line.py": {"fedrep", "local"},
     "strategies/server/run_settings.py": {"fedrep"},
 }
-KINDS = CLASSES | {"BaseStrategy", "Gossip", "GossipClient", "Strategy"}
+KINDS = CLASSES | {"Strategy", "Gossip", "Node"}
 
 
 def texts_in(tree: ast.Module) -> list[str]:
@@ -340,7 +340,7 @@ def test_the_rules_on_algorithm_names_apply_to_files_and_find_names():
     # Names are found in files that contain them.
     srpfl = ROOT / "strategies" / "srpfl.py"
     assert {"fedrep", "lg-fedavg", "SRPFL"} <= algorithms_named_in(srpfl)
-    assert kinds_asked_for_in(srpfl) == {"BaseStrategy"}
+    assert kinds_asked_for_in(srpfl) == {"Strategy"}
     assert "flwr_frl.strategies.fedrep" in algorithms_named_in(
         ROOT / "strategies" / "flute.py"
     )
@@ -350,4 +350,4 @@ def test_the_rules_on_algorithm_names_apply_to_files_and_find_names():
 def test_shared_code_names_no_algorithm(path):
     assert algorithms_named_in(path) == DEFAULTS.get(place(path), set())
     # The common base class is not an algorithm.
-    assert kinds_asked_for_in(path) <= {"BaseStrategy"}
+    assert kinds_asked_for_in(path) <= {"Strategy"}

@@ -1,7 +1,7 @@
 """Parameter groups: which arrays a client receives, sends and keeps.
 
-A group is a prefix of array names that ends with a dot. ``representation.`` and
-``head.`` are parts of the model; any other prefix, for example ``control.``, names
+A group is a prefix of array names, declared without its final dot. ``representation``
+and ``head`` are parts of the model; any other group, for example ``control``, names
 arrays beside the model.
 """
 
@@ -47,17 +47,18 @@ class ParameterGroups:
 
     Attributes
     ----------
-    shared : tuple of str
+    shared : str or tuple of str
         Groups received from the server.
-    personal : tuple of str
+    personal : str or tuple of str
         Groups that never leave the client.
     _copied : tuple of ndarray
         Arrays that `send` has returned; nothing else refers to their memory.
     """
 
     traits: ClassVar[Traits] = Traits()
-    shared: Groups = WHOLE
-    personal: Groups = ()
+    # Subclasses declare a name, ``"head"``, or several, which become prefixes.
+    shared: Any = WHOLE
+    personal: Any = ()
     _copied: tuple[npt.NDArray[Any], ...] = ()
 
     task: Task
@@ -67,12 +68,24 @@ class ParameterGroups:
     model: SplitModel
     received: Tensors
     saved: Tensors
+    upload: Mapping[str, Tensor] | None = None
+    metrics: Config
+    config: Config
     _proximal_weight: float
     # Set while `fit` runs if ``optimizer-state`` is kept.
     _optimizers: OptimizerStates | None = None
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in {"shared", "sent", "personal"} & vars(cls).keys():
+            groups = vars(cls)[name]
+            # A property depends on the client.
+            if isinstance(groups, str | tuple):
+                names = (groups,) if isinstance(groups, str) else groups
+                setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
+
     @property
-    def sent(self) -> Groups:
+    def sent(self) -> Any:
         """Groups sent to the server; by default the shared ones."""
         return self.shared
 
@@ -128,6 +141,7 @@ class ParameterGroups:
         config : dict
             Config of the message; ``proximal-mu`` is the μ of Flower's FedProx.
         """
+        self.config, self.upload, self.metrics = config, None, {}
         names = array_names(self, self.shared)
         arrays = dict(zip(names, parameters, strict=True))
         # `transport="float16"` concerns only the messages.
@@ -154,12 +168,10 @@ class ParameterGroups:
         if self.received.keys() & self.model.tensors.keys():
             self._proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
 
-    def save(self, config: Mapping[str, Scalar]) -> None:
+    def save(self) -> None:
         """Save the personal arrays as the version of ``server-round``."""
-        self._check_received("saves")
-        arrays = personal_arrays(self, self.personal)
-        if arrays:
-            self._save(arrays, config)
+        if arrays := personal_arrays(self, self.personal):
+            self._save(arrays, self.config)
 
     def _save_optimizers(self, config: Mapping[str, Scalar]) -> None:
         """Save the states of optimisers that `fit` has not saved with its version."""
@@ -175,47 +187,35 @@ class ParameterGroups:
     def _version(self, config: Mapping[str, Scalar]) -> int:
         return int(config.get(SERVER_ROUND, self.state.round + 1))
 
-    def send(self, loss: float, arrays: Mapping[str, Tensor] | None = None) -> Reply:
+    def send(self, loss: float) -> Reply:
         """Return the reply of `fit`.
 
         Parameters
         ----------
         loss : float
             Training loss.
-        arrays : dict of str to Tensor, optional
-            Arrays that contain those of the sent groups; by default the model's.
 
         Returns
         -------
         parameters : list of ndarray
-            Copies of the arrays of the sent groups.
+            Copies of the arrays of the sent groups, from ``upload`` or ``model``.
         num_examples : int
             Number of training examples.
         metrics : dict
-            ``train-loss``.
+            ``train-loss`` and ``metrics``.
         """
-        if arrays is None:
-            self._check_received("sends")
-            arrays = self.model.tensors
+        arrays = self.model.tensors if self.upload is None else self.upload
         names = array_names(self, self.sent)
         if missing := [name for name in names if name not in arrays]:
             raise SettingsError(
                 f"{type(self).__name__} has no array {missing[0]!r} to send; its sent "
                 f"groups, {', '.join(map(repr, self.sent))}, must be parts of "
-                "the model or be passed to self.send(loss, arrays)"
+                "the model or in self.upload"
             )
         copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
         self._copied = tuple(copies)
         n = len(self.task.train_examples(self.index))
-        return copies, n, {"train-loss": loss}
-
-    def _check_received(self, action: str) -> None:
-        # Without `receive`, the model is another client's of this process.
-        if not self.received and array_names(self, self.shared):
-            raise SettingsError(
-                f"{type(self).__name__}.fit {action} arrays that it has not received; "
-                "it must call self.receive(parameters, config) first"
-            )
+        return copies, n, {"train-loss": loss, **self.metrics}
 
 
 def model_groups(client: ParameterGroups) -> Groups:
@@ -318,12 +318,6 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
 def _check_groups(client: ParameterGroups, model: nn.Module) -> None:
     name = type(client).__name__
     groups = *client.shared, *client.sent, *client.personal
-    for group in groups:
-        if not group.endswith("."):
-            raise SettingsError(
-                f"{name} has a group {group!r}; its name must end with a dot, as "
-                "'representation.' and 'head.' do"
-            )
     allowed = model_groups(client)
     # A misspelled part would silently become a group beside the model.
     default = type(client).initial_group is ParameterGroups.initial_group
@@ -357,7 +351,7 @@ def check_untrained(client: ParameterGroups, model: SplitModel) -> None:
     """Raise `SettingsError` if a parameter outside all groups has been trained.
 
     Such a parameter is reset to its initial value in every round. It may be trained
-    only outside of `Client.fit`, for example by fine-tuning before a test.
+    only outside of `Client.update`, for example by fine-tuning before a test.
     """
     groups = {*client.shared, *client.personal, *client.sent}
     for name, value in model.structure.parameters.items():
@@ -366,9 +360,9 @@ def check_untrained(client: ParameterGroups, model: SplitModel) -> None:
         initial = client.task.initial_state[name].to(value.device)
         if not torch.equal(value.detach(), initial):
             raise SettingsError(
-                f"{type(client).__name__}.fit trains {name!r}, which is in no group: "
-                f"its group {client._group_of(name)!r} must be in shared or personal "
-                "to be kept, or not be trained; else every round resets it"
+                f"{type(client).__name__}.update trains {name!r}, which is in no "
+                f"group: its group {client._group_of(name)!r} must be in shared or "
+                "personal to be kept, or not be trained; else every round resets it"
             )
 
 

@@ -1,6 +1,6 @@
 """Clients that keep a personal model besides the shared one."""
 
-from flwr_frl.clients.base import Client, Config, Reply
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import Groups
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
@@ -19,10 +19,9 @@ class PersonalModelClient(Client, also_test_global=True):
         """Load the saved personal model, or its initial values, into ``model``."""
         self.model.load_state_dict(under(PERSONAL_MODEL, self.saved))
 
-    def save_personal_model(self, config: Config) -> None:
-        """Save ``model`` as the personal model."""
+    def keep_personal_model(self) -> None:
+        """Let ``model`` be the personal model that is saved."""
         self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
-        self.save(config)
 
     def personalize_near(self, weight: float) -> None:
         """Fit the personal model of a client that joins after training.
@@ -32,7 +31,7 @@ class PersonalModelClient(Client, also_test_global=True):
         """
         near = Proximal(weight, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
-        self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
+        self.keep_personal_model()
 
     def deployed_model(self) -> SplitModel:
         """Return the personal model."""
@@ -52,14 +51,12 @@ class AllClientsMeanClient(PersonalModelClient, sends_changes=True):
             return self.received
         return super().initial_group(group)
 
-    def send_change(self, loss: float, config: Config) -> Reply:
-        """Save ``model`` as the personal model and send its change."""
+    def upload_change(self) -> None:
+        """Let ``model`` be the personal model, and upload its change."""
         before = self.received
         # This run's mean does not contain a model of an earlier run.
-        in_mean = self.state.round and config.get(IN_MEAN, True)
-        if in_mean and not config.get(FROM_SHARED):
+        in_mean = self.state.round and self.config.get(IN_MEAN, True)
+        if in_mean and not self.config.get(FROM_SHARED):
             before = under(PERSONAL_MODEL, self.saved)
-        after = self.model.state_dict()
-        reply = self.send(loss, difference(after, before))
-        self.save_personal_model(config)
-        return reply
+        self.upload = difference(self.model.state_dict(), before)
+        self.keep_personal_model()

@@ -193,7 +193,7 @@ class PersonalState:
         if self.round < expected and not self.unused:
             partly = f"the version of round {expected} is missing"
             # Third-party clients that never call `save()` also end here.
-            lost = "no version is left: it is lost, or fit has not called self.save"
+            lost = "no version is left: it is lost"
             self.unused = partly if self.round else lost
         return arrays
 

@@ -53,7 +53,7 @@ AVERAGE = "average"
 ALWAYS = -1.0
 
 
-class GossipClient(Client):
+class Node(Client):
     """A node: trains its whole model and exchanges vectors with its neighbours.
 
     Subclasses implement `mix` and `outgoing`, may override `apply_sent`, and declare
@@ -134,9 +134,9 @@ class GossipClient(Client):
         server_round = int(config[SERVER_ROUND])
         loss = self.iterate(server_round)
         self.attachments["message"] = self.message(server_round)
-        self.save(config)
-        arrays, n, metrics = self.send(loss)
-        return arrays, n, {**metrics, "refused": self.refused}
+        self.metrics["refused"] = self.refused
+        self.save()
+        return self.send(loss)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test this node's model after the exchange; save nothing.
@@ -250,7 +250,7 @@ class GossipClient(Client):
         encoded = self.compressor.compress_rows(chosen, generators)
         by_node = dict(zip(sent, encoded, strict=True))
         messages = [by_node.get(i, b"") for i in range(len(rows))]
-        applies = type(self).apply_sent is not GossipClient.apply_sent
+        applies = type(self).apply_sent is not Node.apply_sent
         if not sent or not (applies or self.compressor.is_exact):
             return messages, {}
         decoded = chosen

@@ -8,7 +8,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from flwr_frl.clients.device.setup import partition_id
-from flwr_frl.clients.gossip.base import GossipClient
+from flwr_frl.clients.gossip.base import Node
 from flwr_frl.task.base import Task
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.stacked_batches import PooledExamples
@@ -81,7 +81,7 @@ class DecodedMessages(dict[bytes, int | None]):
 
     Parameters
     ----------
-    client : GossipClient
+    client : Node
         Decodes messages, each once.
     known : mapping of bytes to Tensor
         Vectors of messages that have been decoded before.
@@ -94,7 +94,7 @@ class DecodedMessages(dict[bytes, int | None]):
         Errors of malformed messages, by message.
     """
 
-    def __init__(self, client: GossipClient, known: Mapping[bytes, Tensor]) -> None:
+    def __init__(self, client: Node, known: Mapping[bytes, Tensor]) -> None:
         super().__init__()
         self.vectors: list[Tensor] = []
         self.errors: dict[bytes, ValueError] = {}

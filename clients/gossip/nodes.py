@@ -31,7 +31,7 @@ from flwr_frl.clients.device.setup import (
     torch_seed,
 )
 from flwr_frl.clients.device.state import PREFIX, replace_versions
-from flwr_frl.clients.gossip.base import VECTORS, GossipClient
+from flwr_frl.clients.gossip.base import VECTORS, Node
 from flwr_frl.clients.gossip.node_data import DataCache, DecodedMessages
 from flwr_frl.clients.gossip.node_state import NodeRecord, gather
 from flwr_frl.clients.gossip.relayed import Exchange, sender_label
@@ -154,7 +154,7 @@ class Nodes:
         ]
         self.round = int(self.configs[0][SERVER_ROUND])
         client = build_client(contexts[0], setup, cast(Config, self.configs[0]))
-        self.client = cast(GossipClient, client)
+        self.client = cast(Node, client)
         self.data = run_object(DataCache).get(client.task, contexts, client.device)
         self.names = tuple(name for name, _ in client.model.named_parameters())
 
@@ -173,7 +173,7 @@ class Nodes:
         return model.can_be_stacked(lambda: examples[0].first(2))
 
     def fit(self) -> list[Message | None]:
-        """Run one round as `GossipClient.fit`; None for nodes with NaN or infinity."""
+        """Run one round as `Node.fit`; None for nodes with NaN or infinity."""
         client, last = self.client, int(self.configs[0][ACKNOWLEDGED_ROUND])
         vectors = [VECTORS + name for name in client.vectors]
         states = [context.state for context in self.contexts]
@@ -205,7 +205,7 @@ class Nodes:
         return replies
 
     def reply(self, i: int, message: bytes, loss: float, refused: int) -> Message:
-        """Return a node's reply, as `GossipClient.fit` and `pack` make it."""
+        """Return a node's reply, as `Node.fit` and `pack` make it."""
         metrics = {
             NUM_EXAMPLES: self.setup.device.rounded(self.data.sizes[i]),
             "train-loss": loss,

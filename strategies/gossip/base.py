@@ -21,7 +21,8 @@ from flwr_frl.strategies.gossip.mixing import (
 )
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import attached, check_metrics
+from flwr_frl.strategies.server.replies import Arrays, attached, check_metrics
+from flwr_frl.strategies.server.round import Reply, Round
 from flwr_frl.task.messages import EXCHANGED_ROUND
 from flwr_frl.task.records import fill
 from flwr_frl.task.settings import Free, SettingsError, validate
@@ -141,11 +142,10 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         fill(entries, about | self.boxes.lists_for(name))
         return content
 
-    def check_train_reply(self, reply: Message) -> None:
+    def check(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless the message has a valid length."""
-        super().check_train_reply(reply)
-        check_metrics(reply, ("refused",))
-        data = attached(reply, "message")
+        check_metrics(reply.message, ("refused",))
+        data = attached(reply.message, "message")
         if not isinstance(data, bytes):
             raise InvalidReplyError("has no message to the neighbours")
         if data and len(data) not in self._message_lengths:
@@ -154,12 +154,11 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
                 f"has a message of {len(data):,} bytes, not {allowed}"
             )
 
-    def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
+    def aggregate(self, round: Round) -> Arrays:
         """Queue each message for the sender's neighbours; average nothing."""
-        names = self.pending.names(replies)
-        sent = dict(zip(names, map(message_of, replies), strict=True))
-        self.boxes.collect(server_round, sent, self.relays)
-        return ArrayRecord()
+        sent = {reply.client: message_of(reply.message) for reply in round.replies}
+        self.boxes.collect(round.number, sent, self.relays)
+        return {}
 
     def relays(self, receiver_took_part: bool) -> bool:
         """Return whether a neighbour receives a message, given whether it took part.
@@ -181,19 +180,19 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
 
     # Metrics.
 
-    def train_metrics(self, replies: list[Message]) -> dict[str, float]:
+    def metrics(self, round: Round) -> dict[str, float]:
         """Add ``sent``, ``bits``, ``refused`` and ``lost``.
 
         These are the number of nodes that sent a message; the bits of these messages,
         each counted once regardless of its receivers; the number of messages that
         receivers refused as malformed; and the number of lost nodes.
         """
-        lengths = [len(message_of(reply)) for reply in replies]
+        lengths = [len(message_of(reply.message)) for reply in round.replies]
         return {
-            **super().train_metrics(replies),
+            **super().metrics(round),
             "sent": sum(length > 0 for length in lengths),
             "bits": 8 * sum(lengths),
-            "refused": sum(int(check_metrics(r)["refused"]) for r in replies),
+            "refused": sum(int(reply.metrics["refused"]) for reply in round.replies),
             "lost": len(self.boxes.lost),
         }
 

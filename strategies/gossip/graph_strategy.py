@@ -7,7 +7,7 @@ import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Graph, build_graph
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.gossip.mixing import metropolis_weights, uniform_weights
@@ -16,7 +16,7 @@ from flwr_frl.task.settings import Choice, Free, Range, SettingsError, validate
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
 
 
-class GraphStrategy(BaseStrategy):
+class GraphStrategy(Strategy):
     """Build a graph from the initial clients, all of which take part in every round.
 
     Parameters
@@ -38,7 +38,7 @@ class GraphStrategy(BaseStrategy):
         Number of consecutive rounds that a node may miss; after more, it is excluded
         permanently.
     **base
-        As for `BaseStrategy`.
+        As for `Strategy`.
 
     Raises
     ------

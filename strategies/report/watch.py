@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.report.output import log_os_errors
 from flwr_frl.strategies.report.progress import describe, duration, seconds_left
 from flwr_frl.strategies.report.report import Report
@@ -29,13 +29,13 @@ class Watch:
 
     Parameters
     ----------
-    strategy : BaseStrategy
+    strategy : Strategy
         The strategy, which manages the clients.
     report : Report
         The report of the run; ``status.json`` is written to its folder.
     """
 
-    def __init__(self, strategy: BaseStrategy, report: Report) -> None:
+    def __init__(self, strategy: Strategy, report: Report) -> None:
         self.strategy, self.report = strategy, report
         self.rounds = int(report.settings["num-server-rounds"])
         # Names of the connected clients by node, the set of these nodes, and the number

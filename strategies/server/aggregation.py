@@ -17,9 +17,9 @@ from flwr_frl.strategies.server.replies import Arrays, NDArray, mean, rounded_to
 
 Floats = npt.NDArray[np.float64]
 # One client's arrays, decoded when called.
-Reply = Callable[[], Arrays]
+Decode = Callable[[], Arrays]
 Sent = Mapping[str, NDArray]
-Rule = Callable[[Sequence[float], Sequence[Reply], Sent], Arrays | None]
+Rule = Callable[[Sequence[float], Sequence[Decode], Sent], Arrays | None]
 
 # `clip` around the model that repeating the last round's change would give.
 CENTERED_CLIP = "centered-clip"
@@ -66,7 +66,7 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
 
 
 def weighted_mean(
-    weights: Sequence[float], replies: Sequence[Reply], sent: Sent
+    weights: Sequence[float], replies: Sequence[Decode], sent: Sent
 ) -> Arrays | None:
     """Return the mean, which a single Byzantine client can move anywhere."""
     return mean((w, reply()) for w, reply in zip(weights, replies, strict=True))
@@ -78,7 +78,7 @@ def by_coordinate(combine: Callable[[Floats], Floats]) -> Rule:
     ``combine`` maps values of shape (n, …), which it may sort in place, to shape (…).
     """
 
-    def rule(weights: Sequence[float], replies: Sequence[Reply], sent: Sent) -> Arrays:
+    def rule(weights: Sequence[float], replies: Sequence[Decode], sent: Sent) -> Arrays:
         # Decoded replies are views of the received bytes.
         decoded = [reply() for reply in replies]
         combined: Arrays = {}
@@ -107,7 +107,7 @@ def trimmed_mean(values: Floats, share: float) -> Floats:
 
 def clip(
     weights: Sequence[float],
-    replies: Sequence[Reply],
+    replies: Sequence[Decode],
     sent: Sent,
     bound: float,
 ) -> Arrays | None:
@@ -143,7 +143,7 @@ def clip(
 
 def multi_krum(
     weights: Sequence[float],
-    replies: Sequence[Reply],
+    replies: Sequence[Decode],
     sent: Sent,
     share: float,
 ) -> Arrays | None:
@@ -168,7 +168,7 @@ def multi_krum(
 
 
 def geometric_median(
-    weights: Sequence[float], replies: Sequence[Reply], sent: Sent
+    weights: Sequence[float], replies: Sequence[Decode], sent: Sent
 ) -> Arrays | None:
     """Return the point v with the least weighted sum of distances to the replies x_i.
 
@@ -209,7 +209,7 @@ def bucketed(rule: Rule, size: int, rng: np.random.Generator) -> Rule:
     """
 
     def rule_of_buckets(
-        weights: Sequence[float], replies: Sequence[Reply], sent: Sent
+        weights: Sequence[float], replies: Sequence[Decode], sent: Sent
     ) -> Arrays | None:
         order = rng.permutation(len(replies))
         buckets = [order[i : i + size] for i in range(0, len(order), size)]

@@ -6,22 +6,22 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.memory_array import memory_record, values_of
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
-    Reply,
+    Decode,
     Sent,
     bucketed,
     capped,
     make_rule,
 )
-from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.checks import InvalidReplyError, one_line
 from flwr_frl.strategies.server.client_manager import ClientManager
 from flwr_frl.strategies.server.evaluation import Evaluation, mean_loss
 from flwr_frl.strategies.server.participation import Participation
@@ -37,9 +37,10 @@ from flwr_frl.strategies.server.replies import (
     is_finite,
     single_metrics,
 )
+from flwr_frl.strategies.server.round import Reply, Round
 from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.traits import Algorithm, StrategySettings, takes
-from flwr_frl.task.messages import ARRAYS, CONFIG, IS_CHANGE, NUM_EXAMPLES
+from flwr_frl.task.messages import ARRAYS, CONFIG, HEAD, IS_CHANGE, NUM_EXAMPLES
 from flwr_frl.task.settings import SettingsError
 
 # Flower's functions that combine the metrics of replies, with the key of the weights.
@@ -115,6 +116,7 @@ class Averaging(
         self.participation = Participation(*sampling, self.traits.waits_for_all)
         self.ledger = RoundLedger(label=self.clients.label)
         self.pending = self.training = PendingRound()
+        self.round = Round(0, [], ArrayRecord(), ConfigRecord(), self._mean)
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self.evaluation = Evaluation(*evaluated, weighted_by_key)
         # The mean of the replies so far, if they are averaged as they arrive.
@@ -124,9 +126,9 @@ class Averaging(
         self._used, self._warned = set[str](), set[str]()
 
     def _is_valid(self, reply: Message) -> bool:
-        return self.pending.is_valid(reply, self.check_train_reply)
+        return self.pending.is_valid(reply, self._check_train_reply)
 
-    def check_train_reply(self, reply: Message) -> None:
+    def _check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a reply to training can count."""
         self.pending.check(reply)
         changes = self.traits.replies_are_changes
@@ -140,6 +142,21 @@ class Averaging(
             check_weight(reply, self.weighted_by_key)
         else:
             check_metrics(reply)
+        self.check(self._read(reply))
+
+    def check(self, reply: Reply) -> None:
+        """Raise `InvalidReplyError` for a reply that this algorithm cannot use."""
+
+    def _read(self, message: Message) -> Reply:
+        """Return a reply as algorithms see it."""
+
+        def read() -> Arrays:
+            own = self.pending.expected.get(HEAD)
+            alone = {} if own is None else self.pending.arrays(message, HEAD)
+            return {**self._arrays(message), **alone}
+
+        name = self.pending.name_of(message.metadata.src_node_id)
+        return Reply(name, message, read)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -161,17 +178,20 @@ class Averaging(
         # A list already holds all replies in memory.
         if not isinstance(replies, Sequence) and averages_on_arrival(self):
             self._running, use = RunningMean(), self._average
-        valid = pending.close(replies, self.check_train_reply, use)
+        valid = pending.close(replies, self._check_train_reply, use)
         self.ledger.note_unused(pending.unused)
         metrics: dict[str, Any] = {"clients": len(valid), **pending.counts()}
-        arrays = self._aggregate_checked(server_round, valid) if valid else None
+        self.round.replies = list(map(self._read, valid))
+        arrays = self._aggregate_checked(server_round) if valid else None
         self._running = None
         if arrays is not None:
-            metrics |= self.train_metrics(valid)
+            metrics |= self.metrics(self.round)
             metrics |= self._train_metrics(valid)
             self.ledger.acknowledge(pending.rounds(valid), server_round)
             self.clients.settle()
             self.participation.note(pending.names(valid), pending.sent, arrays)
+        # Replies hold whole messages.
+        self.round.replies = []
         metrics |= self.participation.close()
         if self.privacy:
             metrics |= self.privacy.spent()
@@ -181,52 +201,49 @@ class Averaging(
         """Add a valid reply to the running mean, and free its arrays."""
         if self._running is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                self._running.add(self.weights([reply])[0], self.arrays(reply))
+                weight = self.weights([self._read(reply)])[0]
+                self._running.add(weight, self._arrays(reply))
         self.pending.forget_arrays(reply, self.arrayrecord_key)
 
-    def train_metrics(self, replies: list[Message]) -> dict[str, float]:
-        """Return metrics of at least one valid reply to training: ``train-loss``."""
-        return mean_loss(map(check_metrics, replies), self.weighted_by_key)
+    def metrics(self, round: Round) -> dict[str, float]:
+        """Return metrics of a round with at least one valid reply: ``train-loss``."""
+        metrics = (reply.metrics for reply in round.replies)
+        return mean_loss(metrics, self.weighted_by_key)
 
-    def _aggregate_checked(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def _aggregate_checked(self, server_round: int) -> ArrayRecord | None:
         """Return the result of `aggregate`; None if it cannot be used."""
         self._used.clear()
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                arrays = self.aggregate(server_round, replies)
+                arrays = self.aggregate(self.round)
             self._warn_about_unused()
         except np.linalg.LinAlgError as error:
             log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
             return None
         if arrays is None:
             text = "round %d: nothing came of %d valid replies; the old arrays stay"
-            log(WARNING, text, server_round, len(replies))
+            log(WARNING, text, server_round, len(self.round.replies))
             return None
-        sent = self.pending.sent if self.traits.fixed_shapes else None
+        sent = self.round.sent if self.traits.fixed_shapes else None
         check_like_sent(arrays, sent, f"{type(self).__name__}.aggregate")
-        if not is_finite({name: values_of(array) for name, array in arrays.items()}):
+        if not is_finite(arrays):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
-        return arrays
+        if arrays is self.round.sent:
+            return self.round.record
+        return memory_record({n: np.asarray(a, order="C") for n, a in arrays.items()})
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Return the new shared arrays, by default the mean; None keeps the old ones.
 
         Parameters
         ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Valid replies, at least one, in the order of the clients' names.
+        round : Round
+            The round, with at least one valid reply.
         """
-        arrays = self.mean(replies)
-        return None if arrays is None else memory_record(arrays)
+        return round.mean()
 
-    def mean(self, replies: list[Message]) -> Arrays | None:
+    def _mean(self, replies: list[Reply]) -> Arrays | None:
         """Return the aggregate of replies by ``aggregation``; None if weights are 0.
 
         It is their mean by default, weighted by ``weighting``; a private one with
@@ -235,7 +252,7 @@ class Averaging(
         if self._running is not None:
             self._used |= {"aggregation", "weighting"}
             return self._running.result()
-        decoded = [partial(self.arrays, reply) for reply in replies]
+        decoded = [partial(self._arrays, reply.message) for reply in replies]
         if self.privacy:
             self._used |= {"aggregation", "weighting"}
             asked = self.pending.asked_names()
@@ -248,7 +265,7 @@ class Averaging(
         )
 
     def _clip_about_last(
-        self, weights: Sequence[float], replies: Sequence[Reply]
+        self, weights: Sequence[float], replies: Sequence[Decode]
     ) -> Arrays | None:
         """Return x + v; v is the last round's change, updated by this round's replies.
 
@@ -270,7 +287,7 @@ class Averaging(
         return moved
 
     def apply_rule(
-        self, weights: Sequence[float], replies: Sequence[Reply], centre: Sent
+        self, weights: Sequence[float], replies: Sequence[Decode], centre: Sent
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
@@ -290,7 +307,7 @@ class Averaging(
             rule = bucketed(rule, settings.bucket_size, np.random.default_rng(entropy))
         return rule(weights, replies, centre)
 
-    def weights(self, replies: list[Message]) -> list[float]:
+    def weights(self, replies: list[Reply]) -> list[float]:
         """Return the weights of checked replies: 1, or numbers of examples.
 
         A number of examples is limited to the one declared first, and by
@@ -301,13 +318,13 @@ class Averaging(
         if self.settings.weighting == "uniform" or not self.settings.uses_claims:
             return [1.0] * len(replies)
         key = self.weighted_by_key
-        weights = [check_metrics(reply)[key] for reply in replies]
+        weights = [reply.metrics[key] for reply in replies]
         if key == NUM_EXAMPLES:
-            declared = [self.clients.declared(reply, key) for reply in replies]
+            declared = [self.clients.declared(r.message, key) for r in replies]
             weights = list(map(min, weights, declared))
         return capped(weights, self.settings.largest_share)
 
-    def arrays(self, reply: Message) -> Arrays:
+    def _arrays(self, reply: Message) -> Arrays:
         """Return a checked reply's arrays; float16 ones of ``transport`` as float32.
 
         With asynchronous rounds they are moved to the current version.
@@ -333,8 +350,8 @@ class Averaging(
     def _warn_about_unused(self) -> None:
         """Warn once of each setting that `aggregate` does not use."""
         for name, usual, calls in (
-            ("aggregation", "mean", "self.mean"),
-            ("weighting", "uniform", "self.mean or self.weights"),
+            ("aggregation", "mean", "self._mean"),
+            ("weighting", "uniform", "self._mean or self.weights"),
         ):
             value = getattr(self.settings, name)
             if value != usual and name not in self._used | self._warned:
@@ -343,7 +360,7 @@ class Averaging(
                 log(WARNING, text, name, value, type(self).__name__, calls)
 
 
-def averages_on_arrival(strategy: Strategy) -> bool:
+def averages_on_arrival(strategy: FlowerStrategy) -> bool:
     """Return whether a strategy needs the replies' arrays for the plain mean only."""
     return (
         isinstance(strategy, Averaging)
@@ -369,7 +386,7 @@ def _metrics_by(
     return aggregate
 
 
-def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None:
+def check_like_sent(arrays: object, sent: Arrays | None, name: str) -> None:
     """Raise `SettingsError` unless clients can receive the result of ``aggregate``.
 
     Otherwise every later reply would be rejected, as if the clients were wrong.
@@ -377,16 +394,18 @@ def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None
     Parameters
     ----------
     arrays : object
-        The result, which should be an ArrayRecord.
-    sent : ArrayRecord or None
+        The result, which should be a dict of arrays.
+    sent : dict of str to ndarray or None
         Arrays that the result must resemble in names, shapes and dtypes.
     name : str
         Name of the method, for the error.
     """
-    if not isinstance(arrays, ArrayRecord):
+    if not isinstance(arrays, dict) or not all(
+        isinstance(array, np.ndarray) for array in arrays.values()
+    ):
         raise SettingsError(
-            f"{name} returns a {type(arrays).__name__}; expected an ArrayRecord, as "
-            "`to_record` makes it, or None"
+            f"{name} returns {one_line(repr(arrays), 60)}; expected a dict of NumPy "
+            "arrays, by name, or None"
         )
     if sent is None:
         return
@@ -398,7 +417,7 @@ def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None
         )
     for key, like in sent.items():
         new = arrays[key]
-        if (new.dtype, tuple(new.shape)) != (like.dtype, tuple(like.shape)):
+        if (new.dtype, new.shape) != (like.dtype, like.shape):
             raise SettingsError(
                 f"{name} returns {key!r} as {new.dtype}{list(new.shape)}; expected "
                 f"{like.dtype}{list(like.shape)}, as it was sent"

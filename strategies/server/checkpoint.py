@@ -203,7 +203,7 @@ class Checkpoint:
     arrays : ArrayRecord
         The shared arrays.
     state : State
-        The strategy's `BaseStrategy.snapshot`.
+        The strategy's `Strategy.snapshot`.
     seconds : float
         Time that the run has taken so far.
     settings : mapping

@@ -5,11 +5,12 @@ from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
 
-from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.task.settings import require
 
@@ -17,7 +18,7 @@ from flwr_frl.task.settings import require
 MEMBERS = "in_mean"
 
 
-class ClientStateMean(BaseStrategy, replies_are_changes=True):
+class ClientStateMean(Strategy, replies_are_changes=True):
     """Add clients' changes, so that the sum stays the mean of what clients keep.
 
     Clipping or noise changes the mean but no client's state, so the difference would
@@ -56,14 +57,15 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
         """True if the mean is approximate and replies are differences from it."""
         return self.settings.aggregation != "mean" or self.privacy is not None
 
-    def counted(self, replies: list[Message]) -> list[str]:
+    def counted(self, round: Round) -> list[str]:
         """Return the names of the clients over which `mean` averages.
 
         A private mean is over all clients that were asked; clients without a reply
         contribute a change of 0.
         """
-        pending = self.pending
-        return pending.asked_names() if self.privacy else pending.names(replies)
+        if self.privacy:
+            return self.pending.asked_names()
+        return [reply.client for reply in round.replies]
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
@@ -113,22 +115,20 @@ class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=T
         text = "the mean begins anew: it had an older model of client %s"
         log(WARNING, text, self.clients.label(name))
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
+    def aggregate(self, round: Round) -> Arrays | None:
         """Add the clients' share of the mean change to x̄."""
-        changes = self.mean(replies)
+        changes = round.mean()
         if changes is None:
             return None
-        trained = self.in_mean | set(self.pending.names(replies))
-        counted = self.counted(replies)
+        trained = self.in_mean | {reply.client for reply in round.replies}
+        counted = self.counted(round)
         share = len(counted) / len(trained.union(counted))
         new = {}
         for name, change in changes.items():
-            old = self.pending.sent[name].numpy()
+            old = round.sent[name]
             step = np.multiply(change, share, dtype=np.float64)
             new[name] = rounded_to(old.dtype, old + step)
         if not is_finite(new):
             return None
         self.in_mean = trained
-        return to_record(new)
+        return new

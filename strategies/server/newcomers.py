@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.report.output import NEWCOMERS, NEWCOMERS_PLOT
 from flwr_frl.strategies.report.plot import (
     INSIDE,
@@ -39,7 +39,7 @@ ByExamples = dict[str, list[dict[str, float]]]
 
 
 def check_newcomers(
-    strategy: BaseStrategy, algorithm: str, count: int, num_clients: int
+    strategy: Strategy, algorithm: str, count: int, num_clients: int
 ) -> None:
     """Raise `SettingsError` unless this many clients can join after the training."""
     if not count:
@@ -57,7 +57,7 @@ def check_newcomers(
 
 
 def let_join(
-    strategy: BaseStrategy,
+    strategy: Strategy,
     grid: Grid,
     arrays: ArrayRecord,
     server_round: int,
@@ -69,7 +69,7 @@ def let_join(
 
     Parameters
     ----------
-    strategy : BaseStrategy
+    strategy : Strategy
         The strategy, after its training.
     grid : Grid
         The grid.

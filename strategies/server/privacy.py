@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 
-from flwr_frl.strategies.server.aggregation import Reply, Sent, norm
+from flwr_frl.strategies.server.aggregation import Decode, Sent, norm
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.replies import Arrays, rounded_to
 from flwr_frl.task.files import PRIVATE, write_atomically
@@ -63,7 +63,7 @@ class ClientPrivacy:
         self.rng = np.random.default_rng()
 
     def mean(
-        self, asked: Sequence[str], replies: Sequence[Reply], sent: Sent
+        self, asked: Sequence[str], replies: Sequence[Decode], sent: Sent
     ) -> Arrays | None:
         """Return the sent arrays plus the noisy mean of the clients' clipped changes.
 

@@ -8,9 +8,9 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import best_round, stopped_early
@@ -29,7 +29,7 @@ KeepClients = Callable[[str, Mapping[str, int]], bool]
 
 
 def run_rounds(
-    strategy: Strategy,
+    strategy: FlowerStrategy,
     grid: Grid,
     arrays: ArrayRecord,
     rounds: range,
@@ -46,7 +46,7 @@ def run_rounds(
 
     Parameters
     ----------
-    strategy : Strategy
+    strategy : FlowerStrategy
         The strategy.
     grid : Grid
         The grid.
@@ -90,7 +90,7 @@ def run_rounds(
 
 
 def _on_demand(
-    strategy: Strategy, grid: Grid, messages: Iterable[Message], timeout: float
+    strategy: FlowerStrategy, grid: Grid, messages: Iterable[Message], timeout: float
 ) -> Iterable[Message]:
     """Return the replies; in one process, clients train while these are averaged."""
     if not hasattr(grid, "on_demand"):
@@ -103,7 +103,7 @@ def _on_demand(
 
 
 def evaluate(
-    strategy: Strategy,
+    strategy: FlowerStrategy,
     grid: Grid,
     arrays: ArrayRecord,
     server_round: int,
@@ -121,7 +121,7 @@ class Rounds:
 
     Parameters
     ----------
-    strategy : BaseStrategy
+    strategy : Strategy
         The strategy.
     settings : RunSettings
         Number of rounds, and which are evaluated.
@@ -137,7 +137,7 @@ class Rounds:
 
     def __init__(
         self,
-        strategy: BaseStrategy,
+        strategy: Strategy,
         settings: RunSettings,
         report: Report,
         clock: SimulatedArrivals | None,

@@ -23,8 +23,8 @@ from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
-from flwr_frl.clients.fedrep import FedRepClient, FedRepSettings
-from flwr_frl.clients.fine_tuning import FineTuningSettings
+from flwr_frl.clients.fedrep import FedRepClient
+from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.clients.local import LocalClient
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
@@ -301,7 +301,7 @@ def test_fine_tuning_trains_the_head_only_for_the_test():
 
 def test_fine_tuning_reports_the_global_model_s_accuracy_too():
     task = build_task(resolve({"head-layers": 1}), 20)
-    settings = FineTuningSettings(learning_rate=0.05, finetune_epochs=20)
+    settings = FineTuned.settings_type(learning_rate=0.05, finetune_epochs=20)
     client = FedAvgFTClient(task, 0, PersonalState(new_context()), settings)
     parameters = client.get_parameters({})
     torch.manual_seed(0)
@@ -313,7 +313,7 @@ def test_fine_tuning_reports_the_global_model_s_accuracy_too():
 
 
 def test_zero_epochs_return_the_received_arrays():
-    settings = FedRepSettings(head_epochs=0, representation_epochs=0)
+    settings = FedRepClient.settings_type(head_epochs=0, representation_epochs=0)
     client = FedRepClient(TASK, 0, PersonalState(new_context()), settings)
     sent = np.arange(8, dtype=np.float32).reshape(2, 4)
     arrays, _, metrics = client.fit([sent], {"server-round": 1})
@@ -329,7 +329,7 @@ def test_augment_head_controls_augmentation_in_head_epochs(monkeypatch):
         lambda model, part, examples, *_: seen.append(examples),
     )
     for augment_head in (True, False):
-        settings = FedRepSettings(augment_head=augment_head)
+        settings = FedRepClient.settings_type(augment_head=augment_head)
         task = ExampleTask(TASK.initial_model, [colour], [colour])
         client = FedRepClient(task, 0, PersonalState(new_context()), settings)
         client.train("head", 1)

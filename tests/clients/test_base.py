@@ -13,7 +13,6 @@ from flwr_frl.clients import (
     FedAvgClient,
     FedRepClient,
     FLUTEClient,
-    LocalClient,
 )
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.conversions import under, within
@@ -24,11 +23,9 @@ from flwr_frl.clients.device.parameter_groups import (
     initial_arrays,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 
 MEMORY, CONTROL, CHANGE = "memory.", "control.", "change."
 BODY = ["representation.weight", "representation.bias"]
@@ -63,14 +60,13 @@ class Remembering(Client):
             return {"weight": torch.zeros(2)}
         return super().initial_group(slot)
 
-    def fit(self, parameters, config):
-        self.receive(parameters, config)
+    def update(self):
         loss = self.train("all", 1)
         self.saved[MEMORY + "rounds"] += 1
         self.saved[MEMORY + "sum"] += 0.5
-        self.save(config)
         change = {CHANGE + "weight": self.received[CONTROL + "weight"] * 2}
-        return self.send(loss, {**self.model.state_dict(), **change})
+        self.upload = {**self.model.state_dict(), **change}
+        return loss
 
 
 def client_of(kind, task=None, context=None, index=0, settings=None) -> Client:
@@ -225,12 +221,11 @@ def test_clients_do_not_modify_the_common_initial_values():
     class Collecting(Remembering):
         personal = ("model.",)
 
-        def fit(self, parameters, config):
-            self.receive(parameters, config)
+        def update(self):
             for tensor in self.saved.values():
                 tensor += 1
-            self.save(config)
-            return self.send(0.0, initial_arrays(self, self.sent))
+            self.upload = initial_arrays(self, self.sent)
+            return 0.0
 
     task = task_of()
     before = {name: value.clone() for name, value in task.initial_state.items()}
@@ -268,24 +263,13 @@ def test_sent_arrays_are_copies():
     assert torch.equal(client.model.representation.weight, weight)
 
 
-def test_arrays_that_were_not_received_are_neither_sent_nor_saved():
-    # Without `receive`, the model may still hold the parameters of another client.
-    for action, argument in (
-        (client_of(FedAvgClient).send, 0.0),
-        (client_of(FedRepClient).save, {}),
-    ):
-        with pytest.raises(SettingsError, match="has not received; it must call"):
-            action(argument)
-    # A client that shares nothing receives nothing.
-    assert client_of(LocalClient).send(0.0)[0] == []
-
-
 def test_sent_tensors_are_copies_in_c_order():
     client = client_of(FedAvgClient)
     tensors = {n: torch.zeros_like(t) for n, t in client.task.initial_state.items()}
     transposed = torch.arange(12.0).reshape(3, 4).T
     tensors["representation.weight"] = transposed
-    (weight, *rest), _, _ = client.send(0.0, {**tensors, "more": torch.ones(1)})
+    client.upload = {**tensors, "more": torch.ones(1)}
+    (weight, *rest), _, _ = client.send(0.0)
     assert weight.flags.c_contiguous
     np.testing.assert_array_equal(weight, transposed.numpy())
     before = weight.copy()
@@ -311,7 +295,7 @@ def test_a_state_of_another_model_is_neither_used_nor_changed(tmp_path, caplog):
     def trained(features, run):
         task = task_of(features)
         state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
-        client = Kept(task, 0, state, FedRepSettings())
+        client = Kept(task, 0, state, FedRepClient.settings_type())
         client.fit(client.get_parameters({}), {"server-round": 1})
         return client
 
@@ -338,10 +322,10 @@ def test_the_next_run_continues_from_a_saved_group(tmp_path, caplog):
     sums = []
     for run in ("first", "second"):
         state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
-        client = Kept(task_of(), 0, state, FedRepSettings())
-        client.receive(client.get_parameters({}), {})
+        client = Kept(task_of(), 0, state, FedRepClient.settings_type())
+        client.receive(client.get_parameters({}), {"server-round": 1})
         client.saved[MEMORY + "sum"] += 3
-        client.save({"server-round": 1})
+        client.save()
         sums.append(client.saved[MEMORY + "sum"].tolist())
     assert sums == [[3.0] * 3, [6.0] * 3]
     assert "set aside" not in caplog.text

@@ -6,7 +6,7 @@ from client_messages import new_context
 from flwr.app import Context
 
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepLinearSettings, solve_head
+from flwr_frl.clients.fedrep import FedRepLinearClient, solve_head
 from flwr_frl.task.tasks.linear import LinearTask
 
 # Two examples in two dimensions, and B = (1, 0)ᵀ.
@@ -16,7 +16,7 @@ B = np.array([[1.0], [0.0]])
 
 def client_of(task: LinearTask, context: Context | None = None, **overrides):
     context = context or new_context()
-    settings = FedRepLinearSettings(**{"learning_rate": 0.1, **overrides})
+    settings = FedRepLinearClient.settings_type(**{"learning_rate": 0.1, **overrides})
     return FedRepLinearClient(task, 0, PersonalState(context), settings)
 
 
@@ -157,7 +157,7 @@ def test_the_initial_representation_is_orthonormal_and_common():
     task = LinearTask(dimension=5, rank=2, num_clients=2)
     (start,) = client_of(task).get_parameters({})
     np.testing.assert_allclose(start @ start.T, np.eye(2), atol=1e-12)
-    settings = FedRepLinearSettings()
+    settings = FedRepLinearClient.settings_type()
     state = PersonalState(new_context())
     (other,) = FedRepLinearClient(task, 1, state, settings).get_parameters({})
     np.testing.assert_array_equal(start, other)

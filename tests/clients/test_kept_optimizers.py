@@ -132,7 +132,7 @@ def test_a_round_without_save_keeps_the_head_with_the_new_optimizers():
             self.receive(parameters, config)
             loss = self.train("all", 1)
             if config["server-round"] == 1:
-                self.save(config)
+                self.save()
             return self.send(loss)
 
     run = resolve({**FAST, "algorithm": "fedper", "optimizer-state": "kept"})
@@ -163,7 +163,7 @@ def test_training_after_a_save_does_not_change_what_was_saved():
         def fit(self, parameters, config):
             self.receive(parameters, config)
             self.train("head", 1)
-            self.save(config)
+            self.save()
             heads.append(self.model.head.weight.detach().clone())
             return self.send(self.train("all", 1))
 
@@ -200,7 +200,7 @@ def test_optimizers_of_training_after_the_last_save_are_saved():
 
         def fit(self, parameters, config):
             self.receive(parameters, config)
-            self.save(config)
+            self.save()
             return self.send(self.train("representation", 1))
 
     run = resolve({**FAST, "algorithm": "fedper", "optimizer-state": "kept"})

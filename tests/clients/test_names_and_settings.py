@@ -227,7 +227,7 @@ from dataclasses import dataclass
 from typing import Annotated
 import numpy as np
 from flwr_frl.clients.base import Client, TrainingSettings
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.task.settings import Range
 
 @dataclass(frozen=True)
@@ -242,24 +242,23 @@ class OwnClient(Client, head_layers=2):
         import torch
         return {"rounds": torch.zeros(1)}
 
-    def fit(self, parameters, config):
-        self.receive(parameters, config)
+    def update(self):
         self.saved["count.rounds"] += 1
-        self.save(config)
-        arrays, n, metrics = self.send(0.5)
-        moved = [array + self.settings.shift for array in arrays]
-        return moved, n, {**metrics, "rounds": float(self.saved["count.rounds"])}
+        self.metrics["rounds"] = float(self.saved["count.rounds"])
+        shift = self.settings.shift
+        self.upload = {n: value + shift for n, value in self.model.tensors.items()}
+        return 0.5
 
-class Own(BaseStrategy, client=f"{__name__}:OwnClient"):
+class Own(Strategy, client=f"{__name__}:OwnClient"):
     pass
 
-class Nobody(BaseStrategy):
+class Nobody(Strategy):
     pass
 
-class Wrong(BaseStrategy, client=f"{__name__}:Own"):
+class Wrong(Strategy, client=f"{__name__}:Own"):
     pass
 
-class Lost(BaseStrategy, client=f"{__name__}:Nowhere"):
+class Lost(Strategy, client=f"{__name__}:Nowhere"):
     pass
 """
 

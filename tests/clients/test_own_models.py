@@ -67,17 +67,15 @@ class HeadAlone(FedAvgClient):
 
     shared = (HEAD,)
 
-    def fit(self, parameters, config):
-        self.receive(parameters, config)
-        return self.send(self.train("head", 1))
+    def update(self):
+        return self.train("head", 1)
 
 
 class Forgetful(HeadAlone):
     """Also trains the representation, which is in no group."""
 
-    def fit(self, parameters, config):
-        self.receive(parameters, config)
-        return self.send(self.train("all", 1))
+    def update(self):
+        return self.train("all", 1)
 
 
 def test_a_trained_parameter_in_no_group_is_named():
@@ -92,7 +90,7 @@ def test_a_trained_parameter_in_no_group_is_named():
     arrays, n, _ = fit(HeadAlone)
     assert (len(arrays), n) == (2, 6)
     line = (
-        r"^Forgetful\.fit trains 'representation\.1\.weight', which is in no group: "
+        r"^Forgetful\.update trains 'representation\.1\.weight', which is in no group: "
         r"its group 'representation\.' must be in shared or personal"
     )
     with pytest.raises(SettingsError, match=line):
@@ -272,11 +270,10 @@ class Misnamed(HeadAlone):
 
     anchor = False
 
-    def fit(self, parameters, config):
-        self.receive(parameters, config)
+    def update(self):
         part = self.model.representation if self.anchor else self.model
         near = Proximal(1e3, {n: p.detach() for n, p in part.named_parameters()})
-        return self.send(self.train("head" if self.anchor else "body", 1, near))
+        return self.train("head" if self.anchor else "body", 1, near)
 
 
 @pytest.mark.parametrize(

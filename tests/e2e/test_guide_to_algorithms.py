@@ -21,8 +21,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.e2e
 def test_the_guide_has_blocks_of_all_kinds():
     kinds = [kind.split(":")[0] for kind, _ in blocks("your-algorithm.md")]
-    assert kinds[:4] == ["file", "file", "file", "run"]
-    assert kinds[4:] == ["python", "file", "flwr", *["file", "run"] * 5]
+    assert kinds == ["file", "run", "python", "file", "flwr", *["file", "run"] * 3]
 
 
 @pytest.mark.e2e
@@ -55,21 +54,10 @@ def test_the_regularizer_of_the_variant_restrains_the_training(followed):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["Decay", "Adam"])
-def test_other_learning_rates_and_optimizers_learn(followed, name):
-    rows = read_lines(followed / "rates" / name / "metrics.jsonl")
+def test_another_optimizer_learns(followed):
+    rows = read_lines(followed / "rates" / "Adam" / "metrics.jsonl")
     losses = [row["train-loss"] for row in rows]
     assert losses[-1] < 0.9 * losses[0]
-
-
-@pytest.mark.e2e
-def test_a_server_with_one_model_per_client_personalizes(followed):
-    summary = json.loads((followed / "attentive" / "summary.json").read_text())
-    accuracy = {n: a["accuracy"] for n, a in summary["algorithms"].items()}
-    # The values of the page, up to rounding differences between machines
-    page = {"fedavg": 0.603, "local": 0.939, "FedAMP": 0.949}
-    assert accuracy == pytest.approx(page, abs=0.01)
-    assert accuracy["FedAMP"] > accuracy["local"]
 
 
 @pytest.mark.e2e

@@ -16,7 +16,7 @@ from mutations import WORDS, Rng, content_of, pick, scalar
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids import arrivals
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
@@ -59,7 +59,7 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
     return resolve(settings)
 
 
-def adapted(strategy: BaseStrategy, grid: Grid) -> Grid:
+def adapted(strategy: Strategy, grid: Grid) -> Grid:
     """Return the grid of a run; asynchronous strategies adapt it."""
     if not isinstance(strategy.participation, Asynchronous):
         return grid

@@ -8,7 +8,7 @@ from flwr.app import Context, RecordDict
 
 from flwr_frl import SettingsError, simulate
 from flwr_frl.clients.client_app import make_app as make_client_app
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import make_app
 from flwr_frl.task.training import TrainingDivergedError
@@ -73,8 +73,8 @@ def test_one_failing_seed_of_several_is_an_error(lost, tmp_path, monkeypatch, ca
             metrics["evaluation-rejected"] = 10
         return metrics
 
-    evaluate = BaseStrategy.aggregate_evaluate
-    monkeypatch.setattr(BaseStrategy, "aggregate_evaluate", rejected)
+    evaluate = Strategy.aggregate_evaluate
+    monkeypatch.setattr(Strategy, "aggregate_evaluate", rejected)
     assert run(tmp_path, "fedavg", "--seeds", "2", **QUICK) == 3
     assert "error: fedavg lost 67% of the replies" in capsys.readouterr().err
 

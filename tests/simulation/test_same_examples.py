@@ -133,7 +133,7 @@ def test_a_device_whose_data_grow_continues_and_logs_it(tmp_path, write_module, 
 
     caplog.set_level("INFO", "flwr")
     rows.write_text("35")
-    client().save(config)
+    client().save()
     client()
     assert "examples" not in caplog.text
     rows.write_text("36")

@@ -16,7 +16,7 @@ from softmax_runs import (
     start,
 )
 
-from flwr_frl.clients.fedamp import FedAMPSettings
+from flwr_frl.clients.fedamp import FedAMPClient
 from flwr_frl.strategies import FedAMP
 
 NAMES = [f"{i:06d}" for i in range(N)]
@@ -148,7 +148,7 @@ def test_large_scale_selects_the_nearest_model(scale):
         (FedAMP, {"fedamp_sigma": -1.0}, "fedamp-sigma"),
         (FedAMP, {"fedamp_self_weight": 1.5}, "fedamp-self-weight"),
         (FedAMP, {"server_dp_noise": 1.0, "server_dp_clip": 1.0}, "server-dp-noise"),
-        (FedAMPSettings, {"fedamp_lambda": -1.0}, "fedamp-lambda"),
+        (FedAMPClient.settings_type, {"fedamp_lambda": -1.0}, "fedamp-lambda"),
     ],
 )
 def test_invalid_setting_is_rejected_with_its_code(make, arguments, code):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from layered import WIDTH, features, gradients, loss_of, parts, start
+from seen_replies import seen
 from softmax_runs import (
     CLASSES,
     RATE,
@@ -165,20 +166,20 @@ def reply_of(node: int, **metrics: float) -> Message:
 
 def test_weights_are_traces_capped_at_the_largest_share():
     traces = [1.0, 2.0, 9.0]
-    replies = [reply_of(i + 1, fisher_trace=t) for i, t in enumerate(traces)]
+    replies = [seen(reply_of(i + 1, fisher_trace=t)) for i, t in enumerate(traces)]
     assert FedAS().weights(replies) == traces
     # The third client's share is capped at 5/8.
     assert FedAS(largest_share=0.625).weights(replies) == [1.0, 2.0, 5.0]
-    none = [reply_of(i, fisher_trace=0.0) for i in (1, 2)]
+    none = [seen(reply_of(i, fisher_trace=0.0)) for i in (1, 2)]
     assert FedAS().weights(none) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("metrics", [{}, {"fisher_trace": -1.0}])
 def test_reply_without_a_valid_trace_is_rejected(metrics):
     strategy = FedAS()
-    strategy.check_train_reply(reply_of(1, fisher_trace=0.5))
+    strategy.check(seen(reply_of(1, fisher_trace=0.5)))
     with pytest.raises(InvalidReplyError):
-        strategy.check_train_reply(reply_of(2, **metrics))
+        strategy.check(seen(reply_of(2, **metrics)))
 
 
 @pytest.mark.parametrize("setting", ["fedas_learning_rate", "fedas_epochs"])

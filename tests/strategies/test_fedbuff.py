@@ -169,8 +169,8 @@ def test_invalid_reply_does_not_reduce_the_updates_of_a_version(
 class EverySecond(FedAvg, asynchronous=True):
     """Has no usable result in even versions."""
 
-    def aggregate(self, server_round, replies):
-        return super().aggregate(server_round, replies) if server_round % 2 else None
+    def aggregate(self, round):
+        return round.mean() if round.number % 2 else None
 
 
 def test_changes_count_only_in_versions_with_a_result():

@@ -17,7 +17,7 @@ from softmax_runs import (
     start,
 )
 
-from flwr_frl.clients.fedfomo import FedFomoSettings
+from flwr_frl.clients.fedfomo import FedFomoClient
 from flwr_frl.strategies import FedFomo
 
 NAMES = [f"{i:06d}" for i in range(N)]
@@ -188,7 +188,7 @@ def test_newcomers_do_not_train_on_their_validation_examples():
         (FedFomo, {"fomo_epsilon": 1.5}, "fomo-epsilon"),
         (FedFomo, {"fomo_epsilon_decay": -1.0}, "fomo-epsilon-decay"),
         (FedFomo, {"aggregation": "median"}, "aggregation"),
-        (FedFomoSettings, {"fomo_validation": 1.0}, "fomo-validation"),
+        (FedFomoClient.settings_type, {"fomo_validation": 1.0}, "fomo-validation"),
     ],
 )
 def test_invalid_setting_is_rejected_with_its_code(make, given, code):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array
 from layered import WIDTH, features, gradients, loss_of, parts, start
+from seen_replies import seen
 from softmax_runs import (
     CLASSES,
     RATE,
@@ -109,7 +110,7 @@ def test_every_round_matches_the_paper(weighting, more, head_rate):
             loss = outcome.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(a, heads[i], i), abs=1e-5)
     for i in range(N):
-        head = outcome.strategy.head(f"{i:06d}")
+        head = outcome.strategy.per_client(f"{i:06d}")
         assert_near(parts({**arrays, **head})[1], heads[i], 2e-6)
 
 
@@ -156,12 +157,11 @@ def test_reply_with_impossible_statistics_is_rejected(name, value):
     result = run("fedpac", 1, **TASK)
     _, reply = result.between("train")[0]
     strategy = result.strategy
-    strategy.pending = strategy.training
-    strategy.check_train_reply(reply)
+    strategy.check(seen(reply))
     like = reply.content["arrays"][name].numpy()
     reply.content["arrays"][name] = Array(np.full_like(like, value))
     with pytest.raises(InvalidReplyError):
-        strategy.check_train_reply(reply)
+        strategy.check(seen(reply))
 
 
 def test_schedule_changes_both_learning_rates():

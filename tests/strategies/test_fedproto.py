@@ -19,6 +19,7 @@ from paper_rounds import (
     SMALL_BATCHES,
     run_variant,
 )
+from seen_replies import round_of, seen
 from softmax_runs import (
     CLASSES,
     DIMENSION,
@@ -207,33 +208,33 @@ def test_class_without_examples_keeps_its_prototype(weighting, first):
     # Prototypes without examples are ignored.
     one = reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0])
     other = reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 3, 0])
-    arrays = strategy.aggregate(2, [one, other])
+    arrays = strategy.aggregate(round_of([one, other]))
     second = [2, 0] if weighting == "uniform" else [1, 0]
-    np.testing.assert_allclose(arrays[MEANS].numpy(), [first, second, [4, 5]])
-    assert arrays[COUNTS].numpy().tolist() == [2, 2, 5]
+    np.testing.assert_allclose(arrays[MEANS], [first, second, [4, 5]])
+    assert arrays[COUNTS].tolist() == [2, 2, 5]
 
 
 def test_class_counts_are_capped_at_the_number_of_examples():
     strategy = strategy_that_has_sent([0, 0, 0], "examples")
     honest = reply_of(1, [[1, 1]] * 3, [2, 1, 1])
     liar = reply_of(2, [[7, 7]] * 3, [2**60, 0, 0])
-    arrays = strategy.aggregate(2, [honest, liar])
+    arrays = strategy.aggregate(round_of([honest, liar]))
     # The client has 2 examples; the other is limited to 4.
-    np.testing.assert_allclose(arrays[MEANS].numpy(), [[5, 5], [1, 1], [1, 1]])
+    np.testing.assert_allclose(arrays[MEANS], [[5, 5], [1, 1], [1, 1]])
 
 
 def test_negative_class_counts_are_rejected():
     strategy = strategy_that_has_sent([0, 0, 0], "uniform")
-    strategy.check_train_reply(reply_of(1, [[1, 1]] * 3, [2, 0, 2]))
+    strategy.check(seen(reply_of(1, [[1, 1]] * 3, [2, 0, 2])))
     with pytest.raises(InvalidReplyError, match=r"prototypes\.counts' below 0"):
-        strategy.check_train_reply(reply_of(1, [[1, 1]] * 3, [2, -1, 3]))
+        strategy.check(seen(reply_of(1, [[1, 1]] * 3, [2, -1, 3])))
 
 
 def test_huge_prototypes_are_rejected():
     strategy = strategy_that_has_sent([0, 0, 0], "uniform")
-    strategy.check_train_reply(reply_of(1, [[1, -1e6]] * 3, [2, 0, 2]))
+    strategy.check(seen(reply_of(1, [[1, -1e6]] * 3, [2, 0, 2])))
     with pytest.raises(InvalidReplyError, match=r"means' of 3e\+38, above 1e\+06"):
-        strategy.check_train_reply(reply_of(1, [[1, -3e38]] * 3, [2, 0, 2]))
+        strategy.check(seen(reply_of(1, [[1, -3e38]] * 3, [2, 0, 2])))
 
 
 def test_median_covers_the_clients_that_have_the_class():
@@ -245,9 +246,9 @@ def test_median_covers_the_clients_that_have_the_class():
         reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 0, 0]),
         reply_of(3, [[1e6, -1e6], [6, 2], [9, 9]], [1, 3, 0]),
     ]
-    arrays = strategy.aggregate(2, replies)
-    np.testing.assert_allclose(arrays[MEANS].numpy(), [[3, 1], [5, 1], [4, 5]])
-    assert arrays[COUNTS].numpy().tolist() == [3, 2, 5]
+    arrays = strategy.aggregate(round_of(replies))
+    np.testing.assert_allclose(arrays[MEANS], [[3, 1], [5, 1], [4, 5]])
+    assert arrays[COUNTS].tolist() == [3, 2, 5]
 
 
 @pytest.mark.parametrize(("aggregation", "lied"), [("median", False), ("mean", True)])

@@ -6,11 +6,11 @@ import algorithm_runs
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from seen_replies import round_of
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FedRep, FedRepLinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 
@@ -63,19 +63,13 @@ def test_random_start_is_orthonormal():
     assert principal_angle_distance(b.T, truth) > 0.2
 
 
-def reply_of(b: np.ndarray) -> Message:
-    content = RecordDict({"arrays": to_record({WEIGHT: b})})
-    return Message(content, 1, "train")
-
-
 @pytest.mark.parametrize("orthonormalize", [False, True])
 def test_the_mean_may_be_orthonormalised(orthonormalize):
     strategy = FedRepLinear(orthonormalize=orthonormalize)
     rng = np.random.default_rng(0)
     first, second = rng.standard_normal((2, 2, 6))
-    strategy.pending.expect("arrays", to_record({WEIGHT: first}))
-    b = strategy.aggregate(1, [reply_of(first), reply_of(second)])[WEIGHT].numpy()
     mean = (first + second) / 2
+    b = strategy.aggregate(round_of([], combine=lambda _: {WEIGHT: mean}))[WEIGHT]
     if not orthonormalize:
         np.testing.assert_allclose(b, mean)
         return

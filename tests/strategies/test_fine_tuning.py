@@ -48,7 +48,7 @@ def test_without_epochs_the_variant_equals_its_base():
 @pytest.mark.parametrize(
     ("name", "path"),
     [
-        ("fedprox-ft", "flwr_frl.strategies.fedprox:FedProx-ft"),
+        ("fedprox-ft", "flwr_frl.strategies.averaging:FedProx-ft"),
         ("flute-ft", "flwr_frl.strategies.flute:FLUTE-ft"),
         ("flanp-ft", "flwr_frl.strategies.srpfl:FLANP-ft"),
         ("outsiders:Hooked-ft", "outsiders:Hooked-ft"),

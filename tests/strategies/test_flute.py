@@ -123,7 +123,7 @@ def test_linear_run_equals_plain_numpy() -> None:
     grid, strategy = InlineGrid(make_app(settings), 3), build_strategy(settings)
     arrays = strategy.initialize(grid)
     b = arrays[REPRESENTATION].numpy().T
-    w = np.stack([strategy.head(f"{i:06d}")[WEIGHT][0] for i in range(3)], axis=1)
+    w = np.stack([strategy.per_client(f"{i:06d}")[WEIGHT][0] for i in range(3)], axis=1)
     arrays = run_rounds(strategy, grid, arrays, range(1, 21))
 
     task = build_task(settings, 3)
@@ -143,7 +143,7 @@ def test_linear_run_equals_plain_numpy() -> None:
         )
     np.testing.assert_allclose(arrays[REPRESENTATION].numpy().T, b, atol=1e-10)
     for i in range(3):
-        head = strategy.head(f"{i:06d}")[WEIGHT][0]
+        head = strategy.per_client(f"{i:06d}")[WEIGHT][0]
         np.testing.assert_allclose(head, w[:, i], atol=1e-10)
 
 
@@ -186,7 +186,9 @@ def test_gamma1_above_twice_gamma2_warns_and_can_converge(caplog) -> None:
     b = arrays[REPRESENTATION].numpy().T
     task = build_task(settings, 10)
     assert isinstance(task, LinearTask)
-    heads = np.stack([strategy.head(f"{i:06d}")[WEIGHT][0] for i in range(10)], axis=1)
+    heads = np.stack(
+        [strategy.per_client(f"{i:06d}")[WEIGHT][0] for i in range(10)], axis=1
+    )
     error = np.linalg.norm(b @ heads - task.models, axis=0).mean()
     # With gamma1 = 0.6, the error is five times the best one and keeps growing.
     assert error < 1.8 * task.best_errors.mean()

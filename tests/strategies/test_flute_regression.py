@@ -100,7 +100,9 @@ def test_a_run_equals_plain_numpy(trained) -> None:
     np.testing.assert_allclose(end[REPRESENTATION].numpy().T, b, atol=1e-9)
     np.testing.assert_allclose(end[COUPLING].numpy(), a, atol=1e-9)
     for i, h in enumerate(heads):
-        np.testing.assert_allclose(strategy.head(f"{i:06d}")[WEIGHT].T, h, atol=1e-9)
+        np.testing.assert_allclose(
+            strategy.per_client(f"{i:06d}")[WEIGHT].T, h, atol=1e-9
+        )
 
 
 def test_both_steps_follow_the_gradient_of_the_regularizer() -> None:

@@ -68,7 +68,7 @@ def test_unanswered_clients_are_listed_only_if_they_are_awaited(
 class Accepting(FedRep):
     """Accepts replies of earlier rounds as well."""
 
-    def check_train_reply(self, reply):
+    def _check_train_reply(self, reply):
         self.pending.arrays(reply, "arrays")
 
 
@@ -160,8 +160,8 @@ def test_a_subclass_may_sample_with_numpy():
         def sample(self, server_round, nodes):
             return np.random.default_rng(server_round).permutation(nodes)[:2]
 
-        def train_metrics(self, replies):
-            return {**super().train_metrics(replies), "even": bool(len(replies) == 2)}
+        def metrics(self, round):
+            return {**super().metrics(round), "even": bool(len(round.replies) == 2)}
 
     _, metrics = train_once(Random(), grid_of(3))
     assert (metrics["clients"], metrics["even"]) == (2, 1.0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from function_clients import reply_with
+from seen_replies import seen
 from softmax_runs import (
     DIMENSION,
     RATE,
@@ -139,13 +140,12 @@ def test_reply_with_an_invalid_cluster_is_rejected(cluster):
     strategy = IFCA(num_clusters=2)
     result = run("ifca", 1, num_clusters=2)
     message, reply = result.between("train")[0]
-    strategy.pending.expect("arrays", reply.content["arrays"])
     metrics = {"num_examples": 6, "train_loss": 1.0}
     named = {} if cluster is None else {"cluster": cluster}
     arrays = reply.content["arrays"]
-    strategy.check_train_reply(reply_with(message, arrays, **metrics, cluster=1))
+    strategy.check(seen(reply_with(message, arrays, **metrics, cluster=1)))
     with pytest.raises(InvalidReplyError):
-        strategy.check_train_reply(reply_with(message, arrays, **metrics, **named))
+        strategy.check(seen(reply_with(message, arrays, **metrics, **named)))
 
 
 def fixed(num_clients):

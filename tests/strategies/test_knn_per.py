@@ -10,7 +10,7 @@ from layered import features, layered, parts, with_ones
 from softmax_runs import CLASSES, N, assert_same, code_of, draw, run
 from torch import nn
 
-from flwr_frl.clients.knn_per import KNNPerSettings, MixedHead, neighbours
+from flwr_frl.clients.knn_per import KNNPerClient, MixedHead, neighbours
 from flwr_frl.task import ExampleSet, SplitModel
 
 TASK = {"task": "layered:layered"}
@@ -68,9 +68,8 @@ def test_lambda_0_is_fedavg():
 
 def test_prediction_is_the_class_of_the_nearest_stored_example():
     head = torch.nn.Linear(2, 3)
-    settings = KNNPerSettings(knn_neighbours=1, knn_lambda=1.0)
     stored = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0]])
-    mixed = MixedHead(head, stored, torch.tensor([2, 0, 1]), settings)
+    mixed = MixedHead(head, stored, torch.tensor([2, 0, 1]), 1, 1.0, 1.0)
     # The second example is so far from all others that the kernel is 0 in float32.
     z = torch.tensor([[0.1, 0.4], [0.0, 300.0], [5.0, 1.0]])
     predicted = mixed(z).exp().detach()
@@ -81,8 +80,7 @@ def test_prediction_is_the_class_of_the_nearest_stored_example():
 def test_equal_distances_are_ordered_by_index():
     stored = torch.cat([torch.ones(1, 2), torch.zeros(100, 2), -torch.ones(1, 2)])
     targets = torch.tensor([0, 1, 2, 3] + [4] * 98)
-    settings = KNNPerSettings(knn_neighbours=3)
-    mixed = MixedHead(torch.nn.Linear(2, 5), stored, targets, settings)
+    mixed = MixedHead(torch.nn.Linear(2, 5), stored, targets, 3, 0.5, 1.0)
     # The first input has 100 equal neighbours, the second one nearest and 100 equal.
     shares = mixed.nearest(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 5).numpy()
     far = np.exp(-1) / (1 + 2 * np.exp(-1))
@@ -179,4 +177,4 @@ def test_client_without_labels_deploys_the_model_alone():
     ],
 )
 def test_invalid_setting_is_rejected_with_its_code(given, code):
-    assert code_of(lambda: KNNPerSettings(**given)) == code
+    assert code_of(lambda: KNNPerClient.settings_type(**given)) == code

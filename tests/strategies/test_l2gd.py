@@ -24,7 +24,6 @@ from softmax_runs import (
 )
 
 from flwr_frl.clients import L2GDClient
-from flwr_frl.clients.l2gd import L2GDSettings
 from flwr_frl.strategies import L2GD
 from flwr_frl.task import SplitModel
 from flwr_frl.task.settings import SettingsError
@@ -147,10 +146,11 @@ def test_tied_tensor_is_updated_once():
     model = SplitModel(torch.nn.Sequential(layer, layer), torch.nn.Linear(2, 1))
     before = {name: value.detach().clone() for name, value in model.tensors.items()}
     there = {name: torch.ones_like(value) for name, value in before.items()}
-    settings = L2GDSettings(
+    settings = L2GDClient.settings_type(
         l2gd_lambda=0.5, l2gd_probability=0.2, learning_rate=0.1, momentum=0.0
     )
     self = SimpleNamespace(model=model, received=there, settings=settings)
+    self.pull = L2GDClient.pull.fget(self)
     L2GDClient.aggregate(self, 2)
     # A fraction (1 − ηλ (1 − p) / p)² of the distance remains.
     left = (1 - 0.1 * 0.5 * 0.8 / 0.2) ** 2

@@ -20,7 +20,7 @@ from flwr_frl.clients.device.records import check_config
 from flwr_frl.clients.device.setup import client_name
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
 from flwr_frl.strategies.algorithms import strategy_class
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.nodes import RegisteredNames
 from flwr_frl.strategies.grids.patient import PatientGrid
@@ -62,7 +62,7 @@ class Keyed(InlineGrid):
         return [Info(node, key) for node, key in self.keys.items()]
 
 
-def keyed(strategy: BaseStrategy) -> BaseStrategy:
+def keyed(strategy: Strategy) -> Strategy:
     strategy.clients.keyed = True
     return strategy
 

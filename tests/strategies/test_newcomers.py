@@ -88,10 +88,9 @@ class WithStatistics(FedAvgClient, newcomer_groups=(HEAD,)):
     def initial_group(self, slot):
         return {"count": torch.zeros(3)}
 
-    def fit(self, parameters, config):
-        self.receive(parameters, config)
-        loss = self.train("all", self.settings.representation_epochs)
-        return self.send(loss, {**self.received, **self.model.tensors})
+    def update(self):
+        self.upload = {**self.received, **self.model.tensors}
+        return self.train("all", self.settings.representation_epochs)
 
 
 class Statistics(FedAvg, client=f"{__name__}:WithStatistics"):

@@ -27,7 +27,6 @@ from torch import nn
 from flwr_frl.clients import HFMAMLClient, PerFedAvgClient
 from flwr_frl.clients.device.parameter_groups import initial_arrays
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.per_fedavg import PerFedAvgSettings
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 ALPHA = 0.4
@@ -228,7 +227,7 @@ def test_adaptation_step_averages_over_targets_that_are_not_ignored():
         return SplitModel(nn.Identity(), nn.Linear(4, 3))
 
     task = ExampleTask(model, [ExampleSet(x, y)], [ExampleSet(x, y)])
-    settings = PerFedAvgSettings(inner_learning_rate=1.0)
+    settings = PerFedAvgClient.settings_type(inner_learning_rate=1.0)
     client = PerFedAvgClient(task, 0, PersonalState.holding({}), settings)
     initial = initial_arrays(client, client.shared)
     client.receive([array.numpy() for array in initial.values()], {})

@@ -9,7 +9,7 @@ from function_clients import grid_of
 from participants import properties_of
 from srpfl_runs import settings_of, simulated
 
-from flwr_frl.strategies import SRPFL, BaseStrategy, build_strategy
+from flwr_frl.strategies import SRPFL, Strategy, build_strategy
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.grids.stages import exact_stages, theory_stages
@@ -17,19 +17,19 @@ from flwr_frl.strategies.srpfl import examples_in
 from flwr_frl.task.settings import SettingsError
 
 
-def schedule(strategy: SRPFL | BaseStrategy, sampled: int, rounds: int) -> list[int]:
+def schedule(strategy: SRPFL | Strategy, sampled: int, rounds: int) -> list[int]:
     return [strategy.participation.nodes(r, sampled) for r in range(1, rounds + 1)]
 
 
 def test_clients_double_from_stage_to_stage() -> None:
     # n0 = 2, N = 12, and three rounds per stage: 2, 4, 8, then min(16, 12)
-    strategy = SRPFL(BaseStrategy(), initial_nodes=2, rounds_per_stage=3)
+    strategy = SRPFL(Strategy(), initial_nodes=2, rounds_per_stage=3)
     assert schedule(strategy, 12, 12) == [2] * 3 + [4] * 3 + [8] * 3 + [12] * 3
 
 
 def test_listed_stage_lengths() -> None:
     # One round with 2 clients, two with 4; the last length is reused for 8.
-    strategy = SRPFL(BaseStrategy(), initial_nodes=2, rounds_per_stage=[1, 2])
+    strategy = SRPFL(Strategy(), initial_nodes=2, rounds_per_stage=[1, 2])
     assert schedule(strategy, 12, 7) == [2, 4, 4, 8, 8, 12, 12]
 
 
@@ -47,13 +47,13 @@ def test_listed_stage_lengths() -> None:
     ],
 )
 def test_automatic_stage_lengths(sampled, rounds, expected) -> None:
-    strategy = SRPFL(BaseStrategy(), num_rounds=rounds)
+    strategy = SRPFL(Strategy(), num_rounds=rounds)
     assert schedule(strategy, sampled, rounds) == expected
 
 
-def robust(initial_nodes: int, rule: str = "median", **more) -> BaseStrategy:
+def robust(initial_nodes: int, rule: str = "median", **more) -> Strategy:
     """Return a strategy with SRPFL's participation that samples 12 of 15 clients."""
-    strategy = BaseStrategy(fraction_train=0.8, aggregation=rule)
+    strategy = Strategy(fraction_train=0.8, aggregation=rule)
     SRPFL(strategy, initial_nodes, num_rounds=8, **more).install()
     strategy.check_clients(15)
     return strategy
@@ -87,7 +87,7 @@ def test_rules_assume_that_all_byzantine_clients_reply_first() -> None:
 
 @pytest.mark.parametrize("sample_for", ["round", "stage", "run"])
 def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) -> None:
-    strategy = BaseStrategy(fraction_train=1.0)
+    strategy = Strategy(fraction_train=1.0)
     srpfl = SRPFL(strategy, 2, sample_for=sample_for, num_rounds=40)
     grid, counts = RealArrivals(grid_of(1)), []
     for server_round in range(1, 21):
@@ -100,7 +100,7 @@ def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) 
 
 
 def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
-    def of(rounds: int) -> BaseStrategy:
+    def of(rounds: int) -> Strategy:
         more = {"num_server_rounds": rounds, "initial_nodes": 2}
         return build_strategy(settings_of("flanp", **more))
 
@@ -115,12 +115,12 @@ def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
 
 def test_automatic_stages_need_the_number_of_rounds() -> None:
     with pytest.raises(SettingsError, match=r"^num_rounds is None; .*'auto'$"):
-        SRPFL(BaseStrategy()).participation.nodes(1, 3)
+        SRPFL(Strategy()).participation.nodes(1, 3)
 
 
 def test_all_clients_from_the_first_round() -> None:
-    assert schedule(SRPFL(BaseStrategy(), initial_nodes=12), 12, 3) == [12] * 3
-    assert schedule(SRPFL(BaseStrategy(), initial_nodes=20), 12, 3) == [12] * 3
+    assert schedule(SRPFL(Strategy(), initial_nodes=12), 12, 3) == [12] * 3
+    assert schedule(SRPFL(Strategy(), initial_nodes=20), 12, 3) == [12] * 3
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_all_clients_from_the_first_round() -> None:
 )
 def test_invalid_values_are_rejected_in_one_line(wrong) -> None:
     with pytest.raises(SettingsError) as caught:
-        SRPFL(BaseStrategy(), **wrong)
+        SRPFL(Strategy(), **wrong)
     assert "\n" not in str(caught.value)
     assert "at least 1" in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_invalid_values_are_rejected_in_one_line(wrong) -> None:
 @pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1", "Auto"])
 def test_invalid_stage_settings_are_rejected(setting: str) -> None:
     with pytest.raises(SettingsError, match="rounds-per-stage"):
-        SRPFL(BaseStrategy(), rounds_per_stage=setting)
+        SRPFL(Strategy(), rounds_per_stage=setting)
 
 
 def test_stage_lengths_of_the_theory() -> None:
@@ -156,7 +156,7 @@ def test_stage_lengths_of_the_theory() -> None:
     assert theory_stages(4, arrivals, 0.74) == [3] * 2
     assert theory_stages(4, arrivals, 0.76) == [2] * 2
     with pytest.raises(SettingsError, match="speed-model"):
-        SRPFL(BaseStrategy(), rounds_per_stage="theory")
+        SRPFL(Strategy(), rounds_per_stage="theory")
 
 
 @pytest.mark.parametrize("added", [0.0, 2.0])
@@ -228,7 +228,7 @@ def test_stages_without_rounds_are_omitted() -> None:
 def test_sample_may_be_fixed_during_a_stage() -> None:
     nodes = list(range(100))
     for sample_for in ("round", "stage"):
-        strategy = BaseStrategy(fraction_train=0.2)
+        strategy = Strategy(fraction_train=0.2)
         srpfl = SRPFL(strategy, 5, 3, sample_for=sample_for)
         samples = [srpfl.participation.sample(r, nodes) for r in range(1, 10)]
         distinct = {tuple(sample) for sample in samples}
@@ -274,7 +274,7 @@ def test_examples_may_double_instead_of_clients() -> None:
 
 
 def test_examples_may_be_declared_as_floats() -> None:
-    strategy = BaseStrategy()
+    strategy = Strategy()
     declared = {0: 120.0, 1: 7, 2: 0}
     nodes = strategy.identify(grid_of(3, properties_of(**{"num-examples": declared})))
     assert [examples_in(strategy)(node) for node in [*nodes, 99]] == [120, 7, 1, 1]

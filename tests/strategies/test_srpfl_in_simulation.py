@@ -64,7 +64,7 @@ def test_more_initial_nodes_than_clients_are_rejected(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "base", ["fedavg", "flwr_frl.strategies.fedavg:FedAvg", "flute"]
+    "base", ["fedavg", "flwr_frl.strategies.averaging:FedAvg", "flute"]
 )
 def test_srpfl_base_selects_the_wrapped_algorithm(base: str, tmp_path) -> None:
     options = {

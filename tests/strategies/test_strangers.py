@@ -35,7 +35,7 @@ from flwr_frl.strategies import (
     FedPer,
     FedRep,
 )
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.settings import SettingsError
 
@@ -104,7 +104,7 @@ class Template:
         return Message(content=RecordDict(content), reply_to=message)
 
 
-def run(strategy: BaseStrategy | SRPFL, template: Template, rounds: int = 2):
+def run(strategy: Strategy | SRPFL, template: Template, rounds: int = 2):
     return strategy.start(
         InlineGrid(template.app, N),
         start_at(3.0),

@@ -9,7 +9,7 @@ from function_clients import averaging, grid_of, honest, reply_with, train_once
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FedAvg, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.replies import as_float16, to_record
+from flwr_frl.strategies.server.replies import as_float16
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.settings import SettingsError, resolve
 
@@ -120,14 +120,12 @@ class EachItsOwn(FedAvg):
         super().__init__(**base)
         self.own = {}
 
-    def content(self, node, arrays, config):
-        arrays = self.own.get(self.name_of(node), arrays)
-        return super().content(node, arrays, config)
+    def per_client(self, client):
+        return self.own.get(client, {})
 
-    def aggregate(self, server_round, replies):
-        for name, reply in zip(self.pending.names(replies), replies, strict=True):
-            self.own[name] = to_record(self.arrays(reply))
-        return super().aggregate(server_round, replies)
+    def aggregate(self, round):
+        self.own |= {reply.client: dict(reply.arrays) for reply in round.replies}
+        return round.mean()
 
 
 def test_arrays_for_a_single_client_are_sent_as_float16():

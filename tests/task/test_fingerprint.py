@@ -63,13 +63,20 @@ def test_few_values_of_mapped_examples_are_read(tmp_path, monkeypatch):
     pixels[1500:] = 7
     mapped = ExampleSet(torch.from_numpy(pixels), torch.zeros(3000).long())
     every_other = replace(mapped, rows=torch.arange(3000), targets=mapped.targets)
-    read, digest = [], torch.Tensor.contiguous
+    read, clone = [], torch.Tensor.clone
     monkeypatch.setattr(
-        torch.Tensor, "contiguous", lambda t: read.append(t.numel()) or digest(t)
+        torch.Tensor,
+        "clone",
+        lambda t, **how: read.append(t.numel()) or clone(t, **how),
     )
     for examples in (mapped, every_other):
         fingerprint(task_of(examples, mapped), 0)
     assert 0 < max(read) <= 16 * 2 * VALUES
+
+
+def test_a_single_example_of_an_expanded_tensor_is_read():
+    one = ExampleSet(X[:1], torch.tensor(3).expand(1))
+    assert fingerprint(task_of(one, one), 0)
 
 
 class Augmented(list):

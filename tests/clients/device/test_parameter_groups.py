@@ -36,7 +36,7 @@ def client_with(base: type[Client] = Client, **slots: tuple[str, ...]) -> Client
             ({where: (group,)}, words)
             for where in ("shared", "sent", "personal")
             for group, words in (
-                ("head", "a group 'head'; its name must end with a dot"),
+                ("heads", r"'heads\.'; expected one of 'representat"),
                 ("represenation.", r"'represenation\.'; expected one of 'representat"),
             )
         ),
@@ -46,8 +46,25 @@ def test_contradictory_and_misspelled_groups_are_refused(groups, line):
     client = client_with(**groups)
     with pytest.raises(SettingsError, match=line):
         client.get_properties({})
-    with pytest.raises(SettingsError, match="Mine has no fit"):
-        client.fit([], {})
+    with pytest.raises(SettingsError, match="Mine has no update"):
+        client.update()
+
+
+def test_groups_may_be_named_without_dots():
+    client = client_with(shared="representation", personal=("head", "memory"))
+    assert client.shared == client.sent == (REPRESENTATION,)
+    assert client.personal == (HEAD, "memory.")
+
+
+@pytest.mark.parametrize("loss", [None, "0.1", torch.ones(2)])
+def test_an_update_without_a_loss_is_refused(loss):
+    class Mine(Client):
+        def update(self):
+            return loss
+
+    client = client_with(Mine)
+    with pytest.raises(SettingsError, match=r"Mine\.update returns .*; expected the"):
+        client.fit(client.get_parameters({}), {})
 
 
 def test_custom_group_names_may_resemble_built_in_ones():

@@ -24,7 +24,7 @@ from state_values import (
 from flwr_frl.clients.device.state import PersonalState
 
 FITS = {"head.weight": (2, 3)}
-LOST = "no version is left: it is lost, or fit has not called self.save"
+LOST = "no version is left: it is lost"
 
 
 def test_loaded_values_equal_saved_ones(tmp_path):

@@ -165,11 +165,11 @@ def test_skipped_batches_count_in_the_averaged_output():
     context, iterates = new_context(), []
     for server_round in range(1, 9):
         client = DPSGDClient(task, 0, PersonalState(context), settings)
-        client.receive([], {})
+        client.receive([], {"server-round": server_round})
         iterates.append(client.x.clone())
         torch.manual_seed(server_round)
         client.iterate(server_round)
-        client.save({"server-round": server_round})
+        client.save()
     assert 2 < len({tuple(x.tolist()) for x in iterates}) < 8
     expected = torch.stack(iterates).mean(0)
     torch.testing.assert_close(client.vector("average"), expected, rtol=0, atol=1e-6)

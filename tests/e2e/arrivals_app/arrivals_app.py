@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flwr_frl.strategies import SRPFL, BaseStrategy, FedBuff
+from flwr_frl.strategies import SRPFL, FedBuff, Strategy
 from flwr_frl.strategies.grids.arrivals import RealArrivals, with_retries
 from flwr_frl.strategies.server.rounds import run_rounds
 
@@ -106,7 +106,7 @@ def main(grid, context):
 
 def rounds(grid, context):
     """Run SRPFL with n = 1, 1, 2, 2, and then with all available clients."""
-    base = BaseStrategy(min_available_nodes=NODES, fraction_train=1.0)
+    base = Strategy(min_available_nodes=NODES, fraction_train=1.0)
     strategy = SRPFL(base, initial_nodes=1, rounds_per_stage=2)
     grid = RealArrivals(grid)
     initial = base.initialize(grid)
@@ -138,7 +138,7 @@ def rounds(grid, context):
 
 def versions(grid, context):
     """Run FedBuff with a buffer of one update."""
-    base = BaseStrategy(min_available_nodes=NODES)
+    base = Strategy(min_available_nodes=NODES)
     wrapper = FedBuff(base, concurrency=NODES, buffer_size=1, staleness_exponent=1.0)
     strategy = wrapper.strategy
     strategy.participation.last_version = VERSIONS

@@ -1,16 +1,12 @@
 """The client: trains the head, then both parts with a custom training step."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from flwr_frl.clients import HEAD, REPRESENTATION, Client, TrainingSettings
-from flwr_frl.task.settings import Range
+from flwr_frl.clients import Client
+from flwr_frl.task import setting
 from flwr_frl.task.training import freeze, loop
 
 
-@dataclass(frozen=True)
-class GuestSettings(TrainingSettings):
-    """Settings of the guest's clients.
+class GuestClient(Client):
+    """Shares the representation and keeps the head.
 
     Parameters
     ----------
@@ -20,20 +16,12 @@ class GuestSettings(TrainingSettings):
         Largest norm of a step's gradient.
     """
 
-    warm_up: Annotated[int, Range("[0, inf)")] = 2
-    gradient_bound: Annotated[float, Range("(0, inf)")] = 1.0
+    shared, personal = "representation", "head"
+    warm_up: int = setting(2, ge=0)
+    gradient_bound: float = setting(1.0, gt=0)
 
-
-class GuestClient(Client):
-    """Shares the representation and keeps the head."""
-
-    shared = (REPRESENTATION,)
-    personal = (HEAD,)
-    settings_type = GuestSettings
-
-    def fit(self, parameters, config):
+    def update(self):
         """Train the head, then the whole model with bounded gradients."""
-        self.receive(parameters, config)
         self.train("head", self.settings.warm_up)
         parameters = list(freeze(self.model, "all").parameters())
         optimizer = self.settings.optimizer(self.model)
@@ -49,6 +37,4 @@ class GuestClient(Client):
             return loss.detach()
 
         examples, epochs = self.train_examples, self.settings.representation_epochs
-        loss = loop(step, examples, epochs, self.settings, self.model)
-        self.save(config)
-        return self.send(loss)
+        return loop(step, examples, epochs, self.settings, self.model)

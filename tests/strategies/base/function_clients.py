@@ -14,7 +14,7 @@ from flwr.app import (
 )
 
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 
@@ -69,7 +69,7 @@ def grid_of(
 
 
 def train_once(
-    strategy: BaseStrategy, grid: InlineGrid, start: dict | None = None, order=list
+    strategy: Strategy, grid: InlineGrid, start: dict | None = None, order=list
 ) -> tuple[ArrayRecord | None, MetricRecord]:
     arrays = to_record(START if start is None else start)
     messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
@@ -78,7 +78,7 @@ def train_once(
 
 
 def evaluate_once(
-    strategy: BaseStrategy, grid: InlineGrid, server_round: int = 1
+    strategy: Strategy, grid: InlineGrid, server_round: int = 1
 ) -> MetricRecord | None:
     arrays, config = to_record(START), ConfigRecord()
     messages = strategy.configure_evaluate(server_round, arrays, config, grid)

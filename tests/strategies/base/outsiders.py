@@ -6,7 +6,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_frl.strategies import BaseStrategy
+from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.grids.arrivals import ArrivalGrid
 from flwr_frl.task.settings import Range, SettingsError, validate
 
@@ -14,7 +14,7 @@ ASYNCHRONOUS = 3
 
 
 class Plain(
-    BaseStrategy,
+    Strategy,
     client="flwr_frl.clients.fedrep:FedRepClient",
     task_overrides={"linear": "outsiders:PlainLinear"},
 ):
@@ -38,7 +38,7 @@ class Passing(ArrivalGrid):
 
 
 class Hooked(
-    BaseStrategy,
+    Strategy,
     client="flwr_frl.clients.fedavg:FedAvgClient",
     evaluate_last_round_only=True,
     waits_for_all=False,
@@ -78,15 +78,11 @@ class Unhooked(
         return grid
 
 
-class WithoutClient(BaseStrategy):
+class WithoutClient(Strategy):
     """Does not declare its client."""
 
 
-class ClientItself(BaseStrategy, client=Plain):
-    pass
-
-
-class Needy(BaseStrategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
+class Needy(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
     """Requires an argument that is not a setting."""
 
     def __init__(self, thing, **base):
@@ -108,16 +104,16 @@ class BelowCutOff(CutOff):
         super().__init__(**base)
 
 
-class LostClient(BaseStrategy, client="outsiders:NobodyIsHere"):
+class LostClient(Strategy, client="outsiders:NobodyIsHere"):
     pass
 
 
-class StrangeClient(BaseStrategy, client="outsiders:Plain"):
+class StrangeClient(Strategy, client="outsiders:Plain"):
     pass
 
 
 class WithoutHooks(FlowerFedAvg):
-    """A Flower strategy that lacks the hooks of `BaseStrategy`."""
+    """A Flower strategy that lacks the hooks of `Strategy`."""
 
     client = "flwr_frl.clients.fedavg:FedAvgClient"
 

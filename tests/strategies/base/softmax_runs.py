@@ -22,7 +22,7 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -240,7 +240,7 @@ class Run:
     """
 
     grid: WatchedGrid
-    strategy: BaseStrategy
+    strategy: Strategy
     settings: dict
     trained: list[list[int]] = field(default_factory=list)
     arrays: list[Arrays] = field(default_factory=list)

@@ -19,7 +19,7 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server import pending_round
 from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.evaluation import mean_metrics
-from flwr_frl.strategies.server.replies import check_metrics, to_record
+from flwr_frl.strategies.server.replies import to_record
 
 
 def test_uniform_mean_matches_hand_computed_values():
@@ -43,9 +43,9 @@ def test_mean_weighted_by_examples_matches_hand_computed_values():
 
 def test_strategy_can_add_a_training_metric():
     class Counting(FedAvg):
-        def train_metrics(self, replies):
-            steps = mean_metrics(map(check_metrics, replies))["steps"]
-            return {**super().train_metrics(replies), "steps": steps}
+        def metrics(self, round):
+            steps = mean_metrics(reply.metrics for reply in round.replies)["steps"]
+            return {**super().metrics(round), "steps": steps}
 
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
@@ -132,9 +132,9 @@ def test_mean_of_arriving_replies_equals_that_of_a_list(weighting, monkeypatch):
 
 def test_strategy_with_a_custom_aggregate_gets_all_arrays():
     class Largest(FedAvg):
-        def aggregate(self, server_round, replies):
-            arrays = [self.arrays(reply) for reply in replies]
-            return to_record({n: np.max([a[n] for a in arrays], 0) for n in arrays[0]})
+        def aggregate(self, round):
+            arrays = [reply.arrays for reply in round.replies]
+            return {n: np.max([a[n] for a in arrays], 0) for n in arrays[0]}
 
     assert averages_on_arrival(FedAvg())
     assert not averages_on_arrival(Largest())

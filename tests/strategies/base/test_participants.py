@@ -16,7 +16,7 @@ from malformed import crash
 from participants import properties_of
 
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids import nodes as grid_nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server import client_manager
@@ -27,9 +27,7 @@ from flwr_frl.strategies.server_app import run
 from flwr_frl.task.settings import SettingsError, resolve
 
 
-def names_sampled(
-    strategy: BaseStrategy, grid: InlineGrid, rounds: int
-) -> list[list[str]]:
+def names_sampled(strategy: Strategy, grid: InlineGrid, rounds: int) -> list[list[str]]:
     nodes = strategy.identify(grid)
     return [
         [strategy.name_of(node) for node in strategy.sample(r, nodes)]

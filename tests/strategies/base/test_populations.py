@@ -12,12 +12,12 @@ from function_clients import (
 )
 from participants import properties_of
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server import client_manager
 
 
-def come_and_go(strategy: BaseStrategy, nodes: list[int]) -> list[int]:
+def come_and_go(strategy: Strategy, nodes: list[int]) -> list[int]:
     """Train with nodes 1 and 2 only, then identify the clients of ``nodes``."""
     others = dict.fromkeys(range(2, 5), "another")
     grid = grid_of(5, properties_of(structure=others))
@@ -83,7 +83,7 @@ def test_refused_nodes_are_notified_together():
     assert sizes == [6, 2]
 
 
-def settled(client: Client, num_clients: int) -> tuple[BaseStrategy, InlineGrid]:
+def settled(client: Client, num_clients: int) -> tuple[Strategy, InlineGrid]:
     """Return a strategy that has trained once, and its grid."""
     strategy, grid = averaging(), grid_of(num_clients, client)
     strategy.initialize(grid)

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import build_client, client_setup
-from flwr_frl.clients.gossip.base import GossipClient
+from flwr_frl.clients.gossip import base
 from flwr_frl.clients.gossip.relayed import exchanges
 from flwr_frl.strategies import Gossip, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -165,7 +165,7 @@ class Network:
         config = content.config_records["config"]
         context = self.grid.contexts[i + 1]
         client = build_client(context, client_setup(context, self.settings), config)
-        assert isinstance(client, GossipClient)
+        assert isinstance(client, base.Node)
         client.receive([], {})
         half = client.x.numpy().copy()
         for server_round, messages in exchanges(dict(config), client.state.round):

@@ -20,7 +20,7 @@ from gossip_network import (
 )
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.gossip.base import GossipClient
+from flwr_frl.clients.gossip.base import Node
 from flwr_frl.strategies import ChocoSGD
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.settings import SettingsError, resolve
@@ -257,12 +257,12 @@ def test_other_clients_are_rejected():
     ],
 )
 def test_message_format_is_decided_by_majority(lie, monkeypatch):
-    honest = GossipClient.get_properties
+    honest = Node.get_properties
 
     def lies(self, config):
         return {**honest(self, config), **(lie if self.index == 0 else {})}
 
-    monkeypatch.setattr(GossipClient, "get_properties", lies)
+    monkeypatch.setattr(Node, "get_properties", lies)
     network = Network("choco-sgd", compressor="sign", consensus_step="auto")
     assert network.strategy._message_lengths != frozenset({7})
     assert network.strategy.step.value == pytest.approx(0.637 / (2 - 0.637), rel=0.1)

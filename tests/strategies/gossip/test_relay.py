@@ -9,6 +9,7 @@ from flwr_frl.strategies.gossip.base import EDGES
 from flwr_frl.task.compression.per_tensor import PerTensor, SignTopK, create
 
 CONFIG = {
+    "examples-fingerprint",
     "server-round",
     "acknowledged-round",
     "checkpoint-round",
@@ -76,8 +77,9 @@ def test_nodes_send_only_messages_numbers_and_names(algorithm):
             texts = {
                 k: v for k, v in content["properties"].items() if isinstance(v, str)
             }
-            assert set(texts) == {"client", "structure", "classes-digest"}
-            assert sum(map(len, texts.values())) < 50
+            digests = {"structure", "classes-digest", "examples-fingerprint"}
+            assert set(texts) == {"client", *digests}
+            assert sum(map(len, texts.values())) < 66
             continue
         if kind not in kinds:
             continue

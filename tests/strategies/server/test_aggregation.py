@@ -343,16 +343,16 @@ def test_median_and_trimmed_mean_match_numpy() -> None:
 class First(FedAvg):
     """Uses a reply without weights and without an aggregation rule."""
 
-    def aggregate(self, server_round, replies):
-        return to_record(self.arrays(replies[0]))
+    def aggregate(self, round):
+        return dict(round.replies[0].arrays)
 
 
 class Weighed(FedAvg):
     """Uses the weights, but not the aggregation rule."""
 
-    def aggregate(self, server_round, replies):
-        self.weights(replies)
-        return to_record(self.arrays(replies[0]))
+    def aggregate(self, round):
+        self.weights(round.replies)
+        return dict(round.replies[0].arrays)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord
 from function_clients import grid_of
 from safetensors.numpy import save
 
-from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.report.output import prepare_directory
 from flwr_frl.strategies.server.checkpoint import MAY_DIFFER, Checkpoint
 from flwr_frl.strategies.server.replies import to_record
@@ -237,14 +237,14 @@ def test_interrupted_run_makes_up_for_a_failed_checkpoint(
     # Checkpoints are due after rounds 3 and 6. Writing that of round 3 fails; when the
     # run is interrupted, the state after the last complete round is written.
     fail_once(monkeypatch, 3, OSError(errno.ENOSPC, "No space left on device"))
-    sample = BaseStrategy.sample
+    sample = Strategy.sample
 
-    def interrupted(strategy: BaseStrategy, server_round: int, nodes: list[int]):
+    def interrupted(strategy: Strategy, server_round: int, nodes: list[int]):
         if server_round == ended_in:
             raise KeyboardInterrupt
         return sample(strategy, server_round, nodes)
 
-    monkeypatch.setattr(BaseStrategy, "sample", interrupted)
+    monkeypatch.setattr(Strategy, "sample", interrupted)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, 6, 3)
     assert round_kept(tmp_path) == kept

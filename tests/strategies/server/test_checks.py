@@ -231,11 +231,9 @@ def test_float64_values_beyond_float32_are_rejected() -> None:
 
 def test_aggregate_that_is_not_finite_is_discarded(caplog) -> None:
     class Exploding(FedAvg):
-        def aggregate(self, server_round, replies):
-            return to_record(
-                {n: a * np.float32(1e38) for n, a in START.items()}
-                | {"w": np.full((2, 3), np.inf, np.float32)}
-            )
+        def aggregate(self, round):
+            large = {n: a * np.float32(1e38) for n, a in START.items()}
+            return large | {"w": np.full((2, 3), np.inf, np.float32)}
 
     strategy = Exploding(fraction_train=1.0)
     arrays, _ = train_once(strategy, grid_of(3))
@@ -246,7 +244,7 @@ def test_aggregate_that_is_not_finite_is_discarded(caplog) -> None:
 
 def test_aggregate_that_returns_none_is_logged(caplog) -> None:
     class Forgetful(FedAvg):
-        def aggregate(self, server_round, replies):
+        def aggregate(self, round):
             pass
 
     arrays, _ = train_once(Forgetful(fraction_train=1.0), grid_of(3))

@@ -268,8 +268,8 @@ def test_damaged_account_fails_with_a_one_line_error(tmp_path, damage) -> None:
 class Telling(FedAvg):
     """A third-party strategy that does not declare support for client-level DP."""
 
-    def aggregate(self, server_round, replies):
-        return replies[0].content["arrays"]
+    def aggregate(self, round):
+        return dict(round.replies[0].arrays)
 
 
 class Counting(Telling, supports_client_dp=True):
