@@ -49,7 +49,6 @@ LONGEST = (
     "test_arrivals.py",
     "test_flwr_run.py",
 )
-END_TO_END = Path(__file__).parent / "e2e"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,19 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run end-to-end tests first, and the longest of them before the others.
+    """Run the longest end-to-end tests first.
 
     They mostly wait, so other workers can compute meanwhile, and no worker is left with
     a long file at the end.
     """
-
-    def rank(item: pytest.Item) -> int:
-        if item.path.parent != END_TO_END:
-            return len(LONGEST) + 1
-        name = item.path.name
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
-
-    items.sort(key=rank)
+    ranks = {f"e2e/{name}": rank for rank, name in enumerate(LONGEST, -len(LONGEST))}
+    items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), 0))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

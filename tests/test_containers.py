@@ -190,6 +190,7 @@ def api():
         server.shutdown()
 
 
+@pytest.mark.e2e
 def test_the_health_check_reports_the_status_of_the_api(api):
     def healthy(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [DEPLOY / "healthy", *arguments]

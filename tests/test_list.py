@@ -19,6 +19,7 @@ def test_the_listed_names_are_those_of_the_tasks_and_models():
     assert {name: about for name, (_, about) in MODELS.items()} == names.MODELS
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("argument", ["--list", "--help"])
 def test_listing_loads_neither_torch_nor_flower(argument):
     code = f"""if True:

@@ -42,6 +42,7 @@ def test_a_run_that_failed_or_used_uncommitted_code_is_repeated(runs):
     assert runs.kept({**sound, "commit": "0123456789-dirty"}) is None
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("changed", "dirty"),
     [

@@ -27,7 +27,7 @@ def write_report(folder: Path, chaos: Chaos, outcome: Outcome, noise: float) -> 
     folder.mkdir(parents=True, exist_ok=True)
     about = provenance()
     about["command"] = (
-        f"python -m pytest tests/e2e/test_chaos.py --kills {chaos.kills} "
+        f"python -m pytest tests/e2e/test_chaos.py -m e2e --kills {chaos.kills} "
         "--chaos-report benchmarks/results"
     )
     text = (

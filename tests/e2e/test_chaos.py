@@ -1,6 +1,6 @@
 """No head is lost when devices and the server are killed: 4 kills or ``--kills N``.
 
-``python -m pytest tests/e2e/test_chaos.py --kills 20 --chaos-report DIR`` writes a
+``pytest tests/e2e/test_chaos.py -m e2e --kills 20 --chaos-report DIR`` writes a
 report.
 """
 
