@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.common import markdown, write
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
-from flwr_frl.task.settings import Setting
+from flwr_frl.common.settings import Setting
 
 NAME = "adapters"
 LAYERS, FROZEN = 2, 1
@@ -189,7 +189,7 @@ class Table:
         return [f"{up / 1e3:,.1f}", accuracy, f"{seconds:.0f}"]
 
     def _bytes_up(self, job: Job) -> float:
-        from flwr_frl.strategies.report.results import METRICS, read_rows
+        from flwr_frl.results.results import METRICS, read_rows
 
         rows = read_rows(job.place / job.algorithm / METRICS)
         return float(sum(row["bytes-up"] for row in rows))

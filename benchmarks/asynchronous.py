@@ -17,7 +17,7 @@ from typing import NamedTuple
 from benchmarks.common import write
 from benchmarks.leaderboard_cells import subset
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
-from flwr_frl.task.settings import Setting
+from flwr_frl.common.settings import Setting
 
 
 class Method(NamedTuple):

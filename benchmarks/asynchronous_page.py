@@ -18,11 +18,11 @@ from benchmarks.asynchronous import (
     times_of,
 )
 from benchmarks.common import RESULTS, markdown
+from flwr_frl.common.checkpoint import FILE, read_about
+from flwr_frl.results.results import METRICS, read_json, read_rows
 from flwr_frl.strategies.asynchronous import ASYNCHRONOUS
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.report.results import METRICS, read_json, read_rows
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.task.checkpoint import FILE, read_about
 
 # Line styles; synchronous methods have solid lines.
 STYLES = {"flanp": "--", "srpfl": "--", "fedbuff": ":", "fedasync": "-."}

@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar
 import torch
 from torch import nn
 
+from flwr_frl.common.settings import Free, Range
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Free, Range
 from flwr_frl.task.tasks.image import ImageSettings, ImageTask
 
 TARGET, PATCH, WHITE, HIDDEN = 0, 2, 255, 64

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import RESULTS, markdown, write
 from benchmarks.leaderboard_page import accuracies, spread
 from benchmarks.runs import Job, carry_out_all, exit_status, finished, of_page
-from flwr_frl.task.settings import Setting
+from flwr_frl.common.settings import Setting
 
 NAME = "clustered"
 ALGORITHMS = [

@@ -17,12 +17,12 @@ from rich.progress import track
 
 from benchmarks.common import RESULTS, markdown, write
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask
 from flwr_frl.task.models import build_model
-from flwr_frl.task.settings import resolve
 
 EXAMPLES, CLASSES = 50, 10
 # Models and their input shapes

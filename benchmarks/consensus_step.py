@@ -14,9 +14,9 @@ from rich.progress import track
 
 from benchmarks.common import RESULTS, markdown, write
 from flwr_frl import simulate
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.gossip.mixing import practical_step
 from flwr_frl.task.compression.per_tensor import create
-from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 
 COMPRESSORS: tuple[tuple[str, dict[str, float]], ...] = (

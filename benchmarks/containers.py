@@ -270,7 +270,7 @@ class Trial:
             == [len(DEVICES)] * ROUNDS,
             "the page shows the run": "fedrep" in page,
             "six photos have a class": len(
-                self.said["python -m flwr_frl.clients.predict"].splitlines()
+                self.said["python -m flwr_frl.predict"].splitlines()
             )
             == 6,
             "the SuperNode reaches the proxy": self.reaches(node),

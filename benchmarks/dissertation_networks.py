@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.common import RESULTS, markdown, write
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
-from flwr_frl.strategies.algorithms import short_name
-from flwr_frl.strategies.report.results import read_json
-from flwr_frl.task.settings import Setting
+from flwr_frl.common.settings import Setting
+from flwr_frl.common.text import short_name
+from flwr_frl.results.results import read_json
 
 WRITERS, SOURCES, SEEDS, TUNING_SEED = 12, 8, 3, 1000
 ITERATIONS = 400

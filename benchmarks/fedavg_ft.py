@@ -32,12 +32,12 @@ from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.clients.fedrep import FedRepClient
 from flwr_frl.clients.flute import FLUTEClient
 from flwr_frl.clients.lg_fedavg import LGFedAvgClient
-from flwr_frl.strategies.algorithms import short_name
+from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.common.text import short_name
+from flwr_frl.results.results import METRICS, read_rows
 from flwr_frl.strategies.averaging import FedAvg, FedPer, LGFedAvg
 from flwr_frl.strategies.fedrep import FedRep
 from flwr_frl.strategies.flute import FLUTE
-from flwr_frl.strategies.report.results import METRICS, read_rows
-from flwr_frl.task.messages import SERVER_ROUND
 
 # Epochs of a head before a test, equal to the default of `finetune-epochs`.
 EPOCHS = 10

@@ -18,10 +18,10 @@ from benchmarks.fedrep_linear import FirstClients, Own, spread, train
 from benchmarks.runs import of_page
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.fedrep import solve_head
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Matrix
-from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 from flwr_frl.task.theory import FedRepTheory
 

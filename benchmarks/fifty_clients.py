@@ -17,7 +17,7 @@ from benchmarks.papers_page import accuracies, spread
 from benchmarks.papers_tables import Tables
 from benchmarks.published import PAPERS
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
-from flwr_frl.strategies.report.results import read_json
+from flwr_frl.results.results import read_json
 
 PAPER = "FLUTE, Table 1"
 CELLS = ("50x5", "50x2")

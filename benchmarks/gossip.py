@@ -22,11 +22,11 @@ from benchmarks.common import provenance
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.settings import Setting, Settings, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Task
-from flwr_frl.task.settings import Setting, Settings, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import evaluate
 

@@ -9,7 +9,7 @@ from flwr.common.config import parse_config_args
 
 from benchmarks import gossip_page
 from benchmarks.gossip import SENT, Bench, methods, quiet
-from flwr_frl.task.settings import Setting, Settings
+from flwr_frl.common.settings import Setting, Settings
 
 NODES, TRAIN = 8, 50_000
 VALIDATION = 0.1

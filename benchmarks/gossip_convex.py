@@ -17,7 +17,7 @@ from PIL import Image
 
 from benchmarks import gossip_page
 from benchmarks.gossip import SENT, Bench, methods, quiet
-from flwr_frl.task.settings import Setting, Settings
+from flwr_frl.common.settings import Setting, Settings
 
 SHARED: dict[str, Setting] = {
     "task": "image-folder",

@@ -15,8 +15,8 @@ from benchmarks.common import RESULTS, markdown, write
 from benchmarks.gossip import SENT, Run, methods, quiet, watch
 from benchmarks.gossip_convex import SHARED, folder
 from benchmarks.gossip_page import first, spread
-from flwr_frl.strategies.report.results import read_json
-from flwr_frl.task.settings import Setting, Settings
+from flwr_frl.common.settings import Setting, Settings
+from flwr_frl.results.results import read_json
 
 TARGET = 0.12
 KEPT = 10.0

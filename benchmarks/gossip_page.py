@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.common import RESULTS, markdown, write
 from benchmarks.gossip import SEARCHED, Bench, Method, Run, final, search, whole
-from flwr_frl.strategies.report.parallel import run_parallel
-from flwr_frl.task.settings import Settings
+from flwr_frl.common.settings import Settings
+from flwr_frl.results.parallel import run_parallel
 
 Runs = dict[str, dict[str, Run]]
 

@@ -199,10 +199,10 @@ def measure(clients: int, rounds: int, epochs: int) -> dict[str, float]:
     import torch
 
     from flwr_frl.clients.client_app import make_app
+    from flwr_frl.common.settings import resolve
     from flwr_frl.strategies import build_strategy
     from flwr_frl.strategies.grids.simulation import InlineGrid
     from flwr_frl.strategies.server.rounds import run_rounds
-    from flwr_frl.task.settings import resolve
 
     torch.set_num_threads(1)
     config = resolve(

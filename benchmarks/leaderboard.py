@@ -27,10 +27,10 @@ from benchmarks.runs import (
     kept,
     of_page,
 )
-from flwr_frl.strategies.report.results import read_json, write_json
-from flwr_frl.strategies.report.tune import VALIDATION_FRACTION, points
+from flwr_frl.common.settings import Setting, SettingsError
+from flwr_frl.results.results import read_json, write_json
+from flwr_frl.results.tune import VALIDATION_FRACTION, points
 from flwr_frl.task.data.folders import ImageFolder
-from flwr_frl.task.settings import Setting, SettingsError
 
 CELLS = ("shards-2", "shards-5", "dirichlet-0.1", "dirichlet-0.5")
 # Cell on which algorithm-specific settings are tuned.

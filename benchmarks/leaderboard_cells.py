@@ -4,9 +4,9 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from flwr_frl.common.settings import Setting, SettingsError
 from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
-from flwr_frl.task.settings import Setting, SettingsError
 
 # Training examples that each client must have; with fewer, no batch is full. The seeds
 # of Dirichlet partitions are chosen accordingly.

@@ -24,11 +24,11 @@ from benchmarks.attacks import (
 from benchmarks.backdoor import BackdoorDigits
 from benchmarks.common import markdown, write
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.aggregation import RULES
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import resolve
 
 ALGORITHMS = ("fedavg", "fedrep", "flute")
 MOST = 3

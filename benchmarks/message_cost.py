@@ -28,13 +28,13 @@ from benchmarks.memory import ROOT
 from flwr_frl.clients import Client, DPSGDClient, Node, SQuARMSGDClient
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.nodes import Nodes
+from flwr_frl.common.settings import Setting, Settings, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import RunningMean
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Setting, Settings, resolve
 from flwr_frl.task.training.calls import TrainCall
 
 

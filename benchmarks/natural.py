@@ -36,8 +36,8 @@ from benchmarks.runs import (
     kept,
     of_page,
 )
-from flwr_frl.strategies.report.results import read_json
-from flwr_frl.task.settings import Setting
+from flwr_frl.common.settings import Setting
+from flwr_frl.results.results import read_json
 
 RATES = (0.01, 0.05, 0.2)
 # Factor by which the learning rates are extended, and the most that are tried.

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from flwr_frl.common.settings import Free
 from flwr_frl.task import ExampleSet, ExampleTask, Range, SplitModel
-from flwr_frl.task.settings import Free
 from flwr_frl.task.tasks.text import CHARACTERS, PositionwiseLinear, RecurrentText
 
 Seed = Annotated[int, Range("[0, inf)")]

@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.common import RESULTS, markdown, write
 from benchmarks.leaderboard_cells import partition_of, subset
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
-from flwr_frl.strategies.report.results import METRICS, read_rows
-from flwr_frl.task.settings import Setting
+from flwr_frl.common.settings import Setting
+from flwr_frl.results.results import METRICS, read_rows
 
 CLIENTS, IMAGES, ROUNDS, CLASSES = 20, 80, 40, 10
 SETTINGS: dict[str, Setting] = {

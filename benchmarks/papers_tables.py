@@ -28,11 +28,11 @@ from benchmarks.runs import (
     kept,
     of_page,
 )
-from flwr_frl.strategies.report.parallel import run_parallel
-from flwr_frl.strategies.report.results import read_json, read_rows
+from flwr_frl.common.settings import Setting
+from flwr_frl.results.parallel import run_parallel
+from flwr_frl.results.results import read_json, read_rows
 from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
-from flwr_frl.task.settings import Setting
 
 # The rows that also have a `-5` row, besides FedRep's.
 ALSO_FIVE = (

@@ -23,9 +23,9 @@ from torch import nn
 
 from benchmarks.common import markdown, write
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
-from flwr_frl.strategies.report.results import read_json, write_json
+from flwr_frl.common.settings import Free, Setting, resolve
+from flwr_frl.results.results import read_json, write_json
 from flwr_frl.task import ExampleTask, SplitModel, build_task
-from flwr_frl.task.settings import Free, Setting, resolve
 
 CLIENTS = 20
 LAST = 10

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord
 from benchmarks.common import markdown, write
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.common.settings import build, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.compression.per_tensor import (
@@ -22,7 +23,6 @@ from flwr_frl.task.compression.per_tensor import (
     Identity,
     from_settings,
 )
-from flwr_frl.task.settings import build, resolve
 from flwr_frl.task.tasks import build_task
 
 ALGORITHMS = ("dpsgd", "choco-sgd", "squarm-sgd")

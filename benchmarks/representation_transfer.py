@@ -17,10 +17,10 @@ from rich.progress import track
 
 from benchmarks.common import RESULTS, markdown, write
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import Setting, resolve
 from flwr_frl.task.tasks.linear import principal_angle_distance
 from flwr_frl.task.transfer import (
     TransferData,

@@ -27,9 +27,9 @@ from rich.progress import (
 
 from benchmarks.common import provenance
 from flwr_frl import simulate
-from flwr_frl.strategies.report.results import read_json, write_json
-from flwr_frl.strategies.report.terminal import signals_as_ctrl_c
-from flwr_frl.task.settings import Setting, SettingsError, defaults
+from flwr_frl.common.settings import Setting, SettingsError, defaults
+from flwr_frl.results.results import read_json, write_json
+from flwr_frl.results.terminal import signals_as_ctrl_c
 
 RESULT = "result.json"
 # Settings that do not affect accuracies

@@ -80,10 +80,10 @@ class Series(NamedTuple):
 def gossip(nodes: int) -> dict[str, float]:
     """Return CPU seconds of a round of D-PSGD on a ring, and peak memory in MB."""
     from flwr_frl.clients.client_app import make_app
+    from flwr_frl.common.settings import resolve
     from flwr_frl.strategies import build_strategy
     from flwr_frl.strategies.grids.simulation import InlineGrid
     from flwr_frl.strategies.server.rounds import run_rounds
-    from flwr_frl.task.settings import resolve
 
     config = resolve(
         {

@@ -20,10 +20,10 @@ from benchmarks.common import RESULTS, markdown, write
 from benchmarks.runs import Job, carry_out, finished
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import Setting, SettingsError, resolve
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import Setting, SettingsError, resolve
 
 TRANSPORTS = ("float32", "float16")
 ACCURACY: dict[str, dict[str, Setting]] = {

@@ -19,11 +19,11 @@ from benchmarks.speed_parts import compressors, flute_server, formats, head_epoc
 from flwr_frl import simulate
 from flwr_frl.clients import FedRepClient
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import Setting, Settings, resolve
 from flwr_frl.strategies import FedRep, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Setting, Settings, resolve
 from flwr_frl.task.tasks import build_task
 
 Batches = list[tuple[Tensor, Tensor]]

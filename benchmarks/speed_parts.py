@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flwr_frl.common.settings import Settings, build
 from flwr_frl.strategies import FLUTE
 from flwr_frl.task.compression.per_tensor import COMPRESSORS, create
 from flwr_frl.task.models import SplitModel, build_model
-from flwr_frl.task.settings import Settings, build
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import SGD, train
 

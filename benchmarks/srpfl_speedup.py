@@ -19,12 +19,12 @@ from rich.progress import track
 
 from benchmarks.common import RESULTS, markdown, write
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import build, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import build, resolve
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 
 FEDREP = "fedrep"

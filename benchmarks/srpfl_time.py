@@ -23,14 +23,14 @@ from flwr.common.config import parse_config_args
 from benchmarks.common import COMMIT, RESULTS, markdown, write
 from benchmarks.runs import kept
 from flwr_frl import simulate
+from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.settings import Setting, Settings, resolve
+from flwr_frl.results.output import archive_run
+from flwr_frl.results.results import METRICS as METRICS_FILE
+from flwr_frl.results.results import read_json, read_rows, write_json
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.report.output import archive_run
-from flwr_frl.strategies.report.results import METRICS as METRICS_FILE
-from flwr_frl.strategies.report.results import read_json, read_rows, write_json
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.settings import Setting, Settings, resolve
 
 PAIRS = {
     "srpfl": "fedrep",

@@ -16,9 +16,9 @@ from torch import nn
 from benchmarks.common import RESULTS, markdown, write
 from benchmarks.paired_speed import cpu_time
 from benchmarks.speed import inline
+from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Setting, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import SGD, train
 

@@ -21,7 +21,7 @@ from benchmarks.common import RESULTS, markdown, write
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flwr_frl.strategies.report.results import read_rows  # noqa: E402
+from flwr_frl.results.results import read_rows  # noqa: E402
 
 NAME = "your_task"
 FILE = re.compile(r"<!-- file: (.*?) -->\n```\w+\n(.*?)```\n<!-- end -->", re.DOTALL)

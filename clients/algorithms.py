@@ -3,16 +3,8 @@
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import Followed
 from flwr_frl.clients.fine_tuning import fine_tuned
-from flwr_frl.strategies.algorithms import (
-    ALGORITHMS,
-    FINE_TUNED,
-    client_path,
-    settings_owners,
-    strategy_class,
-)
-from flwr_frl.strategies.algorithms import short_name as short_name
-from flwr_frl.task.run_cache import run_cache
-from flwr_frl.task.settings import (
+from flwr_frl.common.run_cache import run_cache
+from flwr_frl.common.settings import (
     Maker,
     Settings,
     SettingsError,
@@ -22,6 +14,14 @@ from flwr_frl.task.settings import (
     load,
     require,
     resolve,
+)
+from flwr_frl.common.text import short_name as short_name
+from flwr_frl.strategies.algorithms import (
+    ALGORITHMS,
+    FINE_TUNED,
+    client_path,
+    settings_owners,
+    strategy_class,
 )
 from flwr_frl.task.tasks import task_maker
 from flwr_frl.task.training.trainer import RENEWED

@@ -7,9 +7,9 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, Evaluation
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL
+from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import freeze, loop
 
 ALPHA = "alpha."

@@ -28,11 +28,8 @@ from flwr_frl.clients.device.parameter_groups import (
     initial_arrays,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.traits import extend
-from flwr_frl.task.base import Task
-from flwr_frl.task.devices import current
-from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.messages import (
+from flwr_frl.clients.device.traits import extend
+from flwr_frl.common.messages import (
     CLASSES_DIGEST,
     FROZEN_BYTES,
     FROZEN_DIGEST,
@@ -43,10 +40,13 @@ from flwr_frl.task.messages import (
     SHARED_BYTES,
     STRUCTURE,
 )
+from flwr_frl.common.settings import Free, Range, SettingsError, extended, require
+from flwr_frl.task.base import Task
+from flwr_frl.task.devices import current
+from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.frozen import frozen_digest, frozen_tensors
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.settings import Free, Range, SettingsError, extended, require
 from flwr_frl.task.training import (
     Loss,
     Proximal,
@@ -91,9 +91,10 @@ class TrainingSettings(TrainerSettings):
 class Client(ParameterGroups, NumPyClient):
     """A client, which trains on its own data and never sends its personal groups.
 
-    Subclasses declare their parameter groups (`ParameterGroups`), their traits as
-    class keywords (`flwr_frl.clients.traits.Traits`), and define `update`. They may
-    override `initial_group`, `deployed_model`, `personalize` and `statistics`.
+    Subclasses declare their parameter groups (`ParameterGroups`) and, as class
+    keywords, their traits (`flwr_frl.clients.device.traits.Traits`), and define
+    `update`. They may override `initial_group`, `deployed_model`, `personalize` and
+    `statistics`.
 
     Parameters
     ----------

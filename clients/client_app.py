@@ -41,10 +41,9 @@ from flwr_frl.clients.device.setup import (
     seed_torch,
 )
 from flwr_frl.clients.device.simulated import join
-from flwr_frl.memory_array import memory_record
-from flwr_frl.messages import reply_with
-from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
-from flwr_frl.task.messages import (
+from flwr_frl.common.flower_messages import fill, reply_with
+from flwr_frl.common.memory_array import memory_record
+from flwr_frl.common.messages import (
     ARRAYS,
     CLIENT,
     CONFIG,
@@ -59,9 +58,9 @@ from flwr_frl.task.messages import (
     RUN,
     STATISTICS,
 )
-from flwr_frl.task.records import fill
-from flwr_frl.task.run_cache import begin_run, current_run
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.run_cache import begin_run, current_run
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.training import each_together
 
 

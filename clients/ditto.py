@@ -1,7 +1,7 @@
 """Ditto (Li et al., ICML 2021): a personal model regularised towards the global one."""
 
 from flwr_frl.clients.device.personal_model import PersonalModelClient
-from flwr_frl.task.settings import setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.training import Proximal
 
 

@@ -23,6 +23,7 @@ from flwr_frl.clients.device.parameter_groups import (
     array_names,
 )
 from flwr_frl.clients.representation_transfer import RoleSettings, TransferClient
+from flwr_frl.common.settings import require, setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.combined import (
@@ -31,7 +32,6 @@ from flwr_frl.task.models.combined import (
     one_per_row,
 )
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.settings import require, setting
 from flwr_frl.task.training import evaluation_size, train
 from flwr_frl.task.transfer import (
     basis,

@@ -1,7 +1,7 @@
 """Fed-MTL: mean-regularised multi-task learning (Smith et al., NeurIPS 2017)."""
 
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
-from flwr_frl.task.settings import setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.training import Proximal
 
 

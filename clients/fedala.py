@@ -6,8 +6,8 @@ from torch import Tensor
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel, called_with
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import features_of, loop
 
 OLD_MODEL, WEIGHTS, STARTED = "model.", "weights.", "started."

@@ -2,7 +2,7 @@
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.task.settings import setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.training import Proximal
 
 

@@ -7,11 +7,11 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.common.messages import FISHER_TRACE
+from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import differentiable
-from flwr_frl.task.messages import FISHER_TRACE
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import SGD, freeze, loop
 
 PROTOTYPES = "prototypes."

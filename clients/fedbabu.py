@@ -7,8 +7,8 @@ import torch
 from flwr_frl.clients.device.conversions import under
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.fine_tuning import FineTuned
+from flwr_frl.common.settings import setting
 from flwr_frl.task.models import Part
-from flwr_frl.task.settings import setting
 
 
 class FedBABUClient(FineTuned, supports_example_dp=True):

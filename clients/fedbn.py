@@ -7,8 +7,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.fedper import FedPerClient
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
-from flwr_frl.task.settings import SettingsError
 
 NORMS = "batch-norms."
 

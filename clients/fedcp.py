@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
-from flwr_frl.clients.traits import linear_head, separate_head
+from flwr_frl.clients.device.traits import linear_head, separate_head
+from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import freeze, loop
 
 PERSONAL_HEAD, POLICY = "personal-head.", "policy."

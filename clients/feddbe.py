@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Arrays, Client, Config
 from flwr_frl.clients.device.conversions import Tensors, to_numpy
 from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.common.messages import CONSENSUS
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.base import Task
-from flwr_frl.task.messages import CONSENSUS
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError, setting
 from flwr_frl.task.training import freeze, loop
 
 MEMORY = "memory."

@@ -4,10 +4,10 @@ import torch
 
 from flwr_frl.clients.device.conversions import under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.adapters import is_lora, lora_layers, needs_lora
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import setting
 
 
 class FedDPAClient(

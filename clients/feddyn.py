@@ -4,9 +4,9 @@ import torch
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
+from flwr_frl.common.messages import IN_MEAN, PROXIMAL_WEIGHT
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
-from flwr_frl.task.messages import IN_MEAN, PROXIMAL_WEIGHT
-from flwr_frl.task.settings import SettingsError
 
 GRADIENT = "gradient."
 

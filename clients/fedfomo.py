@@ -7,10 +7,10 @@ import torch
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.common.messages import CANDIDATES, FOMO_WEIGHTS
+from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split
-from flwr_frl.task.messages import CANDIDATES, FOMO_WEIGHTS
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import evaluate
 
 BEFORE = "before."

@@ -10,10 +10,10 @@ from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
+from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.clients.fedproto import NearPrototypes
-from flwr_frl.clients.traits import linear_head, separate_head
-from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
-from flwr_frl.task.settings import Range
+from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.common.settings import Range
 
 CENTROIDS, STATISTICS = "prototypes.", "statistics."
 # The authors' learning rate of the head, 0.1, relative to the other one, 0.01.

@@ -13,10 +13,10 @@ from flwr_frl.clients.device.class_features import class_means, labelled_feature
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.clients.traits import NODE_SETTINGS, linear_head
-from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.clients.device.traits import NODE_SETTINGS, linear_head
+from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import setting
 
 PROTOTYPE_GROUP, CLASSES = "prototypes.", "classes."
 OWN_CLASSES = f"{CLASSES}own"

@@ -12,10 +12,10 @@ from flwr_frl.clients.base import (
     Evaluation,
     Reply,
 )
+from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Matrix
-from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Checked, setting
 from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.training import SGD
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import Loss, Proximal, train
 
 PERSONAL_HEAD = "personal-head."

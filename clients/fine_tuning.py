@@ -6,8 +6,8 @@ from typing import TypeVar, cast
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.models import Part, SplitModel
-from flwr_frl.task.settings import SettingsError, setting
 
 C = TypeVar("C", bound=Client)
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.traits import separate_head
 from flwr_frl.clients.fedrep import FedRepLinearClient
-from flwr_frl.clients.traits import separate_head
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
-from flwr_frl.task.settings import Checked, setting
 from flwr_frl.task.training import TrainingDivergedError
 
 

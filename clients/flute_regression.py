@@ -8,8 +8,8 @@ from torch import Tensor
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
-from flwr_frl.clients.traits import linear_head, separate_head
-from flwr_frl.task.messages import COUPLING
+from flwr_frl.clients.device.traits import linear_head, separate_head
+from flwr_frl.common.messages import COUPLING
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import features_of
 

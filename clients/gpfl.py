@@ -9,11 +9,11 @@ from torch.nn.functional import cross_entropy, linear, normalize, relu
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
-from flwr_frl.clients.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import IGNORED
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import freeze, loop
 
 EMBEDDING, VALVE, SHARES = "embedding.", "valve.", "shares."

@@ -7,13 +7,13 @@ import torch
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.common.messages import CLUSTER, CLUSTERS
+from flwr_frl.common.run_cache import run_cache
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
-from flwr_frl.task.messages import CLUSTER, CLUSTERS
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import new_model
-from flwr_frl.task.run_cache import run_cache
-from flwr_frl.task.settings import SettingsError, setting
 from flwr_frl.task.training import evaluate
 
 # Distinguishes the seeds of the clusters' initial models from others.

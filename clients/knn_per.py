@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.clients.fedavg import FedAvgClient
+from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import EVALUATION_BATCH
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.combined import has_positions
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import features_of
 
 # Number of candidates in addition to the neighbours.

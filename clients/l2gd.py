@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
-from flwr_frl.task.messages import COINS
-from flwr_frl.task.settings import SettingsError, setting
+from flwr_frl.common.messages import COINS
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.training import (
     TrainingDivergedError,
     freeze,

@@ -7,9 +7,9 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.settings import SettingsError, setting
 from flwr_frl.task.training import freeze, loop
 
 PREVIOUS = "previous."

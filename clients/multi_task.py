@@ -24,15 +24,16 @@ from flwr_frl.clients.gossip.relayed import (
     sender_label,
 )
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
+from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.common.run_cache import run_cache
+from flwr_frl.common.settings import Choice, Free, Range, SettingsError
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
     Identity,
     from_settings,
 )
-from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.saddle_point.algorithm import (
     SaddlePoint,
     State,
@@ -43,7 +44,6 @@ from flwr_frl.task.saddle_point.noise import Noise
 from flwr_frl.task.saddle_point.problems import KnownProblem, Proximity
 from flwr_frl.task.saddle_point.sets import Ball, ConvexSet, Everywhere
 from flwr_frl.task.saddle_point.settings import SaddlePointSettings
-from flwr_frl.task.settings import Choice, Free, Range, SettingsError
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 from flwr_frl.task.training import TrainingDivergedError
 

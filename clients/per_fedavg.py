@@ -8,10 +8,10 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors
+from flwr_frl.common.settings import require, setting
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.examples import count_targets
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import require, setting
 from flwr_frl.task.training import (
     evaluation_size,
     freeze,

@@ -2,8 +2,8 @@
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import difference
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.base import Task
-from flwr_frl.task.settings import SettingsError, require
 
 # For each of them, the hypernetwork has 100 float32 weights and as many momenta, which
 # is 800 MB in total.

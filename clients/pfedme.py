@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.device.personal_model import PersonalModelClient
+from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.settings import setting
 from flwr_frl.task.training import Proximal, freeze, loop
 
 

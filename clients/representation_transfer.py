@@ -10,10 +10,10 @@ from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.parameter_groups import (
     Groups,
 )
-from flwr_frl.clients.traits import NODE_SETTINGS
+from flwr_frl.clients.device.traits import NODE_SETTINGS
+from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.common.settings import Checked, Choice, Range, setting
 from flwr_frl.task.base import Matrix
-from flwr_frl.task.messages import SERVER_ROUND
-from flwr_frl.task.settings import Checked, Choice, Range, setting
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
     ROLES,

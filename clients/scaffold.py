@@ -5,7 +5,7 @@ import torch
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.task.messages import CONTROL, FROM_SHARED, IN_MEAN
+from flwr_frl.common.messages import CONTROL, FROM_SHARED, IN_MEAN
 from flwr_frl.task.training import steps_an_epoch
 
 OWN_CONTROL = "own-control."

@@ -7,7 +7,7 @@ from torch import Tensor
 from flwr_frl.clients.gossip.base import Node
 from flwr_frl.clients.gossip.relayed import Exchange
 from flwr_frl.clients.gossip.schedules import threshold
-from flwr_frl.task.settings import setting
+from flwr_frl.common.settings import setting
 
 
 class SQuARMSGDClient(Node):

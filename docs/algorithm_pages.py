@@ -22,11 +22,11 @@ from flwr_frl.clients.device.parameter_groups import (
     REPRESENTATION,
     ParameterGroups,
 )
+from flwr_frl.common.settings import SettingsError, declared, defaults, load
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
-from flwr_frl.task.settings import SettingsError, declared, defaults, load
 from flwr_frl.task.tasks import GENERATED, build_task
 
 # Settings that are tried, in this order, to find an example that the algorithm can run.

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from flwr_frl import simulate
-from flwr_frl.strategies.report.page.document import write_page
+from flwr_frl.results.page.document import write_page
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "e2e"))

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.setup import DeviceSettings
+from flwr_frl.common.settings import Declared, declared, defaults, load
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.run_settings import RunSettings
-from flwr_frl.strategies.traits import StrategySettings
+from flwr_frl.strategies.server.traits import StrategySettings
 from flwr_frl.task.compression.per_tensor import CompressionSettings
 from flwr_frl.task.data.datasets import DataSettings
 from flwr_frl.task.data.partitions import PartitionSettings
 from flwr_frl.task.models.adapters import AdapterSettings
-from flwr_frl.task.settings import Declared, declared, defaults, load
 from flwr_frl.task.tasks import TASKS
 from flwr_frl.task.tasks.image import ImageSettings
 from flwr_frl.task.training import SGD, TrainerSettings

@@ -8,8 +8,8 @@ from math import ceil
 import torch
 
 from flwr_frl.clients.algorithms import client_class
+from flwr_frl.common.settings import Settings, declared
 from flwr_frl.task.base import Task
-from flwr_frl.task.settings import Settings, declared
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import SGD, train
 

@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from flwr_frl.strategies.report.command_line import parse
-from flwr_frl.strategies.report.terminal import console, signals_as_ctrl_c
+from flwr_frl.arguments import parse
+from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.terminal import console, signals_as_ctrl_c
 from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
-from flwr_frl.task.run_cache import begin_run
-from flwr_frl.task.settings import SettingsError
 
 
 def list_all() -> str:

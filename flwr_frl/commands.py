@@ -11,25 +11,8 @@ from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.running import check, read_by, run
-from flwr_frl.strategies.algorithms import short_name
-from flwr_frl.strategies.report import seeds, tune
-from flwr_frl.strategies.report.output import archive_run, locked
-from flwr_frl.strategies.report.page.serving import served_for
-from flwr_frl.strategies.report.parallel import run_parallel
-from flwr_frl.strategies.report.results import (
-    LOST,
-    NOT_WRITTEN,
-    SUMMARY,
-    failure,
-    is_written,
-    not_written,
-)
-from flwr_frl.strategies.report.tables import show
-from flwr_frl.strategies.report.terminal import console
-from flwr_frl.strategies.report.tune import RunGroup
-from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.settings import (
+from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     defaults,
@@ -37,6 +20,23 @@ from flwr_frl.task.settings import (
     require,
     resolve,
 )
+from flwr_frl.common.text import short_name
+from flwr_frl.results import seeds, tune
+from flwr_frl.results.output import archive_run, locked
+from flwr_frl.results.page.serving import served_for
+from flwr_frl.results.parallel import run_parallel
+from flwr_frl.results.results import (
+    LOST,
+    NOT_WRITTEN,
+    SUMMARY,
+    failure,
+    is_written,
+    not_written,
+)
+from flwr_frl.results.tables import show
+from flwr_frl.results.terminal import console
+from flwr_frl.results.tune import RunGroup
+from flwr_frl.running import check, read_by, run
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 

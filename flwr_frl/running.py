@@ -10,38 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.common import log
 
+from flwr_frl.arguments import FLAGS
 from flwr_frl.backend import choose_backend
 from flwr_frl.clients.algorithms import owners
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.clients.device.simulated import keep, try_out
-from flwr_frl.strategies import server_app
-from flwr_frl.strategies.algorithms import (
-    build_strategy,
-    check_names,
-    short_name,
-    simulation_defaults,
-)
-from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
-from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
-from flwr_frl.strategies.report.command_line import FLAGS
-from flwr_frl.strategies.report.page.serving import served_for
-from flwr_frl.strategies.report.results import (
-    LOST,
-    METRICS,
-    Row,
-    failure,
-    read_rows,
-)
-from flwr_frl.strategies.report.trackers import Trackers
-from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.newcomers import check_newcomers
-from flwr_frl.strategies.server.run_settings import RunSettings
-from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.devices import find
-from flwr_frl.task.models.adapters import AdapterSettings
-from flwr_frl.task.run_cache import begin_run
-from flwr_frl.task.settings import (
+from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.settings import (
     Maker,
     Setting,
     Settings,
@@ -54,6 +31,29 @@ from flwr_frl.task.settings import (
     require,
     resolve,
 )
+from flwr_frl.common.text import short_name
+from flwr_frl.results.page.serving import served_for
+from flwr_frl.results.results import (
+    LOST,
+    METRICS,
+    Row,
+    failure,
+    read_rows,
+)
+from flwr_frl.results.trackers import Trackers
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.algorithms import (
+    build_strategy,
+    check_names,
+    simulation_defaults,
+)
+from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
+from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.newcomers import check_newcomers
+from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.task.devices import find
+from flwr_frl.task.models.adapters import AdapterSettings
 
 __all__ = ["Run", "simulate"]
 

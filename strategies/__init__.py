@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from flwr_frl.lazy import attach
+from flwr_frl.common.lazy import attach
 
 if TYPE_CHECKING:
     from flwr_frl.strategies.algorithms import build_strategy as build_strategy
@@ -66,6 +66,6 @@ else:
 
 if __name__ == "strategies":
     # Imported by its short name in a checkout: alias the modules, do not copy them.
-    from flwr_frl.short_names import alias
+    from flwr_frl.common.short_names import alias
 
     alias(__name__)

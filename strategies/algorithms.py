@@ -9,10 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
-from flwr_frl.strategies.traits import Algorithm
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,
@@ -20,6 +17,10 @@ from flwr_frl.task.settings import (
     load,
     unknown,
 )
+from flwr_frl.common.text import short_name
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.server.traits import Algorithm
+from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
 
 S = TypeVar("S", bound=Algorithm)
 FINE_TUNED = "-ft"
@@ -145,11 +146,6 @@ def simulation_defaults(settings: Settings) -> dict[str, Setting]:
     """Return the defaults in simulation; a wrapped strategy's take precedence."""
     defaults = [layer.traits.simulation_defaults for layer in settings_owners(settings)]
     return {name: value for layer in defaults for name, value in layer.items()}
-
-
-def short_name(algorithm: str) -> str:
-    """Return an algorithm's name in files and tables; of an import path, the class."""
-    return algorithm.rpartition(":")[2]
 
 
 def check_names(algorithms: Iterable[str]) -> None:

@@ -13,14 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.memory_array import memory_record
+from flwr_frl.common.memory_array import memory_record
+from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
 from flwr_frl.strategies.server.aggregation import assumed_byzantine, least_replies
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, count_bytes, rounded_to
-from flwr_frl.task.messages import SERVER_ROUND
-from flwr_frl.task.settings import SettingsError, require
 
 # Key of the clients at work in the state of the wrapped strategy.
 ASYNCHRONOUS = "asynchronous"

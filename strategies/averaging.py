@@ -5,13 +5,13 @@ What distinguishes them is the client of the same name, which computes.
 
 import numpy as np
 
+from flwr_frl.common.messages import COINS, PROXIMAL_WEIGHT
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.algorithms import fine_tuned
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.client_state_mean import AllClientsMean
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import COINS, PROXIMAL_WEIGHT
-from flwr_frl.task.settings import setting
 
 
 # FedAvg (McMahan et al., AISTATS 2017)

@@ -19,7 +19,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from flwr_frl.messages import message_like
+from flwr_frl.common.flower_messages import fill, message_like
+from flwr_frl.common.messages import EXAMPLES, HEAD, SERVER_ROUND, SHARED_BYTES
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
@@ -28,9 +30,6 @@ from flwr_frl.strategies.server.privacy import check_compatible, check_no_counte
 from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import Arrays, largest_reply, to_record
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import EXAMPLES, HEAD, SERVER_ROUND, SHARED_BYTES
-from flwr_frl.task.records import fill
-from flwr_frl.task.settings import SettingsError
 
 
 class Strategy(Averaging):
@@ -48,7 +47,7 @@ class Strategy(Averaging):
     state : dict
         State that a checkpoint saves and a resumed run restores: a tree of dicts with
         strings as keys, and with arrays and JSON values as leaves. Arrays under
-        ``heads/CLIENT`` are loaded by `flwr_frl.clients.predict`. Arrays must be
+        ``heads/CLIENT`` are loaded by `flwr_frl.predict`. Arrays must be
         replaced rather than changed in place.
     clients : ClientManager
         The clients of the run, by node.

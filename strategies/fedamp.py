@@ -5,11 +5,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import changes
 from flwr_frl.strategies.server.replies import Arrays, mean
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.settings import setting
 
 Matrix = npt.NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        # Under this key `flwr_frl.clients.predict` finds each client's model.
+        # Under this key `flwr_frl.predict` finds each client's model.
         self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
         # w⁰.
         self.start_model: Arrays = self.state.setdefault("start", {})

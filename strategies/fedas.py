@@ -1,11 +1,11 @@
 """FedAS (Yang et al., CVPR 2024)."""
 
+from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import check_metrics
 from flwr_frl.strategies.server.round import Reply
-from flwr_frl.task.messages import FISHER_TRACE
 
 
 class FedAS(

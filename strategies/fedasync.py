@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
+from flwr_frl.common.settings import Free, Range, require, validate
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedbuff import FedBuff
-from flwr_frl.task.settings import Free, Range, require, validate
 
 
 class FedAsync(FedBuff):

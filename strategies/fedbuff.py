@@ -13,12 +13,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from flwr_frl.common.settings import Free, Range, Settings, build, require, validate
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.traits import Algorithm
+from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.wrapping import Wrapping
-from flwr_frl.task.settings import Free, Range, Settings, build, require, validate
 
 NEEDED = "averages and does not need all replies of a round"
 

@@ -6,12 +6,12 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from flwr_frl.common.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 
 MEAN = f"{CONSENSUS}mean"
 

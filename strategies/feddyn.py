@@ -7,11 +7,11 @@ import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.messages import PROXIMAL_WEIGHT
+from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import PROXIMAL_WEIGHT
-from flwr_frl.task.settings import require, setting
 
 # Keys of the strategy's state.
 GRADIENTS, SEEN = "gradients", "seen"

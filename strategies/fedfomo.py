@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from flwr_frl.common.messages import CANDIDATES, FOMO_WEIGHTS
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import CANDIDATES, FOMO_WEIGHTS
-from flwr_frl.task.settings import setting
 
 # Distinguishes the draws of candidates from others of the same seed.
 CHOICE = 0xF030

@@ -5,12 +5,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
-from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 
 Matrix = npt.NDArray[np.float64]
 # Arrays that clients send besides the model and the prototypes.

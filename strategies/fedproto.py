@@ -5,12 +5,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import Decode
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
-from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 
 # Upper bound of features; the square of 1e30 is infinite in float32.
 LARGEST_ENTRY = 1e6

@@ -9,12 +9,12 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from flwr_frl.common.messages import STATISTICS
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import STATISTICS
-from flwr_frl.task.settings import setting
 
 REPRESENTATION_WEIGHT = "representation.weight"
 

@@ -14,14 +14,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.messages import HEAD, NUM_EXAMPLES
+from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.text import one_line
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
-from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.client_manager import ClientInfo
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import HEAD, NUM_EXAMPLES
-from flwr_frl.task.settings import SettingsError, setting
 
 if TYPE_CHECKING:
     from flwr_frl.task.models.neural_collapse import HeadRegularizer

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from flwr_frl.common.messages import COUPLING
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.flute import (
     HEAD_WEIGHT,
     Matrix,
@@ -18,8 +20,6 @@ from flwr_frl.strategies.flute import (
 )
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import COUPLING
-from flwr_frl.task.settings import setting
 
 
 class FLUTERegression(

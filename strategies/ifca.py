@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from flwr_frl.common.messages import CLUSTER, CLUSTERS
+from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays, check_metrics
 from flwr_frl.strategies.server.round import Reply, Round
-from flwr_frl.task.messages import CLUSTER, CLUSTERS
-from flwr_frl.task.settings import require, setting
 
 
 class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):

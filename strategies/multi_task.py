@@ -8,10 +8,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.server.replies import attached, check_metrics
 from flwr_frl.strategies.server.round import Reply, Round
-from flwr_frl.task.settings import SettingsError, setting
 
 # Relative tolerance for dual variables, as machines may round differently.
 TOLERANCE = 1e-9

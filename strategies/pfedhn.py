@@ -12,12 +12,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.patient import GridDecorator
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Reply, Round
-from flwr_frl.task.settings import setting
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
@@ -99,7 +99,7 @@ class PFedHN(
         # φ with its momentum, and v_i with its momentum by client.
         self.network: dict[str, Network] = self.state.setdefault("network", {})
         self.embeddings: dict[str, Network] = self.state.setdefault("embeddings", {})
-        # Under this key `flwr_frl.clients.predict` finds each client's model.
+        # Under this key `flwr_frl.predict` finds each client's model.
         self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
         self._like: Arrays = {}
         # True if the grid serves one client after another.

@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.settings import SettingsError, require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.settings import SettingsError, require, setting
 from flwr_frl.task.transfer import basis, unit_columns
 
 

@@ -11,31 +11,8 @@ from flwr.app import Context, UserConfig
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_frl.strategies.algorithms import build_strategy, settings_owners, short_name
-from flwr_frl.strategies.base import Strategy, reliable_grid
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.grids.speeds import speed_model
-from flwr_frl.strategies.report.comparison import read_summary
-from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
-from flwr_frl.strategies.report.page.serving import served_for
-from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import (
-    LOST,
-    METRICS,
-    NOT_WRITTEN,
-    failure,
-    not_written,
-    read_rows,
-    stopped_early,
-)
-from flwr_frl.strategies.report.trackers import About, Trackers
-from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.checks import class_counts
-from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
-from flwr_frl.strategies.server.rounds import KeepClients, Rounds
-from flwr_frl.strategies.server.run_settings import RunSettings
-from flwr_frl.task.messages import CLASS_COUNTS
-from flwr_frl.task.settings import (
+from flwr_frl.common.messages import CLASS_COUNTS
+from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,
@@ -44,6 +21,30 @@ from flwr_frl.task.settings import (
     is_path,
     resolve,
 )
+from flwr_frl.common.text import short_name
+from flwr_frl.results.comparison import read_summary
+from flwr_frl.results.output import archive_run, locked, prepare_directory
+from flwr_frl.results.page.serving import served_for
+from flwr_frl.results.report import Report
+from flwr_frl.results.results import (
+    LOST,
+    METRICS,
+    NOT_WRITTEN,
+    failure,
+    not_written,
+    read_rows,
+    stopped_early,
+)
+from flwr_frl.results.trackers import About, Trackers
+from flwr_frl.strategies.algorithms import build_strategy, settings_owners
+from flwr_frl.strategies.base import Strategy, reliable_grid
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.checks import class_counts
+from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
+from flwr_frl.strategies.server.rounds import KeepClients, Rounds
+from flwr_frl.strategies.server.run_settings import RunSettings
 
 
 def run(

@@ -16,6 +16,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
+from flwr_frl.common.settings import (
+    Choice,
+    Free,
+    Range,
+    Settings,
+    declared,
+    require,
+    validate,
+)
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.arrivals import with_retries
@@ -28,17 +37,8 @@ from flwr_frl.strategies.grids.stages import (
 )
 from flwr_frl.strategies.server.aggregation import least_replies
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.traits import Algorithm, StrategySettings
+from flwr_frl.strategies.server.traits import Algorithm, StrategySettings
 from flwr_frl.strategies.wrapping import Wrapping
-from flwr_frl.task.settings import (
-    Choice,
-    Free,
-    Range,
-    Settings,
-    declared,
-    require,
-    validate,
-)
 
 # Values of ``rounds-per-stage`` that follow from the speeds.
 THEORIES = ("theory", "theory-exact")

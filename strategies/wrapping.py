@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
+from flwr_frl.common.settings import Settings, require
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.patient import delegate
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.traits import Algorithm
-from flwr_frl.task.settings import Settings, require
+from flwr_frl.strategies.server.traits import Algorithm
 
 
 class Wrapping(Algorithm):

@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from flwr_frl.lazy import attach
+from flwr_frl.common.lazy import attach
 
 if TYPE_CHECKING:
+    from flwr_frl.common.settings import Choice as Choice
+    from flwr_frl.common.settings import Free as Free
+    from flwr_frl.common.settings import Range as Range
+    from flwr_frl.common.settings import SettingsError as SettingsError
+    from flwr_frl.common.settings import setting as setting
     from flwr_frl.task.base import ExampleTask as ExampleTask
     from flwr_frl.task.base import Task as Task
     from flwr_frl.task.examples import ExampleSet as ExampleSet
     from flwr_frl.task.models import SplitModel as SplitModel
     from flwr_frl.task.models import build_model as build_model
-    from flwr_frl.task.settings import Choice as Choice
-    from flwr_frl.task.settings import Free as Free
-    from flwr_frl.task.settings import Range as Range
-    from flwr_frl.task.settings import SettingsError as SettingsError
-    from flwr_frl.task.settings import setting as setting
     from flwr_frl.task.tasks import build_task as build_task
     from flwr_frl.task.tasks.image import ImageTask as ImageTask
     from flwr_frl.task.tasks.linear import LinearTask as LinearTask
@@ -29,6 +29,6 @@ else:
 
 if __name__ == "task":
     # Imported by its short name in a checkout: alias the modules, do not copy them.
-    from flwr_frl.short_names import alias
+    from flwr_frl.common.short_names import alias
 
     alias(__name__)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.checks import TriedExamples, try_examples
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -31,7 +32,6 @@ from flwr_frl.task.models.memory_format import (
 )
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.types import Loss, Metric, Task
 
 __all__ = ["BaseTask", "ExampleTask", "Matrix", "Metric", "RegressionTask", "Task"]

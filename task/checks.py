@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
 from flwr_frl.task.function_checks import (
     called,
@@ -19,7 +20,6 @@ from flwr_frl.task.function_checks import (
     name_of,
     try_metric,
 )
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.types import Task
 
 # Bounds of inputs and of targets.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from flwr_frl.task.settings import SettingsError, error_line
+from flwr_frl.common.settings import SettingsError, error_line
 
 # Examples are prepared in chunks: large enough that a chunk takes few tensor
 # operations, small enough that a large client never holds all its data as floats.

@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import torch
 
+from flwr_frl.common.run_cache import run_object
+from flwr_frl.common.settings import ResourceError
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.run_cache import run_object
-from flwr_frl.task.settings import ResourceError
 from flwr_frl.task.types import Task
 
 # Largest number of rows of a set, and approximate number of values of a row, that are

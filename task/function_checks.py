@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.settings import SettingsError, reason_of
 from flwr_frl.task.examples import IGNORED
 from flwr_frl.task.metrics import number
-from flwr_frl.task.settings import SettingsError, reason_of
 from flwr_frl.task.types import Loss, Metric
 
 

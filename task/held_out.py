@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flwr_frl.common.settings import Checked, Choice, Free, Range, Seed, SettingsError
 from flwr_frl.task.checks import try_batch
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet
 from flwr_frl.task.function_checks import ignored_by
 from flwr_frl.task.metrics import METRICS, named_metrics
-from flwr_frl.task.settings import Checked, Choice, Free, Range, Seed, SettingsError
 from flwr_frl.task.types import Task
 
 # Number of clients whose splits are cached; the most recent ones.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flwr_frl.task.messages import OF_CLIENTS
-from flwr_frl.task.settings import SettingsError, is_path, load, need, unknown
+from flwr_frl.common.messages import OF_CLIENTS
+from flwr_frl.common.settings import SettingsError, is_path, load, need, unknown
 from flwr_frl.task.types import Metric, Task
 
 # Largest number that a server accepts.

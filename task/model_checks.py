@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from flwr_frl.common.npy import is_finite
+from flwr_frl.common.settings import SettingsError, reason_of
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.function_checks import called, name_of
@@ -14,8 +16,6 @@ from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.models.pretrained import logits_of
 from flwr_frl.task.models.side_effects import on_trial, uses_batch_statistics
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.npy import is_finite
-from flwr_frl.task.settings import SettingsError, reason_of
 from flwr_frl.task.training.sgd import SGD, freeze
 from flwr_frl.task.types import Task
 

@@ -3,9 +3,9 @@
 from collections import OrderedDict
 from typing import Any
 
+from flwr_frl.common.run_cache import run_object
 from flwr_frl.task.devices import CPU, current, memory
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.types import Task
 
 # The cache takes at most 1/PART of the device's memory, as several Ray workers, each

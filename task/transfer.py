@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Choice,
     Range,

@@ -20,7 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
-from flwr_frl.strategies.report.plot import plot
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.plot import plot
 from flwr_frl.strategies.server import newcomers
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import calls
@@ -34,7 +35,7 @@ NUMBERS = count()
 # Functions that draw figures. Tests replace them, since a figure takes longer than a
 # few rounds.
 FIGURES = {
-    "flwr_frl.strategies.report.comparison.plot": plot,
+    "flwr_frl.results.comparison.plot": plot,
     "flwr_frl.strategies.server.newcomers.plot": newcomers.plot,
 }
 
@@ -178,3 +179,16 @@ def batched_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
         monkeypatch.setattr(kind, "together", staticmethod(counted))
     return counts
+
+
+@pytest.fixture
+def code_of() -> Callable[[Callable[[], object]], str]:
+    """Return a function that returns the code of a call's one-line `SettingsError`."""
+
+    def code(call: Callable[[], object]) -> str:
+        with pytest.raises(SettingsError) as error:
+            call()
+        assert "\n" not in str(error.value)
+        return error.value.code
+
+    return code

@@ -14,10 +14,10 @@ from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from torch import nn
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedRep
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import resolve
 
 # The guide
 

@@ -18,10 +18,10 @@ from docs.algorithm_pages import (
 from docs.links import COPIES, DOCS, RESULTS, ROOT, for_site
 from docs.pages import copies, what_results_show, write_pages
 from flwr_frl import simulate
-from flwr_frl.clients.predict import load_run
+from flwr_frl.arguments import parse
+from flwr_frl.predict import load_run
 from flwr_frl.running import check
 from flwr_frl.strategies.algorithms import ALGORITHMS
-from flwr_frl.strategies.report.command_line import parse
 
 
 def test_the_page_of_settings_is_current():

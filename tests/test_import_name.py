@@ -164,8 +164,8 @@ def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
     for path in (ROOT / "flwr_frl").iterdir():
         if path.is_symlink():
             (tmp_path / "flwr_frl" / path.name).write_text(f"../{path.name}")
-        elif path.is_file():
-            (tmp_path / "flwr_frl" / path.name).write_bytes(path.read_bytes())
+        else:
+            (tmp_path / "flwr_frl" / path.name).symlink_to(path)
     code = "from flwr_frl import FedRep; print(FedRep.__module__)"
     printed = printed_by(sys.executable, ["-c", code], tmp_path, str(tmp_path))
     assert printed.strip() == "flwr_frl.strategies.fedrep"
@@ -174,18 +174,18 @@ def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_short_names_in_a_checkout_are_the_same_modules() -> None:
     code = """
-import strategies.fedrep, task.settings, clients.fedrep
+import strategies.fedrep, task.base, clients.fedrep
 from strategies import FedRep
 from task import SplitModel
-import flwr_frl, flwr_frl.task.settings
+import flwr_frl, flwr_frl.common.settings
 assert FedRep is strategies.fedrep.FedRep is flwr_frl.FedRep
 assert clients.fedrep.FedRepClient is flwr_frl.FedRepClient
 assert SplitModel is flwr_frl.SplitModel
-assert task.settings is flwr_frl.task.settings
+assert task.base is flwr_frl.task.base
 print("same")
 """
     assert printed_by(sys.executable, ["-c", code], ROOT).strip() == "same"
-    printed = printed_by(sys.executable, ["-m", "clients.predict", "--help"], ROOT)
+    printed = printed_by(sys.executable, ["-m", "flwr_frl.predict", "--help"], ROOT)
     assert "usage" in printed
 
 

@@ -20,7 +20,7 @@ from benchmarks.natural_page import (
     worst_decile,
 )
 from benchmarks.natural_tasks import auroc
-from flwr_frl.strategies.report.results import read_json, write_json
+from flwr_frl.results.results import read_json, write_json
 
 
 def test_auroc_equals_that_of_scikit_learn():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from flwr_frl import simulate
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.task.settings import resolve
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CLOCK = ("seconds", "seconds-simulated")

@@ -17,9 +17,9 @@ from benchmarks.peer_apps.work import (
     read_client,
 )
 from flwr_frl import simulate
+from flwr_frl.common.settings import Free, resolve
 from flwr_frl.strategies import FedAvg, FedRep
 from flwr_frl.task import ExampleSet, ExampleTask, build_task
-from flwr_frl.task.settings import Free, resolve
 from flwr_frl.task.training import sgd
 
 SHARDS = 5

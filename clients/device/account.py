@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_frl.task.files import ACCOUNT_FILE as FILE
-from flwr_frl.task.files import PRIVATE, write_atomically
+from flwr_frl.common.files import ACCOUNT_FILE as FILE
+from flwr_frl.common.files import PRIVATE, write_atomically
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import TrainCall
 from flwr_frl.task.training.privacy import (
     ExamplePrivacy,

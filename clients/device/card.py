@@ -1,6 +1,6 @@
 """The model card: everything needed to use a trained model elsewhere.
 
-Devices write it into their state files, and `flwr_frl.clients.predict` into the models
+Devices write it into their state files, and `flwr_frl.predict` into the models
 that it exports.
 """
 
@@ -18,13 +18,7 @@ from torch import Tensor, nn
 from flwr_frl.clients.algorithms import algorithm_of
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import LARGEST, followed
-from flwr_frl.task.base import BaseTask, Task
-from flwr_frl.task.data.images import read_image
-from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.held_out import changed
-from flwr_frl.task.models import SplitModel, build_model, without_memory
-from flwr_frl.task.models.frozen import frozen_tensors, new_model
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     is_path,
@@ -32,6 +26,12 @@ from flwr_frl.task.settings import (
     require,
     resolve,
 )
+from flwr_frl.task.base import BaseTask, Task
+from flwr_frl.task.data.images import read_image
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.held_out import changed
+from flwr_frl.task.models import SplitModel, build_model, without_memory
+from flwr_frl.task.models.frozen import frozen_tensors, new_model
 from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training import Loss

@@ -9,14 +9,14 @@ import torch
 from flwr.common import Scalar, log
 from torch import Tensor, nn
 
+from flwr_frl.common.run_cache import run_object
+from flwr_frl.common.settings import error_line
 from flwr_frl.task.base import Metric, Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import number
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.run_cache import run_object
-from flwr_frl.task.settings import error_line
 from flwr_frl.task.training import evaluate, evaluate_each
 
 

@@ -1,15 +1,15 @@
 """Decide which settings of a checkpoint or an exported model may be used.
 
 Such a file may come from a stranger. Code, paths and addresses that only the file names
-are not used, and neither are large sizes. `flwr_frl.clients.predict` and
-`flwr_frl.clients.personalize` both apply the same rule, `followed`.
+are not used, and neither are large sizes. `flwr_frl.predict` and
+`flwr_frl.predict.personalize` both apply the same rule, `followed`.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,

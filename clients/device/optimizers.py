@@ -4,8 +4,8 @@ from typing import Any
 
 from flwr_frl.clients.device.conversions import to_tensors
 from flwr_frl.clients.device.state_file import OPTIMIZER
+from flwr_frl.common.sealed import Arrays
 from flwr_frl.task.devices import CPU
-from flwr_frl.task.sealed import Arrays
 from flwr_frl.task.training.optimizer_state import State
 from flwr_frl.task.training.trainer import KEPT
 

@@ -25,13 +25,13 @@ from flwr_frl.clients.device.conversions import (
 )
 from flwr_frl.clients.device.optimizers import OptimizerStates
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.traits import Traits
+from flwr_frl.clients.device.traits import Traits
+from flwr_frl.common.messages import PROXIMAL_WEIGHT, SERVER_ROUND
+from flwr_frl.common.run_cache import run_object
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU
-from flwr_frl.task.messages import PROXIMAL_WEIGHT, SERVER_ROUND
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.run_cache import run_object
-from flwr_frl.task.settings import SettingsError
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Groups = tuple[str, ...]

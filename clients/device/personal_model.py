@@ -3,7 +3,7 @@
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import Groups
-from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.common.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import Proximal
 

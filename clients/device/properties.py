@@ -18,9 +18,7 @@ from flwr_frl.clients.device.setup import (
     unread,
 )
 from flwr_frl.clients.device.simulated import newcomers
-from flwr_frl.task.base import Task
-from flwr_frl.task.fingerprint import fingerprint
-from flwr_frl.task.messages import (
+from flwr_frl.common.messages import (
     CLASS_COUNTS,
     EXAMPLES,
     HELD_CLASSES,
@@ -32,8 +30,10 @@ from flwr_frl.task.messages import (
     OWN_NAME,
     RUN,
 )
-from flwr_frl.task.run_cache import run_object
-from flwr_frl.task.settings import Settings
+from flwr_frl.common.run_cache import run_object
+from flwr_frl.common.settings import Settings
+from flwr_frl.task.base import Task
+from flwr_frl.task.fingerprint import fingerprint
 from flwr_frl.task.tasks import built_task, reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
 

@@ -20,8 +20,9 @@ from flwr_frl.clients.device.parameter_groups import (
     check_untrained,
     initial_arrays,
 )
-from flwr_frl.memory_array import MemoryArray, memory_record, values_of
-from flwr_frl.task.messages import (
+from flwr_frl.common.flower_messages import fill
+from flwr_frl.common.memory_array import MemoryArray, memory_record, values_of
+from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     ARRAYS,
     BYTES,
@@ -39,9 +40,8 @@ from flwr_frl.task.messages import (
     SERVER_ROUND,
     UNUSED_STATE,
 )
-from flwr_frl.task.npy import dtype_name, is_finite
-from flwr_frl.task.records import fill
-from flwr_frl.task.settings import SettingsError, require
+from flwr_frl.common.npy import dtype_name, is_finite
+from flwr_frl.common.settings import SettingsError, require
 
 # File names contain the round with eight digits.
 LAST_ROUND = 99_999_999

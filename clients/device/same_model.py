@@ -14,11 +14,11 @@ from flwr_frl.clients.base import Client, Config, Evaluation
 from flwr_frl.clients.device.evaluation import evaluate_clients
 from flwr_frl.clients.device.records import unpack
 from flwr_frl.clients.device.setup import Setup, build_client, partition
+from flwr_frl.common.messages import ACKNOWLEDGED_ROUND
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import EVALUATION_BATCH
-from flwr_frl.task.messages import ACKNOWLEDGED_ROUND
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.settings import SettingsError
 
 # Maximum number of input values in a batch; larger batches are not faster.
 LARGEST = 2**16

@@ -25,19 +25,15 @@ from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import state_directory
-from flwr_frl.task import devices
-from flwr_frl.task.base import Task
-from flwr_frl.task.fingerprint import check_examples, fingerprint
-from flwr_frl.task.held_out import EvaluationSettings
-from flwr_frl.task.messages import (
+from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
     EXAMPLES,
     RUN,
     SERVER_ROUND,
 )
-from flwr_frl.task.run_cache import run_cache
-from flwr_frl.task.settings import (
+from flwr_frl.common.run_cache import run_cache
+from flwr_frl.common.settings import (
     Free,
     Range,
     Setting,
@@ -51,6 +47,10 @@ from flwr_frl.task.settings import (
     resolve,
     unknown,
 )
+from flwr_frl.task import devices
+from flwr_frl.task.base import Task
+from flwr_frl.task.fingerprint import check_examples, fingerprint
+from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.tasks import (
     TaskKey,
     built_task,

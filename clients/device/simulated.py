@@ -15,15 +15,15 @@ from flwr_frl.clients.device.setup import (
     client_name,
     client_setup,
 )
-from flwr_frl.task.held_out import fewer
-from flwr_frl.task.messages import (
+from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
     FITTED,
     RUN,
     SHARE,
 )
-from flwr_frl.task.settings import Settings, SettingsError, require
+from flwr_frl.common.settings import Settings, SettingsError, require
+from flwr_frl.task.held_out import fewer
 
 
 def try_out(settings: Settings, num_clients: int) -> list[Client]:

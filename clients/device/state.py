@@ -25,8 +25,7 @@ from flwr_frl.clients.device.state_file import (
     valid_text,
     versions_in,
 )
-from flwr_frl.memory_array import memory_record, values_of
-from flwr_frl.task.files import (
+from flwr_frl.common.files import (
     ACCOUNT_FILE,
     PRIVATE,
     SET_ASIDE,
@@ -34,10 +33,11 @@ from flwr_frl.task.files import (
     unfinished,
     write_atomically,
 )
-from flwr_frl.task.messages import EXAMPLES, KEPT_CHECKPOINT, KEPT_ROUNDS
-from flwr_frl.task.npy import is_finite
-from flwr_frl.task.records import entries_of, fill
-from flwr_frl.task.sealed import Arrays, seal
+from flwr_frl.common.flower_messages import entries_of, fill
+from flwr_frl.common.memory_array import memory_record, values_of
+from flwr_frl.common.messages import EXAMPLES, KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.common.npy import is_finite
+from flwr_frl.common.sealed import Arrays, seal
 from flwr_frl.task.training import TrainingDivergedError
 
 Key = TypeVar("Key")

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from safetensors import SafetensorError, safe_open
 
-from flwr_frl.task.files import STATE_FILE, refuse_links
-from flwr_frl.task.sealed import Arrays, unseal
-from flwr_frl.task.settings import Place, Settings, require
+from flwr_frl.common.files import STATE_FILE, refuse_links
+from flwr_frl.common.sealed import Arrays, unseal
+from flwr_frl.common.settings import Place, Settings, require
 
 # Prefix of the states of optimisers among the arrays.
 OPTIMIZER = "optimizer."

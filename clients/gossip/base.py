@@ -35,13 +35,13 @@ from flwr_frl.clients.gossip.relayed import (
 from flwr_frl.clients.gossip.schedules import learning_rate
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
+from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
     Identity,
     from_settings,
 )
-from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training import TrainingDivergedError, gradient, trainable_examples

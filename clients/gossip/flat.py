@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.training import SGD
 
 

@@ -13,7 +13,7 @@ from flwr_frl.clients.device.parameter_groups import Arrays
 from flwr_frl.clients.device.state import PREFIX, StoredArrays
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import LARGEST_ENTRY
-from flwr_frl.memory_array import memory_record, values_of
+from flwr_frl.common.memory_array import memory_record, values_of
 
 
 @dataclass(frozen=True)

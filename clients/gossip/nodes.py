@@ -35,10 +35,8 @@ from flwr_frl.clients.gossip.base import VECTORS, Node
 from flwr_frl.clients.gossip.node_data import DataCache, DecodedMessages
 from flwr_frl.clients.gossip.node_state import NodeRecord, gather
 from flwr_frl.clients.gossip.relayed import Exchange, sender_label
-from flwr_frl.messages import reply_with
-from flwr_frl.task.devices import seed
-from flwr_frl.task.examples import Batch
-from flwr_frl.task.messages import (
+from flwr_frl.common.flower_messages import entries_of, fill, reply_with
+from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     ARRAYS,
     BYTES,
@@ -48,9 +46,10 @@ from flwr_frl.task.messages import (
     NUM_EXAMPLES,
     SERVER_ROUND,
 )
+from flwr_frl.common.run_cache import run_object
+from flwr_frl.task.devices import seed
+from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.records import entries_of, fill
-from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.training.calls import fewest
 from flwr_frl.task.training.cohort import RefusedKeys
 from flwr_frl.task.training.stacked import Objective

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.compression.compressor import Compressor
-from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
-from flwr_frl.task.settings import SettingsError
 
 # Maximum number of exchanges that a node replays; ``max-missed-rounds`` is 1,000 by
 # default.

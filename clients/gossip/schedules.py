@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 Schedule = Callable[[int], float]
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from flwr_frl.common.settings import Free, Range
 from flwr_frl.task.compression.per_tensor import CompressionSettings
-from flwr_frl.task.settings import Free, Range
 from flwr_frl.task.training import SGD
 
 

@@ -12,6 +12,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flwr_frl.common.flower_messages import fill
+from flwr_frl.common.messages import EXCHANGED_ROUND
+from flwr_frl.common.settings import Free, SettingsError, validate
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.strategies.gossip.graphs import Graph
 from flwr_frl.strategies.gossip.mixing import (
@@ -23,9 +26,6 @@ from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays, attached, check_metrics
 from flwr_frl.strategies.server.round import Reply, Round
-from flwr_frl.task.messages import EXCHANGED_ROUND
-from flwr_frl.task.records import fill
-from flwr_frl.task.settings import Free, SettingsError, validate
 
 # Key of the graph's edges in a checkpoint; shape (edges, 2).
 EDGES = "graph-edges"

@@ -7,11 +7,11 @@ import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.settings import Choice, Free, Range, SettingsError, validate
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Graph, build_graph
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.gossip.mixing import metropolis_weights, uniform_weights
-from flwr_frl.task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_frl.task.settings import SettingsError, require, unknown
+from flwr_frl.common.settings import SettingsError, require, unknown
 
 # Number of attempts at drawing a connected graph.
 _DRAWS = 1000

@@ -18,8 +18,8 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.gossip.graphs import Graph
-from flwr_frl.task.settings import SettingsError
 
 Weights = NDArray[np.float64]
 # Rules that derive γ.

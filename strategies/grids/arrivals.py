@@ -17,8 +17,8 @@ from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.patient import GridDecorator, PatientGrid
-from flwr_frl.strategies.server.checks import several
 
 # Seconds between two pulls: the minimum, the fraction of the time waited so far, and
 # the maximum. SuperNodes pull every 3 s, so a smaller minimum would not shorten rounds;

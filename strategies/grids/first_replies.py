@@ -15,11 +15,11 @@ from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.settings import require
 from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals
 from flwr_frl.strategies.grids.stages import automatic_stages
 from flwr_frl.strategies.server.aggregation import assumed_byzantine
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.task.settings import require
 
 # Keys in the wrapped strategy's state.
 # Number of rounds that ``auto`` divides into stages.

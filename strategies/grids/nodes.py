@@ -12,9 +12,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.server.checks import several
-from flwr_frl.task.messages import CONFIG, REGISTERED_NAME
-from flwr_frl.task.records import fill
+from flwr_frl.common.flower_messages import fill
+from flwr_frl.common.messages import CONFIG, REGISTERED_NAME
+from flwr_frl.common.text import several
 
 # Flower's error for an app without a query handler, such as its templates.
 ANSWERS_NO_QUERY = "No query function registered"

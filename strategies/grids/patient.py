@@ -12,8 +12,8 @@ from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids.downloads import Downloads
-from flwr_frl.task.settings import SettingsError
 
 # Seconds for which a request to an unavailable SuperLink is repeated, and the pauses in
 # between, which double from the first to the longest.

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 # Number of processes that share a GPU; more would wait for each other and use memory.
 WORKERS_A_GPU = 4

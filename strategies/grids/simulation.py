@@ -22,15 +22,15 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_frl.strategies.grids.contexts import Contexts
-from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
-from flwr_frl.strategies.grids.ray_workers import RayWorkers
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     ResourceError,
     SettingsError,
     TrainingDivergedError,
     need,
 )
+from flwr_frl.strategies.grids.contexts import Contexts
+from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
+from flwr_frl.strategies.grids.ray_workers import RayWorkers
 
 CLIENT_APP_ERROR = 2
 # Exceptions whose message is one line for the user.

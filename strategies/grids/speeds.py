@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random import Generator
 
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Free,
     Range,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+from flwr_frl.common.settings import require
 from flwr_frl.strategies.grids.speeds import Times
-from flwr_frl.task.settings import require
 
 
 def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:

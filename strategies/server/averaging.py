@@ -11,7 +11,10 @@ from flwr.common import log
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from flwr_frl.memory_array import memory_record, values_of
+from flwr_frl.common.memory_array import memory_record, values_of
+from flwr_frl.common.messages import ARRAYS, CONFIG, HEAD, IS_CHANGE, NUM_EXAMPLES
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
@@ -21,7 +24,7 @@ from flwr_frl.strategies.server.aggregation import (
     capped,
     make_rule,
 )
-from flwr_frl.strategies.server.checks import InvalidReplyError, one_line
+from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.client_manager import ClientManager
 from flwr_frl.strategies.server.evaluation import Evaluation, mean_loss
 from flwr_frl.strategies.server.participation import Participation
@@ -39,9 +42,7 @@ from flwr_frl.strategies.server.replies import (
 )
 from flwr_frl.strategies.server.round import Reply, Round
 from flwr_frl.strategies.server.round_ledger import RoundLedger
-from flwr_frl.strategies.traits import Algorithm, StrategySettings, takes
-from flwr_frl.task.messages import ARRAYS, CONFIG, HEAD, IS_CHANGE, NUM_EXAMPLES
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.strategies.server.traits import Algorithm, StrategySettings, takes
 
 # Flower's functions that combine the metrics of replies, with the key of the weights.
 MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]

@@ -10,59 +10,23 @@ import numpy as np
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 
-from flwr_frl.memory_array import values_of
-from flwr_frl.strategies.server.checks import one_line
-from flwr_frl.strategies.server.replies import Arrays, to_record
-from flwr_frl.task.checkpoint import (
+from flwr_frl.common.checkpoint import (
     FILE,
+    MAY_DIFFER,
+    OTHER_SETTINGS,
     Content,
     pack,
     read,
-    read_about,
 )
-from flwr_frl.task.files import PRIVATE, write_atomically
-from flwr_frl.task.settings import Settings, SettingsError
+from flwr_frl.common.files import PRIVATE, write_atomically
+from flwr_frl.common.memory_array import values_of
+from flwr_frl.common.settings import Settings, SettingsError
+from flwr_frl.common.text import one_line
+from flwr_frl.strategies.server.replies import Arrays, to_record
 
-# Settings that may differ between a run and its continuation.
-MAY_DIFFER = frozenset(
-    (
-        "cache-dir",
-        "checkpoint-every",
-        "cohort",
-        "data-dir",
-        "device",
-        "evaluate-every",
-        "evaluate-last",
-        "keep-best",
-        "max-empty-rounds",
-        "metrics",
-        "min-available-nodes",
-        "names-by-key",
-        "num-server-rounds",
-        "output",
-        "page",
-        "patience",
-        "resume",
-        "round-timeout",
-        "torch-threads",
-        "tracker",
-        "tracker-uri",
-    )
-)
-# Code of the error if another setting differs.
-OTHER_SETTINGS = "other-settings"
 # Types of scalar JSON values, which are also the types of keys that JSON can encode.
 PLAIN = (str, int, float, type(None))
 PLAIN_TYPES = frozenset(PLAIN)
-
-
-def token_in(path: Path) -> str:
-    """Return the token of the run that wrote a checkpoint; ``unknown`` if damaged."""
-    try:
-        token = read_about(path)["values"]["run"]
-    except (SafetensorError, OSError, LookupError, ValueError, TypeError):
-        token = ""
-    return token if isinstance(token, str) and token.isalnum() else "unknown"
 
 
 class State(NamedTuple):

@@ -1,12 +1,12 @@
 """Checks of the values that clients report."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import Message
 
-from flwr_frl.task.messages import (
+from flwr_frl.common.messages import (
     CLASS_COUNTS,
     CLASSES_DIGEST,
     CLIENT,
@@ -19,7 +19,8 @@ from flwr_frl.task.messages import (
     REFUSAL,
     STRUCTURE,
 )
-from flwr_frl.task.settings import printable
+from flwr_frl.common.settings import printable
+from flwr_frl.common.text import one_line
 
 # Largest number of examples; floats represent it exactly.
 MOST_EXAMPLES = 2**53
@@ -30,10 +31,6 @@ LARGEST = 3.4028235e38
 MOST_VALUES, LONGEST_NAME = 100, 100
 # Largest length of a value; a mask of classes has one character per class.
 LONGEST_VALUE = 100_000
-# Largest length of a client's text in a log line.
-LONGEST_LINE = 300
-# Largest number of names in a log line.
-MOST_LISTED = 5
 # Properties that describe the model. Clients with the same `STRUCTURE`, a digest, have
 # the same model; the others explain a difference.
 COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, FROZEN_DIGEST, STRUCTURE)
@@ -41,13 +38,6 @@ COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, FROZEN_DIGEST, STRUCTURE)
 
 class InvalidReplyError(ValueError):
     """An invalid reply; the message gives the reason."""
-
-
-def one_line(text: object, longest: int = LONGEST_LINE) -> str:
-    """Return a client's text as one line: escaped, at most ``longest`` characters."""
-    # Do not process much more text than is returned.
-    escaped = printable(" ".join(str(text)[: 20 * longest].split()))
-    return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
 
 
 def error_reason(reply: Message) -> str:
@@ -58,13 +48,6 @@ def error_reason(reply: Message) -> str:
     rest = lines[frames[-1] + 1 :] if frames else lines
     ends = [i for i, line in enumerate(rest) if line and not line[0].isspace()]
     return one_line("\n".join(rest[ends[0] :] if ends else lines))
-
-
-def several(names: Sequence[str]) -> str:
-    """Return the first names as part of a line, and the number of the others."""
-    more = len(names) - MOST_LISTED
-    listed = ", ".join(names[:MOST_LISTED])
-    return f"{listed} and {more:,} other{'s' * (more > 1)}" if more > 0 else listed
 
 
 def check_name(name: object) -> str:

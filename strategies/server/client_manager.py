@@ -12,6 +12,17 @@ from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.messages import (
+    CLASSES_DIGEST,
+    CLIENT,
+    NEWCOMER,
+    NUM_EXAMPLES,
+    OWN_NAME,
+    REFUSAL,
+    RUN,
+    STRUCTURE,
+)
+from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.grids.nodes import (
     ANSWERS_NO_QUERY,
     RegisteredNames,
@@ -27,21 +38,9 @@ from flwr_frl.strategies.server.checks import (
     difference,
     distinct_labels,
     error_reason,
-    one_line,
-    several,
     vote,
 )
 from flwr_frl.strategies.server.replies import reply_properties
-from flwr_frl.task.messages import (
-    CLASSES_DIGEST,
-    CLIENT,
-    NEWCOMER,
-    NUM_EXAMPLES,
-    OWN_NAME,
-    REFUSAL,
-    RUN,
-    STRUCTURE,
-)
 
 # Seconds to wait for the answer to a query.
 QUERY_TIMEOUT = 600.0

@@ -8,11 +8,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
 
+from flwr_frl.common.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
-from flwr_frl.task.settings import require
 
 # Key of the clients whose state is in the mean, in the strategy's state.
 MEMBERS = "in_mean"

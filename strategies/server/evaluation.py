@@ -11,16 +11,16 @@ import numpy as np
 from flwr.app import Message, MetricRecord
 from flwr.common import log
 
-from flwr_frl.strategies.server.checks import several
-from flwr_frl.strategies.server.client_manager import ClientManager
-from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
-from flwr_frl.task.messages import (
+from flwr_frl.common.messages import (
     EXAMPLE_EPSILON,
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
     OF_CLIENTS,
 )
+from flwr_frl.common.text import several
+from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.pending_round import PendingRound
+from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
 
 # Distinguishes the draws of evaluated clients from others of the same seed.
 EVALUATED = 0xE7A1

@@ -12,20 +12,20 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.report.output import NEWCOMERS, NEWCOMERS_PLOT
-from flwr_frl.strategies.report.plot import (
+from flwr_frl.common.files import write_atomically
+from flwr_frl.common.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.output import NEWCOMERS, NEWCOMERS_PLOT
+from flwr_frl.results.plot import (
     INSIDE,
     drawable,
     legend_below,
     line_style,
     save_figure,
 )
-from flwr_frl.strategies.report.results import MALFORMED, read_json
+from flwr_frl.results.results import MALFORMED, read_json
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import check_evaluation
-from flwr_frl.task.files import write_atomically
-from flwr_frl.task.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
-from flwr_frl.task.settings import SettingsError
 
 (FILE, TIDY), PLOT = NEWCOMERS, NEWCOMERS_PLOT
 # Fractions of a newcomer's examples on which it trains its personal part.

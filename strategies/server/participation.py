@@ -7,8 +7,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.task.settings import SettingsError
 
 
 @dataclass

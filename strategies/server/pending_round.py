@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 
-from flwr_frl.strategies.server.checks import (
-    InvalidReplyError,
-    error_reason,
-    one_line,
-)
+from flwr_frl.common.flower_messages import entries_of
+from flwr_frl.common.messages import BYTES, PROPERTIES, SERVER_ROUND
+from flwr_frl.common.text import one_line
+from flwr_frl.strategies.server.checks import InvalidReplyError, error_reason
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
     Arrays,
@@ -25,8 +24,6 @@ from flwr_frl.strategies.server.replies import (
     record_bytes,
     unused_state,
 )
-from flwr_frl.task.messages import BYTES, PROPERTIES, SERVER_ROUND
-from flwr_frl.task.records import entries_of
 
 # Total size in bytes of the replies that are requested before they are averaged, if
 # clients of this process train on demand. One by one, small models take 6 % longer.

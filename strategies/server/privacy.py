@@ -17,14 +17,12 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 
+from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, write_atomically
+from flwr_frl.common.messages import INCOMPATIBLE_WITH_NOISE
+from flwr_frl.common.settings import SettingsError, need, require, require_all_of_noise
+from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.aggregation import Decode, Sent, norm
-from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.replies import Arrays, rounded_to
-from flwr_frl.task.files import PRIVATE, write_atomically
-from flwr_frl.task.messages import INCOMPATIBLE_WITH_NOISE
-from flwr_frl.task.settings import SettingsError, need, require, require_all_of_noise
-
-FILE = "privacy.json"
 
 
 class ClientPrivacy:
@@ -121,7 +119,7 @@ class ClientPrivacy:
         if the account cannot be read or written.
         """
         before = self.asked
-        if (directory / FILE).is_file():
+        if (directory / ACCOUNT_FILE).is_file():
             is_own = self.read(directory) == self.run_token and resumed
             combine = max if is_own else operator.add
             self.asked = {
@@ -130,7 +128,8 @@ class ClientPrivacy:
             }
         self.directory = directory
         if before and not self._written():
-            raise SettingsError(f"{FILE} cannot be written to {str(directory)!r}")
+            place = str(directory)
+            raise SettingsError(f"{ACCOUNT_FILE} cannot be written to {place!r}")
 
     def read(self, directory: Path) -> str:
         """Continue the account that a run has left in a folder; return its token.
@@ -139,7 +138,7 @@ class ClientPrivacy:
         last checkpoint, which are repeated with other noise. Raises `SettingsError` if
         it cannot be read or has another noise multiplier.
         """
-        path = directory / FILE
+        path = directory / ACCOUNT_FILE
         try:
             account = json.loads(path.read_bytes())
             noise, asked = float(account["noise"]), account["asked"]
@@ -162,9 +161,10 @@ class ClientPrivacy:
         about |= {"clip": self.clip, "run": self.run_token, "asked": self.asked}
         try:
             text = json.dumps(about, indent=2) + "\n"
-            write_atomically(self.directory / FILE, text.encode(), mode=PRIVATE)
+            write_atomically(self.directory / ACCOUNT_FILE, text.encode(), mode=PRIVATE)
         except OSError as error:
-            log(ERROR, "%s not written, so the old arrays stay: %s", FILE, error)
+            text = "%s not written, so the old arrays stay: %s"
+            log(ERROR, text, ACCOUNT_FILE, error)
             return False
         return True
 

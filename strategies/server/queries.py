@@ -8,24 +8,20 @@ from flwr.app import ArrayRecord, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.memory_array import MemoryArray
-from flwr_frl.strategies.server.checks import (
-    InvalidReplyError,
-    error_reason,
-    one_line,
-    several,
-)
-from flwr_frl.strategies.server.client_manager import QUERY_TIMEOUT, ClientManager
-from flwr_frl.strategies.server.replies import reply_arrays
-from flwr_frl.task.messages import (
+from flwr_frl.common.memory_array import MemoryArray
+from flwr_frl.common.messages import (
     ARRAYS,
     FROZEN_BYTES,
     INITIAL_ARRAYS,
     SHARED_BYTES,
     STATISTICS,
 )
-from flwr_frl.task.npy import header, raw
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.npy import header, raw
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.text import one_line, several
+from flwr_frl.strategies.server.checks import InvalidReplyError, error_reason
+from flwr_frl.strategies.server.client_manager import QUERY_TIMEOUT, ClientManager
+from flwr_frl.strategies.server.replies import reply_arrays
 
 # Number of clients that are asked for the initial model at first.
 ASKED = 5

@@ -10,17 +10,18 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.constant import SType
 
-from flwr_frl.memory_array import MemoryArray, memory_record, num_bytes, values_of
-from flwr_frl.strategies.server.checks import (
-    LARGEST,
-    InvalidReplyError,
-    check_values,
-    one_line,
+from flwr_frl.common.flower_messages import entries_of
+from flwr_frl.common.memory_array import (
+    MemoryArray,
+    memory_record,
+    num_bytes,
+    values_of,
 )
-from flwr_frl.task.messages import BYTES, EXAMPLES, PROPERTIES, UNUSED_STATE
-from flwr_frl.task.npy import header
-from flwr_frl.task.npy import is_finite as all_finite
-from flwr_frl.task.records import entries_of
+from flwr_frl.common.messages import BYTES, EXAMPLES, PROPERTIES, UNUSED_STATE
+from flwr_frl.common.npy import header
+from flwr_frl.common.npy import is_finite as all_finite
+from flwr_frl.common.text import one_line
+from flwr_frl.strategies.server.checks import LARGEST, InvalidReplyError, check_values
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]

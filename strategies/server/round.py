@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from flwr_frl.memory_array import values_of
+from flwr_frl.common.memory_array import values_of
 from flwr_frl.strategies.server.replies import Arrays, check_metrics
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.task.messages import (
+from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
     EXAMPLES,

@@ -10,18 +10,18 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
+from flwr_frl.common.checkpoint import BEST_FILE, FILE
+from flwr_frl.common.messages import NUM_EXAMPLES
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.text import several
+from flwr_frl.results.report import Report
+from flwr_frl.results.results import best_round, stopped_early
+from flwr_frl.results.watch import Watch
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import best_round, stopped_early
-from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server.run_settings import RunSettings
-from flwr_frl.task.checkpoint import BEST_FILE, FILE
-from flwr_frl.task.messages import NUM_EXAMPLES
-from flwr_frl.task.settings import SettingsError
 
 # Called with the run's token and each client's last round that has counted; returns
 # whether all states are written.

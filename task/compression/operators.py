@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_frl.common.settings import require
 from flwr_frl.task.compression.compressor import (
     FLOAT,
     LARGEST_FLOAT32,
@@ -19,7 +20,6 @@ from flwr_frl.task.compression.compressor import (
     squared_l2,
     unpack,
 )
-from flwr_frl.task.settings import require
 
 
 @dataclass(frozen=True)

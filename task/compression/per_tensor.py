@@ -6,6 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
+from flwr_frl.common.settings import Checked, Choice, Free, Range, require, unknown
 from flwr_frl.task.compression.compressor import Compressor as Compressor
 from flwr_frl.task.compression.compressor import Float32s, squared_l2
 from flwr_frl.task.compression.operators import QSGD as QSGD
@@ -17,7 +18,6 @@ from flwr_frl.task.compression.operators import TopK as TopK
 from flwr_frl.task.compression.random_k import QSGDRandK as QSGDRandK
 from flwr_frl.task.compression.random_k import RandK as RandK
 from flwr_frl.task.compression.random_k import SignRandK as SignRandK
-from flwr_frl.task.settings import Checked, Choice, Free, Range, require, unknown
 
 
 @dataclass(frozen=True)

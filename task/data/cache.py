@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.files import sync
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.files import sync
+from flwr_frl.common.settings import SettingsError
 
 Arrays = dict[str, npt.NDArray[Any]]
 # Writes the files of a data set into an empty directory.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.settings import SettingsError, require
+from flwr_frl.common.settings import SettingsError, require
 
 Values = npt.NDArray[Any]
 

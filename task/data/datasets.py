@@ -11,18 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.data.cache import (
-    Arrays,
-    Build,
-    ensure_built,
-    require_space,
-    save_arrays,
-)
-from flwr_frl.task.data.folders import PARTS, ImageFolder
-from flwr_frl.task.data.images import Source, write_images
-from flwr_frl.task.data.npz import Part, read_arrays, version_of
-from flwr_frl.task.data.pfllib import PFLlibFolder
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Choice,
     Free,
@@ -34,6 +23,17 @@ from flwr_frl.task.settings import (
     require,
     unknown,
 )
+from flwr_frl.task.data.cache import (
+    Arrays,
+    Build,
+    ensure_built,
+    require_space,
+    save_arrays,
+)
+from flwr_frl.task.data.folders import PARTS, ImageFolder
+from flwr_frl.task.data.images import Source, write_images
+from flwr_frl.task.data.npz import Part, read_arrays, version_of
+from flwr_frl.task.data.pfllib import PFLlibFolder
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]

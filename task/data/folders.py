@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.data.images import (
     FORM,
     INSPECTED,
@@ -19,7 +20,6 @@ from flwr_frl.task.data.images import (
     common_shape,
     images_in,
 )
-from flwr_frl.task.settings import SettingsError, require
 
 PARTS = ("train", "test")
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"

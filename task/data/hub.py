@@ -18,6 +18,16 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from flwr_frl.common.settings import (
+    Free,
+    Place,
+    Range,
+    SettingsError,
+    error_line,
+    need,
+    require,
+    unknown,
+)
 from flwr_frl.task.data.columns import (
     MAX_CLASSES,
     Values,
@@ -34,16 +44,6 @@ from flwr_frl.task.data.images import (
     common_shape,
 )
 from flwr_frl.task.data.partitioners import parse_arguments
-from flwr_frl.task.settings import (
-    Free,
-    Place,
-    Range,
-    SettingsError,
-    error_line,
-    need,
-    require,
-    unknown,
-)
 
 # Seed of the held-out test set, the same for all runs.
 HELD_OUT_SEED = 0x4E1D

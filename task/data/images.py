@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.data.cache import open_pixels
-from flwr_frl.task.settings import SettingsError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,8 +13,8 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.data.columns import MAX_CLASSES
-from flwr_frl.task.settings import SettingsError, reason_of, require
 
 Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 

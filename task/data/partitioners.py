@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.settings import SettingsError, error_line, load, need, require
+from flwr_frl.common.settings import SettingsError, error_line, load, need, require
 
 Rows = npt.NDArray[np.int64]
 

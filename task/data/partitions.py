@@ -19,8 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.data.partitioners import partition_rows
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Choice,
     Free,
@@ -31,6 +30,7 @@ from flwr_frl.task.settings import (
     need,
     require,
 )
+from flwr_frl.task.data.partitioners import partition_rows
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]

@@ -14,11 +14,11 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.data.cache import Arrays
 from flwr_frl.task.data.columns import MAX_CLASSES
 from flwr_frl.task.data.folders import PARTS
 from flwr_frl.task.data.npz import check_size
-from flwr_frl.task.settings import SettingsError, reason_of, require
 
 LAYOUT = "train/<client>.npz and test/<client>.npz, as PFLlib writes them"
 # Types of values; any other in a pickle is refused.

@@ -12,11 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import nn
 
-from flwr_frl.task.base import BaseTask, RegressionTask
-from flwr_frl.task.devices import seeded
-from flwr_frl.task.held_out import changed
-from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Choice,
     Free,
@@ -26,6 +22,10 @@ from flwr_frl.task.settings import (
     require,
     unknown,
 )
+from flwr_frl.task.base import BaseTask, RegressionTask
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.held_out import changed
+from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.types import Task
 
 # Layers that ``peft`` can adapt. Types must be equal: the weight of a subclass may be

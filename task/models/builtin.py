@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.settings import SettingsError, reason_of, require, unknown
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.names import MODELS as DESCRIPTIONS
-from flwr_frl.task.settings import SettingsError, reason_of, require, unknown
 
 # Largest number of values of one input: an RGB image of 4096 x 4096 pixels.
 MOST_INPUTS = 3 * 4096**2

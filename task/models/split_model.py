@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models.layers import covers
 from flwr_frl.task.models.pretrained import (
     return_logits,
@@ -21,7 +22,6 @@ from flwr_frl.task.models.side_effects import (
     on_trial,
     uses_batch_statistics,
 )
-from flwr_frl.task.settings import SettingsError
 
 Part = Literal["representation", "head", "all"]
 # Above this many values, on a CPU, a single model stays in the cache, but a stack of

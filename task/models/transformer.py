@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.settings import SettingsError, error_line, need, require
+from flwr_frl.common.settings import SettingsError, error_line, need, require
 
 ALLOWED = (
     "hf-text:NAME with a folder that holds a transformer, an installed package that "

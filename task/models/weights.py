@@ -9,9 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from flwr_frl.common.sealed import SHA256, Arrays, check, digest
+from flwr_frl.common.settings import SettingsError, reason_of, unknown
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.sealed import SHA256, Arrays, check, digest
-from flwr_frl.task.settings import SettingsError, reason_of, unknown
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
 # Metadata "format" of files that `pack_model` has written.

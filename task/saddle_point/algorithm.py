@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flwr_frl.common.settings import require
 from flwr_frl.task.compression.per_tensor import Compressor, Identity
 from flwr_frl.task.saddle_point.noise import two_point_gradient
 from flwr_frl.task.saddle_point.problems import Float64s, PairConstraint, Pairs, Problem
 from flwr_frl.task.saddle_point.sets import Ball, ConvexSet
-from flwr_frl.task.settings import require
 
 # First words of the random seeds, after those of the problems.
 _START, _EXCHANGE = 0x4D545, 0x4D547

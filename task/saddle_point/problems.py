@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_frl.task.settings import unknown
+from flwr_frl.common.settings import unknown
 
 Float64s = NDArray[np.float64]
 Pairs = NDArray[np.int64]

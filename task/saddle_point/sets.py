@@ -5,8 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
+from flwr_frl.common.settings import require
 from flwr_frl.task.saddle_point.problems import Float64s, dot
-from flwr_frl.task.settings import require
 
 
 class ConvexSet(Protocol):

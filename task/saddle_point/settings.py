@@ -7,11 +7,11 @@ from typing import Annotated, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_frl.common.settings import Checked, Choice, Free, Range, Seed, require
 from flwr_frl.task.saddle_point.algorithm import LARGEST_DECAY, SaddlePoint
 from flwr_frl.task.saddle_point.noise import DIRECTIONS
 from flwr_frl.task.saddle_point.problems import PairConstraint, Pairs, Problem
 from flwr_frl.task.saddle_point.sets import Ball, ConvexSet, Everywhere
-from flwr_frl.task.settings import Checked, Choice, Free, Range, Seed, require
 from flwr_frl.task.theory import MultiTaskTheory
 
 RADII = "auto or a number above 0"

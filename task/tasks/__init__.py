@@ -5,6 +5,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
+from flwr_frl.common.settings import (
+    Setting,
+    Settings,
+    SettingsError,
+    build,
+    declared,
+    is_path,
+    load,
+    unknown,
+)
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.devices import seeded
@@ -15,17 +26,6 @@ from flwr_frl.task.held_out import (
     with_ignored,
 )
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
-from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_cache
-from flwr_frl.task.settings import (
-    Setting,
-    Settings,
-    SettingsError,
-    build,
-    declared,
-    is_path,
-    load,
-    unknown,
-)
 from flwr_frl.task.tasks.hub import FromHub
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.tasks.linear import LinearTask

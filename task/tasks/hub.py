@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from flwr_frl.common.settings import require
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import Dataset, ImageSet, load_cached
 from flwr_frl.task.data.hub import ColumnSettings, HubData
@@ -19,7 +20,6 @@ from flwr_frl.task.data.partitions import (
 )
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import build_model
-from flwr_frl.task.settings import require
 from flwr_frl.task.tasks.image import ImageSettings, ImageTask, as_tensor
 
 # Default model for columns of numbers, which are not normalised.

@@ -13,6 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from flwr_frl.common.settings import (
+    Free,
+    Place,
+    Range,
+    SettingsError,
+    declared,
+    require,
+)
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset
 from flwr_frl.task.data.images import read_image
@@ -28,14 +36,6 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.settings import (
-    Free,
-    Place,
-    Range,
-    SettingsError,
-    declared,
-    require,
-)
 from flwr_frl.task.training import Loss
 
 DEFAULT_MODELS = {

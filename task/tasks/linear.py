@@ -10,8 +10,7 @@ from typing import Annotated
 
 import numpy as np
 
-from flwr_frl.task.base import Matrix, RegressionTask
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Choice,
     Range,
@@ -19,6 +18,7 @@ from flwr_frl.task.settings import (
     require,
     require_drawable,
 )
+from flwr_frl.task.base import Matrix, RegressionTask
 
 SPECTRA = ("low-rank", "gaussian", "decaying")
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from flwr_frl.common.settings import Checked, Seed
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -15,7 +16,6 @@ from flwr_frl.task.saddle_point.algorithm import SaddlePoint
 from flwr_frl.task.saddle_point.problems import Pairs, build_problem
 from flwr_frl.task.saddle_point.sets import Ball
 from flwr_frl.task.saddle_point.settings import SaddlePointSettings
-from flwr_frl.task.settings import Checked, Seed
 from flwr_frl.task.training import Loss
 
 DIMENSION = 10

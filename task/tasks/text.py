@@ -15,12 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.columns import class_name
-from flwr_frl.task.devices import seeded
-from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Choice,
     Place,
@@ -29,6 +24,11 @@ from flwr_frl.task.settings import (
     SettingsError,
     require,
 )
+from flwr_frl.task.base import BaseTask
+from flwr_frl.task.data.columns import class_name
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import Loss
 
 # LEAF's characters for Shakespeare. Other characters are replaced by the first one.

@@ -12,6 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.settings import (
+    Checked,
+    Free,
+    Place,
+    Range,
+    Seed,
+    SettingsError,
+    reason_of,
+    require,
+    unknown,
+)
 from flwr_frl.task.base import BaseTask, Task
 from flwr_frl.task.data.columns import class_name
 from flwr_frl.task.data.hub import HELD_OUT_SEED
@@ -23,17 +34,6 @@ from flwr_frl.task.models.transformer import (
     load_tokenizer,
     load_transformer,
     locate,
-)
-from flwr_frl.task.settings import (
-    Checked,
-    Free,
-    Place,
-    Range,
-    Seed,
-    SettingsError,
-    reason_of,
-    require,
-    unknown,
 )
 from flwr_frl.task.training import Loss
 

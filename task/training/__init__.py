@@ -1,6 +1,6 @@
 """Local training: optimiser, training loop, training in cohorts, and privacy."""
 
-from flwr_frl.task.settings import TrainingDivergedError
+from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.training.calls import (
     GradientCall,
     TrainCall,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from flwr_frl.common.settings import TrainingDivergedError, is_path
 from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.side_effects import uses_batch_statistics
 from flwr_frl.task.models.split_model import Part, SplitModel
-from flwr_frl.task.settings import TrainingDivergedError, is_path
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy
 from flwr_frl.task.training.optimizer_state import State, read_state, set_state
 from flwr_frl.task.training.sgd import (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.examples import IGNORED, ExampleSet
-from flwr_frl.task.settings import SettingsError, require
 from flwr_frl.task.types import Task
 
 NAME = "class-weights"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training.sgd import Optimizer
 
 State = dict[str, Tensor]

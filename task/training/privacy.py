@@ -20,10 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.devices import current, seed
-from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Range,
     SettingsError,
@@ -31,6 +28,9 @@ from flwr_frl.task.settings import (
     require,
     require_all_of_noise,
 )
+from flwr_frl.task.devices import current, seed
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.calls import TrainCall, features_of
 from flwr_frl.task.training.optimizer_state import read_state, set_state
 from flwr_frl.task.training.sgd import freeze, run_epochs

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 # The schedule `step` multiplies the learning rate by the factor at these shares of the
 # rounds after the warm-up, as ResNets are trained (He et al., CVPR 2016).

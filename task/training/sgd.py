@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.sgd import sgd as torch_sgd
 
-from flwr_frl.task.devices import CPU, current
-from flwr_frl.task.examples import Batch, ExampleSet
-from flwr_frl.task.models.side_effects import on_trial
-from flwr_frl.task.models.split_model import Part, SplitModel
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Free,
     Range,
     SettingsError,
     TrainingDivergedError,
 )
+from flwr_frl.task.devices import CPU, current
+from flwr_frl.task.examples import Batch, ExampleSet
+from flwr_frl.task.models.side_effects import on_trial
+from flwr_frl.task.models.split_model import Part, SplitModel
 
 # Maps a batch's features and targets and the model to a value added to the loss.
 Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]

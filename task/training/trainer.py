@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Choice,
     Free,
     Range,

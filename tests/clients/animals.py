@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from flwr_frl.clients.predict import Predictor, load_run
-from flwr_frl.task.settings import resolve
+from flwr_frl.common.settings import resolve
+from flwr_frl.predict import Predictor, load_run
 
 CLASSES = {"anna": ("ant", "bee"), "bob": ("bee", "cat", "dog")}
 BRIGHTNESS = {"ant": 30, "bee": 90, "cat": 150, "dog": 220}

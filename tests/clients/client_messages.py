@@ -11,7 +11,7 @@ from flwr.app import (
 )
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.task.settings import resolve
+from flwr_frl.common.settings import resolve
 
 FAST = {
     "model": "mlp-2",

@@ -5,7 +5,7 @@ from client_messages import new_context
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.task.settings import build, resolve
+from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.tasks import build_task
 
 GOSSIP = ("dpsgd", "choco-sgd", "squarm-sgd")

@@ -26,10 +26,10 @@ from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.clients.fedrep import FedRepClient
 from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.clients.local import LocalClient
+from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import build, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.linear import LinearTask
 

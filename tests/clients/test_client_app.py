@@ -21,7 +21,7 @@ from flwr.app import (
 )
 
 from flwr_frl.clients import DittoClient, FedRepClient
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 

@@ -8,7 +8,7 @@ from client_messages import new_context
 from flwr_frl.clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.common.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.linear import LinearTask
 

@@ -10,8 +10,8 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.optimizers import OptimizerStates
 from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.models.frozen import new_model
-from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 # All examples are one batch, so their order does not matter.

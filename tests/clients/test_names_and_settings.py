@@ -26,9 +26,9 @@ from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings, client_name
 from flwr_frl.clients.device.state_file import state_directory
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.strategies.server.replies import unused_state
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 def test_client_names():
@@ -228,7 +228,7 @@ from typing import Annotated
 import numpy as np
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.task.settings import Range
+from flwr_frl.common.settings import Range
 
 @dataclass(frozen=True)
 class OwnSettings(TrainingSettings):

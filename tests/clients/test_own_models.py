@@ -16,10 +16,10 @@ from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.records import checked
 from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.settings import SettingsError, build, resolve
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.training import (
     SGD,
     GradientCall,

@@ -13,10 +13,10 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.messages import CLASS_COUNTS, HELD_CLASSES, KEPT_ROUNDS
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.messages import CLASS_COUNTS, HELD_CLASSES, KEPT_ROUNDS
-from flwr_frl.task.settings import resolve
 
 
 def head_bytes(context: Context) -> Iterator[tuple[str, bytes]]:

@@ -15,8 +15,8 @@ from flwr_frl.clients.feature_transfer import FeatureTransferClient
 from flwr_frl.clients.representation_transfer import (
     RepresentationTransferClient,
 )
+from flwr_frl.common.settings import SettingsError, build, resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
 
 

@@ -19,11 +19,11 @@ from flwr_frl.clients import (
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.settings import SettingsError, build, resolve
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup

@@ -6,9 +6,9 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedAvg, FedProx
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.settings import resolve
 
 N = 5
 ALL = {"fraction_train": 1.0, "fraction_evaluate": 1.0}

@@ -21,7 +21,7 @@ from devices import NAMES, assert_same, write_folders
 from federation import ROOT, Federation, processes_with, project, read_lines, wait_until
 from safetensors.numpy import load_file
 
-from flwr_frl.clients.predict import load_run, predict
+from flwr_frl.predict import load_run, predict
 
 GUEST = ROOT / "tests" / "guest"
 HOSTILE = Path(__file__).parent / "hostile_app"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, browser
 
-from flwr_frl.strategies.report.page.document import write_page
-from flwr_frl.strategies.report.page.serving import served
+from flwr_frl.results.page.document import write_page
+from flwr_frl.results.page.serving import served
 
 pytestmark = [
     pytest.mark.e2e,

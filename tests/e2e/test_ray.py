@@ -12,10 +12,10 @@ from algorithm_runs import assert_same, run_tiny
 from federation import ROOT, kill_9, processes_with, wait_until
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.grids import ray_workers
 from flwr_frl.strategies.grids.simulation import RayGrid
-from flwr_frl.task.settings import SettingsError
 
 GUEST = ROOT / "tests" / "guest"
 
@@ -132,7 +132,7 @@ import os, sys
 from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr_frl.strategies.grids.simulation import RayGrid
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 marker = Path(sys.argv[1])
 
@@ -177,7 +177,7 @@ import sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr_frl.strategies.grids.simulation import RayGrid
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 go, begun = Path(sys.argv[1]), Path(sys.argv[2])
 

@@ -13,7 +13,7 @@ import numpy as np
 from replies import Outcome
 
 from flwr_frl import cli
-from flwr_frl.task.checkpoint import FILE
+from flwr_frl.common.checkpoint import FILE
 
 ROUNDS = 6
 # Algorithms with and without a server state, and with and without personal states

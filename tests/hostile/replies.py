@@ -14,6 +14,8 @@ from flwr.serverapp import Grid
 from mutations import WORDS, Rng, content_of, pick, scalar
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import Settings, SettingsError, resolve
+from flwr_frl.results.results import strict_json
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import Strategy
@@ -22,11 +24,9 @@ from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.report.results import strict_json
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import is_finite
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import Settings, SettingsError, resolve
 
 CLIENTS = 5
 LIAR = 2

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from flwr_frl import cli
+from flwr_frl.arguments import parse
 from flwr_frl.commands import execute
-from flwr_frl.strategies.report.command_line import parse
-from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import read_rows
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.report import Report
+from flwr_frl.results.results import read_rows
 
 ROOT = Path(__file__).parents[2]
 # Algorithms with personal parameters, and settings for quick rounds

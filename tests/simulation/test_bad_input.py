@@ -7,7 +7,7 @@ import pytest
 from command_line import ROOT, assert_refused, cases, config, run
 
 from flwr_frl import cli
-from flwr_frl.task.checkpoint import FILE
+from flwr_frl.common.checkpoint import FILE
 
 # Arguments, settings after @, and the code of the error or, after ~, a part of its text
 BAD = r"""

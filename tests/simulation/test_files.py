@@ -15,14 +15,14 @@ from command_line import STEADY as USUAL
 from command_line import Killed, assert_same_rows, config_of, die_in, rows_of, run
 from disks import full
 
-from flwr_frl.strategies.report import results, tables
-from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
-from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import read_rows
-from flwr_frl.strategies.report.terminal import console
+from flwr_frl.common.checkpoint import FILE
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results import results, tables
+from flwr_frl.results.output import archive_run, locked, prepare_directory
+from flwr_frl.results.report import Report
+from flwr_frl.results.results import read_rows
+from flwr_frl.results.terminal import console
 from flwr_frl.strategies.server import checkpoint
-from flwr_frl.task.checkpoint import FILE
-from flwr_frl.task.settings import SettingsError
 
 STEADY = {**USUAL, "fraction_train": 1.0}
 

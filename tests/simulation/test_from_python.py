@@ -17,9 +17,9 @@ from command_line import (
 
 from flwr_frl import cli, running
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common import run_cache
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedRep
-from flwr_frl.task import run_cache
-from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 

@@ -9,7 +9,7 @@ from command_line import cases, config, run
 from PIL import Image
 
 from flwr_frl import running
-from flwr_frl.strategies.report.command_line import parse
+from flwr_frl.arguments import parse
 
 
 def folder_of_clients(root: Path, num_clients: int = 2) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from flwr_frl import simulate
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 TASK = """
 import torch

@@ -19,10 +19,11 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from flwr_frl.clients.algorithms import check_countable
+from flwr_frl.common.files import ACCOUNT_FILE
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.privacy import FILE, epsilon
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.strategies.server.privacy import epsilon
 from flwr_frl.task.training.privacy import epsilon as example_epsilon
 
 PRIVATE = {
@@ -55,7 +56,7 @@ def test_moments_are_counted_with_the_rounds_of_a_killed_run(tmp_path, monkeypat
         die_in(patched, 3)
         with pytest.raises(Killed):
             run(tmp_path, "fedrep", "--rounds", "5", **settings)
-    account = tmp_path / "fedrep" / FILE
+    account = tmp_path / "fedrep" / ACCOUNT_FILE
     # The moments and three rounds, twice
     assert {*json_of(account)["asked"].values()} == {4}
     assert run(tmp_path, "fedrep", "--rounds", "3", **settings) == 0
@@ -69,7 +70,7 @@ def test_rounds_released_by_a_killed_run_are_counted(tmp_path, monkeypatch):
         die_in(patched, 4)
         with pytest.raises(Killed):
             run(tmp_path, "fedrep", "--rounds", "5", **settings)
-    rounds = json.loads((tmp_path / "fedrep" / FILE).read_text())["asked"]
+    rounds = json.loads((tmp_path / "fedrep" / ACCOUNT_FILE).read_text())["asked"]
     assert set(rounds.values()) == {4}
     output = str(tmp_path)
     assert run(tmp_path, "fedrep", "--rounds", "5", **settings, resume=output) == 0
@@ -92,14 +93,14 @@ def test_a_killed_run_without_a_checkpoint_is_counted(tmp_path, monkeypatch):
     # A new run after the end of this one has its own account.
     assert run(tmp_path, "fedavg", "--rounds", "1", **PRIVATE) == 0
     assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 1, 1e-3)
-    (aside,) = tmp_path.glob(f"earlier-*/fedavg/{FILE}")
+    (aside,) = tmp_path.glob(f"earlier-*/fedavg/{ACCOUNT_FILE}")
     assert set(json.loads(aside.read_text())["asked"].values()) == {4}
 
 
 def test_resuming_without_the_account_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(Path("out"), "fedavg", "--rounds", "1", **PRIVATE) == 0
-    Path("out", "fedavg", FILE).unlink()
+    Path("out", "fedavg", ACCOUNT_FILE).unlink()
     again = config_of({**PRIVATE, "resume": "out"})
     assert_refused(("fedavg", "--rounds", "2", *again), "~the account ", tmp_path)
 

@@ -17,9 +17,9 @@ from disks import full
 
 from flwr_frl import cli, simulate
 from flwr_frl.clients.device import account, state
-from flwr_frl.strategies.report.report import Report
+from flwr_frl.common.checkpoint import FILE
+from flwr_frl.results.report import Report
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.task.checkpoint import FILE
 
 # Settings of runs with a checkpoint before the end
 SAVED = {"checkpoint_every": 5}

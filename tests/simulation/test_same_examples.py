@@ -11,10 +11,10 @@ from flwr.app import Context, RecordDict
 
 from flwr_frl.clients.device import properties
 from flwr_frl.clients.device.setup import build_client, client_setup
-from flwr_frl.clients.predict import load_run
-from flwr_frl.task.messages import EXAMPLES
-from flwr_frl.task.run_cache import begin_run
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.common.messages import EXAMPLES
+from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.predict import load_run
 
 TASK = """
 import random

@@ -21,7 +21,7 @@ from command_line import (
 )
 
 from flwr_frl import commands, running
-from flwr_frl.strategies.report import tune
+from flwr_frl.results import tune
 
 QUICK = {
     "evaluate_last": 2,

@@ -3,19 +3,19 @@
 import pytest
 
 from flwr_frl.clients.algorithms import load_client
+from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import (
     ALGORITHMS,
     build_strategy,
     check_names,
     client_path,
     settings_owners,
-    short_name,
     strategy_class,
 )
 from flwr_frl.strategies.fedrep import FedRep, FedRepLinear
 from flwr_frl.strategies.flute import FLUTEStar
 from flwr_frl.strategies.srpfl import FLANP, SRPFL
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 def settings_of(algorithm: str, task: str = "digits", **more):

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from flwr_frl import running
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 def unbiased(num_clients):

@@ -8,10 +8,10 @@ import torch
 from cohort_tasks import N, dense, normed
 from outcomes import assert_same, outcome
 
+from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import SplitModel, split_model
-from flwr_frl.task.run_cache import begin_run
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import (
     SGD,
     Proximal,

@@ -26,11 +26,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.fedbuff import FedBuff
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.strategies.wrapping import Wrapping
-from flwr_frl.task.settings import SettingsError
 
 GUEST = "guest.algorithm:Guest"
 

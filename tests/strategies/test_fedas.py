@@ -20,9 +20,9 @@ from softmax_runs import (
 
 from flwr_frl.clients import FedASClient
 from flwr_frl.clients.fedas import COUNTS, MEANS
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FedAS
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.task.settings import SettingsError
 
 ALIGNMENT = {"fedas_learning_rate": 0.7, "fedas_epochs": 2}
 TASK = {"task": "layered:layered"}

@@ -25,8 +25,8 @@ from torch import nn
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedbn import FedBNClient
+from flwr_frl.common.settings import build, resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import build, resolve
 from flwr_frl.task.tasks import build_task
 
 TASK = {"task": "softmax_runs:scaled"}

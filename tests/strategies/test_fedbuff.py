@@ -7,6 +7,7 @@ import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from quadratic_clients import CLIENTS, TARGETS, quadratic, step
 
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import SCAFFOLD, FedAsync, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -14,7 +15,6 @@ from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):

@@ -10,13 +10,13 @@ from flwr.app import Message, MessageType
 from flwr.common.constant import SUPERLINK_NODE_ID
 from quadratic_clients import quadratic
 
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids import arrivals, asynchronous
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Late(InlineGrid):

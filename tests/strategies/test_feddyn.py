@@ -15,8 +15,8 @@ from softmax_runs import (
     start,
 )
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FedDyn
-from flwr_frl.task.settings import SettingsError
 
 ALPHA = 0.3
 

@@ -20,9 +20,9 @@ from softmax_runs import (
 )
 
 from flwr_frl.clients import FedPACClient
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.fedpac import combination_weights, simplex_minimum
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.task.settings import SettingsError
 
 TASK = {"task": "layered:layered", "fedpac_head_epochs": 2}
 LAMBDA = 2.0

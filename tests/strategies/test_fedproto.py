@@ -37,6 +37,7 @@ from flwr_frl.clients import FedAvgClient, FedProtoClient
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import node_settings
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedProto, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.checks import InvalidReplyError
@@ -44,7 +45,6 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import MODELS
-from flwr_frl.task.settings import resolve
 
 TASK = {"task": "layered:layered"}
 PULL = 2.0

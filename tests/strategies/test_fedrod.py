@@ -29,8 +29,8 @@ from torch import nn
 from flwr_frl.clients import FedRoDClient
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrod import BothLosses, TwoHeads
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks.text import PositionwiseLinear
 
 

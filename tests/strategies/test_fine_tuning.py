@@ -7,9 +7,9 @@ from softmax_runs import RATE, N, assert_same, gradient, loss_of, matrix, run
 from flwr_frl.clients import FedAvgClient
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.fine_tuning import FineTuned, fine_tuned
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, FedAvgFT, build_strategy
 from flwr_frl.strategies.algorithms import strategy_class
-from flwr_frl.task.settings import SettingsError, resolve
 
 EPOCHS = 4
 USUAL = {"weight_decay": 0.05, "proximal_mu": 1.5}

@@ -9,11 +9,11 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from srpfl_runs import recorded
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import SRPFL
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks.linear import LinearTask
 
 CLIENTS, ROUNDS, SAMPLES, RATE, THRESHOLD = 12, 40, 20, 0.05, 0.2

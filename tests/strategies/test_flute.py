@@ -17,12 +17,12 @@ from flwr.app import (
 )
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FLUTE, FLUTELinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.models.neural_collapse import neural_collapse
-from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.linear import LinearTask
 

@@ -16,10 +16,11 @@ from torch import nn
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.common.messages import FROZEN_DIGEST
+from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.predict import export, load_model, load_run
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.messages import FROZEN_DIGEST
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import (
     copy_sharing_frozen,
@@ -28,7 +29,6 @@ from flwr_frl.task.models.frozen import (
     set_apart,
 )
 from flwr_frl.task.models.weights import pack_model, read_safetensors
-from flwr_frl.task.settings import SettingsError, resolve
 
 N = 5
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from flwr_frl.clients import GPFLClient
 from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError
 
 K, RATE, STEPS = 4, 0.3, 3
 LAMBDA, MU = 0.5, 0.05

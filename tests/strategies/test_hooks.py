@@ -10,12 +10,12 @@ from outsiders import Hooked
 
 from flwr_frl import running
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, FedRep, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run, server_settings
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:

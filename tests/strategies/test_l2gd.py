@@ -24,9 +24,9 @@ from softmax_runs import (
 )
 
 from flwr_frl.clients import L2GDClient
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import L2GD
 from flwr_frl.task import SplitModel
-from flwr_frl.task.settings import SettingsError
 
 P = 0.4
 # αλ/(np) = ηλ (1 − p)/p = 0.45 λ

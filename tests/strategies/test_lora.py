@@ -11,7 +11,7 @@ from softmax_runs import STEPS, N, code_of, run, weights
 from flwr_frl.clients.feddpa import FedDPAClient
 from flwr_frl.clients.fedsa_lora import FedSALoRAClient
 from flwr_frl.clients.ffa_lora import FFALoRAClient
-from flwr_frl.task.settings import resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
 
 WEIGHTINGS = pytest.mark.parametrize("weighting", ["uniform", "examples"])

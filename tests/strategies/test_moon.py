@@ -16,7 +16,7 @@ from softmax_runs import (
 )
 
 from flwr_frl.clients import MOONClient
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 TASK = {"task": "layered:layered"}
 MU, TAU = 3.0, 0.7

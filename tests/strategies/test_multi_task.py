@@ -12,6 +12,7 @@ from benchmarks.multi_task_network import Network
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
 from flwr_frl.clients.multi_task import SyntheticMultiTaskSettings
+from flwr_frl.common.settings import SettingsError, build
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -20,7 +21,6 @@ from flwr_frl.task.compression.per_tensor import create
 from flwr_frl.task.saddle_point.problems import directed
 from flwr_frl.task.saddle_point.sets import Ball, Everywhere
 from flwr_frl.task.saddle_point.settings import SaddlePointSettings
-from flwr_frl.task.settings import SettingsError, build
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 
 NODES = 6

@@ -18,6 +18,7 @@ from participants import properties_of
 from flwr_frl.clients.client_app import named
 from flwr_frl.clients.device.records import check_config
 from flwr_frl.clients.device.setup import client_name
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
@@ -26,7 +27,6 @@ from flwr_frl.strategies.grids.nodes import RegisteredNames
 from flwr_frl.strategies.grids.patient import PatientGrid
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks import task_maker
 
 

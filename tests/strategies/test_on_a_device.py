@@ -12,12 +12,12 @@ from outcomes import assert_same, outcome
 
 from flwr_frl import simulate
 from flwr_frl.clients.device.evaluation import evaluate_model
-from flwr_frl.clients.personalize import personalize
-from flwr_frl.clients.personalize.fitting import Fitted
+from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.settings import resolve
+from flwr_frl.predict.personalize import personalize
+from flwr_frl.predict.personalize.fitting import Fitted
 from flwr_frl.task import devices, resident
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.run_cache import begin_run
-from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import scratch_model
 

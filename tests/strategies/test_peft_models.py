@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from flwr_frl import simulate
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.common.checkpoint import FILE
+from flwr_frl.common.settings import resolve
+from flwr_frl.predict import export, load_model, load_run
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.checkpoint import FILE
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 
 PREFIX = "representation.base_model.model."

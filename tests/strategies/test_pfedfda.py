@@ -29,8 +29,8 @@ from flwr_frl.clients.pfedfda import (
     minimum_in_unit_interval,
     stratified_halves,
 )
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet
-from flwr_frl.task.settings import SettingsError
 
 TASK = {"task": "layered:layered"}
 RIDGE, EPS = 0.3, 1e-4

@@ -20,10 +20,10 @@ from torch import nn
 
 from flwr_frl import running
 from flwr_frl.clients.pfedhn import MOST_PARAMETERS, generated
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import PFedHN
 from flwr_frl.strategies.pfedhn import clipped, initial_network, outputs, pulled_back
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError
 
 NAMES = [f"{i:06d}" for i in range(N)]
 SMALL = {"hypernetwork_width": 7, "hypernetwork_layers": 2}

@@ -4,12 +4,12 @@ import pytest
 from function_clients import START, grid_of
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, build_strategy
 from flwr_frl.strategies.algorithms import simulation_defaults, strategy_class
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 

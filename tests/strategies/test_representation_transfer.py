@@ -18,6 +18,7 @@ from flwr.app import (
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.representation_transfer import (
@@ -25,7 +26,6 @@ from flwr_frl.strategies.representation_transfer import (
     RepresentationTransferLinear,
 )
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.transfer import TransferData
 
 WEIGHT = "representation.weight"

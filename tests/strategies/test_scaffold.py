@@ -27,9 +27,9 @@ from torch import nn
 
 from flwr_frl.clients import SCAFFOLDClient, TrainingSettings
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import SCAFFOLD, build_strategy
 from flwr_frl.task import ExampleSet, ExampleTask
-from flwr_frl.task.settings import resolve
 
 EVERYBODY = list(range(N))
 

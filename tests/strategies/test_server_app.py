@@ -20,12 +20,12 @@ from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from flwr_frl.common.settings import SettingsError, defaults, resolve
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import make_app, run, server_settings
-from flwr_frl.task.settings import SettingsError, defaults, resolve
 
 START = {"w": np.zeros(3)}
 

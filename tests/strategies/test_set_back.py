@@ -9,11 +9,11 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, KEPT_CHECKPOINT, KEPT_ROUNDS
-from flwr_frl.task.settings import SettingsError, resolve
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -43,7 +43,7 @@ def go(settings):
 
 
 def rows_of(path, algorithm="fedrep"):
-    from flwr_frl.strategies.report.results import read_rows
+    from flwr_frl.results.results import read_rows
 
     return {r["round"]: r for r in read_rows(path / algorithm / "metrics.jsonl")}
 

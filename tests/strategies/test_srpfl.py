@@ -9,12 +9,12 @@ from function_clients import grid_of
 from participants import properties_of
 from srpfl_runs import settings_of, simulated
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import SRPFL, Strategy, build_strategy
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.grids.stages import exact_stages, theory_stages
 from flwr_frl.strategies.srpfl import examples_in
-from flwr_frl.task.settings import SettingsError
 
 
 def schedule(strategy: SRPFL | Strategy, sampled: int, rounds: int) -> list[int]:

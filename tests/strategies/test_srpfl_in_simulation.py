@@ -11,6 +11,7 @@ from srpfl_runs import recorded, settings_of, simulated
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import SRPFL, LGFedAvg, build_strategy
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.strategies.grids.arrivals import RealArrivals
@@ -19,7 +20,6 @@ from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
 from flwr_frl.strategies.srpfl import FirstReplies
-from flwr_frl.task.settings import SettingsError
 
 
 @pytest.mark.parametrize("algorithm", ["srpfl", "srpfl-flute"])

@@ -23,6 +23,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import (
     DPSGD,
     FLUTE,
@@ -37,7 +38,6 @@ from flwr_frl.strategies import (
 )
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.settings import SettingsError
 
 N = 4
 RATE = 0.25

@@ -18,10 +18,10 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.settings import SettingsError
 
 APP = Path(__file__).parents[1] / "e2e" / "template_app"
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"][

@@ -7,11 +7,11 @@ from flwr.app import Array, ArrayRecord, MessageType
 from function_clients import averaging, grid_of, honest, reply_with, train_once
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import as_float16
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Recorder(InlineGrid):

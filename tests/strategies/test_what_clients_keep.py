@@ -11,10 +11,10 @@ from softmax_runs import N, assert_same, round_of, run
 
 from flwr_frl import cli
 from flwr_frl.clients import client_app
+from flwr_frl.common.checkpoint import FILE
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.checkpoint import FILE
-from flwr_frl.task.settings import resolve
 
 ALGORITHMS = (
     "fedprox",

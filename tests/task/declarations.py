@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from flwr_frl.task.settings import (
+from flwr_frl.common.settings import (
     Checked,
     Range,
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flwr_frl.task.settings import resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
 
 FLOWER = "flwr_datasets.partitioner:"

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import examples
 from flwr_frl.task.examples import ExampleSet, random_crop_and_flip
-from flwr_frl.task.settings import SettingsError
 
 
 def numbered(n: int) -> ExampleSet:

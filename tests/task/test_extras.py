@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import pytest
 
 from flwr_frl import running
+from flwr_frl.common.settings import SettingsError, need, resolve
+from flwr_frl.results import plot
 from flwr_frl.strategies.grids.simulation import RayGrid
-from flwr_frl.strategies.report import plot
-from flwr_frl.task.settings import SettingsError, need, resolve
 from flwr_frl.task.tasks import build_task
 
 
@@ -17,8 +17,8 @@ def lean(monkeypatch):
     """Pretend that no extra is installed."""
     extras = {"ray", "sklearn", "matplotlib", "datasets"}
     lacking = lambda name: None if name in extras else find_spec(name)  # noqa: E731
-    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)
-    monkeypatch.setattr("flwr_frl.strategies.report.plot.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.results.plot.find_spec", lacking)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, fewer, split, with_evaluation
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 
 
 def examples(n: int, **more) -> ExampleSet:

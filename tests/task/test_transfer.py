@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flwr_frl.task.settings import resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (

@@ -19,9 +19,9 @@ from torch import nn
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.account import FILE, PrivateTraining
 from flwr_frl.clients.device.setup import client_setup
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import SGD, TrainCall
 from flwr_frl.task.training.privacy import ExamplePrivacy, epsilon
 

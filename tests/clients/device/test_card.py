@@ -5,7 +5,7 @@ import importlib
 import torch
 
 from flwr_frl.clients.device.card import ModelCard
-from flwr_frl.task.settings import resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
 
 MODULE = """

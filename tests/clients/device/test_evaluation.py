@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from flwr_frl.clients.device.evaluation import evaluate_model, measure
+from flwr_frl.common.run_cache import begin_run
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
-from flwr_frl.task.run_cache import begin_run
 
 
 def test_custom_metrics_are_computed_on_all_test_examples_at_once():

@@ -8,10 +8,10 @@ from torch import nn
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 
 EXAMPLES = ExampleSet(torch.zeros(2, 3), torch.tensor([0, 1]))
 TASK = ExampleTask(

@@ -8,10 +8,10 @@ from torch import nn
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device import properties
 from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.run_cache import begin_run
-from flwr_frl.task.settings import resolve
 
 
 def sized(num_clients: int) -> ExampleTask:

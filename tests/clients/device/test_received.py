@@ -21,7 +21,7 @@ from flwr_frl.clients.device.records import LAST_ROUND, check_config
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import state_directory
 from flwr_frl.clients.gossip.relayed import LONGEST_ABSENCE, exchanges
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.training import TrainingDivergedError
 
 FAST = {"head-epochs": 1, "head-layers": 1, "algorithm": "fedrep"}

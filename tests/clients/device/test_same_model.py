@@ -8,11 +8,11 @@ from torch import nn
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device import same_model
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import resolve
 
 # Number of test examples of each client; the last client has none.
 SIZES = (3, 1, 4, 2, 0)

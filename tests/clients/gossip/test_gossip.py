@@ -18,11 +18,11 @@ from torch import nn
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.dpsgd import DPSGDClient
 from flwr_frl.clients.gossip.relayed import Relayed, exchanges
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.compression.per_tensor import SignTopK
 from flwr_frl.task.examples import IGNORED, ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import TrainingDivergedError
 
 pytestmark = pytest.mark.usefixtures("softmax")

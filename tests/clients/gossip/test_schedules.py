@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_frl.clients.gossip.schedules import learning_rate, threshold
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.common.settings import SettingsError
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))

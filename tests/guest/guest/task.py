@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from flwr_frl.common.settings import Free, Range
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import Free, Range
 
 SENSORS = 6
 

@@ -19,11 +19,12 @@ from safetensors.numpy import load_file
 from flwr_frl.clients.algorithms import complete, owners
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
-from flwr_frl.strategies.algorithms import short_name, simulation_defaults
+from flwr_frl.common.checkpoint import FILE, read_about
+from flwr_frl.common.settings import declared, defaults, resolve
+from flwr_frl.common.text import short_name
+from flwr_frl.strategies.algorithms import simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.checkpoint import FILE, read_about
-from flwr_frl.task.settings import declared, defaults, resolve
 
 N, ROUNDS = 5, 3
 # Three of five clients train in a round. With their 9, 9, 4, 13 and 9 examples the last

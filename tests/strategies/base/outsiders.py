@@ -6,9 +6,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from flwr_frl.common.settings import Range, SettingsError, validate
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.grids.arrivals import ArrivalGrid
-from flwr_frl.task.settings import Range, SettingsError, validate
 
 ASYNCHRONOUS = 3
 

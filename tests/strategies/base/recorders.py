@@ -1,6 +1,6 @@
 """Third-party trackers: one records its calls, the others fail."""
 
-from flwr_frl.strategies.report.trackers import Tracker
+from flwr_frl.results.trackers import Tracker
 
 
 class Recorder(Tracker):

@@ -21,6 +21,7 @@ from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
@@ -28,7 +29,6 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError, resolve
 
 N, DIMENSION, CLASSES = 6, 4, 3
 RATE, STEPS = 0.3, 3

@@ -3,6 +3,7 @@
 import pytest
 from function_clients import averaging, grid_of, train_once
 
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import (
     FLUTE,
     SRPFL,
@@ -13,7 +14,6 @@ from flwr_frl.strategies import (
     FedRep,
     build_strategy,
 )
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 @pytest.mark.parametrize(

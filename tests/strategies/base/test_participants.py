@@ -15,6 +15,7 @@ from function_clients import (
 from malformed import crash
 from participants import properties_of
 
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids import nodes as grid_nodes
@@ -24,7 +25,6 @@ from flwr_frl.strategies.server.queries import query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 def names_sampled(strategy: Strategy, grid: InlineGrid, rounds: int) -> list[list[str]]:

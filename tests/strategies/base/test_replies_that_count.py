@@ -15,10 +15,10 @@ from function_clients import (
 )
 from malformed import MALFORMED, RETICENT, Trap, error_reply, with_one_bad
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import SettingsError
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from flwr_frl.common.settings import SettingsError, declared
 from flwr_frl.strategies import FedAvg, FedRep, Strategy
 from flwr_frl.strategies.server.checkpoint import State
-from flwr_frl.strategies.traits import StrategySettings, Traits
-from flwr_frl.task.settings import SettingsError, declared
+from flwr_frl.strategies.server.traits import StrategySettings, Traits
 
 
 def public(instance: object) -> set[str]:

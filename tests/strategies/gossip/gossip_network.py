@@ -16,10 +16,10 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.clients.gossip import base
 from flwr_frl.clients.gossip.relayed import exchanges
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import Gossip, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 
 N = 5

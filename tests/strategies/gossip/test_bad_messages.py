@@ -21,9 +21,9 @@ from gossip_network import (
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.base import Node
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import ChocoSGD
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 def replaced(data: object) -> Callable:

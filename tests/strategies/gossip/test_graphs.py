@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.gossip import mixing
 from flwr_frl.strategies.gossip.graphs import (
     Graph,
@@ -29,7 +30,6 @@ from flwr_frl.strategies.gossip.mixing import (
     spectrum,
     uniform_weights,
 )
-from flwr_frl.task.settings import SettingsError
 
 # A tree of five nodes:
 #

@@ -8,11 +8,11 @@ import pytest
 from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
 from flwr_frl import cli, running
+from flwr_frl.results.report import Report
+from flwr_frl.results.results import read_rows
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.report.report import Report
-from flwr_frl.strategies.report.results import read_rows
 from flwr_frl.strategies.server.checkpoint import State
 
 

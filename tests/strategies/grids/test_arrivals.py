@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.grids import arrivals
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
-from flwr_frl.task.settings import SettingsError, resolve
 
 # Number of replies that the reply of each node counts for
 WEIGHTS = {1: 1, 2: 3, 3: 1, 4: 2, 5: 4}

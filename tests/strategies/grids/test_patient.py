@@ -13,11 +13,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids import arrivals, patient
 from flwr_frl.strategies.grids.arrivals import PULL_INTERVAL, RealArrivals
 from flwr_frl.strategies.grids.patient import PatientGrid
-from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Clock:

@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids import ray_workers
 from flwr_frl.strategies.grids.ray_workers import RayWorkers, shares
-from flwr_frl.task.settings import SettingsError
 
 
 @pytest.mark.parametrize(

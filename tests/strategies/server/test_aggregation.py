@@ -16,6 +16,7 @@ from function_clients import (
 )
 from malformed import with_one_bad
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.server.aggregation import (
@@ -29,7 +30,6 @@ from flwr_frl.strategies.server.aggregation import (
     trimmed_mean,
 )
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.task.settings import SettingsError
 
 ZERO = {"w": np.zeros(2, np.float32)}
 

@@ -8,11 +8,11 @@ import pytest
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from function_clients import grid_of, honest
 
-from flwr_frl.strategies.report.output import RUN_FILES
-from flwr_frl.strategies.report.results import best_round, read_rows
+from flwr_frl.common.checkpoint import BEST_FILE, FILE, read
+from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.results.output import RUN_FILES
+from flwr_frl.results.results import best_round, read_rows
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.checkpoint import BEST_FILE, FILE, read
-from flwr_frl.task.settings import SettingsError, resolve
 
 # Mean accuracies of rounds 1 to 8
 ACCURACIES = [0.2, 0.4, 0.6, 0.5, 0.6, 0.3, 0.7, 0.8]

@@ -12,15 +12,15 @@ from flwr.app import Array, ArrayRecord
 from function_clients import grid_of
 from safetensors.numpy import save
 
+from flwr_frl.common.checkpoint import FILE, MAY_DIFFER
+from flwr_frl.common.files import write_atomically
+from flwr_frl.common.sealed import seal
+from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.results.output import prepare_directory
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.report.output import prepare_directory
-from flwr_frl.strategies.server.checkpoint import MAY_DIFFER, Checkpoint
+from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.checkpoint import FILE
-from flwr_frl.task.files import write_atomically
-from flwr_frl.task.sealed import seal
-from flwr_frl.task.settings import SettingsError, resolve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})
 ARRAYS = {

@@ -25,9 +25,11 @@ from function_clients import (
 )
 from malformed import with_metrics, with_one_bad
 
+from flwr_frl.common.settings import SettingsError, TrainingDivergedError
+from flwr_frl.common.text import one_line
+from flwr_frl.results.results import strict_json
 from flwr_frl.strategies import FLUTE, FedAvg
 from flwr_frl.strategies.flute import FLUTELinear
-from flwr_frl.strategies.report.results import strict_json
 from flwr_frl.strategies.scaffold import SCAFFOLD
 from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
@@ -37,10 +39,8 @@ from flwr_frl.strategies.server.checks import (
     class_counts,
     distinct_labels,
     error_reason,
-    one_line,
 )
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.task.settings import SettingsError, TrainingDivergedError
 
 
 def test_one_line_escapes_and_shortens_text() -> None:

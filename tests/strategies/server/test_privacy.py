@@ -19,6 +19,8 @@ from function_clients import (
 )
 from scipy.stats import norm
 
+from flwr_frl.common.files import ACCOUNT_FILE
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import (
     FLUTE,
     L2GD,
@@ -34,13 +36,8 @@ from flwr_frl.strategies import (
 )
 from flwr_frl.strategies.fedrep import FedRepLinear
 from flwr_frl.strategies.flute import FLUTELinear
-from flwr_frl.strategies.server.privacy import (
-    FILE,
-    ClientPrivacy,
-    epsilon,
-)
+from flwr_frl.strategies.server.privacy import ClientPrivacy, epsilon
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.task.settings import SettingsError
 
 PRIVATE = {"server_dp_noise": 1.0, "server_dp_clip": 2.0, "server_dp_delta": 1e-5}
 
@@ -199,13 +196,13 @@ def test_account_is_written_before_the_mean_is_computed(tmp_path) -> None:
     account.keep_in(tmp_path)
 
     def reply():
-        written = json.loads((tmp_path / FILE).read_text())
+        written = json.loads((tmp_path / ACCOUNT_FILE).read_text())
         assert written["asked"] == {"a": 1, "b": 1}
         assert written["epsilon"] == epsilon(1.0, 1, 1e-5)
         return {"w": np.zeros(2)}
 
     account.mean("ab", [reply], {"w": np.zeros(2)})
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ACCOUNT_FILE).stat().st_mode & 0o777 == 0o600
     later = private(1.0, 2.0)
     later.keep_in(tmp_path)
     assert later.asked == {"a": 1, "b": 1}
@@ -222,7 +219,7 @@ def test_means_before_the_account_has_a_folder_are_added_to_it(tmp_path) -> None
     begun.keep_in(tmp_path)
     counts = {"a": 1, "b": 2, "c": 1}
     assert begun.asked == counts
-    assert json.loads((tmp_path / FILE).read_text())["asked"] == counts
+    assert json.loads((tmp_path / ACCOUNT_FILE).read_text())["asked"] == counts
     # The account of a resumed run is the one in the folder.
     resumed = private(1.0, 2.0)
     resumed.read(tmp_path)
@@ -260,7 +257,7 @@ def test_initial_mean_that_cannot_be_entered_ends_the_run(tmp_path) -> None:
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"noise": 1.0, "asked": [1]}'])
 def test_damaged_account_fails_with_a_one_line_error(tmp_path, damage) -> None:
-    (tmp_path / FILE).write_text(damage)
+    (tmp_path / ACCOUNT_FILE).write_text(damage)
     with pytest.raises(SettingsError, match=r"^the account .* cannot be read: [^\n]*$"):
         private(1.0, 2.0).keep_in(tmp_path)
 
@@ -333,7 +330,7 @@ def test_start_refuses_batch_norm_counters_with_noise() -> None:
 
 
 def test_missing_extra_fails_with_a_one_line_error(monkeypatch) -> None:
-    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda name: None)
+    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda name: None)
     with pytest.raises(SettingsError) as raised:
         FedAvg(**PRIVATE)
     assert str(raised.value) == (

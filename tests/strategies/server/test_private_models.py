@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from flwr_frl import simulate
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError
 
 PRIVATE = {"server_dp_noise": 1.0, "server_dp_clip": 2.0, "server_dp_delta": 1e-5}
 

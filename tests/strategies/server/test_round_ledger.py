@@ -4,8 +4,8 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND
 from flwr_frl.strategies.server.round_ledger import RoundLedger
-from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND
 
 
 def test_client_keeps_what_a_checkpoint_needs_after_a_delayed_reply(tmp_path) -> None:

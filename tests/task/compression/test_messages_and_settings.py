@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operators import OPERATORS, apply, generator, normal
 
+from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.compression.per_tensor import (
     COMPRESSORS,
     QSGD,
@@ -26,7 +27,6 @@ from flwr_frl.task.compression.per_tensor import (
     create,
     from_settings,
 )
-from flwr_frl.task.settings import build, resolve
 
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)
 

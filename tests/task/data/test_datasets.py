@@ -15,10 +15,10 @@ import pytest
 from loaded_images import load, numbers
 from PIL import Image
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.data import datasets, images
 from flwr_frl.task.data.datasets import DataSettings, load_dataset
 from flwr_frl.task.data.folders import ImageFolder
-from flwr_frl.task.settings import SettingsError
 
 DiskUsage = namedtuple("DiskUsage", "total used free")
 

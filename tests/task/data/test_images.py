@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset
 from flwr_frl.task.data.images import channels_of, pixels_of, read_image
-from flwr_frl.task.settings import SettingsError
 
 GREY, RED = np.full((4, 4), 90, np.uint8), np.full((4, 4, 3), (200, 0, 0), np.uint8)
 

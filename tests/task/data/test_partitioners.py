@@ -46,5 +46,5 @@ LABELS = np.zeros(4, np.int64)
 )
 def test_a_missing_package_is_an_error(code_of, monkeypatch, package, call):
     lacking = lambda name: None if name == package else find_spec(name)  # noqa: E731
-    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lacking)
     assert code_of(call) == "missing-package"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.data.partitions import (
     PARTITIONS,
     PartitionSettings,
@@ -20,7 +21,6 @@ from flwr_frl.task.data.partitions import (
     shards,
     split,
 )
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks.image import ImageSettings, ImageTask
 
 

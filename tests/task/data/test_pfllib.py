@@ -7,7 +7,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 

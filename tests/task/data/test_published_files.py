@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from loaded_images import load, numbers
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.data.datasets import EMNIST_SPLITS, DataSettings
-from flwr_frl.task.settings import SettingsError
 
 # Data sets of torchvision in their published files
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.models import build_model
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 WIDTH = 6
@@ -183,7 +183,7 @@ def test_share_b_needs_adapters():
 
 def test_missing_peft_is_named_with_its_extra(monkeypatch):
     lacking = lambda name: None if name == "peft" else find_spec(name)  # noqa: E731
-    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lacking)
     with pytest.raises(SettingsError, match=r"flwr-frl\[transformers\]") as caught:
         adapted(blocks())
     assert caught.value.code == "missing-package"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import MODELS, SplitModel, build_model
-from flwr_frl.task.settings import SettingsError
 
 # Shapes of weights (outputs, inputs, ...) in the order of the layers; each layer has a
 # bias. CIFAR: 32 - 4 = 28, pooled 14, - 4 = 10, pooled 5, so 5 x 5 x channels features.

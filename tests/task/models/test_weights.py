@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.settings import SettingsError
 
 
 def small(outputs: int = 2) -> nn.Module:

@@ -16,7 +16,7 @@ from hub_data import FLOWER, by_column, task_of
 from PIL import Image
 
 from flwr_frl.clients.device.setup import build_client, client_setup
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.hub import TableTask
 from flwr_frl.task.tasks.image import ImageTask

@@ -12,7 +12,7 @@ import pytest
 from hub_data import by_column, task_of
 from PIL import Image
 
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 pytestmark = pytest.mark.e2e

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flwr_frl.clients.device.evaluation import class_mask, evaluate_model
+from flwr_frl.common.settings import Free, SettingsError, resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import Free, SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 LOSSES = {

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_frl.task.settings import build, resolve
+from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 
 

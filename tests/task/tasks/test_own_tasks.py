@@ -11,9 +11,9 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from flwr_frl.common.settings import SettingsError, declared, resolve
 from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.settings import SettingsError, declared, resolve
 from flwr_frl.task.tasks import build_task, task_maker
 from flwr_frl.task.training import SGD, evaluate, train
 

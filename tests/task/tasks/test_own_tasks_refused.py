@@ -11,9 +11,9 @@ import torch
 from own_tasks import examples, model
 from torch import nn
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.settings import SettingsError
 
 
 def late(value: float) -> torch.Tensor:

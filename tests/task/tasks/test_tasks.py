@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from flwr_frl.common.settings import SettingsError, build, resolve
 from flwr_frl.task.data.datasets import SOURCES
-from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import TASKS, build_task
 from flwr_frl.task.tasks import image as tasks
 from flwr_frl.task.tasks.image import DEFAULT_MODELS, ImageTask

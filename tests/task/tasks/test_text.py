@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.text import CHARACTERS, RecurrentText
 from flwr_frl.task.training import evaluate

@@ -17,9 +17,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from flwr_frl import simulate
-from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.predict import export, load_model, load_run
 from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError
 
 
 class Counting(nn.Module):

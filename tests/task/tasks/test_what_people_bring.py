@@ -8,8 +8,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_frl import simulate
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError, require
 from flwr_frl.task.training import SGD, train
 
 

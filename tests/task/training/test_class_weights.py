@@ -9,9 +9,9 @@ from torch import nn
 from torch.func import vmap
 
 from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.common.settings import SettingsError, build
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError, build
 from flwr_frl.task.training import TrainerSettings, together, train
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy, weighted
 

@@ -17,9 +17,9 @@ from small_models import (
 )
 from torch import nn
 
+from flwr_frl.common.settings import build
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
-from flwr_frl.task.settings import build
 from flwr_frl.task.training import (
     SGD,
     TrainingDivergedError,

@@ -14,10 +14,10 @@ from torch import nn
 
 from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.clients.flute import Penalty
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.models.neural_collapse import neural_collapse
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import SGD, Proximal, TrainCall, privacy
 from flwr_frl.task.training.privacy import (
     ExamplePrivacy,
@@ -303,7 +303,7 @@ def test_noise_clip_and_delta_are_all_positive_or_all_zero(code_of, values, code
 
 
 def test_missing_extra_is_a_one_line_error(code_of, monkeypatch):
-    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda name: None)
+    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda name: None)
     assert ExamplePrivacy().dp_noise == 0
     assert code_of(lambda: ExamplePrivacy(1.0, 1.0, 1e-5)) == "missing-package"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flwr_frl.clients.base import TrainingSettings
-from flwr_frl.task.settings import SettingsError, build
+from flwr_frl.common.settings import SettingsError, build
 
 # Learning rates by round for `learning-rate` 1
 BY_HAND = [

@@ -9,8 +9,8 @@ from torch import nn
 from trainer_models import assert_close, classes, model, settings, torch_groups
 
 from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.common.settings import SettingsError, build
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError, build
 from flwr_frl.task.training import TrainCall, together, train
 from flwr_frl.task.training.privacy import ExamplePrivacy, train_privately
 

@@ -1,0 +1,163 @@
+"""Requirements and capabilities of a client class, declared as one object."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from flwr_frl.common.settings import Setting, SettingsError, made_by
+from flwr_frl.task.base import Task
+from flwr_frl.task.tasks import TASKS
+
+# Settings that every device may override in its node config.
+NODE_SETTINGS = (
+    "data-dir",
+    "cache-dir",
+    "weights",
+    "count-multiple",
+    "device",
+    "dp-noise",
+    "dp-clip",
+    "dp-delta",
+)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Requirements and capabilities of a client class.
+
+    A class inherits the traits of its first base and changes them by class keywords:
+    ``class MyClient(Client, needs_classes=True)``.
+
+    Parameters
+    ----------
+    task_type : type, default object
+        Class that the task must be an instance of.
+    needs_classes : bool, default False
+        True if targets must be classes.
+    requires : tuple of callable, default ()
+        Further requirements. Each is called with the task and raises `SettingsError`
+        if the task cannot be used; see `linear_head`.
+    head_layers : int, default 1
+        Number of layers in the head of a built-in model if ``head-layers`` is 0.
+    task_settings : mapping, default {}
+        Settings of the task that the algorithm requires; they replace the run's.
+    node_settings : tuple of str, default NODE_SETTINGS
+        Settings that a device may override in its node config.
+    fixed_shapes : bool, default True
+        True if received arrays have the shapes of the device's own model.
+    sends_changes : bool, default False
+        True if `Client.update` uploads changes of the received arrays.
+    supports_example_dp : bool, default False
+        True if `Client.update` learns from examples only through `Client.train`, with
+        regularizers that treat each example separately; required for ``dp-noise``. A
+        subclass that overrides `Client.update` must declare it again.
+    assumes_sgd : bool, default False
+        True if the algorithm's equations hold for steps of plain SGD only, so that
+        ``optimizer`` and ``max-gradient-norm`` must keep their defaults.
+    also_test_global : bool, default False
+        True if `Client.evaluate` also tests the received model (``accuracy-global``).
+    predicts_with_personal : bool, default True
+        True if the deployed model contains the personal parameter groups.
+    newcomer_groups : tuple of str, optional
+        Parameter groups that a client fits if it joins after training; by default the
+        personal ones, if the deployed model contains them.
+    """
+
+    task_type: type = object
+    needs_classes: bool = False
+    requires: tuple[Callable[[Task], None], ...] = ()
+    head_layers: int = 1
+    task_settings: Mapping[str, Setting] = field(default_factory=dict)
+    node_settings: tuple[str, ...] = NODE_SETTINGS
+    fixed_shapes: bool = True
+    sends_changes: bool = False
+    supports_example_dp: bool = False
+    assumes_sgd: bool = False
+    also_test_global: bool = False
+    predicts_with_personal: bool = True
+    newcomer_groups: tuple[str, ...] | None = None
+
+    def check(self, task: Task) -> None:
+        """Raise `SettingsError` if the task does not meet the requirements."""
+        if not isinstance(task, self.task_type):
+            names = [n for n, m in TASKS.items() if made_by(m) is self.task_type]
+            example = f", as of {' or '.join(names)}" if names else ""
+            raise SettingsError(f"it needs a {self.task_type.__name__}{example}")
+        generic = self.task_type is object
+        if generic and (reason := getattr(task, "untrainable", "")):
+            raise SettingsError(f"there is nothing to train on; {reason}")
+        if not generic and getattr(task, "held_out", False):
+            raise SettingsError("validation-fraction must be 0: it draws its examples")
+        if self.needs_classes and not task.classes:
+            raise SettingsError(
+                "it needs classes, to which its heads belong", "no-classes"
+            )
+        for check in self.requires:
+            check(task)
+
+
+def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
+    """Return the traits of a subclass.
+
+    Parameters
+    ----------
+    kind : type of Client
+        The subclass.
+    traits : Traits
+        Inherited traits.
+    changes : dict
+        Class keywords of the subclass.
+
+    Raises
+    ------
+    SettingsError
+        If a keyword is unknown, or a trait is defined as an attribute.
+    """
+    names = [each.name for each in fields(Traits)]
+    for name in names:
+        if hasattr(kind, name):
+            raise SettingsError(
+                f"{kind.__name__}.{name} must be a class keyword: "
+                f"class {kind.__name__}(..., {name}=...)"
+            )
+    for name in changes.keys() - names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise SettingsError(
+            f"{kind.__name__} has the unknown class keyword {name!r}{hint}; expected "
+            f"one of {', '.join(names)}"
+        )
+    return replace(traits, **changes)
+
+
+def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:
+    """Return the requirement that the model's head is one linear layer.
+
+    Parameters
+    ----------
+    algorithm : str
+        Name of the algorithm, for the error message.
+    bias : bool, default False
+        True if the layer must have a bias.
+    """
+
+    def check(task: Task) -> None:
+        layer = task.scratch_model.linear_head(algorithm)
+        if bias and layer.bias is None:
+            text = "it needs a head with a bias; this one has none"
+            raise SettingsError(text, "no-bias")
+
+    # The documentation describes checks by their names.
+    check.__name__ = "linear_head_with_bias" if bias else "linear_head"
+    return check
+
+
+def separate_head(task: Task) -> None:
+    """Refuse models whose head has a parameter of the representation.
+
+    It would be averaged with the representation, and replaced by the client's head.
+    """
+    if task.scratch_model.is_tied:
+        text = "it needs a head without parameters of the representation (tied weights)"
+        raise SettingsError(text, "tied-head")

@@ -1,0 +1,1 @@
+"""What server and devices agree on: settings, message keys, arrays and files."""

@@ -1,0 +1,119 @@
+"""The file format of a run's checkpoint. Imports neither torch nor flwr.
+
+The server writes checkpoints and resumes from them; devices read their model from them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from flwr_frl.common.sealed import Arrays, seal, unseal
+
+FILE = "checkpoint.safetensors"
+# Checkpoint of the round with the best mean on the validation sets.
+BEST_FILE = "checkpoint-best-validation.safetensors"
+# Prefixes of array names in the file: shared arrays, and the strategy's state.
+SHARED, STATE = "arrays/", "state/"
+
+
+# Settings that may differ between a run and its continuation.
+MAY_DIFFER = frozenset(
+    (
+        "cache-dir",
+        "checkpoint-every",
+        "cohort",
+        "data-dir",
+        "device",
+        "evaluate-every",
+        "evaluate-last",
+        "keep-best",
+        "max-empty-rounds",
+        "metrics",
+        "min-available-nodes",
+        "names-by-key",
+        "num-server-rounds",
+        "output",
+        "page",
+        "patience",
+        "resume",
+        "round-timeout",
+        "torch-threads",
+        "tracker",
+        "tracker-uri",
+    )
+)
+# Code of the error if another setting differs.
+OTHER_SETTINGS = "other-settings"
+
+
+class Content(NamedTuple):
+    """Content of a checkpoint.
+
+    Parameters
+    ----------
+    about : dict
+        JSON values: the run's ``settings``, its last ``round``, the strategy's
+        ``values``, and others.
+    arrays : dict of str to ndarray
+        Shared arrays, by name.
+    state : dict of str to ndarray
+        Arrays of the strategy's state, by name.
+    """
+
+    about: dict[str, Any]
+    arrays: Arrays
+    state: Arrays
+
+
+def pack(content: Content) -> bytes:
+    """Serialise a checkpoint for `read`."""
+    tensors = {SHARED + name: array for name, array in content.arrays.items()}
+    tensors |= {STATE + name: array for name, array in content.state.items()}
+    return seal(tensors, {"run": json.dumps(content.about)})
+
+
+def read(path: Path) -> Content:
+    """Read a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Raises
+    ------
+    ChecksumError
+        If the content has changed since it was written.
+    OSError, SafetensorError
+        If the file cannot be read.
+    LookupError, TypeError, ValueError
+        If the file is not a checkpoint.
+    """
+    metadata, tensors = unseal(path)
+    about = json.loads(metadata["run"])
+    return Content(about, _under(SHARED, tensors), _under(STATE, tensors))
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's ``about`` without its arrays; raises as `read`."""
+    with safe_open(path, framework="np") as file:
+        about: dict[str, Any] = json.loads((file.metadata() or {})["run"])
+    return about
+
+
+def _under(prefix: str, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Arrays:
+    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def token_in(path: Path) -> str:
+    """Return the token of the run that wrote a checkpoint; ``unknown`` if damaged."""
+    try:
+        token = read_about(path)["values"]["run"]
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError):
+        token = ""
+    return token if isinstance(token, str) and token.isalnum() else "unknown"

@@ -1,0 +1,219 @@
+"""The output folder of a run: locking, archiving earlier runs, clients' states."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Collection, Iterator
+from logging import ERROR, WARNING
+from pathlib import Path
+
+from flwr.common import log
+
+from flwr_frl.common.checkpoint import BEST_FILE, token_in
+from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.files import (
+    ACCOUNT_FILE,
+    PRIVATE,
+    SET_ASIDE,
+    STATE_FILE,
+    refuse_links,
+    unfinished,
+    write_atomically,
+)
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.results import (
+    CLIENTS,
+    MALFORMED,
+    METRICS,
+    METRICS_CSV,
+    PAGE,
+    PLOT,
+    STATUS,
+    SUMMARY,
+    read_json,
+    write_json,
+)
+from flwr_frl.results.tables import LATEX, MARKDOWN
+
+# Files about clients that join after the training.
+NEWCOMERS = ("newcomers.json", "newcomers.csv")
+NEWCOMERS_PLOT = "newcomers.png"
+# The folder of the simulated clients' states.
+STATES = "clients"
+# Everything that a run writes to its folder.
+RUN_FILES = (
+    *(METRICS, METRICS_CSV, CLIENTS, STATUS),
+    *(*NEWCOMERS, ACCOUNT_FILE, BEST_FILE, CHECKPOINT, STATES),
+)
+# Files that the runs of an output folder share.
+SHARED_FILES = (SUMMARY, METRICS_CSV, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATEX)
+
+
+@contextlib.contextmanager
+def log_os_errors(what: object, lost: set[str] | None = None) -> Iterator[None]:
+    """Log an `OSError` as one line ("... not written") instead of raising it.
+
+    What cannot be written is added to ``lost``, or removed if it can be now.
+    """
+    lost = set() if lost is None else lost
+    try:
+        yield
+        lost.discard(str(what))
+    except OSError as error:
+        log(ERROR, "%s not written: %s", what, error)
+        lost.add(str(what))
+
+
+@contextlib.contextmanager
+def _os_errors_as_settings(what: str) -> Iterator[None]:
+    """Raise an `OSError` as a `SettingsError` about ``output``."""
+    try:
+        yield
+    except OSError as error:
+        line = f"output: {what}: {error.strerror}"
+        raise SettingsError(line, "output") from None
+
+
+@contextlib.contextmanager
+def locked(directory: Path, wait: bool = False) -> Iterator[None]:
+    """Create a directory if needed and lock it against other processes.
+
+    The lock leaves no file behind and ends with the process.
+
+    Raises
+    ------
+    SettingsError
+        If another process holds the lock and ``wait`` is False, or if the directory
+        cannot be created.
+    """
+    with _os_errors_as_settings(f"{str(directory)!r} cannot be created"):
+        directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise SettingsError(
+                f"output is {str(directory.parent)!r}, but another run is writing to "
+                f"{str(directory)!r}; wait until it ends or set another output",
+                "output",
+            ) from None
+        except OSError as error:
+            # Some network file systems do not support locks.
+            log(WARNING, "%s cannot be locked: %s", directory, error)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def archive_run(output: Path, algorithm: str) -> None:
+    """Move an earlier run of an algorithm to ``earlier-<run>/<algorithm>``.
+
+    The run can be resumed from there; the log shows how. Runs without a checkpoint are
+    not archived. If the move is interrupted, the next call completes it.
+    """
+    directory = output / algorithm
+    refuse_links("output", directory)
+    checkpoint = directory / CHECKPOINT
+    if not checkpoint.is_file():
+        return
+    name = f"earlier-{token_in(checkpoint)}"
+    parts = [part for part in RUN_FILES if (directory / part).exists()]
+    archive, number = output / name, 1
+    # A link may lead out of the output folder.
+    while archive.is_symlink() or any(
+        (archive / algorithm / part).exists() for part in parts
+    ):
+        number += 1
+        archive = output / f"{name}-{number}"
+    with _os_errors_as_settings(
+        f"the earlier run in {str(directory)!r} cannot be moved to {str(archive)!r}"
+    ):
+        (archive / algorithm).mkdir(parents=True, exist_ok=True)
+        # The checkpoint goes last, so that an archive with a checkpoint is complete.
+        for part in sorted(parts, key=lambda part: part == CHECKPOINT):
+            (directory / part).rename(archive / algorithm / part)
+    _move_summary(output, archive, algorithm)
+    text = "the earlier run was moved to %s; continue it with resume=%r"
+    log(WARNING, text, archive, str(archive))
+
+
+def _move_summary(output: Path, archive: Path, algorithm: str) -> None:
+    path = output / SUMMARY
+    with locked(output, wait=True), contextlib.suppress(*MALFORMED):
+        content = read_json(path)
+        summary = content["algorithms"].pop(algorithm)
+        write_json(archive / SUMMARY, {**content, "algorithms": {algorithm: summary}})
+        if content["algorithms"]:
+            write_json(path, content)
+        else:
+            path.unlink()
+
+
+def prepare_directory(directory: Path, resumed: Path | None) -> None:
+    """Prepare the folder of a run that starts or is resumed.
+
+    The simulated clients start with the states of the resumed run, or with none: states
+    of a run that was killed before its first checkpoint are removed. Unfinished files
+    of killed runs are removed, too. Only files named like ours are touched. The best
+    round's checkpoint of the resumed run is copied as well.
+
+    Parameters
+    ----------
+    directory : Path
+        The run's folder.
+    resumed : Path, optional
+        The folder of the run to resume, possibly the same.
+
+    Raises
+    ------
+    SettingsError
+        If one of the folders is a link, or a file cannot be copied.
+    """
+    states = directory / STATES
+    refuse_links("output", directory, states)
+    refuse_links("output", *_client_folders(states))
+    _remove_unfinished(directory, RUN_FILES)
+    # Other runs hold this lock while they write there.
+    with locked(directory.parent, wait=True):
+        _remove_unfinished(directory.parent, SHARED_FILES)
+    former = resumed / STATES if resumed else None
+    if former and former.resolve() == states.resolve():
+        return
+    best = directory / BEST_FILE
+    with _os_errors_as_settings(f"{str(best)!r} cannot be written"):
+        # A run that was killed before its first checkpoint may have left one.
+        best.unlink(missing_ok=True)
+        if resumed and (resumed / BEST_FILE).is_file():
+            # The run's best round may be one of the earlier ones.
+            write_atomically(best, (resumed / BEST_FILE).read_bytes(), mode=PRIVATE)
+    for folder in _client_folders(states):
+        with contextlib.suppress(OSError):
+            for path in filter(_is_state, folder.iterdir()):
+                path.unlink()
+            folder.rmdir()
+    for folder in _client_folders(former) if former else []:
+        with _os_errors_as_settings(
+            f"{str(folder)!r} cannot be copied to {str(states)!r}"
+        ):
+            for path in filter(_is_state, folder.iterdir()):
+                copy = states / folder.name / path.name
+                write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
+
+
+def _remove_unfinished(directory: Path, names: Collection[str]) -> None:
+    for path in directory.glob(".*"):
+        if unfinished(path.name) in names:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _client_folders(states: Path) -> list[Path]:
+    """Return the folders of simulated clients, which are named by their partition."""
+    return [path for path in states.glob("[0-9]" * 6 + "*") if path.name.isdecimal()]
+
+
+def _is_state(path: Path) -> bool:
+    """Return True if a file is named like the files of a simulated client."""
+    name = (unfinished(path.name) or path.name).removesuffix(SET_ASIDE)
+    return name == ACCOUNT_FILE or STATE_FILE.fullmatch(name) is not None

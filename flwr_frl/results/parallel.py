@@ -1,0 +1,131 @@
+"""Parallel runs of one command, in separate processes."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
+from types import FrameType
+from typing import Any, TypeVar
+
+from rich.progress import track
+
+from flwr_frl.common.settings import ResourceError
+from flwr_frl.results.terminal import console
+
+Result = TypeVar("Result")
+
+
+def run_parallel(
+    function: Callable[..., Result], items: Sequence[tuple[Any, ...]], jobs: int
+) -> list[Result]:
+    """Call a function for each item, in up to ``jobs`` processes.
+
+    Parameters
+    ----------
+    function : callable
+        A function at the top level of a module, as other processes import it.
+    items : sequence of tuple
+        The arguments of each call.
+    jobs : int
+        The number of processes. With 1, all calls are made in this process.
+
+    Returns
+    -------
+    list
+        The results, in the order of the items.
+
+    Raises
+    ------
+    ResourceError
+        If a process was killed.
+    KeyboardInterrupt
+        On Ctrl-C, after the calls in all processes were interrupted.
+    Exception
+        The first exception of a call, after the other calls were interrupted.
+    """
+    if jobs == 1:
+        return [function(*item) for item in items]
+    pool = ProcessPoolExecutor(
+        min(jobs, len(items)),
+        # A fork would share torch's threads and open files.
+        multiprocessing.get_context("spawn"),
+        _start_worker,
+        (logging.getLogger("flwr").level,),
+    )
+    try:
+        futures = [pool.submit(_call, function, *item) for item in items]
+        done = as_completed(futures)
+        for future in track(done, "runs", len(futures), console=console()):
+            future.result()
+    except BrokenProcessPool:
+        raise ResourceError(
+            f"one of {jobs} processes was killed, possibly for lack of memory; try a "
+            "lower --jobs"
+        ) from None
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        raise
+    finally:
+        pool.shutdown()
+    return [future.result() for future in futures]
+
+
+class _Worker:
+    """The state of this process, if it is a worker."""
+
+    # ``busy``: a call is in progress. ``ending``: the process was asked to end.
+    busy = ending = False
+
+
+def _start_worker(log_level: int) -> None:
+    # Ctrl-C reaches all processes of a terminal. Workers leave it to the parent, as a
+    # second signal could interrupt the writing of a checkpoint.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` ignores SIGHUP, which must remain so.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The import sets a level of its own, so it must not come later.
+    import_module("flwr.common")
+    logging.getLogger("flwr").setLevel(log_level)
+    # The progress bars of parallel runs would overwrite each other.
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent has exited, even if it was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Interrupt the call in progress, but only once, as it may write a checkpoint.
+
+    An idle worker is left to the parent: if it exited here, it could hold the lock of
+    the queue that the other workers read.
+    """
+    first, _Worker.ending = not _Worker.ending, True
+    if first and _Worker.busy:
+        raise KeyboardInterrupt
+
+
+def _call(function: Callable[..., Result], *item: Any) -> Result:
+    _Worker.busy = True
+    try:
+        # A call that a worker has already fetched cannot be cancelled.
+        if _Worker.ending:
+            raise KeyboardInterrupt
+        return function(*item)
+    finally:
+        _Worker.busy = False

@@ -1,0 +1,192 @@
+"""The report of one run: its files, progress bar and entry in the comparison."""
+
+import contextlib
+from collections.abc import Mapping
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.common import log
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from flwr_frl.common.settings import Settings
+from flwr_frl.common.text import several, short_name
+from flwr_frl.results.comparison import (
+    read_comparable,
+    shared_config,
+    write_comparison,
+)
+from flwr_frl.results.journal import Journal, client_means, write_csv
+from flwr_frl.results.output import locked, log_os_errors
+from flwr_frl.results.progress import describe
+from flwr_frl.results.results import (
+    CLIENTS,
+    METRICS,
+    METRICS_CSV,
+    NOT_WRITTEN,
+    PAGE,
+    PLOT,
+    Row,
+    missing_metrics,
+    summarize,
+    write_json,
+)
+from flwr_frl.results.terminal import console
+from flwr_frl.results.trackers import Trackers
+from flwr_frl.strategies.server import newcomers
+
+
+class Report:
+    """Report one run of one algorithm in ``output/<algorithm>``.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+    after : int, default 0
+        The last round of the run in ``resume`` that is continued. Rows of later rounds
+        are dropped.
+    trackers : Trackers, optional
+        They receive the same metrics.
+
+    Attributes
+    ----------
+    lost : set of str
+        Files that could not be written when they were last due, except those of rounds,
+        which a later round writes.
+    """
+
+    def __init__(
+        self, settings: Settings, after: int = 0, trackers: Trackers | None = None
+    ) -> None:
+        self.settings, self.trackers, self.lost = settings, trackers, set[str]()
+        self.output = Path(str(settings["output"]))
+        self.algorithm = short_name(str(settings["algorithm"]))
+        self.directory = self.output / self.algorithm
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._about = (self.algorithm, settings["seed"], settings["evaluate-on"])
+        former = Path(str(settings["resume"] or self.output)) / self.algorithm / METRICS
+        self._journal = Journal(self.directory / METRICS, former, after)
+        self.rows, self._latest = self._journal.rows, Row()
+        for row in self.rows:
+            self._latest |= row
+        self._flush("metrics of earlier rounds")
+        present = {row["round"] for row in self.rows}
+        if lost := [str(n) for n in range(1, after + 1) if n not in present]:
+            log(WARNING, "%s lacks these rounds: %s", former, several(lost))
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=console(),
+        )
+        self._bar = self.progress.add_task(
+            self.algorithm,
+            total=int(settings["num-server-rounds"]),
+            completed=after,
+            state="",
+        )
+
+    def _flush(self, what: str) -> None:
+        with log_os_errors(f"{what} in {METRICS}"):
+            self._journal.flush()
+
+    def writing(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Log an `OSError` of the context, and note that a file is lost or written."""
+        return log_os_errors(f"{self.algorithm}/{name}", self.lost)
+
+    def add(
+        self, row: Row, clients: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Record the metrics of a round, durably, and advance the progress bar.
+
+        If the disk is full, the metrics are written along with those of a later round.
+
+        Parameters
+        ----------
+        row : dict
+            The metrics of the round.
+        clients : mapping, optional
+            The metrics of each client that was evaluated in the round.
+        """
+        self._latest |= row
+        self._journal.add(row, clients or {})
+        if self.trackers:
+            self.trackers.add(row)
+        self._flush(f"metrics of round {row['round']}")
+        state = describe(self._latest, str(self.settings["evaluate-on"]))
+        self.progress.update(self._bar, completed=row["round"], state=state)
+
+    def latest(self, name: str) -> float | None:
+        """Return the latest value of a metric; None if there is none."""
+        return self._latest.get(name)
+
+    def finish(
+        self,
+        clients: Mapping[str, Mapping[str, Any]],
+        joined: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """Write the files of a finished run and return its summary.
+
+        If files are missing because they could not be written, the returned summary
+        lists them as ``not-written``.
+
+        Parameters
+        ----------
+        clients : mapping
+            The final metrics of each client, for ``clients.json``.
+        joined : mapping, optional
+            The entries of clients that joined after the training.
+        """
+        requested = str(self.settings["metrics"])
+        if missing := missing_metrics(clients, requested):
+            text = "some clients have no value of %s; means are over the other clients"
+            log(WARNING, text, several(missing))
+        with self.writing(CLIENTS):
+            write_json(self.directory / CLIENTS, clients)
+        with self.writing(METRICS):
+            self._journal.flush()
+        self.write_csv()
+        last = self._summarized_rounds()
+        since = self.rows[-1]["round"] - last if self.rows else 0
+        means = client_means(self.directory / METRICS, "accuracy", since)
+        summary = summarize(self.rows, clients, last, means)
+        if joined:
+            summary |= self._write_newcomers(joined)
+        with log_os_errors(self.output), locked(self.output, wait=True):
+            content = read_comparable(self.output, shared_config(self.settings))
+            content["algorithms"][self.algorithm] = summary
+            write_comparison(self.output, content, lost=self.lost)
+        if self.trackers:
+            files = [self.output / name for name in (PLOT, PAGE)]
+            self.trackers.end(True, summary, [p for p in files if p.is_file()])
+        return {**summary, NOT_WRITTEN: sorted(self.lost)} if self.lost else summary
+
+    def write_csv(self) -> None:
+        """Write ``metrics.csv``, which has every number of the run."""
+        with self.writing(METRICS_CSV):
+            write_csv(self.directory, self._about)
+
+    def _summarized_rounds(self) -> int:
+        """Return how many of the last rounds to average, at least one evaluated one."""
+        last = int(self.settings["evaluate-last"])
+        tested = [row["round"] for row in self.rows if row.get("evaluated")]
+        return max(last, self.rows[-1]["round"] - tested[-1] + 1) if tested else last
+
+    def _write_newcomers(
+        self, joined: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, float]:
+        by_examples = {name: entry["by-examples"] for name, entry in joined.items()}
+        with self.writing(newcomers.FILE):
+            write_json(self.directory / newcomers.FILE, joined)
+            path = self.directory / newcomers.TIDY
+            newcomers.write_tidy(path, self._about[:2], by_examples)
+        return newcomers.summarize(by_examples)

@@ -1,0 +1,358 @@
+"""Results of a run: rows of ``metrics.jsonl``, summaries, and JSON files."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flwr_frl.common.files import write_atomically
+from flwr_frl.common.messages import EXAMPLE_EPSILON, OF_CLIENTS
+
+Row = dict[str, Any]
+
+METRICS, METRICS_CSV, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
+    "metrics.jsonl",
+    "metrics.csv",
+    "clients.json",
+    "summary.json",
+    "accuracy.png",
+    "status.json",
+    "report.html",
+)
+# The entry of a run's summary with the files that could not be written. It is not
+# written itself.
+NOT_WRITTEN = "not-written"
+# The entry of a row with the metrics of each client that was evaluated.
+CLIENT_METRICS = "client-metrics"
+# Metrics by which runs are compared, the preferred one first.
+QUALITY = ("accuracy", "distance", "error", "loss-point", "loss")
+# Metrics that a summary averages over the last rounds.
+SUMMARIZED = (
+    "accuracy",
+    "accuracy-weighted",
+    "accuracy-global",
+    "loss",
+    "loss-weighted",
+    "distance",
+    "error",
+    "consensus-distance",
+    "loss-point",
+    "constraint",
+)
+# Entries of a client that are not averaged. All others are metrics of the task.
+NOT_SUMMARIZED = (
+    *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
+    *("global-nc2", "local-nc2"),
+    *("error-best", "error-phase-1", "error-scratch", "iterations"),
+    "class-counts",
+    EXAMPLE_EPSILON,
+)
+# Numbers that every row has.
+OF_EACH_ROUND = ("seconds", "bytes-down", "bytes-up")
+# Metrics of which a summary has the latest value.
+LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
+# The entry of a summary with `lost_share`, and the code of an error about it.
+LOST = "lost-replies"
+# Raised where a JSON file lacks the expected structure.
+MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError)
+
+
+def quality(names: Container[str]) -> str:
+    """Return the first metric of `QUALITY` in ``names``; ``accuracy`` if none is."""
+    return next((name for name in QUALITY if name in names), "accuracy")
+
+
+def read_journal(path: Path, clients: bool = True) -> Iterator[tuple[bytes, Row]]:
+    """Yield the lines of a ``metrics.jsonl`` and their rows, up to a damaged line.
+
+    A crash may have cut off the last line. A missing file has no rows. If ``clients``
+    is False, the metrics of clients, which may be most of a line, are not parsed.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                text = line
+                if not clients and line.endswith(b"}}\n"):
+                    # They are the last entry of a row.
+                    head, cut, _ = line.partition(f', "{CLIENT_METRICS}": '.encode())
+                    text = head + b"}" if cut else line
+                try:
+                    row = parse_json(text)
+                except ValueError:
+                    return
+                if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
+                    return
+                yield line, row
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a ``metrics.jsonl`` without clients' metrics."""
+    return [without_clients(row) for _, row in read_journal(path, clients=False)]
+
+
+def without_clients(row: Row) -> Row:
+    """Return a row without the metrics of each client, which may be many."""
+    return {name: value for name, value in row.items() if name != CLIENT_METRICS}
+
+
+def is_complete(row: Row) -> bool:
+    """Return True if a row has the numbers of `OF_EACH_ROUND`."""
+    return all(isinstance(row.get(name), int | float) for name in OF_EACH_ROUND)
+
+
+def is_written(path: Path, summaries: Mapping[str, Any]) -> bool:
+    """Return True if a file contains these summaries.
+
+    Parameters
+    ----------
+    path : Path
+        A ``summary.json`` or ``tune.json``.
+    summaries : mapping
+        Summaries by algorithm. The file lacks them if the disk was full.
+    """
+    try:
+        content = read_json(path)
+        written = content.get("algorithms")
+        written = written or {n: tuned["test"] for n, tuned in content.items()}
+        same = {name: written[name] for name in summaries}
+        return bool(same == json.loads(strict_json(summaries)))
+    except MALFORMED:
+        return False
+
+
+def not_written(output: str, lost: Iterable[str]) -> str:
+    """Return the error about files of an output folder that could not be written."""
+    files = ", ".join(sorted(lost))
+    return f"output is {output!r}; not written: {files}; the log shows the reasons"
+
+
+def summarize(
+    rows: list[Row],
+    clients: Mapping[str, Mapping[str, Any]],
+    last: int,
+    means: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Summarize a run by means over its last rounds, never by its best round.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Rows of ``metrics.jsonl``.
+    clients : mapping
+        The final metrics of each client.
+    last : int
+        The number of rounds to average over.
+    means : mapping, optional
+        The mean accuracy of each client over these rounds. From it follow
+        ``accuracy-worst-decile`` and ``accuracy-best-decile``, the means of the worst
+        and the best tenth of the clients, rounded up.
+
+    Returns
+    -------
+    dict
+        Means of `SUMMARIZED` and of the task's metrics, each with ``NAME-clients`` if
+        some clients lack it; ``evaluated``, the mean number of clients in an
+        evaluation; ``accuracy-std-clients``, ``lost-replies`` (`lost_share`),
+        ``rounds``, ``seconds``, total ``bytes`` and ``bits``, the values of `LATEST`,
+        and the largest ``example-epsilon`` of a client.
+    """
+    summary: dict[str, Any] = {}
+    final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
+    of_clients = {name for metrics in clients.values() for name in metrics}
+    task_metrics = sorted(of_clients.difference(SUMMARIZED, NOT_SUMMARIZED))
+    for name in (*SUMMARIZED, *task_metrics):
+        # A client's metric may have the name of one of the row's lists.
+        with_it = [row for row in final if isinstance(row.get(name), int | float)]
+        if with_it:
+            summary[name] = float(np.mean([row[name] for row in with_it]))
+        key = name + OF_CLIENTS
+        if any(key in row for row in with_it):
+            counts = [row[key if key in row else "evaluated"] for row in with_it]
+            summary[key] = float(np.mean(counts))
+    if tested := [row["evaluated"] for row in final if row.get("evaluated")]:
+        summary["evaluated"] = float(np.mean(tested))
+    accuracies = [c["accuracy"] for c in clients.values() if "accuracy" in c]
+    if accuracies:
+        summary["accuracy-std-clients"] = float(np.std(accuracies))
+    if spent := [c[EXAMPLE_EPSILON] for c in clients.values() if EXAMPLE_EPSILON in c]:
+        summary[EXAMPLE_EPSILON] = max(spent)
+    if means:
+        tenth, ranked = math.ceil(len(means) / 10), np.sort(list(means.values()))
+        summary["accuracy-worst-decile"] = float(np.mean(ranked[:tenth]))
+        summary["accuracy-best-decile"] = float(np.mean(ranked[-tenth:]))
+    bits = [row["bits"] for row in rows if "bits" in row]
+    if bits:
+        summary["bits"] = sum(bits)
+    return summary | {
+        LOST: lost_share(rows, len(clients)),
+        "rounds": rows[-1]["round"],
+        "seconds": rows[-1]["seconds"],
+        **{n: rows[-1][n] for n in LATEST if n in rows[-1]},
+        "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
+    }
+
+
+def lost_share(rows: Sequence[Row], num_clients: int) -> float:
+    """Return the share of the replies of the last rounds that were lost.
+
+    A reply is lost if it was rejected, or did not arrive although the round waited for
+    it. The last rounds are those in which as many replies were due as there are
+    clients: one round if all take part. Of training and evaluation, the larger share.
+    """
+    trained, tested = list[tuple[int, int]](), list[tuple[int, int]]()
+    for row in reversed(rows):
+        # A client's metric may have the name of the row's list.
+        names = row.get("unanswered-clients")
+        unanswered = len(names) if isinstance(names, list) else 0
+        trained.append((row.get("clients", 0), row.get("rejected", 0) + unanswered))
+        came = row.get("evaluated", 0) - row.get("evaluated-before", 0)
+        lost = row.get("evaluation-rejected", 0) + row.get("evaluation-unanswered", 0)
+        tested.append((came, lost))
+    shares = [0.0]
+    for rounds in trained, tested:
+        due = lost = 0
+        for valid, missing in rounds:
+            due, lost = due + valid + missing, lost + missing
+            if due >= num_clients:
+                break
+        shares.append(lost / max(1, due))
+    return max(shares)
+
+
+def failure(algorithm: str, summary: Mapping[str, Any]) -> str:
+    """Return why a finished run counts as failed: most of its last replies were lost.
+
+    Empty if it does not.
+    """
+    share = summary.get(LOST) or 0.0
+    if share <= 0.5:
+        return ""
+    return (
+        f"{algorithm} lost {share:.0%} of the replies of its last rounds, so its "
+        "results are not those of all clients; the log has the reasons"
+    )
+
+
+def missing_metrics(
+    clients: Mapping[str, Mapping[str, Any]], requested: str
+) -> list[str]:
+    """Return the task's metrics that some tested clients lack.
+
+    Parameters
+    ----------
+    clients : mapping
+        The final metrics of each client. Clients without a loss were not tested.
+    requested : str
+        The setting ``metrics``. These are checked even if no client reports them.
+
+    Returns
+    -------
+    list of str
+        Each metric with the number of clients that have it: ``'auc' (2)``.
+    """
+    tested = [metrics for metrics in clients.values() if "loss" in metrics]
+    counts = Counter(name for metrics in tested for name in metrics)
+    named = {path.strip().rpartition(":")[2] for path in requested.split(",")} - {""}
+    names = sorted((counts.keys() | named) - {*SUMMARIZED, *NOT_SUMMARIZED})
+    return [f"{n!r} ({counts[n]})" for n in names if counts[n] < len(tested)]
+
+
+def client_data(client: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a client's examples, also by class.
+
+    ``client`` is an entry of ``clients.json``.
+    """
+    counts = client.get("class-counts") or {}
+    sizes = {name: client.get(name) for name in ("num-examples", "num-test-examples")}
+    return {
+        **{name: value for name, value in sizes.items() if value is not None},
+        **{f"class-count:{name}": count for name, count in counts.items()},
+    }
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises `ValueError` like `parse_json`."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raises `ValueError` if it is invalid or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; it is empty if the file is missing or damaged."""
+    try:
+        value = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def objects_in(value: object) -> dict[str, dict[str, Any]]:
+    """Return the objects among the entries of a JSON object."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return {name: entry for name, entry in entries if isinstance(entry, dict)}
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as JSON, atomically."""
+    write_atomically(path, (strict_json(value, indent=2) + "\n").encode())
+
+
+def strict_json(value: object, indent: int | None = None) -> str:
+    """Serialize a value as standard JSON: NaN and infinities become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return the best evaluated round, and the number of evaluations after it.
+
+    The best one is the first with the highest mean accuracy, or the lowest mean loss if
+    there is no accuracy. Without any mean, the round is 0.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        The metrics of the rounds, in order.
+    """
+    best, best_at, since = -math.inf, 0, 0
+    for row in rows:
+        if not row.get("evaluated"):
+            continue
+        since += 1
+        value, loss = row.get("accuracy"), row.get("loss")
+        if (value is None or math.isnan(value)) and loss is not None:
+            value = -loss
+        if value is not None and value > best:
+            best, best_at, since = value, row["round"], 0
+    return best_at, since
+
+
+def stopped_early(rows: Sequence[Mapping[str, Any]], patience: int) -> bool:
+    """Return True if early stopping ends a run after the last of its rounds.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        The metrics of all rounds so far, in order.
+    patience : int
+        Number of successive evaluations without improvement; 0 never ends a run.
+    """
+    evaluated = bool(rows) and bool(rows[-1].get("evaluated"))
+    return evaluated and patience > 0 and best_round(rows)[1] >= patience

@@ -1,0 +1,400 @@
+"""Experiment trackers: TensorBoard, MLflow, Weights & Biases, or a custom one.
+
+Each tracker runs in a separate thread, so that a slow or unreachable server does not
+delay a round. An exception of a tracker is logged and ends the tracking, not the run.
+"""
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from logging import WARNING
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from flwr.common import log
+
+from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.files import refuse_links
+from flwr_frl.common.settings import (
+    Settings,
+    SettingsError,
+    is_path,
+    load,
+    need,
+    require,
+    unknown,
+)
+from flwr_frl.common.text import one_line
+from flwr_frl.results.results import QUALITY, Row
+
+# The name of MLflow's experiment and of W&B's project.
+PROJECT = "flwr-frl"
+# Seconds that a tracker may take to send its remaining data.
+PATIENCE = 60.0
+# The most parameters that MLflow accepts in a request, and their greatest length.
+MAX_PARAMETERS, MAX_LENGTH = 100, 6000
+# The address with which W&B writes files only.
+OFFLINE = "offline"
+
+
+@dataclass(frozen=True)
+class About:
+    """The run that a tracker tracks.
+
+    Parameters
+    ----------
+    algorithm : str
+        The algorithm's short name.
+    run : str
+        Identifies the run. A resumed run keeps it.
+    after : int
+        The round after which the run continues; 0 for a new run.
+    directory : Path
+        The folder of the run, absolute.
+    settings : mapping
+        All settings.
+    """
+
+    algorithm: str
+    run: str
+    after: int
+    directory: Path
+    settings: Settings
+
+    @property
+    def checkpoint(self) -> str:
+        """The path of the run's checkpoint."""
+        return str(self.directory / CHECKPOINT)
+
+
+class Tracker:
+    """Base class of trackers. The setting ``tracker`` takes a subclass's import path.
+
+    All methods are called from one thread, in order. An exception ends the tracking.
+
+    Parameters
+    ----------
+    uri : str
+        The setting ``tracker-uri``, whose meaning depends on the tracker.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def start(self, about: About) -> None:
+        """Start a run, or continue the run with the same ``about.run``."""
+
+    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a round."""
+
+    def end(
+        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
+    ) -> None:
+        """End the run.
+
+        Parameters
+        ----------
+        finished : bool
+            False if the run was stopped; it then has neither result nor files.
+        metrics : mapping
+            The run's summary.
+        files : sequence of Path
+            The plot and the page.
+        """
+
+
+class TensorBoard(Tracker):
+    """Write event files to ``URI/ALGORITHM-RUN``.
+
+    The default address is the folder ``tensorboard`` in the output folder.
+    """
+
+    def start(self, about: About) -> None:
+        """Log the settings as hyperparameters; purge rounds that are repeated."""
+        from tensorboardX import SummaryWriter
+        from tensorboardX.summary import hparams
+
+        folder = Path(self.uri or about.directory.parent / "tensorboard")
+        if not self.uri:
+            refuse_links("output", folder)
+        self.after = about.after
+        path = str(folder / f"{about.algorithm}-{about.run}")
+        purged = about.after + 1 if about.after else None
+        # Files are otherwise named by the second in which they are created.
+        suffix = f".{about.after}"
+        self.writer = SummaryWriter(path, purge_step=purged, filename_suffix=suffix)
+        if not about.after:
+            measures = dict.fromkeys(("train-loss", *QUALITY), 0)
+            for part in hparams(dict(about.settings), measures):
+                self.writer.file_writer.add_summary(part)
+        self.writer.add_text("checkpoint", about.checkpoint)
+        self.writer.flush()
+
+    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
+        self.after = server_round
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, server_round)
+        self.writer.flush()
+
+    def end(
+        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
+    ) -> None:
+        """Log the result and the plot."""
+        import numpy as np
+        from PIL import Image
+
+        for name, value in metrics.items():
+            self.writer.add_scalar(f"result/{name}", value, self.after)
+        for path in files:
+            if path.suffix == ".png":
+                with Image.open(path) as image:
+                    pixels = np.asarray(image.convert("RGB"))
+                self.writer.add_image(path.name, pixels, self.after, dataformats="HWC")
+        self.writer.close()
+
+
+class MLflow(Tracker):
+    """Log a run to the experiment named by the setting ``experiment``, or ``flwr-frl``.
+
+    The default address is ``MLFLOW_TRACKING_URI``, or else MLflow's default.
+    """
+
+    # Tag by which the run is found when it is resumed.
+    TAG = "flwr-frl.run"
+
+    def start(self, about: About) -> None:
+        """Create a run with the settings as parameters, or find the resumed one."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.client = MlflowClient(self.uri or None)
+        name = str(about.settings["experiment"]) or PROJECT
+        former = self.client.get_experiment_by_name(name)
+        experiment = (
+            former.experiment_id if former else self.client.create_experiment(name)
+        )
+        query = f"tags.`{self.TAG}` = '{about.run}'"
+        if runs := self.client.search_runs([experiment], query, max_results=1):
+            self.run = runs[0].info.run_id
+            self.client.update_run(self.run, "RUNNING")
+            return
+        tags = {self.TAG: about.run, "checkpoint": about.checkpoint}
+        run = self.client.create_run(experiment, run_name=about.algorithm, tags=tags)
+        self.run = run.info.run_id
+        params = [Param(n, str(v)[:MAX_LENGTH]) for n, v in about.settings.items()]
+        for i in range(0, len(params), MAX_PARAMETERS):
+            self.client.log_batch(self.run, params=params[i : i + MAX_PARAMETERS])
+
+    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a round in one request."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        batch = [Metric(n, float(v), now, server_round) for n, v in metrics.items()]
+        if batch:
+            self.client.log_batch(self.run, metrics=batch)
+
+    def end(
+        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
+    ) -> None:
+        """Log the result and the files."""
+        self.add(0, {f"result/{name}": value for name, value in metrics.items()})
+        for path in files:
+            self.client.log_artifact(self.run, str(path))
+        self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
+
+
+class WandB(Tracker):
+    """Log a run to the W&B project ``flwr-frl``.
+
+    The default address is ``WANDB_BASE_URL``, or else the cloud; ``WANDB_MODE`` is
+    respected. With the address ``offline`` the run is written to ``wandb`` in the
+    output folder, for ``wandb sync``.
+    """
+
+    def start(self, about: About) -> None:
+        """Create a run with the settings as its config, or resume it."""
+        import wandb
+
+        offline = self.uri == OFFLINE
+        online = not offline and os.environ.get("WANDB_MODE", "online") == "online"
+        address = self.uri if online else ""
+        # Without a login, `init` would ask for one on the terminal.
+        if online and not wandb.login(host=address or None, prompt=False):
+            raise SettingsError(
+                f"wandb has no login; run `wandb login` or set tracker-uri={OFFLINE!r}"
+            )
+        settings = wandb.Settings(silent=True, console="off")
+        if address:
+            settings.base_url = address
+        self.run = wandb.init(
+            project=PROJECT,
+            id=about.run,
+            name=about.algorithm,
+            group=str(about.settings["experiment"]) or None,
+            resume="allow",
+            config={**about.settings, "checkpoint": about.checkpoint},
+            # A resumed run may have more rounds than before.
+            allow_val_change=True,
+            dir=str(about.directory.parent),
+            mode="offline" if offline else None,
+            settings=settings,
+        )
+        self.run.define_metric("*", step_metric="round")
+
+    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a round."""
+        self.run.log({**metrics, "round": server_round})
+
+    def end(
+        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
+    ) -> None:
+        """Log the result and the files."""
+        import wandb
+
+        self.run.summary.update({f"result/{n}": v for n, v in metrics.items()})
+        for path in files:
+            if path.suffix == ".png":
+                self.run.log({path.name: wandb.Image(str(path))})
+            else:
+                with path.open(encoding="utf-8") as file:
+                    self.run.log({path.name: wandb.Html(file)})
+        self.run.finish(0 if finished else 1)
+
+
+# Trackers by name, each with the package it needs. The name is also that of an extra.
+TRACKERS: dict[str, tuple[type[Tracker], str]] = {
+    "tensorboard": (TensorBoard, "tensorboardX"),
+    "mlflow": (MLflow, "mlflow"),
+    "wandb": (WandB, "wandb"),
+}
+
+
+class Trackers:
+    """The trackers that the settings name.
+
+    Parameters
+    ----------
+    settings : mapping
+        With ``tracker`` and ``tracker-uri``, lists separated by commas.
+
+    Raises
+    ------
+    SettingsError
+        If a tracker is unknown, its package is missing, or the numbers of trackers and
+        addresses differ.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        names = [n.strip() for n in str(settings["tracker"]).split(",") if n.strip()]
+        uri = str(settings["tracker-uri"])
+        require(bool(names) or not uri, "tracker-uri", uri, "empty without a tracker")
+        uris = [u.strip() for u in uri.split(",")] if uri.strip() else [""] * len(names)
+        if len(uris) != len(names):
+            raise SettingsError(
+                f"tracker-uri is {uri!r}; expected empty or a list of {len(names)} "
+                "addresses separated by commas, one for each tracker"
+            )
+        self._threads = [
+            _TrackerThread(name, partial(_tracker_class(name), uri))
+            for name, uri in zip(names, uris, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def of(self, about: About) -> Iterator["Trackers"]:
+        """Track a run. An exception in the context ends it as a stopped run."""
+        for thread in self._threads:
+            thread.start()
+            thread.call("start", about)
+        try:
+            yield self
+        except BaseException:
+            self.end(False, {}, [])
+            raise
+
+    def add(self, row: Row) -> None:
+        """Log the metrics of a round."""
+        for thread in self._threads:
+            thread.call("add", row["round"], numbers(row))
+
+    def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
+        """End the run and wait until all data is sent, at most `PATIENCE` seconds."""
+        for thread in self._threads:
+            thread.call("end", finished, numbers(summary), files)
+        for thread in self._threads:
+            thread.close()
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """Return the finite numbers in a row."""
+    return {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }
+
+
+def _tracker_class(name: str) -> type[Tracker]:
+    if is_path(name):
+        loaded = load(name, "tracker")
+        if not (isinstance(loaded, type) and issubclass(loaded, Tracker)):
+            raise SettingsError(
+                f"tracker {name!r} names {loaded!r}; expected a subclass of Tracker"
+            )
+        return loaded
+    if name not in TRACKERS:
+        raise unknown("tracker", name, TRACKERS)
+    tracker, package = TRACKERS[name]
+    need(package, name, f"tracker {name!r}")
+    return tracker
+
+
+class _TrackerThread(threading.Thread):
+    """Create a tracker and call its methods, one after the other.
+
+    A daemon thread, unlike those of an executor, does not keep the process alive.
+    """
+
+    def __init__(self, name: str, create: Callable[[], Tracker]) -> None:
+        super().__init__(name=f"tracker {name}", daemon=True)
+        self.tracker, self._create = name, create
+        self._calls: SimpleQueue[tuple[str, tuple[Any, ...]] | None] = SimpleQueue()
+        self._failed = False
+
+    def call(self, method: str, *arguments: Any) -> None:
+        if not self._failed:
+            self._calls.put((method, arguments))
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self.join(PATIENCE)
+        if self.is_alive() and not self._failed:
+            self._fail(f"it has not ended within {PATIENCE:g} s")
+
+    def run(self) -> None:
+        tracker, method = None, "create"
+        try:
+            tracker = self._create()
+            while (call := self._calls.get()) is not None:
+                method, arguments = call
+                getattr(tracker, method)(*arguments)
+        except (Exception, SystemExit) as error:
+            self._fail(f"{type(error).__name__}: {error}")
+            # An open run would otherwise be shown as running forever.
+            if tracker is not None and method == "add":
+                with contextlib.suppress(Exception, SystemExit):
+                    tracker.end(False, {}, [])
+
+    def _fail(self, reason: str) -> None:
+        self._failed = True
+        text = "tracker %r failed and is no longer used; the run continues: %s"
+        log(WARNING, text, self.tracker, one_line(reason))

@@ -1,0 +1,398 @@
+"""Declarations of a strategy: its settings, requirements and capabilities.
+
+A subclass declares its traits in its class statement::
+
+    class Mine(Strategy, client="package.module:MineClient", averages=False):
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+
+from flwr_frl.common.settings import (
+    Checked,
+    Choice,
+    Range,
+    Seed,
+    Setting,
+    Settings,
+    SettingsError,
+    build,
+    defaults,
+    require,
+    similar,
+    take_fields,
+    validate,
+)
+from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+# Methods that receive the replies to training. An override may need more of their
+# arrays than the mean.
+USES_REPLIES = {
+    "aggregate",
+    "aggregate_train",
+    "_mean",
+    "metrics",
+    "weights",
+}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Requirements and capabilities of an algorithm.
+
+    A subclass inherits all of them but four, which describe one implementation:
+    ``task_overrides``; ``supports_client_dp`` and ``asynchronous`` where the subclass
+    overrides ``aggregate`` or ``mean``; and ``needs_only_mean`` where it overrides one
+    of `USES_REPLIES`.
+
+    Parameters
+    ----------
+    client : str
+        Import path of the algorithm's client, ``package.module:Class``.
+    task_overrides : mapping of str to str
+        Import paths of the strategies that replace this one, by the task's name.
+    evaluate_last_round_only : bool, default False
+        Evaluate the last round only, regardless of the settings.
+    takes_newcomers : bool, default True
+        True if training leaves a model for clients that join afterwards.
+    waits_for_all : bool, default True
+        True if a round waits for the replies of all sampled clients.
+    simulation_defaults : mapping
+        Defaults of settings in simulation.
+    srpfl_settings : mapping or None
+        Settings that SRPFL changes when it wraps the strategy; None if the strategy
+        does not sample clients, so that SRPFL cannot wrap it.
+    averages : bool, default True
+        True if the strategy averages replies, so that ``aggregation`` applies.
+    supports_client_dp : bool, default True
+        True if clients are exposed only through averages (required for client-level
+        differential privacy).
+    replies_are_changes : bool, default False
+        True if replies are differences from the arrays that were sent. The client then
+        needs ``sends_changes``.
+    asynchronous : bool, default True
+        True if replies that were made from earlier versions can be averaged with others
+        (`flwr_frl.strategies.fedbuff`).
+    needs_only_mean : bool, default True
+        True if `mean` is all that the strategy needs of the arrays in replies to
+        training. A simulation in one process without a speed model then averages each
+        reply as it arrives, and its memory does not grow with the number of clients.
+    fixed_shapes : bool, default True
+        True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
+        arrays that were sent.
+    needs_arrays : tuple of str, default ()
+        Names of arrays beside the model that the initial arrays must contain.
+    """
+
+    client: str = ""
+    task_overrides: Mapping[str, str] = field(default_factory=dict)
+    evaluate_last_round_only: bool = False
+    takes_newcomers: bool = True
+    waits_for_all: bool = True
+    simulation_defaults: Mapping[str, Setting] = field(default_factory=dict)
+    srpfl_settings: Mapping[str, Setting] | None = field(default_factory=dict)
+    averages: bool = True
+    supports_client_dp: bool = True
+    replies_are_changes: bool = False
+    asynchronous: bool = True
+    needs_only_mean: bool = True
+    fixed_shapes: bool = True
+    needs_arrays: tuple[str, ...] = ()
+
+
+class Algorithm(FlowerStrategy):
+    """A strategy that declares traits in its class statement."""
+
+    traits: ClassVar[Traits] = Traits()
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        """Derive the subclass's traits from the inherited ones.
+
+        Raises
+        ------
+        SettingsError
+            If a trait is unknown, or is defined as an attribute, without effect.
+        """
+        super().__init_subclass__()
+        # A class, which a strategy beside it names, or its import path.
+        if isinstance(client := traits.get("client"), type):
+            traits["client"] = f"{client.__module__}:{client.__qualname__}"
+        if settings := take_fields(cls):
+            declare(cls, settings)
+        fields = Traits.__dataclass_fields__
+        for name in traits.keys() - fields.keys():
+            raise SettingsError(
+                f"{cls.__qualname__} declares {name!r}; expected {', '.join(fields)}"
+            )
+        for name in fields.keys() & cls.__dict__.keys():
+            raise SettingsError(
+                f"{cls.__qualname__}.{name} has no effect; use the class keyword "
+                f"{name}, as in `class Mine(Strategy, {name}=...)`"
+            )
+        per_class: dict[str, Any] = {"task_overrides": {}}
+        # An overriding method may expose more than an average does.
+        parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
+        # Also by a base that is no strategy.
+        overridden = {
+            name
+            for name in USES_REPLIES
+            if inspect.getattr_static(cls, name, None)
+            is not inspect.getattr_static(parent, name, None)
+        }
+        if overridden & {"aggregate", "_mean"}:
+            per_class |= {"supports_client_dp": False, "asynchronous": False}
+        if overridden:
+            per_class["needs_only_mean"] = False
+        cls.traits = replace(cls.traits, **{**per_class, **traits})
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Any:
+        """Return the strategy with its declared arguments taken from settings.
+
+        Raises
+        ------
+        SettingsError
+            If a setting is out of its range, or an ``__init__`` does not pass on the
+            arguments of its bases: their settings would silently keep their defaults.
+        """
+        for kind in cls.__mro__:
+            init = kind.__dict__.get("__init__")
+            if init and all(
+                parameter.kind is not parameter.VAR_KEYWORD
+                for parameter in inspect.signature(init).parameters.values()
+            ):
+                # `Averaging.__init__`, whose bases declare no settings.
+                if "__signature__" in getattr(init, "__dict__", {}):
+                    break
+                raise SettingsError(
+                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
+                    "its bases, such as fraction-train and seed, have no effect; add "
+                    "**base to its arguments and call super().__init__(**base)"
+                )
+        return build(cls, settings)
+
+
+def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None:
+    """Give a strategy an ``__init__`` that takes its settings as keyword arguments.
+
+    They are set as attributes, and then the rest is passed to the ``__init__`` that the
+    class defines or inherits.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    settings : mapping of str to (annotation, default)
+        The settings that it declares as fields, by name.
+    """
+    defined = vars(cls).get("__init__")
+
+    def init(self: Any, **arguments: Any) -> None:
+        own = {n: arguments.pop(n, default) for n, (_, default) in settings.items()}
+        vars(self).update(own)
+        validate(self)
+        (partial(defined, self) if defined else super(cls, self).__init__)(**arguments)
+
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for name, (annotation, default) in settings.items()
+    ]
+    further = inspect.signature(defined or _accepts_all).parameters.values()
+    _, *others = further
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(init)["__signature__"] = inspect.Signature([me, *parameters, *others])
+    init.__module__, init.__doc__ = cls.__module__, getattr(defined, "__doc__", None)
+    cls.__init__ = init
+
+
+def _accepts_all(self: Any, **base: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class StrategySettings(Checked):
+    """Settings of every strategy, which are its keyword arguments.
+
+    Parameters
+    ----------
+    fraction_train : float, default 0.5
+        Fraction of the connected clients that train in a round, rounded down.
+    fraction_evaluate : float, default 1
+        Fraction of the connected clients in an evaluation, rounded down but at least
+        one client; 0 evaluates none. The results of a client are those of its last
+        evaluation.
+    min_train_nodes : int, default 1
+        Minimum number of clients that train in a round.
+    min_available_nodes : int, default 1
+        Number of clients to wait for before the run begins.
+    weighting : {"uniform", "examples"}, default "uniform"
+        Weights of the mean: equal, or the number of training examples, limited to the
+        number that the client reported at first. The server cannot verify this number.
+    largest_share : float, default 1
+        With ``weighting="examples"``, the largest fraction of a round's total weight
+        that one of three or more clients can have. 1 sets no limit for the mean; with
+        another ``aggregation``, all clients then have the same weight.
+    aggregation : str, default "mean"
+        Aggregation rule (`flwr_frl.strategies.server.aggregation`). A single Byzantine
+        client can ruin the ``mean``. ``median``, ``trimmed-mean`` and ``multi-krum``
+        give every client the same influence; they and ``geometric-median`` hold one
+        array of all clients in memory at a time. ``centered-clip`` clips the
+        differences from the last round's change.
+    bucket_size : int, default 0
+        Number of replies in a bucket. Every ``aggregation`` but the mean then combines
+        the means of buckets, which helps if clients' data differ much. One Byzantine
+        client corrupts a whole bucket, so rules multiply ``byzantine-fraction`` by the
+        bucket size. 0 and 1 disable buckets.
+    byzantine_fraction : float, default 0.2
+        Fraction of a round's replies that ``trimmed-mean`` (at either end of each
+        entry) and ``multi-krum`` assume to be Byzantine. With FedBuff and SRPFL it
+        also determines the smallest ``buffer-size`` and ``initial-nodes``.
+    clip_norm : float, default 0
+        Largest norm of one client's change with ``clip``, or of its distance from the
+        last round's change with ``centered-clip``; 0 is the median norm of the round.
+    server_dp_noise : float, default 0
+        Noise multiplier z of client-level differential privacy
+        (`flwr_frl.strategies.server.privacy`): the mean of n clients' changes gets
+        noise with the standard deviation z C/n; 0 (none) or at least 0.001.
+    server_dp_clip : float, default 0
+        Clipping norm C of one client's change of the shared arrays.
+    server_dp_delta : float, default 0
+        δ at which ε is computed; well below one over the number of clients.
+    seed : int, default 0
+        Seed of the sampling, which depends on the seed, the round and the clients'
+        names only. In a run it is also the seed of partition, initial model and
+        training.
+    checkpoint_every : int, default 0
+        Rounds between two checkpoints, which the caller writes; 0 writes no
+        intermediate checkpoints.
+    transport : {"float32", "float16"}, default "float32"
+        Precision in which averaged float32 arrays are sent, in both directions (with
+        IFCA and FedFomo, only to clients). The server itself keeps float32.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of its range.
+    """
+
+    fraction_train: Annotated[float, Range("(0, 1]")] = 0.5
+    fraction_evaluate: Annotated[float, Range("[0, 1]")] = 1.0
+    min_train_nodes: Annotated[int, Range("[1, inf)")] = 1
+    min_available_nodes: Annotated[int, Range("[1, inf)")] = 1
+    weighting: Annotated[str, Choice("uniform", "examples")] = "uniform"
+    largest_share: Annotated[float, Range("(0, 1]")] = 1.0
+    aggregation: Annotated[str, Choice(*RULES)] = "mean"
+    byzantine_fraction: Annotated[float, Range("[0, 0.5)")] = 0.2
+    clip_norm: Annotated[float, Range("[0, inf)")] = 0.0
+    bucket_size: Annotated[int, Range("[0, inf)")] = 0
+    server_dp_noise: Annotated[float, Range("[0, 1e6]")] = 0.0
+    server_dp_clip: Annotated[float, Range("[0, inf)")] = 0.0
+    server_dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
+    seed: Annotated[int, Seed] = 0
+    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
+    transport: Annotated[str, Choice("float32", "float16")] = "float32"
+
+    @classmethod
+    def of(cls, strategy: type, arguments: dict[str, Any]) -> "StrategySettings":
+        """Return the settings from the keyword arguments of a strategy's constructor.
+
+        Parameters
+        ----------
+        strategy : type
+            The class of the strategy, for error messages.
+        arguments : dict
+            Values by field of this class.
+
+        Raises
+        ------
+        TypeError
+            If an argument is unknown. The message suggests the most similar one.
+        """
+        unknown = arguments.keys() - inspect.signature(cls).parameters.keys()
+        if unknown:
+            name = min(unknown)
+            line = f"{strategy.__name__} has no argument {name!r}"
+            setting = name.replace("_", "-")
+            if setting in defaults():
+                about = f"{setting} is a setting of clients or of other strategies"
+                raise TypeError(f"{line}; {about}")
+            inits = [
+                vars(b)["__init__"] for b in strategy.__mro__ if "__init__" in vars(b)
+            ]
+            known = {
+                parameter.name
+                for init in inits
+                for parameter in inspect.signature(init).parameters.values()
+                if parameter.kind is parameter.KEYWORD_ONLY
+            }
+            near = "".join(f"; did you mean {n!r}?" for n in similar(name, known))
+            raise TypeError(f"{line}{near}")
+        return cls(**arguments)
+
+    def check(self, traits: Traits) -> None:
+        """Raise `SettingsError` if an algorithm with these traits cannot use them."""
+        rule = self.aggregation
+        allowed = "mean: this algorithm averages no models"
+        require(traits.averages or rule == "mean", "aggregation", rule, allowed)
+        allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
+        valid = self.weighting == "uniform" or rule in WEIGHED
+        require(valid, "weighting", self.weighting, allowed)
+        if not self.server_dp_noise:
+            return
+        allowed = "0 for this algorithm: more is told of a client than a share of means"
+        valid = traits.averages and traits.supports_client_dp
+        require(valid, "server-dp-noise", self.server_dp_noise, allowed)
+        allowed = "uniform with server-dp-noise"
+        require(self.weighting == "uniform", "weighting", self.weighting, allowed)
+        require(rule == "mean", "aggregation", rule, "mean with server-dp-noise")
+
+    @property
+    def uses_claims(self) -> bool:
+        """True if weights follow from numbers that the clients report.
+
+        A single client can report any number, so a rule that should resist Byzantine
+        clients needs a ``largest-share``.
+        """
+        return self.aggregation == "mean" or self.largest_share < 1
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings without effect, by name, with the reason."""
+        rule, unused = f"aggregation {self.aggregation!r} does not use it", {}
+        if self.weighting == "examples" and not self.uses_claims:
+            reason = "gives equal weights unless largest-share is below 1"
+            unused["weighting"] = f"aggregation {self.aggregation!r} {reason}"
+        if self.aggregation not in ("clip", CENTERED_CLIP):
+            unused["clip-norm"] = rule
+        if self.aggregation not in ("trimmed-mean", "multi-krum"):
+            unused["byzantine-fraction"] = rule
+        if self.aggregation == "mean":
+            unused["bucket-size"] = rule
+        if self.weighting == "uniform":
+            unused["largest-share"] = "with weighting='uniform' all have the same share"
+        return unused
+
+
+def takes(settings: type) -> Callable[[F], F]:
+    """Decorate an ``__init__``: its signature shows the fields of a settings class.
+
+    They replace ``**arguments``.
+    """
+
+    def decorate(init: F) -> F:
+        *named, _ = inspect.signature(init).parameters.values()
+        fields = inspect.signature(settings).parameters.values()
+        keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in fields]
+        vars(init)["__signature__"] = inspect.Signature([*named, *keywords])
+        return init
+
+    return decorate

@@ -1,0 +1,46 @@
+"""Checkpoint files."""
+
+import numpy as np
+import pytest
+
+from flwr_frl.common.checkpoint import (
+    FILE,
+    Content,
+    pack,
+    read,
+    read_about,
+)
+from flwr_frl.common.sealed import ChecksumError
+
+CONTENT = Content(
+    {"round": 3, "names": ["w"], "values": {"acknowledged": {"a": 3}}},
+    {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T},
+    {"heads/a/b": np.ones(2), "count": np.array(5)},
+)
+
+
+def test_content_is_unchanged_by_writing_and_reading(tmp_path):
+    path = tmp_path / FILE
+    path.write_bytes(pack(CONTENT))
+    content = read(path)
+    assert content.about == read_about(path) == CONTENT.about
+    for ours, theirs in (
+        (content.arrays, CONTENT.arrays),
+        (content.state, CONTENT.state),
+    ):
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(ours[name], array)
+            assert ours[name].dtype == array.dtype
+
+
+def test_every_flipped_bit_of_the_content_is_detected(tmp_path):
+    path, data = tmp_path / FILE, pack(CONTENT)
+    begin = 8 + int.from_bytes(data[:8], "little")
+    settings = data.index(b"acknowledged")
+    for place in (*range(begin, len(data)), settings):
+        flipped = bytearray(data)
+        flipped[place] ^= 1
+        path.write_bytes(bytes(flipped))
+        with pytest.raises(ChecksumError):
+            read(path)

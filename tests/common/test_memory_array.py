@@ -1,0 +1,93 @@
+"""Arrays that are serialized when their bytes are read."""
+
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from flwr_frl.common.memory_array import (
+    MemoryArray,
+    memory_record,
+    num_bytes,
+    values_of,
+)
+
+VALUES = {
+    "float32": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "by column": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "a number": np.array(3, np.int64),
+    "empty": np.zeros((0, 4), np.float16),
+    "booleans": np.array([True, False]),
+}
+
+
+def test_records_equal_those_of_flower_s_constructor():
+    record = memory_record(VALUES)
+    assert list(record) == list(VALUES)
+    for name, value in VALUES.items():
+        array, expected = record[name], Array(np.array(value, order="C"))
+        # The bytes have not been read yet.
+        assert num_bytes(array) == num_bytes(expected) == len(expected.data)
+        np.testing.assert_array_equal(values_of(array), value)
+        assert array == expected
+        assert expected == array
+        assert array.object_id == expected.object_id
+        # With its children, as it is sent over a network
+        assert Array.inflate(array.deflate(), dict(array.children or {})) == expected
+        np.testing.assert_array_equal(values_of(array), value)
+        np.testing.assert_array_equal(array.numpy(), value)
+    assert record["float32"] != Array(np.zeros((2, 3), np.float32))
+
+
+def test_records_are_converted_by_flower_like_its_own():
+    record = memory_record({"w": VALUES["float32"]})
+    np.testing.assert_array_equal(record.to_numpy_ndarrays()[0], VALUES["float32"])
+    assert record == ArrayRecord({"w": Array(VALUES["float32"])})
+    assert record["w"].dtype == "float32"
+
+
+def test_values_are_shared_and_cannot_be_written():
+    values = np.ones(3)
+    array = MemoryArray(values)
+    assert np.shares_memory(values_of(array), values)
+    with pytest.raises(ValueError, match="read-only"):
+        values_of(array)[0] = 2.0
+    # Flower's interface returns copies.
+    array.numpy()[0] = 2.0
+    assert values_of(array)[0] == 1.0
+
+
+def test_bytes_are_created_once_and_then_hold_the_values():
+    array = MemoryArray(np.ones(3))
+    assert array.data is array.data
+    assert np.shares_memory(values_of(array), np.frombuffer(array.data, np.uint8))
+
+
+def test_an_array_whose_bytes_are_replaced_becomes_a_flower_array():
+    array = MemoryArray(np.ones(3))
+    array.data = Array(np.zeros(3)).data
+    assert type(array) is Array
+    np.testing.assert_array_equal(array.numpy(), np.zeros(3))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_non_finite_values_are_detected(value, dtype):
+    values = np.full((3, 4), np.finfo(dtype).max, dtype)
+    # The sum of their squares overflows.
+    assert MemoryArray(values).all_finite
+    values[1, 2] = value
+    assert not MemoryArray(values).all_finite
+
+
+def test_a_copy_by_pickle_has_the_same_values():
+    array = MemoryArray(np.ones(3))
+    copy = pickle.loads(pickle.dumps(array))
+    assert copy == array
+    np.testing.assert_array_equal(values_of(copy), np.ones(3))
+
+
+def test_objects_are_refused():
+    with pytest.raises(ValueError, match="objects"):
+        _ = MemoryArray(np.array([{}])).data

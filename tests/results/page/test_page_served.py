@@ -1,0 +1,123 @@
+"""The results page over HTTP."""
+
+import http.client
+import socket
+import threading
+
+import pytest
+from page_folders import ROWS, write
+
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.page.__main__ import main
+from flwr_frl.results.page.document import page
+from flwr_frl.results.page.folder import Results
+from flwr_frl.results.page.serving import (
+    PageServer,
+    _Handler,
+    served,
+    served_for,
+)
+
+
+@pytest.fixture
+def server(tmp_path):
+    write(tmp_path)
+    server = PageServer(tmp_path, 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def ask(server, method="GET", path="/", **headers):
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, headers=names)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def test_a_closed_connection_prints_nothing(server, monkeypatch, capsys):
+    def fail(handler):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(_Handler, "do_GET", fail)
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_served_page_is_cached_until_a_run_changes(server, tmp_path):
+    answer, body = ask(server)
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert body.decode() == page(Results(tmp_path), live=True)
+    tag = answer.headers["ETag"]
+    answer, body = ask(server, If_None_Match=tag)
+    assert (answer.status, body) == (304, b"")
+    write(tmp_path, rows=[*ROWS, {**ROWS[1], "round": 3}])
+    answer, body = ask(server, If_None_Match=tag)
+    assert answer.status == 200
+    assert b"3 of 10" in body
+    answer, body = ask(server, "HEAD")
+    assert (answer.status, body) == (200, b"")
+
+
+def test_only_the_page_is_served_and_only_locally(server):
+    assert server.server_address[0] == "127.0.0.1"
+    for path in ("/fedrep/metrics.jsonl", "/../etc/passwd", "/%2e%2e/x", "x"):
+        assert ask(server, path=path)[0].status in (400, 404)
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(server, method)[0].status == 501
+    # Foreign host names that resolve to this server (DNS rebinding).
+    for host in ("evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""):
+        assert ask(server, Host=host)[0].status == 403
+    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "192.0.2.1"):
+        assert ask(server, Host=host)[0].status == 200
+
+
+def test_port_in_use_is_an_error(server, tmp_path, capsys):
+    port = server.server_address[1]
+    with pytest.raises(SettingsError, match=rf"^page is .* 127.0.0.1:{port} cannot"):
+        PageServer(tmp_path, port)
+    assert main([str(tmp_path), "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: page is {port}, but 127.0.0.1:{port} cannot")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nowhere"], "'nowhere' is not a folder"),
+        ([".", "--port", "70000"], "page is 70000; expected a port, 0 to 65535"),
+        ([".", "--port", "x"], "expected an integer, not 'x'"),
+        ([".", "--host", "192.0.2.7"], "192.0.2.7:8765 cannot be listened on"),
+        ([], "the following arguments are required: DIR"),
+    ],
+)
+def test_bad_input_prints_one_line(arguments, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_page_is_served_only_during_a_run(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with served_for({"page": port, "output": str(tmp_path / "later")}):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/")
+        assert b"No run has written" in connection.getresponse().read()
+        connection.close()
+    with served(tmp_path, port) as url:
+        assert url == f"http://127.0.0.1:{port}/"
+    with served_for({"page": 0, "output": "x"}):
+        pass

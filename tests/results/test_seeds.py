@@ -1,0 +1,131 @@
+"""Several seeds: their settings, and means and standard deviations over seeds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.results.plot import curve
+from flwr_frl.results.seeds import combine, in_folder, over_seeds, plan
+from flwr_frl.results.tune import points
+
+
+def test_each_seed_has_a_folder():
+    runs = plan({"momentum": 0.9}, 2, ["fedavg"], 5, "out")
+    assert runs == [
+        {"momentum": 0.9, "seed": 5, "output": "out/seed-5", "resume": ""},
+        {"momentum": 0.9, "seed": 6, "output": "out/seed-6", "resume": ""},
+    ]
+
+
+def begun(output, *seeds):
+    for seed in seeds:
+        (output / f"seed-{seed}" / "fedavg").mkdir(parents=True)
+        (output / f"seed-{seed}" / "fedavg" / "checkpoint.safetensors").touch()
+
+
+def test_started_seeds_resume_and_others_start_anew(tmp_path):
+    begun(tmp_path, 5)
+    settings = {"resume": str(tmp_path)}
+    runs = plan(settings, 2, ["fedper", "fedavg"], 5, str(tmp_path))
+    assert [run["resume"] for run in runs] == [str(tmp_path / "seed-5"), ""]
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "line"),
+    [
+        (2, 6, "has seed 5, and this run is of seeds 6 to 7"),
+        (1, 5, "has seed 6, and this run is of seeds 5 to 5"),
+        (0, 5, "seeds is 0; expected at least 1"),
+    ],
+)
+def test_other_seeds_are_not_resumed(tmp_path, count, first, line):
+    with pytest.raises(SettingsError):
+        plan({"resume": str(tmp_path)}, count, ["fedavg"], first, str(tmp_path))
+    begun(tmp_path, 5, 6)
+    with pytest.raises(SettingsError, match=line):
+        plan({"resume": str(tmp_path)}, count, ["fedavg"], first, str(tmp_path))
+
+
+@pytest.mark.parametrize("link", ["seed-6", "fedavg", "fedavg/seed-6"])
+def test_folder_of_a_seed_or_grid_point_must_not_be_a_link(tmp_path, link):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / "theirs")
+    name = "fedavg/seed-6" if "fedavg" in link else link
+    with pytest.raises(SettingsError, match=f"^output: '.*{link}' is a link"):
+        in_folder({}, str(tmp_path), name, ["fedavg"])
+
+
+def test_means_and_sample_standard_deviations():
+    # Accuracies: mean 0.5, squared deviations 0.09 + 0.01 + 0.16 = 0.26, divided by 2.
+    summaries = [
+        {"accuracy": 0.2, "rounds": 5, "bytes": 10, "r2": 1.0, "f1": 0.4},
+        {"accuracy": 0.4, "rounds": 5, "bytes": 20, "f1": 0.8},
+        {"accuracy": 0.9, "rounds": 5, "bytes": 60, "f1": 1.8},
+    ]
+    assert over_seeds(summaries) == {
+        "accuracy": pytest.approx(0.5),
+        "accuracy-std-seeds": pytest.approx(0.13**0.5),
+        "f1": pytest.approx(1.0),
+        "f1-std-seeds": pytest.approx(2 * 0.13**0.5),
+        "rounds": 5,
+        "bytes": 30,
+        "seeds": 3,
+    }
+    assert over_seeds(summaries[:1]) == {**summaries[0], "seeds": 1}
+    # Privacy budgets are the maximum over seeds, not the mean.
+    spent = [{"epsilon": e, "example-epsilon": 2 * e} for e in (1.0, 4.0, 2.0)]
+    assert over_seeds(spent) == {"epsilon": 4.0, "example-epsilon": 8.0, "seeds": 3}
+
+
+def test_curves_cover_the_rounds_common_to_all_seeds():
+    runs = [
+        [{"round": 1, "loss": 1.0}, {"round": 2, "loss": 3.0}, {"round": 3}],
+        [{"round": 1, "loss": 2.0}, {"round": 2, "loss": None}],
+    ]
+    assert curve(runs, "loss") == ([1], [1.5], [pytest.approx(0.5**0.5)])
+    assert curve(runs[:1], "loss") == ([1, 2], [1.0, 3.0], [0.0, 0.0])
+    assert curve(runs, "accuracy") == ([], [], [])
+
+
+def test_files_of_several_seeds(tmp_path, figures):
+    runs, of_seeds = [], []
+    for seed, accuracy in ((0, 0.25), (1, 0.75)):
+        folder = tmp_path / f"seed-{seed}"
+        (folder / "fedavg").mkdir(parents=True)
+        of_seeds.append({"fedavg": {"accuracy": accuracy, "rounds": 2}})
+        rows = [
+            {"round": r, "accuracy": accuracy * r / 2, "train-loss": 1 / r}
+            for r in (1, 2)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "fedavg" / "metrics.jsonl").write_text(text)
+        runs.append(resolve({"seed": seed, "output": str(folder)}))
+    summaries = combine(tmp_path, runs, of_seeds)
+    deviation = np.std([0.25, 0.75], ddof=1)
+    assert summaries["fedavg"]["accuracy-std-seeds"] == pytest.approx(deviation)
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["algorithms"] == summaries
+    assert written["seeds"] == [0, 1]
+    assert written["config"]["output"] == str(tmp_path)
+    assert "50.00% ± 35.36%" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "accuracy.png").stat().st_size > 1000
+
+
+def test_the_points_of_a_grid():
+    assert points("learning-rate=0.1,1 augment=false graph=ring") == [
+        {"learning-rate": 0.1, "augment": False, "graph": "ring"},
+        {"learning-rate": 1, "augment": False, "graph": "ring"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "grid",
+    ["", "momentum", "momentum=", "momentum=0.1 momentum=0.2", "seed=0,1"],
+)
+def test_malformed_grid_is_rejected(grid):
+    with pytest.raises(SettingsError) as raised:
+        points(grid)
+    assert raised.value.code == "grid"

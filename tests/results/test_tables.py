@@ -1,0 +1,82 @@
+"""The table of a comparison as cells, Markdown and LaTeX."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from flwr_frl.results.tables import cells, latex, markdown, show, write_tables
+
+SUMMARIES = {
+    "fedavg": {"accuracy": 0.5, "accuracy-weighted": 0.25, "bytes": 1_500_000},
+    "own_50%": {"accuracy": 0.75, "accuracy-std-seeds": 0.0125, "seeds": 3, "r|2": 1.5},
+}
+ROWS = [
+    ["algorithm", "accuracy", "by examples", "MB", "r|2"],
+    ["fedavg", "50.00%", "25.00%", "1.5", ""],
+    ["own_50%", "75.00% ± 1.25%", "", "", "1.5"],
+]
+
+
+def test_rows():
+    assert cells(SUMMARIES) == ROWS
+    assert cells(SUMMARIES, "validation")[0][1] == "validation accuracy"
+    # Losses are shown only without accuracies. Losses and metrics have deviations, too.
+    spread = {"loss-std-seeds": 0.5, "r2": 0.25, "r2-std-seeds": 0.125, "seeds": 2}
+    assert cells({"fedrep": {"loss": 2.0, **spread}}, "validation") == [
+        ["algorithm", "validation loss", "r2"],
+        ["fedrep", "2 ± 0.5", "0.25 ± 0.125"],
+    ]
+
+
+def test_mean_number_of_rounds_is_rounded():
+    assert cells({"fedavg": {"rounds": 100 / 3}})[1][1] == "33.33333"
+
+
+def test_number_of_clients_is_shown_beside_the_means():
+    summary = {"accuracy": 0.5, "evaluated": 10.0, "auc": 0.75, "auc-clients": 7.0}
+    assert cells({"fedavg": {**summary, "lost-replies": 0.0}}) == [
+        ["algorithm", "accuracy", "clients", "auc"],
+        ["fedavg", "50.00%", "10", "0.75 (7 clients)"],
+    ]
+    lost = {"fedavg": {"lost-replies": 0.0}, "fedrep": {"lost-replies": 0.6}}
+    assert cells(lost)[0][1:] == ["lost replies"]
+    assert [line[1] for line in cells(lost)[1:]] == ["0%", "60%"]
+
+
+def test_files_in_markdown_and_latex(tmp_path):
+    assert markdown(ROWS) == (
+        "| algorithm | accuracy | by examples | MB | r\\|2 |\n"
+        "| --- | ---: | ---: | ---: | ---: |\n"
+        "| fedavg | 50.00% | 25.00% | 1.5 |  |\n"
+        "| own_50% | 75.00% ± 1.25% |  |  | 1.5 |\n"
+    )
+    lines = latex(ROWS).splitlines()
+    assert lines[1] == r"\begin{tabular}{lrrrr}"
+    assert lines[-3] == r"own\_50\% & 75.00\% $\pm$ 1.25\% &  &  & 1.5 \\"
+    assert lines[-1] == r"\end{tabular}"
+    write_tables(tmp_path, SUMMARIES, "validation")
+    rows = cells(SUMMARIES, "validation")
+    text = (tmp_path / "table.md").read_text()
+    assert text.startswith(markdown(rows))
+    # The legend names the evaluated examples.
+    assert "all validation examples;" in text
+    assert (tmp_path / "table.tex").read_text().endswith(latex(rows))
+
+
+MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("summaries", "words"),
+    [
+        (SUMMARIES, ["algorithm", "accuracy", "own_50%", "75.00%", "1.25%"]),
+        ({"fedrep": MANY}, [*MANY, *(f"{value:.4g}" for value in MANY.values())]),
+    ],
+)
+def test_narrow_terminal_shows_all_words_and_columns(monkeypatch, summaries, words):
+    text = StringIO()
+    narrow = Console(file=text, width=50)
+    monkeypatch.setattr("flwr_frl.results.tables.console", lambda: narrow)
+    show(summaries, "test")
+    assert [word for word in words if word not in text.getvalue()] == []

@@ -1,0 +1,244 @@
+"""The log line of each round, and the status file that the page reads."""
+
+import json
+import logging
+
+import pytest
+from flwr.app import MessageType
+from function_clients import averaging, grid_of, honest
+
+from flwr_frl.common.text import several
+from flwr_frl.results.progress import duration, seconds_left
+from flwr_frl.results.report import Report
+from flwr_frl.results.watch import Watch
+from flwr_frl.strategies.grids import nodes
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server_app import run, server_settings
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (200, "3 min 20 s"),
+        (3599.9, "1 h"),
+        (12_000, "3 h 20 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_time_left_is_estimated_from_the_last_ten_rounds():
+    # Five rounds of 100 s and ten of 2 s were run; the other 35 rounds take 70 s.
+    times = [100.0 * i for i in range(1, 6)]
+    times += [500.0 + 2 * i for i in range(1, 11)]
+    rows = [{"round": i, "seconds": t} for i, t in enumerate(times, 1)]
+    assert seconds_left(rows, 50) == pytest.approx(70)
+    assert seconds_left(rows[:2], 4) == pytest.approx(200)
+    assert seconds_left(rows[:1], 50) is None
+    assert seconds_left(rows, 15) is None
+    assert seconds_left([], 5) is None
+
+
+def test_long_lists_of_names_are_shortened():
+    assert several(["a", "b"]) == "a, b"
+    assert several(list("abcdef")) == "a, b, c, d, e and 1 other"
+    assert several([str(i) for i in range(1005)]) == "0, 1, 2, 3, 4 and 1,000 others"
+
+
+def status_in(output) -> dict:
+    return json.loads((output / "fedavg" / "status.json").read_text())
+
+
+class Coming(InlineGrid):
+    """Node 4 joins in round 2; in round 3, node 2 leaves and node 3 does not reply."""
+
+    now = 0
+
+    def get_node_ids(self):
+        gone = {4} if self.now < 2 else {2} if self.now >= 3 else set()
+        return [node for node in self.contexts if node not in gone]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        kinds = {message.metadata.message_type for message in messages}
+        if MessageType.EVALUATE in kinds:
+            # Evaluation ends a round.
+            self.now = int(messages[0].metadata.group_id) + 1
+        return [
+            reply
+            for reply in replies
+            if (reply.metadata.src_node_id, reply.metadata.message_type, self.now)
+            != (3, MessageType.TRAIN, 3)
+        ]
+
+
+@pytest.fixture
+def watched(tmp_path, caplog):
+    """Run three rounds; return the log lines and the contents of ``status.json``."""
+    caplog.set_level(logging.INFO, "flwr")
+    settings = {"output": str(tmp_path), "num-server-rounds": 3, "fraction-train": 1.0}
+    settings |= {"algorithm": "fedavg", "evaluate-every": 1}
+    grid = Coming(honest, 4)
+    grid.now = 1
+    run(grid, server_settings(settings))
+    return caplog.messages, status_in(tmp_path)
+
+
+def test_each_round_logs_one_line(watched, tmp_path):
+    lines, _ = watched
+    assert f"results are written to {tmp_path}/fedavg" in lines
+    assert lines.index("waiting for 3 nodes to say who they are") > 0
+    here = "000000 (node 1), 000001 (node 2), 000002 (node 3)"
+    assert f"connected clients: {here}" in lines
+    first, second, third = [line for line in lines if line.startswith("round ")]
+    # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples, so their weighted means are
+    # 8 / 6, 20 / 10 and, for clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and
+    # 0.3.
+    assert first == "round 1 of 3: 3 clients, train loss 1.333, accuracy 10.00%"
+    assert second.startswith(
+        "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; "
+        "joined: 000003 (node 4); "
+    )
+    assert second.endswith(" s left")
+    assert third == (
+        "round 3 of 3: 2 clients, train loss 2.4, accuracy 16.67%; left: 000001; "
+        "no reply from 000002"
+    )
+
+
+class Owing(InlineGrid):
+    """After the first call, node 3 owes a reply and is not available."""
+
+    connected = frozenset({1, 2, 3})
+    nodes = (1, 2, 3)
+
+    def get_node_ids(self):
+        available, self.nodes = self.nodes, (1, 2)
+        return list(available)
+
+
+def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    settings = {"output": str(tmp_path), "num-server-rounds": 3}
+    strategy, report = averaging(), Report(server_settings(settings))
+    watch, grid = Watch(strategy, report), Owing(honest, 3)
+    for server_round in (1, 2):
+        strategy.identify(grid)
+        report.add({"round": server_round, "clients": 2})
+        watch.after_round()
+    assert strategy.clients.here == {1, 2}
+    assert caplog.messages[-1] == "round 2 of 3: 2 clients"
+
+
+@pytest.mark.parametrize("on", ["test", "validation"])
+def test_the_line_names_the_evaluated_examples(on, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    settings = {"output": str(tmp_path), "num-server-rounds": 3, "evaluate-on": on}
+    report = Report(server_settings(settings))
+    row = {"round": 1, "clients": 6, "train-loss": 0.7679, "loss": 1.108}
+    report.add(row)
+    Watch(averaging(), report).after_round()
+    line = f"round 1 of 3: 6 clients, train loss 0.7679, {on} loss 1.108"
+    assert line in caplog.messages
+
+
+def test_the_status_of_each_client(watched):
+    _, status = watched
+    assert status["state"] == "finished"
+    assert (status["rounds"], status["left"]) == (3, None)
+    assert status["measure"] == "accuracy"
+    by_name = {client.pop("client"): client for client in status["clients"]}
+    assert list(by_name) == [f"00000{i}" for i in range(4)]
+    assert [c["node"] for c in by_name.values()] == ["1", None, "3", "4"]
+    assert [c["last-round"] for c in by_name.values()] == [3, 2, 2, 3]
+    assert [c["quality"] for c in by_name.values()] == [0, 0.1, 0.2, 0.3]
+    assert [c["num-examples"] for c in by_name.values()] == [1, 2, 3, 4]
+    reasons = ["", "", "round 3: no reply", ""]
+    assert [c["reason"] for c in by_name.values()] == reasons
+    # The client that left was last seen before all others.
+    assert by_name["000001"]["last-seen"] < by_name["000000"]["last-seen"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "flwr_frl.results.report.Report.add",
+        "flwr_frl.strategies.server_app.let_join",
+    ],
+)
+def test_status_of_an_interrupted_run_is_stopped(tmp_path, monkeypatch, place):
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, stop)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
+    with pytest.raises(KeyboardInterrupt):
+        run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
+    assert status_in(tmp_path)["state"] == "stopped"
+    # Metrics of the rounds before the interruption are written.
+    lines = (tmp_path / "fedavg" / "metrics.csv").read_text().splitlines()
+    assert (len(lines) > 1) is ("let_join" in place)
+
+
+def test_status_is_finished_before_the_page_is_written(tmp_path, monkeypatch):
+    seen = []
+
+    def newcomers(*given):
+        seen.append(("newcomers", status_in(tmp_path)["state"]))
+        return {}
+
+    def page(folder):
+        names = sorted(p.name for p in folder.glob("*.json"))
+        seen.append((names, status_in(tmp_path)["state"]))
+
+    monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", newcomers)
+    monkeypatch.setattr("flwr_frl.results.comparison.write_page", page)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
+    run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
+    assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
+
+
+def test_a_refused_client_is_in_the_status(tmp_path):
+    def app(message, context):
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.QUERY and context.node_id == 2:
+            reply.content["properties"]["refusal"] = "no folder <b>"
+        return reply
+
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
+    run(grid_of(3, app), server_settings({**settings, "num-server-rounds": 1}))
+    status = status_in(tmp_path)
+    (refused,) = [client for client in status["clients"] if client["node"] == "2"]
+    assert refused["reason"] == "takes no part: no folder <b>"
+    assert refused["last-round"] == 0
+
+
+def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch, caplog):
+    def full(path, data, durable=True):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("flwr_frl.results.watch.write_atomically", full)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "num-server-rounds": 1}
+    assert run(grid_of(4), server_settings(settings))["rounds"] == 1
+    assert "status.json not written: no space left" in caplog.text
+
+
+def test_waiting_for_clients_is_logged_only_when_it_changes(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    here = iter([[], [], [7], [7], [7, 9], [7, 9, 8]])
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
+    grid = grid_of(3)
+    monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
+    name_of = averaging().name_of
+    assert nodes.connected_nodes(grid, 3, name_of) == [7, 8, 9]
+    assert caplog.messages == [
+        "waiting for clients: 0 of 3 nodes are here",
+        "waiting for clients: 1 of 3 nodes are here: 7",
+        "waiting for clients: 2 of 3 nodes are here: 7, 9",
+    ]
