@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, markdown, write
+from benchmarks.common import DIFFERENCES, RESULTS, markdown, write
 from benchmarks.leaderboard_page import accuracies, spread
 from benchmarks.runs import Job, carry_out_all, exit_status, finished, of_page
 from flwr_frl.common.settings import Setting
@@ -140,8 +140,8 @@ class Table:
             "standard deviation over the seeds from 0. In the partition `clustered`, "
             f"{GROUPS} groups of clients have permuted labels. The last column is the "
             f"mean of all messages of a run in MB.\n\nCommon settings: {common}. "
-            f"Others: {others}. Runs are at commits {', '.join(sorted(commits))}.\n\n"
-            + markdown([*columns, "MB"], rows)
+            f"Others: {others}. {DIFFERENCES} Runs are at commits "
+            f"{', '.join(sorted(commits))}.\n\n" + markdown([*columns, "MB"], rows)
         )
         title = "Few classes a client, and groups of clients with conflicting labels"
         write(NAME, title, body, {"runs": results})

@@ -12,6 +12,12 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGAN = time.perf_counter()
+# For pages on which all algorithms have the same learning rate or number of rounds.
+DIFFERENCES = (
+    "`fedpac` trains its heads with ten times the learning rate, as its authors do. "
+    "`pfedhn` serves the clients of a round one after another and makes a step after "
+    "each, so that its rounds take the sum of their times."
+)
 
 
 def _git(*arguments: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS, markdown
+from benchmarks.common import DIFFERENCES, RESULTS, markdown
 
 # Results by algorithm and cell, one for each seed; None if a run is missing.
 Results = Mapping[str, Mapping[str, list[dict[str, Any] | None]]]
@@ -230,7 +230,7 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         + ". They are the first seeds for which each client has at least 10 training "
         f"images and a test image.\n\n{_unlike_papers(images, common)} The local "
         "epochs and the learning rate are the same for all algorithms and were not "
-        "tuned. A client takes part in few rounds "
+        f"tuned. {DIFFERENCES} A client takes part in few rounds "
         f"({common['num-server-rounds'] * share / clients:g} on average), so methods "
         "that train only on its own data take few steps. `fedbn` is excluded because "
         "the papers' model has no batch norm; without it, `fedbn` equals `fedavg`. "

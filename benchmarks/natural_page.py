@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import binomtest
 
-from benchmarks.common import markdown
+from benchmarks.common import DIFFERENCES, markdown
 
 # Measures of which lower values are better.
 ERRORS = ("rmse",)
@@ -288,6 +288,8 @@ BODY = """Where do personal heads help clients that really differ? The tasks:
 {clients}
 
 All algorithms have the same model, rounds, local epochs (2) and batches (16).
+{differences}
+
 {learning_rates}
 
 Other hyper-parameters have their defaults; tuning them could change the order. `n/a`:
@@ -349,6 +351,7 @@ def body(
     text = BODY.format(
         clients="\n".join(clients),
         commits=commits(tasks),
+        differences=DIFFERENCES,
         learning_rates=learning_rates,
         image=image,
         level=LEVEL,
