@@ -1,10 +1,10 @@
 """Trackers receive all metrics, and a failing tracker does not affect the run."""
 
-import json
 import threading
 
 import pytest
 from function_clients import grid_of
+from inline_runs import kebab, rows_in
 from recorders import Failing, Recorder
 
 from flwr_frl.common.settings import SettingsError
@@ -21,13 +21,7 @@ def _nothing_told():
 def go(tmp_path, rounds=3, **more):
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
     settings |= {"num-server-rounds": rounds, "evaluate-every": 1}
-    settings |= {name.replace("_", "-"): value for name, value in more.items()}
-    return run(grid_of(4), server_settings(settings))
-
-
-def rows_in(tmp_path):
-    lines = (tmp_path / "fedavg" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return run(grid_of(4), server_settings(settings | kebab(more)))
 
 
 def test_a_tracker_receives_all_calls_in_order(tmp_path):

@@ -2,9 +2,11 @@
 
 import json
 
+import inline_runs
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from inline_runs import rows_of
 from quadratic_clients import CLIENTS, TARGETS, quadratic, step
 
 from flwr_frl.common.settings import SettingsError, resolve
@@ -14,7 +16,6 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.strategies.server_app import run
 
 
 def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):
@@ -198,31 +199,11 @@ def test_only_versions_in_use_are_stored():
 def settings_of(tmp_path, algorithm: str, **more):
     speeds = tmp_path / "speeds"
     speeds.write_text("1\n" * 10)
-    return resolve(
-        {
-            "algorithm": algorithm,
-            "num-clients": 10,
-            "fraction-train": 0.5,
-            "num-server-rounds": 4,
-            "evaluate-every": 1,
-            "image-size": 8,
-            "cohort": "off",
-            "speed-model": str(speeds),
-            "communication-time": 0.5,
-            "output": str(tmp_path / algorithm),
-            **{name.replace("_", "-"): value for name, value in more.items()},
-        }
-    )
-
-
-def rows_of(settings) -> list[dict]:
-    from flwr_frl.clients.client_app import make_app
-
-    name = settings["algorithm"]
-    run(InlineGrid(make_app(settings), settings["num-clients"]), settings)
-    path = f"{settings['output']}/{name}/metrics.jsonl"
-    with open(path) as file:
-        return [json.loads(line) for line in file]
+    usual = {"algorithm": algorithm, "num-clients": 10, "fraction-train": 0.5}
+    usual |= {"num-server-rounds": 4, "evaluate-every": 1, "image-size": 8}
+    usual |= {"cohort": "off", "speed-model": str(speeds), "communication-time": 0.5}
+    output = str(tmp_path / algorithm)
+    return inline_runs.settings_of(usual, **{"output": output, **more})
 
 
 SAME = ("accuracy", "loss", "train-loss", "seconds-simulated", "bytes-up", "bytes-down")

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import inline_runs
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.messages import FROZEN_DIGEST
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.predict import export, load_model, load_run
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import run
@@ -34,28 +35,14 @@ N = 5
 
 
 def settings_of(task: str, folder: Path, **more: Any) -> dict[str, Any]:
-    return resolve(
-        {
-            "algorithm": "fedavg",
-            "task": f"frozen_tasks:{task}",
-            "output": str(folder),
-            "num-clients": N,
-            "num-server-rounds": 2,
-            "fraction-train": 1.0,
-            "evaluate-every": 1,
-            "batch-size": 4,
-            "cohort": "off",
-            "weight-decay": 0.1,
-            **{name.replace("_", "-"): value for name, value in more.items()},
-        }
-    )
+    usual = {"algorithm": "fedavg", "num-server-rounds": 2, "fraction-train": 1.0}
+    usual |= {"evaluate-every": 1, "batch-size": 4, "cohort": "off"}
+    usual |= {"weight-decay": 0.1, "num-clients": N, "output": str(folder)}
+    return inline_runs.settings_of(usual, task=f"frozen_tasks:{task}", **more)
 
 
 def rows_of(task: str, folder: Path, **more: Any) -> list[dict[str, Any]]:
-    settings = settings_of(task, folder, **more)
-    run(InlineGrid(make_app(settings), N), settings)
-    lines = (folder / str(settings["algorithm"]) / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in lines.splitlines()]
+    return inline_runs.rows_of(settings_of(task, folder, **more))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "fedprox", "scaffold"])

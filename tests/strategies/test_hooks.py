@@ -1,11 +1,10 @@
 """Hooks by which a third-party strategy controls a run."""
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType
 from function_clients import grid_of, honest, partition_of, train_once
+from inline_runs import kebab, rows_of
 from outsiders import Hooked
 
 from flwr_frl import running
@@ -15,22 +14,13 @@ from flwr_frl.strategies import FedAvg, FedRep, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.strategies.server_app import run, server_settings
+from flwr_frl.strategies.server_app import server_settings
 
 
 def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:
-    settings = {
-        "algorithm": f"outsiders:{name}",
-        "output": str(tmp_path),
-        "num-clients": 4,
-        "num-server-rounds": 4,
-        "fraction-train": 1.0,
-        "evaluate-every": 1,
-        **{key.replace("_", "-"): value for key, value in more.items()},
-    }
-    run(grid, server_settings(settings))
-    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    usual = {"algorithm": f"outsiders:{name}", "num-clients": 4, "fraction-train": 1.0}
+    usual |= {"num-server-rounds": 4, "evaluate-every": 1, "output": str(tmp_path)}
+    return rows_of(server_settings(usual | kebab(more)), grid)
 
 
 @pytest.mark.parametrize(

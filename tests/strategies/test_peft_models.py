@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inline_runs import rows_of, settings_of
 from peft_tasks import N, bert_model, examples, words_model
 from safetensors.torch import load_file
 
 from flwr_frl import simulate
-from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import export, load_model, load_run
-from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server_app import run
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.tasks import build_task
@@ -27,21 +25,10 @@ PREFIX = "representation.base_model.model."
 def run_in(
     folder: Path, algorithm: str, task: str, **more: Any
 ) -> list[dict[str, Any]]:
-    given = {
-        "algorithm": algorithm,
-        "task": f"peft_tasks:{task}",
-        "output": str(folder),
-        "num-clients": N,
-        "num-server-rounds": 2,
-        "fraction-train": 1.0,
-        "checkpoint-every": 1,
-        "cohort": "off",
-        **{name.replace("_", "-"): value for name, value in more.items()},
-    }
-    settings = resolve(given)
-    run(InlineGrid(make_app(settings), N), settings)
-    lines = (folder / algorithm / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    usual = {"algorithm": algorithm, "task": f"peft_tasks:{task}", "num-clients": N}
+    usual |= {"num-server-rounds": 2, "fraction-train": 1.0, "checkpoint-every": 1}
+    usual |= {"cohort": "off", "output": str(folder)}
+    return rows_of(settings_of(usual, **more))
 
 
 def test_adapters_have_the_names_of_peft_and_the_saved_module_is_the_head():

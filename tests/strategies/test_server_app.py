@@ -19,6 +19,7 @@ from flwr.app import (
 from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from inline_runs import kebab, rows_in
 
 from flwr_frl.common.settings import SettingsError, defaults, resolve
 from flwr_frl.strategies import FedAvg
@@ -139,14 +140,8 @@ def test_flower_s_differential_privacy_wraps_ours():
 
 
 def settings_of(tmp_path, **overrides):
-    names = {name.replace("_", "-"): value for name, value in overrides.items()}
     usual = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
-    return resolve({**usual, "num-clients": 4, **names})
-
-
-def rows_in(tmp_path) -> list[dict]:
-    lines = (tmp_path / "fedavg" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return resolve(usual | {"num-clients": 4} | kebab(overrides))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Runs of given settings in this process."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import Settings, resolve
+from flwr_frl.results.results import Row, read_rows
+from flwr_frl.strategies.algorithms import short_name
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server_app import run
+
+
+def kebab(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with ``-`` in place of ``_`` in their names."""
+    return {name.replace("_", "-"): value for name, value in settings.items()}
+
+
+def settings_of(usual: Mapping[str, Any], /, **more: Any) -> Settings:
+    """Return all settings: the usual ones, changed by keyword arguments."""
+    return resolve({**usual, **kebab(more)})
+
+
+def rows_of(settings: Settings, grid: InlineGrid | None = None) -> list[Row]:
+    """Run and return the rows of ``metrics.jsonl``."""
+    clients = int(settings["num-clients"])
+    run(grid or InlineGrid(make_app(settings), clients), settings)
+    return rows_in(Path(str(settings["output"])), str(settings["algorithm"]))
+
+
+def rows_in(output: Path, algorithm: str = "fedavg") -> list[Row]:
+    return read_rows(output / short_name(algorithm) / "metrics.jsonl")
