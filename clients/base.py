@@ -40,7 +40,14 @@ from flwr_frl.common.messages import (
     SHARED_BYTES,
     STRUCTURE,
 )
-from flwr_frl.common.settings import Free, Range, SettingsError, extended, require
+from flwr_frl.common.settings import (
+    Free,
+    Range,
+    SettingsError,
+    extended,
+    require,
+    warn_about_similar,
+)
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import ExampleSet
@@ -59,6 +66,11 @@ from flwr_frl.task.training import (
 from flwr_frl.task.training.class_weights import weighted
 
 Evaluation = tuple[float, int, Config]
+# Methods that algorithms override
+HOOKS = (
+    *("deployed_model", "get_properties", "initial_group", "personalize"),
+    *("statistics", "update"),
+)
 
 # The parts that `Client.train` can train, by their parameter groups.
 PARTS: dict[Groups, Part] = {
@@ -143,6 +155,7 @@ class Client(ParameterGroups, NumPyClient):
 
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
+        warn_about_similar(cls, HOOKS)
         cls.settings_type = extended(cls.settings_type, cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # The trait describes these methods; after an override it is declared anew.

@@ -279,6 +279,7 @@ class Strategy(Averaging):
         for node in nodes:
             first = messages[0] if messages else None
             messages.append(self._message(node, sent, config, kind, first))
+        self._evaluates = False
         if not trains:
             # Replies to an evaluation hold metrics only.
             self.pending.expected = {}

@@ -80,7 +80,7 @@ class ParameterGroups:
         for name in {"shared", "sent", "personal"} & vars(cls).keys():
             groups = vars(cls)[name]
             # A property depends on the client.
-            if isinstance(groups, str | tuple):
+            if isinstance(groups, str | tuple | list):
                 names = (groups,) if isinstance(groups, str) else groups
                 setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
 

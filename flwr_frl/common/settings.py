@@ -27,6 +27,7 @@ from dataclasses import dataclass, is_dataclass, make_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from logging import getLogger
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -560,6 +561,14 @@ def take_fields(kind: type) -> dict[str, tuple[Any, Setting]]:
     SettingsError
         If a field has no annotation.
     """
+    for base in kind.__bases__:
+        for name, value in vars(base).items():
+            if isinstance(value, _Field):
+                raise SettingsError(
+                    f"{base.__qualname__}.{name} is no setting; {base.__qualname__} "
+                    "must be a subclass of Client or Strategy",
+                    name.replace("_", "-"),
+                )
     fields, annotations = {}, inspect.get_annotations(kind)
     for name, field in list(vars(kind).items()):
         if not isinstance(field, _Field):
@@ -576,6 +585,17 @@ def take_fields(kind: type) -> dict[str, tuple[Any, Setting]]:
         fields[name] = field.annotation(annotation), field.default
         delattr(kind, name)
     return fields
+
+
+def warn_about_similar(kind: type, hooks: Iterable[str]) -> None:
+    """Warn of methods that a class adds and whose names resemble those of hooks."""
+    for name, value in vars(kind).items():
+        known = any(hasattr(base, name) for base in kind.__bases__)
+        if known or name.startswith("_") or not callable(value):
+            continue
+        if near := difflib.get_close_matches(name, hooks, 1, cutoff=0.83):
+            text = "%s.%s overrides nothing; did you mean %r?"
+            getLogger("flwr").warning(text, kind.__qualname__, name, near[0])
 
 
 def extended(base: type, kind: type) -> type:

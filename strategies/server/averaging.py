@@ -222,8 +222,9 @@ class Averaging(
             log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
             return None
         if arrays is None:
-            text = "round %d: nothing came of %d valid replies; the old arrays stay"
-            log(WARNING, text, server_round, len(self.round.replies))
+            text = "round %d: %s.aggregate returned None for %d valid replies; the old "
+            name, count = type(self).__name__, len(self.round.replies)
+            log(WARNING, text + "arrays stay", server_round, name, count)
             return None
         sent = self.round.sent if self.traits.fixed_shapes else None
         check_like_sent(arrays, sent, f"{type(self).__name__}.aggregate")
@@ -232,6 +233,9 @@ class Averaging(
             return None
         if arrays is self.round.sent:
             return self.round.record
+        for array in arrays.values():
+            # The messages and the checkpoint hold them without copies.
+            array.flags.writeable = False
         return memory_record({n: np.asarray(a, order="C") for n, a in arrays.items()})
 
     def aggregate(self, round: Round) -> Arrays | None:

@@ -27,6 +27,7 @@ from flwr_frl.common.settings import (
     similar,
     take_fields,
     validate,
+    warn_about_similar,
 )
 from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED
 
@@ -42,6 +43,13 @@ USES_REPLIES = {
     "metrics",
     "weights",
 }
+
+
+# Methods that algorithms override
+HOOKS = (
+    *("aggregate", "begin", "check", "for_evaluation", "initialize", "metrics"),
+    *("per_client", "weights"),
+)
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ class Algorithm(FlowerStrategy):
             If a trait is unknown, or is defined as an attribute, without effect.
         """
         super().__init_subclass__()
+        warn_about_similar(cls, HOOKS)
         # A class, which a strategy beside it names, or its import path.
         if isinstance(client := traits.get("client"), type):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"
@@ -170,7 +179,7 @@ class Algorithm(FlowerStrategy):
                 for parameter in inspect.signature(init).parameters.values()
             ):
                 # `Averaging.__init__`, whose bases declare no settings.
-                if "__signature__" in getattr(init, "__dict__", {}):
+                if "fraction_train" in inspect.signature(init).parameters:
                     break
                 raise SettingsError(
                     f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
@@ -195,11 +204,18 @@ def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None
     """
     defined = vars(cls).get("__init__")
 
-    def init(self: Any, **arguments: Any) -> None:
-        own = {n: arguments.pop(n, default) for n, (_, default) in settings.items()}
+    def init(self: Any, *positional: Any, **arguments: Any) -> None:
+        # A subclass that declares a setting again has set it already.
+        own = {
+            name: arguments.pop(name, vars(self).get(name, default))
+            for name, (_, default) in settings.items()
+        }
         vars(self).update(own)
         validate(self)
-        (partial(defined, self) if defined else super(cls, self).__init__)(**arguments)
+        for name in own.keys() & StrategySettings.__dataclass_fields__.keys():
+            arguments[name] = own[name]
+        inner = partial(defined, self) if defined else super(cls, self).__init__
+        inner(*positional, **arguments)
 
     parameters = [
         inspect.Parameter(
@@ -208,9 +224,10 @@ def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None
         for name, (annotation, default) in settings.items()
     ]
     further = inspect.signature(defined or _accepts_all).parameters.values()
-    _, *others = further
-    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    vars(init)["__signature__"] = inspect.Signature([me, *parameters, *others])
+    me, *others = further
+    others = [me, *(other for other in others if other.name not in settings)]
+    every = sorted([*others, *parameters], key=lambda parameter: parameter.kind)
+    vars(init)["__signature__"] = inspect.Signature(every)
     init.__module__, init.__doc__ = cls.__module__, getattr(defined, "__doc__", None)
     cls.__init__ = init
 

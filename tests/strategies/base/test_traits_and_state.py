@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from function_clients import grid_of, train_once
 
-from flwr_frl.common.settings import SettingsError, declared
-from flwr_frl.strategies import FedAvg, FedRep, Strategy
+from flwr_frl.clients import FedRepClient
+from flwr_frl.common.settings import SettingsError, declared, setting
+from flwr_frl.strategies import FedAvg, FedProx, FedRep, Strategy
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.traits import StrategySettings, Traits
 
@@ -129,3 +131,68 @@ def test_unsupported_nested_value_fails_in_snapshot(value: object) -> None:
     strategy.state["values"] = {"inner": value}
     with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
         strategy.snapshot()
+
+
+class Nearly(FedProx):
+    """Declares inherited settings again, and takes an argument that is none."""
+
+    proximal_mu: float = setting(0.01, ge=0, le=1)
+    seed: int = setting(0, ge=0)
+
+    def __init__(self, extra=3, **base):
+        super().__init__(**base)
+        self.extra = extra
+
+
+def test_a_setting_that_is_declared_again_keeps_its_value() -> None:
+    near = Nearly.from_settings({"proximal-mu": 0.5, "seed": 7})
+    assert (near.proximal_mu, near.seed, near.settings.seed) == (0.5, 7, 7)
+    assert Nearly(4).extra == 4
+    with pytest.raises(SettingsError):
+        Nearly(proximal_mu=2.0)
+
+
+def test_an_init_that_drops_inherited_settings_is_an_error() -> None:
+    class CutOff(FedAvg):
+        own: int = setting(2, ge=0)
+
+        def __init__(self):
+            super().__init__()
+
+    with pytest.raises(SettingsError, match=r"takes no \*\*base"):
+        CutOff.from_settings({"own": 5, "seed": 3})
+
+
+def test_methods_that_resemble_hooks_are_named(caplog) -> None:
+    class Mine(FedAvg):
+        def agregate(self, round):
+            pass
+
+    class Theirs(FedRepClient):
+        def udpate(self):
+            pass
+
+    assert [r.getMessage().rpartition(";")[2] for r in caplog.records] == [
+        " did you mean 'aggregate'?",
+        " did you mean 'update'?",
+    ]
+
+
+def test_settings_of_a_plain_mixin_are_an_error() -> None:
+    class Mixin:
+        own: int = setting(2)
+
+    with pytest.raises(SettingsError, match=r"Mixin must be a subclass"):
+        type("Mine", (Mixin, FedAvg), {})
+
+
+def test_arrays_that_aggregate_has_returned_cannot_be_changed() -> None:
+    class Moving(FedAvg):
+        def aggregate(self, round):
+            self.kept = round.mean()
+            return self.kept
+
+    strategy = Moving(fraction_train=1.0)
+    train_once(strategy, grid_of(3))
+    with pytest.raises(ValueError, match="read-only"):
+        strategy.kept["b"] += 1

@@ -249,7 +249,8 @@ def test_aggregate_that_returns_none_is_logged(caplog) -> None:
 
     arrays, _ = train_once(Forgetful(fraction_train=1.0), grid_of(3))
     assert arrays is None
-    line = "round 1: nothing came of 3 valid replies; the old arrays stay"
+    line = "round 1: Forgetful.aggregate returned None for 3 valid replies; the old "
+    line += "arrays stay"
     assert line in caplog.messages
 
 
