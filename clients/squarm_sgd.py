@@ -47,10 +47,11 @@ class SQuARMSGDClient(Node):
         self.x.add_(difference, alpha=exchange.consensus_step)
 
     def outgoing(self, server_round: int) -> tuple[Tensor, float]:
-        """Lines 8 to 13: if ‖x − x̂‖² > c_t η_t², send q = C(x − x̂); x̂ ← x̂ + q.
+        """Return x − x̂ and the threshold c_t η_t² of its squared norm (lines 8 to 13).
 
-        The condition also holds for the first round, as in the algorithm's listing; in
-        the section's text, all nodes send in the first round.
+        If it is above, the node sends q = C(x − x̂), and x̂ ← x̂ + q. The condition is
+        also checked in the first round, as in the algorithm's listing; in the section's
+        text, all nodes send in the first round.
         """
         t = self.iterations(server_round)[-1]
         difference = self.x - self.vector("estimate")

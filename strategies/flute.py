@@ -2,7 +2,7 @@
 
 In the under-parameterised regime, where the representation is narrower than the rank of
 the clients' true models, averaging locally optimal representations is not globally
-optimal; so the server improves all heads together.
+optimal; therefore the server also updates the heads, all of them together.
 """
 
 from logging import WARNING
