@@ -591,9 +591,11 @@ def warn_about_similar(kind: type, hooks: Iterable[str]) -> None:
     """Warn of methods that a class adds and whose names resemble those of hooks."""
     for name, value in vars(kind).items():
         known = any(hasattr(base, name) for base in kind.__bases__)
-        if known or name.startswith("_") or not callable(value):
+        if known or name in hooks or name.startswith("_") or not callable(value):
             continue
-        if near := difflib.get_close_matches(name, hooks, 1, cutoff=0.83):
+        near = difflib.get_close_matches(name, hooks, 1, cutoff=0.83)
+        # A longer name is a helper, such as `statistics_of`.
+        if near and abs(len(near[0]) - len(name)) <= 1:
             text = "%s.%s overrides nothing; did you mean %r?"
             getLogger("flwr").warning(text, kind.__qualname__, name, near[0])
 
