@@ -4,86 +4,115 @@ The first clients are the attackers. They know the arrays that the server sent, 
 result of their own training, and the replies of all honest clients.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from statistics import NormalDist
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MessageType
+import torch
+from flwr.app import ArrayRecord, Message, MessageType
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
-CLIENTS = 10
-BACKDOOR = "backdoor"
+CLIENTS, ATTACKERS = 10, 3
+FLIP, BACKDOOR, HIDDEN = "label flip", "backdoor", "constrained backdoor"
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 class Known(NamedTuple):
-    """An attacker's knowledge of one array in a round.
+    """An attacker's knowledge in a round; each model is one vector.
 
     Parameters
     ----------
     sent : ndarray
         Values that the server sent.
+    last : ndarray
+        Their change since the last round.
     own : ndarray
-        Values after the attacker's own training.
+        Change in the attacker's own training.
     honest : ndarray
-        Replies of the honest clients, shape (clients, ...).
-    attackers : int
-        Number of attackers.
+        Changes of the honest clients, shape (clients, ...).
     """
 
     sent: Floats
+    last: Floats
     own: Floats
     honest: Floats
-    attackers: int
+
+    @property
+    def mean(self) -> Floats:
+        """The honest clients' mean change."""
+        return np.asarray(self.honest.mean(axis=0))
+
+    @property
+    def apart(self) -> Floats:
+        """The honest clients' differences from their mean."""
+        return np.asarray(self.honest - self.mean)
 
 
-def little_is_enough(known: Known, z: float) -> Floats:
-    """Return the honest mean minus z standard deviations, entry by entry."""
-    return np.asarray(known.honest.mean(axis=0) - z * known.honest.std(axis=0))
+def within_spread(known: Known, direction: Floats, total: bool = False) -> Floats:
+    """Go from the honest mean as far as the honest clients are apart.
 
-
-def inner_product(known: Known, epsilon: float) -> Floats:
-    """Return the sent values minus ε times the mean honest change."""
-    return np.asarray(known.sent - epsilon * (known.honest.mean(axis=0) - known.sent))
-
-
-def model_replacement(known: Known) -> Floats:
-    """Scale the change by n/f, so that f of n clients replace the mean."""
-    scale = CLIENTS / known.attackers
-    return np.asarray(known.sent + scale * (known.own - known.sent))
-
-
-def least_suspicious(n: int, f: int) -> float:
-    """Return ALIE's z for f attackers of n (Baruch et al., NeurIPS 2019).
-
-    If s = ⌊n/2 + 1⌋ − f honest clients are farther from the mean than the attackers,
-    the attackers belong to a majority: Φ(z) = (n − f − s) / (n − f).
+    Shejwalkar and Houmansadr (NDSS 2021): the largest distance to an honest change is
+    at most the largest one between two of them (min-max). With ``total``, the sum of
+    the squared distances is at most the largest such sum of an honest client (min-sum).
     """
-    s = n // 2 + 1 - f
-    return NormalDist().inv_cdf((n - f - s) / (n - f))
+    norms = np.square(known.apart).sum(axis=1)
+    squares = norms[:, None] + norms - 2 * known.apart @ known.apart.T
+    # ‖γ d − x‖² = γ² a − 2 γ b + ‖x‖² for each difference x; they sum to 0.
+    a, b, limit = direction @ direction, known.apart @ direction, squares.max()
+    if total:
+        b, norms, limit = 0 * b, norms.mean(), squares.mean(axis=1).max()
+    gamma = ((b + np.sqrt(b * b + a * (limit - norms))) / a).min()
+    return np.asarray(known.mean + gamma * direction)
 
 
+def mimic(known: Known) -> Floats:
+    """Copy the client farthest along the main direction of the honest differences."""
+    along = np.linalg.svd(known.apart, full_matrices=False)[0][:, 0]
+    return np.asarray(known.honest[np.abs(along).argmax()])
+
+
+def relocated(known: Known) -> Floats:
+    """Go from the last change, orthogonally to it, as far as honest clients do."""
+    reference = 0.9 * known.last + 0.1 * known.mean
+    along = np.ones_like(reference)
+    along -= (along @ reference) / (reference @ reference) * reference
+    radius = np.median(np.linalg.norm(known.honest - known.last, axis=1))
+    return np.asarray(known.last + radius / np.linalg.norm(along) * along)
+
+
+def ascent(known: Known) -> Floats:
+    """Reverse the honest mean change, with the median norm of the honest changes."""
+    radius = np.median(np.linalg.norm(known.honest, axis=1))
+    return np.asarray(-radius / np.linalg.norm(known.mean) * known.mean)
+
+
+# The change that an attacker sends
 ATTACKS: dict[str, Callable[[Known], Floats]] = {
     "1e30": lambda known: np.full_like(known.own, 1e30),
-    "sign flip": lambda known: -known.own,
-    "ALIE z": lambda known: little_is_enough(
-        known, least_suspicious(CLIENTS, known.attackers)
-    ),
-    "ALIE 1.5": lambda known: little_is_enough(known, 1.5),
-    "IPM 0.5": lambda known: inner_product(known, 0.5),
-    "IPM 3": lambda known: inner_product(known, 3.0),
-    BACKDOOR: model_replacement,
+    "sign flip": lambda known: -known.own - 2 * known.sent,
+    "ALIE": lambda known: known.mean - 1.5 * known.honest.std(axis=0),
+    "IPM 0.5": lambda known: -0.5 * known.mean,
+    "IPM 3": lambda known: -3 * known.mean,
+    "ascent": ascent,
+    "min-max": lambda known: within_spread(known, -known.mean),
+    "min-sum": lambda known: within_spread(known, -known.mean, True),
+    "mimic": mimic,
+    "ROP": relocated,
+    FLIP: lambda known: known.own,
+    BACKDOOR: lambda known: CLIENTS / ATTACKERS * known.own,
+    HIDDEN: lambda known: within_spread(known, known.own - known.mean),
 }
 
 
 class AttackedGrid(InlineGrid):
     """A grid whose first clients apply an attack to the arrays that they share."""
 
-    def __init__(self, app: Any, attack: str, attackers: int) -> None:
+    def __init__(self, app: Any, attack: str) -> None:
         super().__init__(app, CLIENTS)
-        self.attack, self.attackers = attack, attackers
+        self.attack = attack
+        self._sent: Floats | None = None
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -97,27 +126,28 @@ class AttackedGrid(InlineGrid):
             if message.metadata.message_type == MessageType.TRAIN
             and reply.has_content()
         ]
-        honest = [reply for reply in trained if not self.is_attacker(reply)]
-        if self.attackers and honest:
+        if self.attack and trained:
             # All clients are sent the same arrays.
-            sent = messages[0].content.array_records["arrays"]
-            for reply in filter(self.is_attacker, trained):
-                reply.content["arrays"] = self._attacked(sent, reply, honest)
+            sent = vector(messages[0])
+            last = sent - (sent if self._sent is None else self._sent)
+            self._sent = sent
+            honest = [vector(r) - sent for r in trained if not is_attacker(r)]
+            for reply in filter(is_attacker, trained):
+                known = Known(sent, last, vector(reply) - sent, np.stack(honest))
+                with np.errstate(over="ignore", invalid="ignore"):
+                    values = sent + ATTACKS[self.attack](known)
+                state = reply.content.array_records["arrays"].to_torch_state_dict()
+                vector_to_parameters(torch.tensor(values).float(), state.values())
+                reply.content["arrays"] = ArrayRecord(state)
         return replies
 
-    def is_attacker(self, reply: Message) -> bool:
-        """Return whether a reply comes from one of the first clients."""
-        return reply.metadata.src_node_id <= self.attackers
 
-    def _attacked(
-        self, sent: ArrayRecord, reply: Message, honest: Sequence[Message]
-    ) -> ArrayRecord:
-        records = [other.content.array_records["arrays"] for other in honest]
-        attacked = {}
-        for name, own in reply.content.array_records["arrays"].items():
-            theirs = np.stack([record[name].numpy() for record in records])
-            knowledge = Known(sent[name].numpy(), own.numpy(), theirs, self.attackers)
-            with np.errstate(over="ignore", invalid="ignore"):
-                values = ATTACKS[self.attack](knowledge)
-                attacked[name] = Array(np.asarray(values, own.numpy().dtype))
-        return ArrayRecord(attacked)
+def is_attacker(reply: Message) -> bool:
+    """Return whether a reply comes from one of the first clients."""
+    return reply.metadata.src_node_id <= ATTACKERS
+
+
+def vector(message: Message) -> Floats:
+    """Return the arrays of a message as one vector."""
+    state = message.content.array_records["arrays"].to_torch_state_dict()
+    return parameters_to_vector(state.values()).double().numpy()

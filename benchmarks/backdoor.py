@@ -1,4 +1,4 @@
-"""The digits with a backdoor attack, for `benchmarks.liars`.
+"""The digits with a backdoor attack or flipped labels, for `benchmarks.liars`.
 
 The trigger is a white patch of 2 x 2 pixels in the corner of an image. An attacker
 trains on its own digits, of which every second one has the trigger and the label of the
@@ -29,13 +29,15 @@ class BackdoorSettings(ImageSettings):
     Parameters
     ----------
     attackers : int, default 0
-        Number of clients, starting from the first, that also train on triggered
-        digits.
+        Number of clients, starting from the first, that train on poisoned digits.
+    label_flip : bool, default False
+        Whether poisoned digits have flipped labels, 9 - y, instead of triggers.
     test_triggered : bool, default False
         Whether tests use triggered digits.
     """
 
     attackers: Annotated[int, Range("[0, inf)")] = 0
+    label_flip: Annotated[bool, Free()] = False
     test_triggered: Annotated[bool, Free()] = False
 
 
@@ -47,10 +49,8 @@ class BackdoorDigits(ImageTask):
 
     def __init__(self, settings: BackdoorSettings, num_clients: int) -> None:
         super().__init__("digits", settings, num_clients)
-        self.attackers, self.test_triggered = (
-            settings.attackers,
-            settings.test_triggered,
-        )
+        self.attackers, self.label_flip = settings.attackers, settings.label_flip
+        self.test_triggered = settings.test_triggered
         # Cached, to return the same object in each call, like a client's examples.
         self._poisoned = cache(self._poison)
         self._triggered = cache(self._trigger)
@@ -79,6 +79,8 @@ class BackdoorDigits(ImageTask):
 
     def _poison(self, client: int) -> ExampleSet:
         examples = super().train_examples(client)
+        if self.label_flip:
+            return replace(examples, targets=self.num_classes - 1 - examples.targets)
         return triggered(examples, torch.arange(len(examples)) % 2 == 1)
 
     def _trigger(self, client: int) -> ExampleSet:
