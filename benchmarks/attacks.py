@@ -133,7 +133,7 @@ class AttackedGrid(InlineGrid):
             self._sent = sent
             honest = [vector(r) - sent for r in trained if not is_attacker(r)]
             for reply in filter(is_attacker, trained):
-                known = Known(sent, last, vector(reply) - sent, np.stack(honest))
+                known = Known(sent, last, vector(reply) - sent, np.array(honest))
                 with np.errstate(over="ignore", invalid="ignore"):
                     values = sent + ATTACKS[self.attack](known)
                 state = reply.content.array_records["arrays"].to_torch_state_dict()
