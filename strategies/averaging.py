@@ -1,6 +1,6 @@
 """Algorithms whose server only averages what clients send.
 
-What distinguishes them is the client of the same name, which computes.
+They differ in their clients, which have the same names.
 """
 
 import numpy as np

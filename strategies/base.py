@@ -204,8 +204,8 @@ class Strategy(Averaging):
     def per_client(self, client: str) -> Arrays:
         """Return the arrays that only this client receives, to train or to join late.
 
-        Those with names of shared arrays replace them; the client returns the others
-        as well. By default there are none.
+        An array with the name of a shared array replaces it. The client returns all
+        other arrays as well. By default there are none.
         """
         return {}
 

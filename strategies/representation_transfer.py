@@ -54,7 +54,7 @@ class RepresentationTransfer(
         In (0, 1). Singular values below this fraction of the largest do not count
         towards the rank of a basis.
     **base
-        As for `Strategy`; ``transport`` must be float32.
+        The settings of `Strategy`; ``transport`` must be float32.
     """
 
     num_sources: int = setting(10, ge=1)

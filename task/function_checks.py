@@ -34,7 +34,7 @@ def called(who: str, function: Callable[..., Any], **tensors: Tensor) -> Any:
 
 def ignored_by(loss: Loss) -> int:
     """Return the target that a loss ignores, its ``ignore_index`` if it has one."""
-    arguments = getattr(loss, "keywords", {})  # Of `functools.partial`.
+    arguments = getattr(loss, "keywords", {})  # Set by `functools.partial`
     index = getattr(loss, "ignore_index", arguments.get("ignore_index"))
     return IGNORED if index is None else int(index)
 

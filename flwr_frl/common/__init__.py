@@ -1,1 +1,1 @@
-"""What server and devices agree on: settings, message keys, arrays and files."""
+"""Settings, message keys, arrays and files that the server and devices share."""

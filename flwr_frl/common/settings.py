@@ -193,7 +193,7 @@ def need(package: str, extra: str, feature: str) -> None:
     extra : str
         Extra of ``flwr-frl`` that installs it.
     feature : str
-        What requires the package.
+        Feature that requires the package, for the error message.
 
     Raises
     ------
@@ -811,7 +811,7 @@ def load(path: str, kind: str) -> Any:
     path : str
         The import path.
     kind : str
-        What the object should be, such as ``"algorithm"``, for error messages.
+        Kind of object, such as ``"algorithm"``, for error messages.
 
     Raises
     ------

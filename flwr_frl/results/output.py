@@ -53,7 +53,7 @@ SHARED_FILES = (SUMMARY, METRICS_CSV, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATE
 def log_os_errors(what: object, lost: set[str] | None = None) -> Iterator[None]:
     """Log an `OSError` as one line ("... not written") instead of raising it.
 
-    What cannot be written is added to ``lost``, or removed if it can be now.
+    If writing fails, ``what`` is added to ``lost``; if it succeeds, it is removed.
     """
     lost = set() if lost is None else lost
     try:

@@ -38,7 +38,7 @@ class GraphStrategy(Strategy):
         Number of consecutive rounds that a node may miss; after more, it is excluded
         permanently.
     **base
-        As for `Strategy`.
+        The settings of `Strategy`.
 
     Raises
     ------

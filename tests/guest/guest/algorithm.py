@@ -14,7 +14,7 @@ class Guest(Strategy, client="guest.client:GuestClient"):
     roll : float, default 0.5
         β, the server's momentum.
     **base
-        As for `Strategy`.
+        The settings of `Strategy`.
     """
 
     roll: float = setting(0.5, ge=0, lt=1)
