@@ -33,8 +33,10 @@ def _commit() -> str:
 
     The pages that a benchmark writes do not affect what it runs.
     """
-    pages = f":(top,exclude)benchmarks/results/{Path(sys.argv[0]).stem}*"
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", pages)
+    # A config's pages are named after the first argument of `benchmarks.run`.
+    names = [Path(word).stem for word in sys.argv[:2] if not word.startswith("-")]
+    pages = [f":(top,exclude)benchmarks/results/{name}*" for name in names]
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *pages)
     return _git("describe", "--always", "--abbrev=10") + ("-dirty" if changed else "")
 
 
@@ -61,17 +63,7 @@ def provenance() -> dict[str, Any]:
     arguments = [*name.split(), *sys.argv[1:]]
     # Replace local paths, which should not be published.
     for i, argument in enumerate(arguments[:-1]):
-        if argument in (
-            "--data-dir",
-            "--output",
-            "--before",
-            "--torch-index",
-            "--model",
-            "--qemu",
-            "--root",
-            "--pfllib",
-            "--python",
-        ):
+        if argument in ("--data-dir", "--output", "--model", "--pfllib"):
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {
         "command": shlex.join(["python", *arguments]),

@@ -1,38 +1,35 @@
 """The numbers in the README and the guides that come from pages of results.
 
-A `Figure` is a place in a text, the page that its numbers come from, and a function
-that reads them from the page's JSON. `benchmarks.held` compares them.
+``figures.toml`` has the places of the numbers, and expressions of the numbers in their
+pages' JSON. A number in a text is correct if it is the number of the page, rounded to
+the digits that the text has; ``never`` stands for a target that was not reached. In the
+tables of ``docs/results.md``, every number must come from a page to which its row
+links. The first column, which has settings, and the column of the paper are exempt.
 """
 
+import json
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from statistics import median as middle
+from typing import Any, NamedTuple
 
-from benchmarks.page_values import (
-    Data,
-    at_same_time,
-    beside_peers,
-    bits_to_12,
-    cosines,
-    factors,
-    gain_of_frozen_features,
-    held_back,
-    leads_of_fine_tuning,
-    message_sizes,
-    of_triggers,
-    ranks,
-    softmax_beside_peers,
-    target,
-    time_and_gap,
-    transfer,
-)
-from benchmarks.published import PAPERS
+from benchmarks.derived import published
 
 PAGES = Path("benchmarks") / "results"
 # The text with the tables of results
 RESULTS_PAGE = "docs/results.md"
+# The section with the papers' results
+RESULTS = re.compile(r"^## The papers' results\n(.*?)^## ", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"never|(?<!\w)[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
+# Output of `git describe --abbrev=10`, which begins with a tag if there is one
+CLEAN = re.compile(r"(?:.+-g)?[0-9a-f]{10,40}")
+LINK = re.compile(r"\]\([^)]*\)")
+Data = dict[str, Any]
 
 
 class Figure(NamedTuple):
@@ -46,328 +43,225 @@ class Figure(NamedTuple):
         Regular expression that matches once; its groups contain the numbers.
     page : str
         Name of the page in ``benchmarks/results``.
-    values : callable
-        Maps the page's JSON to the numbers, in the order of the text.
+    values : tuple of str
+        Expressions of the numbers, in the order of the text; see `values_of`.
     """
 
     file: str
     pattern: str
     page: str
-    values: Callable[[Data], Sequence[float]]
+    values: tuple[str, ...]
 
 
-def cell(label: str, column: int = 1) -> str:
-    """Return a pattern for a cell of the table row that begins with a label."""
-    before = r"[^|\n]*\|" * column
-    return rf"^\| {re.escape(label)}{before}([^|\n]*)\|"
+def figures() -> list[Figure]:
+    """Return all figures.
+
+    In an entry with ``each``, {0}, {1}, … are replaced by the entries of each list.
+    ``label`` and ``column`` are a cell of the table row that begins with the label.
+    """
+    path = Path(__file__).with_suffix(".toml")
+    found = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["figure"]:
+        file = entry.get("file", RESULTS_PAGE)
+        for words in entry.get("each", [[]]):
+
+            def filled(text: str, words: Any = words) -> str:
+                for i, word in enumerate(words):
+                    text = text.replace(f"{{{i}}}", str(word))
+                return text
+
+            pattern = filled(entry.get("pattern", ""))
+            if "label" in entry:
+                before = r"[^|\n]*\|" * int(filled(str(entry.get("column", 1))))
+                label = re.escape(filled(entry["label"]))
+                pattern = rf"^\| {label}{before}([^|\n]*)\|"
+            values = tuple(map(filled, entry["values"]))
+            found.append(Figure(file, pattern, filled(entry["page"]), values))
+    return found
 
 
-def of_papers(
-    row: str, metric: str = "accuracy", table: str = "100x5"
-) -> Callable[[Data], list[float]]:
-    """Return a function for a row's mean over seeds (in %) in the papers' tables."""
-    return lambda data: [
-        100 * fmean(run[metric] for run in data["results"][table][row].values())
-    ]
+def at(data: Any, path: str) -> list[float]:
+    """Return all numbers below a path, whose parts are names or patterns of names."""
+    found = [data]
+    for part in path.split("/") if path else ():
+        step: list[Any] = []
+        for each in found:
+            if isinstance(each, list):
+                each = {str(i): inner for i, inner in enumerate(each)}
+            if isinstance(each, dict):
+                step += [each[name] for name in each if fnmatchcase(name, part)]
+        found = step
+    numbers: list[float] = []
+    for each in found:
+        if isinstance(each, dict | list):
+            numbers += at(each, "*")
+        elif isinstance(each, int | float):
+            numbers.append(float(each))
+    return numbers
 
 
-def of_cell(table: str, rows: Sequence[str]) -> Callable[[Data], list[float]]:
-    """Return a function for the means over seeds (in %) of some rows of a table."""
-    return lambda data: [v for row in rows for v in of_papers(row, table=table)(data)]
+def rank(data: Data, name: str) -> int:
+    """Return a row's place by its mean accuracy, among those without a failed run."""
+    means = {}
+    for row in data["results"]:
+        counts = [len(at(data, f"results/{row}/*/*/{n}")) for n in ("accuracy", "seed")]
+        if counts[0] >= counts[1]:
+            cells = [at(data, f"results/{row}/{c}/*/accuracy") for c in _cells(data)]
+            means[row] = fmean(fmean(cell) for cell in cells)
+    return sorted(means, key=lambda row: -means[row]).index(name) + 1
 
 
-def seeds_of(row: str) -> Callable[[Data], list[float]]:
-    """Return a function for the number of seeds of a row of the table 100x5."""
-    return lambda data: [len(data["results"]["100x5"][row])]
+def _cells(data: Data) -> list[str]:
+    return list(next(iter(data["results"].values())))
 
 
-def published(table: str, *methods: str) -> Callable[[Data], list[float]]:
-    """Return a function for published results; a method is PAPER: METHOD."""
-    named = [method.split(": ") for method in methods]
-    return lambda _: [
-        PAPERS[f"{paper}, Table 1"][method][1][table] for paper, method in named
-    ]
+def values_of(figure: Figure, data: Data) -> list[float]:
+    """Return a figure's numbers.
+
+    An expression is Python with these functions of paths (see `at`): ``mean`` (of the
+    first path that has numbers), ``median``, ``count`` (of numbers, or of those that
+    are at least ``least``), ``total``, ``reached`` (those of several paths that are not
+    NaN, or else NaN), ``rank`` and ``rows`` (of a leaderboard), and ``paper`` (the
+    published result of a paper's method in a cell).
+    """
+
+    def mean(*paths: str) -> float:
+        return fmean(next(filter(None, (at(data, path) for path in paths))))
+
+    def reached(*paths: str) -> list[float]:
+        there = [n for path in paths for n in at(data, path) if not math.isnan(n)]
+        return there or [math.nan]
+
+    def count(path: str, least: float = -math.inf) -> int:
+        return sum(number >= least for number in at(data, path))
+
+    functions: dict[str, Callable[..., Any]] = {
+        "mean": mean,
+        "median": lambda path: middle(at(data, path)),
+        "count": count,
+        "total": lambda path: sum(at(data, path)),
+        "reached": reached,
+        "rank": lambda name: rank(data, name),
+        "rows": lambda: len(data["results"]),
+        "paper": lambda paper, method, cell: published()[paper][method][cell],
+    }
+    found: list[float] = []
+    for expression in figure.values:
+        value = eval(expression, {"__builtins__": {}}, functions)
+        found += value if isinstance(value, list) else [value]
+    return found
 
 
-def _in_papers(
-    label: str, own: Callable[[Data], list[float]], table: str, *methods: str
-) -> Iterator[Figure]:
-    """Yield the figures of a row: our results, and those of the papers."""
-    yield Figure(RESULTS_PAGE, cell(label), "papers_tables", own)
-    if methods:
-        there = rf"^\| {re.escape(label)}[^|\n]*\|[^|\n]*\| ([\d.,; /]*\d)"
-        page = published(table, *methods)
-        yield Figure(RESULTS_PAGE, there, "papers_tables", page)
+def numbers(text: str) -> list[str]:
+    """Return the numbers in a text, except those in link targets."""
+    return NUMBER.findall(LINK.sub("]", text).replace("\u2212", "-"))
 
 
-def _seeds(label: str, row: str) -> Figure:
-    pattern = rf"^\| {re.escape(label)}[^|\n]*\((\d+) seeds\)"
-    return Figure(RESULTS_PAGE, pattern, "papers_tables", seeds_of(row))
+def agrees(written: str, value: float) -> bool:
+    """Return whether a number is the value, rounded to the number's digits."""
+    if written == "never" or math.isnan(value):
+        return written == "never" and math.isnan(value)
+    half = 0.5 * 10.0 ** -len(written.partition(".")[2])
+    # The pages' JSON has six significant digits.
+    return abs(float(written.replace(",", "")) - value) <= half + 1e-5 * abs(value)
 
 
-GOSSIP = (
-    "no communication",
-    "D-PSGD",
-    "CHOCO (Sign)",
-    "CHOCO (TopK)",
-    "SQuARM, no trigger",
-)
-TRIGGERED = "SQuARM, c = 5000:5000:1000:6000"
-# Labels of the rows of the gossip table, by key in the pages' JSON
-GOSSIP_ROWS = {
-    "error": "error",
-    "own": "nodes' own error",
-    "ratio": "bits to",
-    "sizes": "bits by messages' sizes",
-}
+def read(root: Path, page: str) -> Data | None:
+    """Return a page's JSON, or None if it is missing."""
+    path = root / PAGES / f"{page}.json"
+    if not path.is_file():
+        return None
+    data: Data = json.loads(path.read_text(encoding="utf-8"))
+    return data
 
 
-def _gossip(model: str, page: str) -> Iterator[Figure]:
-    """Yield a model's figures in the gossip table: means over seeds, errors in %."""
-    for what, label in GOSSIP_ROWS.items():
-        is_error = what in ("error", "own")
-        # Without communication there are no bits.
-        for column, row in list(enumerate(GOSSIP, start=1))[not is_error :]:
-            place = cell(f"[{model}: {label}", column)
-            yield Figure(RESULTS_PAGE, place, page, _measured(row, what, is_error))
+def wrong_figures(root: Path) -> Iterator[str]:
+    """Yield a line for each figure that differs from its page or has no page."""
+    every = figures()
+    texts = {f.file: (root / f.file).read_text(encoding="utf-8") for f in every}
+    pages = {figure.page: read(root, figure.page) for figure in every}
+    covered: set[int] = set()
+    for figure in every:
+        text = texts[figure.file]
+        found = list(re.finditer(figure.pattern, text, re.MULTILINE))
+        if len(found) != 1:
+            yield (
+                f"{figure.file}: {figure.page}'s figure is in {len(found)} places "
+                f"and not in one: {figure.pattern}"
+            )
+            continue
+        match = found[0]
+        line = text.count("\n", 0, match.start(1)) + 1
+        place = f"{figure.file}:{line}"
+        covered.add(match.start(1))
+        if f"{PAGES.name}/{figure.page}.md)" not in _around(text, match, figure.file):
+            yield f"{place}: no link to {PAGES / figure.page}.md"
+        data = pages[figure.page]
+        if data is None:
+            yield f"{place}: {PAGES / figure.page}.json is missing"
+            continue
+        written, values = numbers(" ".join(match.groups())), values_of(figure, data)
+        if len(written) != len(values) or not all(map(agrees, written, values)):
+            yield (
+                f"{place}: says {', '.join(written)} and {figure.page} has "
+                f"{', '.join(f'{value:.6g}' for value in values)}"
+            )
+    yield from _without_page(texts[RESULTS_PAGE], covered)
 
 
-def _measured(row: str, what: str, is_error: bool) -> Callable[[Data], list[float]]:
-    scale = 100 if is_error else 1
-    return lambda data: [scale * fmean(data["measured"][row][what])]
+def _around(text: str, match: re.Match[str], file: str) -> str:
+    """Return the text that must contain the link: a row, a paragraph or the file."""
+    if file != RESULTS_PAGE:
+        return text
+    row = text[text.rfind("\n", 0, match.end()) + 1] == "|"
+    space = "\n" if row else "\n\n"
+    return text[text.rfind(space, 0, match.end()) : text.find(space, match.end())]
 
 
-def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:
-    return [
-        Figure(RESULTS_PAGE, cell(label, i), f"srpfl_time-{page}", time_and_gap(fast))
-        for i, fast in enumerate(pairs, column)
-    ]
+def _without_page(text: str, covered: set[int]) -> Iterator[str]:
+    """Yield a line for each cell of the results whose numbers have no page."""
+    section = RESULTS.search(text)
+    if section is None:
+        yield f"{RESULTS_PAGE}: has no section of the papers' results"
+        return
+    heads: list[str] = []
+    at = section.start(1)
+    for line in section.group(1).splitlines(keepends=True):
+        begins = [at + i for i, character in enumerate(line) if character == "|"]
+        cells = [part.strip() for part in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            heads = []
+        elif not heads:
+            heads = cells
+        else:
+            for i, part in list(enumerate(cells))[1:]:
+                alone = heads[i : i + 1] != ["paper"] and begins[i] + 1 not in covered
+                if alone and numbers(part):
+                    number = text.count("\n", 0, at) + 1
+                    yield f"{RESULTS_PAGE}:{number}: {part!r} has no page"
+        at += len(line)
 
 
-FIXED_150 = "[fixed, 20 %, 150, augmented]"
-DRAWN = "drawn in each round, 20 %"
-FIVE = ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
-FLUTES = ("FLUTE: FLUTE", "FLUTE: FLUTE*")
-FIVE_FLUTE = ("FLUTE: FedRep*", "FLUTE: FedAvg-FT", "FLUTE: FedPer", *FLUTES)
-FIVE_MIXED = ("FedRep: FedRep", "FedRep: FedAvg+FT", "FedRep: FedPer", *FLUTES)
-THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl")
-THOUSAND_THERE = ("FedRep", "FedAvg+FT", "FedPer", "LG-FedAvg", "Fed-MTL")
-# Rows with one method in 100x5: label, row of our page, method in the papers
-ONE = (
-    ("`fedrep`, 1 head epoch", "fedrep-1", "FLUTE: FedRep"),
-    ("`fedrep`, 10 head epochs", "fedrep", "FedRep: FedRep"),
-    ("`fedper`, both", "fedper", "FedRep: FedPer"),
-    ("`flute` ", "flute", "FLUTE: FLUTE"),
-    ("`flute-star`, head epochs first", "flute-star", "FLUTE: FLUTE*"),
-)
-GLOBAL_AND_TUNED = "`fedavg` / `fedavg-ft`"
-ALL_PAIRS = ("srpfl", "lg-srpfl", "flanp", "flanp-ft")
-FIGURES = [
-    *(
-        figure
-        for label, row, there in ONE
-        for figure in (
-            *_in_papers(label, of_papers(row), "100x5", there),
-            _seeds(label, row),
-        )
-    ),
-    *_in_papers(
-        "`flute-star`, head epochs last", of_papers("flute-star-after"), "100x5"
-    ),
-    *_in_papers(
-        GLOBAL_AND_TUNED,
-        lambda data: [
-            *of_papers("fedavg-ft", metric="accuracy-global")(data),
-            *of_papers("fedavg-ft")(data),
-        ],
-        *("100x5", "FedRep: FedAvg", "FedRep: FedAvg+FT"),
-    ),
-    _seeds(GLOBAL_AND_TUNED, "fedavg-ft"),
-    *_in_papers(
-        "the same with five local epochs",
-        lambda data: [
-            *of_papers("fedavg-ft-5", metric="accuracy-global")(data),
-            *of_papers("fedavg-ft-5")(data),
-        ],
-        "100x5",
-    ),
-    *_in_papers(
-        "`local`, all clients",
-        of_papers("local-all"),
-        *("100x5", "FedRep: Local only"),
-    ),
-    *(
-        figure
-        for label, table, rows, there in (
-            ("2 shards (3 seeds", "100x2", FIVE, FIVE_MIXED),
-            ("50 clients (2 seeds", "50x5", FIVE, FIVE_FLUTE),
-            ("50 clients, 2 shards", "50x2", FIVE, FIVE_FLUTE),
-            (
-                *("1,000 clients", "1000x2", THOUSAND),
-                [f"FedRep: {method}" for method in THOUSAND_THERE],
-            ),
-        )
-        for figure in _in_papers(label, of_cell(table, rows), table, *there)
-    ),
-    *_in_papers(
-        "the same clients, five",
-        lambda data: [
-            *of_cell("1000x2", ("fedrep-5", "fedavg-ft-5", "fedper-5"))(data),
-            *of_papers("fedavg-ft-5", "accuracy-global", "1000x2")(data),
-        ],
-        "1000x2",
-        *(f"FedRep: {name}" for name in ("FedRep", "FedAvg+FT", "FedPer", "FedAvg")),
-    ),
-    Figure(
-        RESULTS_PAGE,
-        cell("50 clients with 500 images each, 5"),
-        "fifty_clients",
-        of_cell("50x5", FIVE),
-    ),
-    Figure(
-        RESULTS_PAGE,
-        cell("50 clients with 500 images each, 2"),
-        "fifty_clients",
-        of_cell("50x2", FIVE),
-    ),
-    Figure(
-        RESULTS_PAGE,
-        r"of (\d+) algorithms on four\n(?:.*\n)*?.*`pfedfda` (\d+)st, `flute-star` "
-        r"(\d+)nd",
-        "leaderboard-20x40",
-        ranks,
-    ),
-    *(
-        Figure(RESULTS_PAGE, rf"^\| \[{model}: bits to ([\d.]+) %", page, target)
-        for model, page in (
-            ("logistic regression", "gossip_convex"),
-            ("ResNet-20", "gossip_cifar"),
-        )
-    ),
-    Figure(
-        RESULTS_PAGE,
-        r"over `fedrep` it is\s+(\S+) points with 5 shards; it is\s+(\S+) if both have "
-        r"fresh heads,\s+and\s+(\S+)",
-        "fedavg_ft",
-        leads_of_fine_tuning("shards-5"),
-    ),
-    *(
-        Figure(RESULTS_PAGE, pattern, "fedavg_ft", leads_of_fine_tuning(table))
-        for table, pattern in (
-            ("100x5", r"\[(\S+, \S+ and \S+)\]\S+ points with 5 shards, and"),
-            ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2 \(3 seeds each"),
-        )
-    ),
-    *(
-        Figure(RESULTS_PAGE, pattern, "fedavg_ft", leads_of_fine_tuning(table, "flute"))
-        for table, pattern in (
-            ("100x5", r"they are \[(\S+, \S+ and \S+)\]\S+ with 5 shards and"),
-            ("100x2", r"\[(\S+, \S+ and \S+)\]\S+ with 2\. Over `fedper`"),
-        )
-    ),
-    Figure(
-        RESULTS_PAGE,
-        r"transfer reach\s+\[([\d.]+) %\](?:.|\n)*?\[([\d.]+) %\]\S+ when they train",
-        "dissertation_networks",
-        lambda data: [
-            fmean(data["rows"][name]["accuracy"]) for name in ("phase-1", "local")
-        ],
-    ),
-    Figure(
-        RESULTS_PAGE,
-        r"takes ([\d.]+) of its time on\s+16 cores.*, and ([\d.]+) of it",
-        "gpu",
-        lambda data: [
-            data["FedRep, CIFAR-10's CNN"][way]
-            / data["FedRep, CIFAR-10's CNN"]["on the CPU"]
-            for way in ("together", "one by one")
-        ],
-    ),
-    Figure(RESULTS_PAGE, r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
-    Figure(RESULTS_PAGE, r"holds\s+\[(\d+) % of", "gossip_convex", held_back),
-    *(
-        Figure(RESULTS_PAGE, cell(label), page, values)
-        for label, page, values in (
-            ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
-            (
-                "linear SRPFL",
-                "srpfl_speedup",
-                lambda data: [
-                    data[str(2**power)]["ratios"][stages]
-                    for stages in ("theory", "25,5")
-                    for power in range(4, 9)
-                ],
-            ),
-            ("QCQP", "multi_task", factors("qcqp", "0.001")),
-            ("its logistic", "multi_task", factors("logistic", "0.03")),
-            ("`representation-transfer`, 100", "representation_transfer", transfer),
-            (
-                "its claims",
-                "representation_transfer",
-                lambda data: [
-                    sum(true for *_, true in data["claims"]),
-                    len(data["claims"]),
-                ],
-            ),
-        )
-    ),
-    *_gossip("logistic regression", "gossip_convex"),
-    *(
-        Figure(
-            RESULTS_PAGE,
-            cell("[logistic regression: the paper's 12 %]", column),
-            "gossip_convex_target",
-            bits_to_12(method),
-        )
-        for column, method in enumerate((*GOSSIP[1:4], TRIGGERED), start=2)
-    ),
-    *_gossip("ResNet-20", "gossip_cifar"),
-    *_srpfl("[fixed, all, 40]", "fixed-1-plain", *ALL_PAIRS),
-    *_srpfl("[drawn in each round, all, 40]", "dynamic-1-plain", *ALL_PAIRS),
-    *_srpfl("[fixed, all, 40, augmented]", "fixed-1", *ALL_PAIRS[:2]),
-    *_srpfl("[fixed, all, 150, augmented]", "fixed-1-150", "srpfl"),
-    *_srpfl("[drawn in each round, all, 150, augmented]", "dynamic-1-150", "srpfl"),
-    *_srpfl("[fixed, 20 %, 30, augmented]", "fixed-0.2", *ALL_PAIRS),
-    *_srpfl(FIXED_150, "fixed-0.2-150", "srpfl"),
-    *_srpfl(FIXED_150, "fixed-0.2-150-lg", "lg-srpfl", column=2),
-    *_srpfl("[drawn in each round, 20 %, 150", "dynamic-0.2-150", "srpfl"),
-    *_srpfl("[fixed, 20 %, 30, learning", "fixed-0.2-rate-0.1-plain", "srpfl"),
-    *_srpfl("[fixed, a tenth of the clients", "groups-0.2-plain", "srpfl"),
-    *_srpfl(DRAWN, "dynamic-0.2", "srpfl"),
-    *_srpfl(DRAWN, "dynamic-0.2-plain", "lg-srpfl", column=2),
-    *_srpfl(DRAWN, "dynamic-0.2-plain-flanp", "flanp", "flanp-ft", column=3),
-    Figure(
-        RESULTS_PAGE,
-        r"a round with 10 head epochs is \[([\d.]+) times\]",
-        "speed",
-        gain_of_frozen_features,
-    ),
-    Figure(
-        RESULTS_PAGE,
-        r"FedRep, 10 head epochs (\|(?:.*\n)*?.* the loop takes [\d.]+)",
-        "peers",
-        beside_peers,
-    ),
-    Figure(
-        RESULTS_PAGE,
-        r"^(\| .*)\]\(\.\./benchmarks/results/peers-softmax\.md\) \|$",
-        "peers-softmax",
-        softmax_beside_peers,
-    ),
-    *(
-        Figure(
-            "docs/privacy.md",
-            rf"^\| `{algorithm}`(?:, SignTopK of 1 %)? \|( [\d.]+ \| [\d.]+) \|",
-            "privacy",
-            cosines(algorithm),
-        )
-        for algorithm in ("dpsgd", "choco-sgd", "squarm-sgd")
-    ),
-    Figure(
-        "deploy/README.md",
-        r"sends, ([\d.]+) MB a round with FedRep, FLUTE or FedAvg, (\d+) kB with "
-        r"LG-FedAvg, and with\nSQuARM-SGD .*, two neighbours\) (\d+) kB and (\d+) kB",
-        "slow_links",
-        message_sizes,
-    ),
-]
+def commits(data: object) -> Iterator[str]:
+    """Yield the commits of a page and of all its runs."""
+    if isinstance(data, dict):
+        if isinstance(commit := data.get("commit"), str):
+            # An interrupted run also lists the commits with which it was resumed.
+            yield from commit.split(", ")
+        data = list(data.values())
+    for inner in data if isinstance(data, list) else ():
+        yield from commits(inner)
+
+
+def dirty(root: Path, page: str) -> Iterator[str]:
+    """Yield a line for each dirty commit, and if the page and its JSON disagree."""
+    data = read(root, page)
+    if data is None:
+        return
+    commit = data["about"]["commit"]
+    for each in sorted(commits(data)):
+        if not CLEAN.fullmatch(each):
+            yield f"{PAGES / page}.md: {each} is no clean commit of git describe"
+    text = (root / PAGES / f"{page}.md").read_text(encoding="utf-8")
+    if f"at commit {commit};" not in text:
+        yield f"{PAGES / page}.md: not the commit {commit} of its JSON"

@@ -1,32 +1,37 @@
-"""Code shared by the two gossip benchmarks: running, evaluating and tuning methods.
+"""Runs of gossip methods, evaluated on the mean of the nodes' models.
 
 The dissertation's curves are those of the mean of the nodes' models, which no node
 holds. Here all nodes live in one process, so the benchmark can read their states.
 """
 
-import json
-import logging
-import sys
-import time
-import zlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean
+from time import monotonic
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord
-from rich.progress import track
+from flwr.app import ArrayRecord, ConfigRecord
 
-from benchmarks.common import provenance
+from flwr_frl import simulate
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.settings import Setting, Settings, resolve
+from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.common.settings import Setting, build, resolve
 from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.gossip.mixing import practical_step
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Task
+from flwr_frl.task.compression.per_tensor import (
+    CompressionSettings,
+    Identity,
+    create,
+    from_settings,
+)
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import evaluate
 
@@ -37,147 +42,81 @@ LAST = 5
 # Early evaluations, as fractions of the rounds before the first regular one. Methods
 # that send much reach the target early.
 EARLY = (0.1, 0.2, 0.4, 0.6, 0.8)
-# Settings that `search` chooses
-SEARCHED = ("learning-rate", "consensus-step")
-# SQuARM-SGD that sends every message
+# Row whose bits are the unit of the others
 SENT = "SQuARM, no trigger"
+NODES = 8
 
-Run = dict[str, Any]
+Numbers = dict[str, Any]
 State = dict[str, torch.Tensor]
 
 
-class Method(NamedTuple):
-    """A row of the table.
+def prepared(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return a run's settings, with lengths in epochs and factors replaced.
 
-    Parameters
-    ----------
-    settings : dict
-        Settings of the method.
-    steps : tuple of float, default ()
-        Candidates for the consensus step γ, as multiples of that of ``auto``.
-    as_in : str, default ""
-        Method whose learning rate and γ are used; if empty, they are searched.
+    ``iterations`` are divided by the local steps. ``consensus-times`` multiplies the
+    consensus step of ``auto``, to at most 1. ``warm-up`` is a fraction of the run, in
+    whose second half the learning rate is divided by 5 twice.
     """
-
-    settings: dict[str, Setting]
-    steps: tuple[float, ...] = ()
-    as_in: str = ""
-
-
-def methods(
-    keep: float, steps: tuple[float, ...], triggers: Sequence[str]
-) -> dict[str, Method]:
-    """Return the rows of a table.
-
-    Parameters
-    ----------
-    keep : float
-        Fraction or number of entries that TopK and SignTopK keep.
-    steps : tuple of float
-        Candidates for the consensus step, as in `Method`.
-    triggers : sequence of str
-        SQuARM's thresholds, in addition to the row without a trigger.
-    """
-    choco: dict[str, Setting] = {"algorithm": "choco-sgd", "compressor-k": keep}
-    squarm: dict[str, Setting] = {
-        "algorithm": "squarm-sgd",
-        "compressor": "sign-top-k",
-        "compressor-k": keep,
-        "local-steps": 5,
-    }
-    return {
-        # No distance exceeds this threshold, so no node ever sends.
-        "no communication": Method(squarm | {"trigger": "1e30"}),
-        "D-PSGD": Method({"algorithm": "dpsgd"}),
-        "CHOCO (Sign)": Method(choco | {"compressor": "sign"}, steps),
-        "CHOCO (TopK)": Method(choco | {"compressor": "top-k"}, steps),
-        SENT: Method(squarm, steps),
-        **{
-            f"SQuARM, c = {trigger}": Method(squarm | {"trigger": trigger}, as_in=SENT)
-            for trigger in triggers
-        },
-    }
+    given = dict(settings)
+    total = int(given.pop("iterations"))
+    if given.get("evaluate-on") == "validation":
+        total = int(given.pop("search-iterations", total))
+        del given["evaluate-on"]
+        given["seed"] = 0
+    given.pop("search-iterations", None)
+    given["num-server-rounds"] = max(1, total // int(given.get("local-steps", 1)))
+    if "warm-up" in given:
+        # In the paper, the rate is divided at 200 and 300 of 400 epochs.
+        warm_up = round(float(given.pop("warm-up")) * total)
+        divided = f"{total // 2},{total * 3 // 4}"
+        given["learning-rate-schedule"] = f"steps:{warm_up}:{divided}:5"
+    if times := given.pop("consensus-times", 0):
+        strategy: Any = build_strategy(complete(resolve(given)))
+        nodes = int(given["num-clients"])
+        strategy.initialize(InlineGrid(make_app(complete(resolve(given))), nodes))
+        step = min(1.0, float(times) * strategy.step.value)
+        given["consensus-step"] = float(f"{step:.2g}")
+    return given
 
 
-class Bench(NamedTuple):
-    """The runs of a page: their folder, common settings, length and evaluations.
-
-    Parameters
-    ----------
-    output : Path
-        Folder of the runs. A stored run with the same settings is reused.
-    shared : callable
-        Maps the number of iterations of a run to the settings of all such runs.
-    iterations, search_iterations : int
-        Iterations of a run of the table and of a run of the search.
-    looks : int
-        Number of evaluations of a run, in addition to some early ones.
-    own : int
-        The nodes' own models are tested at every ``own``-th evaluation and at the last
-        one. If 0, nothing is tested, only validated.
-    """
-
-    output: Path
-    shared: Callable[[int], dict[str, Setting]]
-    iterations: int
-    search_iterations: int
-    looks: int
-    own: int
-
-    def run(self, method: Method, picked: Settings, seed: int, search: bool) -> Run:
-        """Return a run; carry it out if it is not stored."""
-        iterations = self.search_iterations if search else self.iterations
-        given = {**self.shared(iterations), **method.settings, **picked, "seed": seed}
-        given["num-server-rounds"] = iterations // int(given.get("local-steps", 1))
-        # Shorter runs only serve the search; they are validated and never tested.
-        tested = self.own if iterations == self.iterations else 0
-        return watch(given, self.output, self.looks, tested)
-
-
-def watch(
-    given: Settings, output: Path, looks: int, own: int, target: float = 0.0
-) -> Run:
+def watch(settings: Mapping[str, Setting], place: Path) -> Numbers:
     """Run one algorithm inline and evaluate the mean of the nodes' models.
 
     Parameters
     ----------
-    given : mapping
-        Settings that differ from the defaults.
-    output : Path
-        Folder of the runs.
-    looks, own : int
-        As in `Bench`.
-    target : float, default 0
-        Test error of the mean model at which a run ends.
+    settings : mapping
+        Settings as in `prepared`; ``looks`` and ``own`` are the number of evaluations
+        and the interval of those that also test the nodes' own models; a run ends at
+        the test error ``target``. A run of the search is only validated.
+    place : Path
+        Folder of the run.
 
     Returns
     -------
     dict
-        ``settings``, ``commit``, ``gamma`` and ``rows``. A row has ``iteration``,
-        ``bits`` (per node, so far), ``error`` and ``validation`` (errors of the mean
-        model), ``consensus``, ``seconds`` (compute), ``link`` (seconds on a link of
-        100 kbit/s, all nodes sending at once) and, in some rows, ``own`` (mean test
-        error of the nodes' own models).
+        ``gamma``, ``error``, ``validation`` and ``own`` (final errors) and ``curve``
+        with a series for each of ``iteration``, ``bits`` (per node), ``error``,
+        ``consensus`` and ``link`` (seconds on a link of 100 kbit/s, all nodes at once).
     """
-    path = output / f"{_name(given)}.json"
-    if path.is_file():
-        kept: Run = json.loads(path.read_text(encoding="utf-8"))
-        return kept
-    settings = complete(resolve(given))
-    nodes = int(settings["num-clients"])
-    task = build_task(settings, nodes)
-    held_out = build_task({**settings, "evaluate-on": "validation"}, nodes)
-    grid = InlineGrid(make_app(dict(settings)), nodes)
-    strategy: Any = build_strategy(settings)
+    own_settings = dict(settings)
+    looks, own = (int(own_settings.pop(name)) for name in ("looks", "own"))
+    target = float(own_settings.pop("target", 0.0))
+    searched = settings.get("evaluate-on") == "validation"
+    given = prepared(own_settings)
+    run_settings = complete(resolve(given))
+    nodes = int(run_settings["num-clients"])
+    task = build_task(run_settings, nodes)
+    held_out = build_task({**run_settings, "evaluate-on": "validation"}, nodes)
+    grid = InlineGrid(make_app(dict(run_settings)), nodes)
+    strategy: Any = build_strategy(run_settings)
     arrays = strategy.initialize(grid)
-    squarm = settings["algorithm"] == "squarm-sgd"
-    local = int(settings["local-steps"]) if squarm else 1
-    total = int(settings["num-server-rounds"])
+    local = int(given.get("local-steps", 1))
+    total = int(given["num-server-rounds"])
     at = {round(total / looks * part): 0 for part in EARLY}
     at |= {round(total * (i + 1) / looks): i + 1 for i in range(looks)}
     rows: list[dict[str, float]] = []
-    bits, link, began = 0.0, 0.0, time.monotonic()
-    for server_round in track(range(1, total + 1), path.stem, transient=True):
+    bits, link, began = 0.0, 0.0, monotonic()
+    for server_round in range(1, total + 1):
         sent = one_round(strategy, grid, arrays, server_round)
         bits += sent["bits"] / nodes
         link += sent["bits"] / max(sent["sent"], 1) / LINK
@@ -190,28 +129,33 @@ def watch(
             "bits": bits,
             "validation": error(held_out, mean, range(nodes)),
             "consensus": consensus(states, mean),
-            "seconds": time.monotonic() - began,
+            "seconds": monotonic() - began,
             "link": link,
         }
-        if own:
+        if not searched:
             row["error"] = error(task, mean, [0])
-        if own and look and (look % own == 0 or look == looks):
-            row["own"] = float(np.mean([error(task, s, [0]) for s in states]))
+            if look and (look % own == 0 or look == looks):
+                row["own"] = float(np.mean([error(task, s, [0]) for s in states]))
         rows.append(row)
         if row.get("error", 1.0) <= target:
             break
-    about = {"settings": given, "commit": provenance()["commit"]}
-    run = {**about, "gamma": strategy.step.value, "rows": rows}
-    output.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(run), encoding="utf-8")
-    return run
+    final = {what: last(rows, what) for what in ("error", "validation", "own")}
+    return {"gamma": strategy.step.value, "rows": rows, **final}
+
+
+def last(rows: Sequence[Mapping[str, float]], what: str) -> float | None:
+    """Return a quantity's mean over the last evaluations, or else its last value."""
+    final = rows[-LAST:]
+    if not all(what in row for row in final):
+        final = rows[-1:]
+    return float(np.mean([row[what] for row in final])) if what in final[0] else None
 
 
 def one_round(
     strategy: Any, grid: InlineGrid, arrays: ArrayRecord, server_round: int
-) -> dict[str, Any]:
+) -> Numbers:
     """Run a round and return its metrics; fail if a node did not take part."""
-    seen: dict[str, Any] = {}
+    seen: Numbers = {}
     run_rounds(
         strategy,
         grid,
@@ -223,13 +167,6 @@ def one_round(
     if seen["clients"] < len(grid.contexts):
         raise RuntimeError(f"round {server_round}: {strategy.training.rejections}")
     return seen
-
-
-def _name(given: Settings) -> str:
-    """Return a file name for the settings, independent of the data's location."""
-    settings = {name: value for name, value in given.items() if name != "data-dir"}
-    checksum = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
-    return f"{given['algorithm']}-{given['seed']}-{checksum:08x}"
 
 
 def node_states(grid: InlineGrid) -> list[State]:
@@ -279,63 +216,115 @@ def error(task: Task, state: State, clients: Sequence[int]) -> float:
     return round(wrong / number, 9)
 
 
-def final(run: Run, what: str = "error") -> float:
-    """Return a quantity's mean over the last evaluations, or else its last value."""
-    rows = run["rows"][-LAST:]
-    if not all(what in row for row in rows):
-        rows = run["rows"][-1:]
-    return float(np.mean([row[what] for row in rows]))
+def first(run: Numbers, target: float, what: str) -> float:
+    """Return a quantity when the error first reaches the target, or NaN."""
+    found = (row[what] for row in run["rows"] if row["error"] <= target)
+    return float(next(found, math.nan))
 
 
-def search(
-    bench: Bench, method: Method, rates: Sequence[float]
-) -> tuple[Settings, list[Run]]:
-    """Choose a method's learning rate and γ by validation; the rule is always the same.
+def to_target(config: Any, results: Any) -> Numbers:
+    """Add the cost of a target and its ratio to that of `SENT`.
 
-    The learning rate is chosen first, with the γ of ``auto``, and then γ with that
-    rate. Each time, the value with the smallest final validation error is chosen, with
-    seed 0.
-
-    Parameters
-    ----------
-    bench : Bench
-        Common properties of all runs.
-    method : Method
-        The method.
-    rates : sequence of float
-        Learning rates to choose from.
-
-    Returns
-    -------
-    picked : dict
-        The chosen settings.
-    runs : list of dict
-        The runs that were compared.
+    The target of a cell is given, or the lowest error that all methods reach, rounded
+    up to 0.1 %; methods with a trigger, and methods that send nothing, are excluded.
+    ``sizes`` is the ratio of the bits per iteration.
     """
-    quiet()
-    runs = [bench.run(method, {"learning-rate": r}, 0, True) for r in rates]
-    chosen = _best(runs)
-    rate = {"learning-rate": chosen["settings"]["learning-rate"]}
-    for times in method.steps:
-        step = float(f"{min(1.0, times * chosen['gamma']):.2g}")
-        runs.append(bench.run(method, {**rate, "consensus-step": step}, 0, True))
-    found = _best(runs)["settings"]
-    return {what: found[what] for what in SEARCHED if what in found}, runs
+    found: Numbers = {}
+    for cell in config.cells:
+        by_row = {row: cells[cell] for row, cells in results.items() if cell in cells}
+        base_row = config.cells[cell].get("base", SENT)
+        least = [
+            min(row["error"] for row in run["rows"])
+            for name, runs in by_row.items()
+            if "c =" not in name and runs[0]["rows"][-1]["bits"] > 0
+            for run in runs
+        ]
+        target = config.common.get("target") or math.ceil(1000 * max(least)) / 1000
+        found[cell] = target
+        for runs in by_row.values():
+            for run, base in zip(runs, by_row.get(base_row, []), strict=False):
+                for what in ("iteration", "bits", "link"):
+                    run[f"{what}-to-target"] = first(run, target, what)
+                run["ratio"] = run["bits-to-target"] / first(base, target, "bits")
+                ends = [r["rows"][-1] for r in (run, base)]
+                one, other = (row["bits"] / row["iteration"] for row in ends)
+                run["sizes"] = one / other
+                names = "bits", "error"
+                run["curve"] = {"error": [[r[n] for r in run["rows"]] for n in names]}
+    return {"target": found}
 
 
-def whole(bench: Bench, name: str, method: Method, picked: Settings, seed: int) -> Run:
-    """Return a run of the table, stored or new, and print its final error."""
-    quiet()
-    run = bench.run(method, picked, seed, False)
-    print(f"{name}, seed {seed}: {final(run):.2%}", file=sys.stderr, flush=True)
-    return run
+# What a relaying server learns, and the consensus step
 
 
-def _best(runs: Sequence[Run]) -> Run:
-    return min(runs, key=lambda run: final(run, "validation"))
+def relayed(settings: Mapping[str, Setting], place: Path) -> Numbers:
+    """Return the cosine similarity of each node's model and the server's estimate.
+
+    For each node, the server adds up the messages that it relays. D-PSGD's messages are
+    the models. Those of the other algorithms are differences to a public estimate,
+    which every neighbour, and the server, can maintain.
+    """
+    settings = resolve({**settings, "num-clients": NODES})
+    grid = InlineGrid(make_app(settings), NODES)
+    strategy = build_strategy(settings)
+    arrays = strategy.initialize(grid)
+    task = build_task(settings, NODES)
+    scratch = task.scratch_model
+    flat = FlatParameters(scratch)
+    models = settings["algorithm"] == "dpsgd"
+
+    def vector(state: State) -> Any:
+        scratch.load_state_dict(state)
+        return np.array(flat.vector.detach().numpy(), np.float64)
+
+    start = vector(task.initial_state)
+    compression = build(CompressionSettings, settings)
+    compressor = Identity() if models else from_settings(compression, flat.sizes)
+    estimates = [np.zeros_like(start) for _ in range(NODES)]
+    rounds = int(settings["num-server-rounds"])
+    for server_round in range(1, rounds + 1):
+        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(list(messages)))
+        for reply in replies:
+            data = reply.content.config_records["bytes"]["message"]
+            node = reply.metadata.src_node_id - 1
+            if data:
+                found = compressor.decompress(data, len(start)).numpy()
+                estimates[node] = found if models else estimates[node] + found
+        strategy.aggregate_train(server_round, replies)
+    cosines = []
+    for learned, state in zip(estimates, node_states(grid), strict=True):
+        own = vector({name: state[name] for name in task.initial_state})
+        scale = np.linalg.norm(own) * np.linalg.norm(learned)
+        cosines.append(float(own @ learned / scale))
+    return {"cosines": cosines, "cosine": fmean(cosines), "worst": min(cosines)}
 
 
-def quiet() -> None:
-    """Limit Flower's log to errors, and torch to one thread."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
+def apart(settings: Mapping[str, Setting], place: Path) -> Numbers:
+    """Return the consensus distance relative to that without communication.
+
+    It is the worst of two graphs and two models. ``consensus-times`` multiplies the
+    default step of the compressor for messages of the model's size, to at most 1.
+    """
+    own, worst = dict(settings), 0.0
+    times, output = float(own.pop("consensus-times")), str(place)
+    algorithm, rounds = own.pop("algorithm"), own["num-server-rounds"]
+    own |= {"output": output, "evaluate-every": rounds, "evaluate-last": 1}
+    k = {"k": float(own["compressor-k"])} if "compressor-k" in own else {}
+    for graph in ("ring", "complete"):
+        for model in ("logistic", "mlp-2"):
+            task = build_task(resolve({"model": model, "num-clients": 10}), 10)
+            size = sum(p.numel() for p in task.initial_model().parameters())
+            omega = create(str(own["compressor"]), **k).typical_omega(size)
+            step = min(1.0, times * practical_step(omega))
+            # With a negligible step, nodes train without communication.
+            found = [
+                simulate(
+                    algorithm,
+                    "inline",
+                    **own | {"graph": graph, "model": model, "consensus-step": gamma},
+                ).rows[-1]["consensus-distance"]
+                for gamma in (step, 1e-12)
+            ]
+            worst = max(worst, found[0] / found[1])
+    return {"distance": worst}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.common import RESULTS, markdown, write
+from benchmarks.common import markdown, write
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
@@ -240,20 +240,9 @@ def main() -> None:
             ("module", "seconds", "loads torchvision"),
             [(m, f"{s:.2f}", "yes" if v else "no") for m, (s, v) in times.items()],
         )
-        + "\n![memory](memory.png)\n"
     )
     heading = "Memory and imports of a deployment, and of a simulation"
     write("memory", heading, body, {"mb": peaks, "simulated": shared, **times})
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    bars = {name.replace("`", ""): mb for name, mb in (peaks | shared).items()}
-    colors = ["C0"] * len(peaks) + ["C1"] * len(shared)
-    axes.barh(list(bars), list(bars.values()), color=colors)
-    axes.set_xlabel("peak memory (MB)")
-    axes.invert_yaxis()
-    figure.savefig(RESULTS / "memory.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -1,40 +1,29 @@
 """CPU time of a small client's messages and of its arithmetic, in one process.
 
-The benchmark measures the CPU time per client (or node) and round, and writes a
-profile. All clients take part in every round, and there is no evaluation. The
-arithmetic is training, mixing with neighbours and computing messages. The rest is the
-cost of the messages themselves: creating, checking, answering and aggregating them.
+The benchmark measures the CPU time per client (or node) and round. All clients take
+part in every round, and there is no evaluation. The arithmetic is training, mixing with
+neighbours and computing messages. The rest is the cost of the messages themselves:
+creating, checking, answering and aggregating them.
 """
 
 import argparse
-import cProfile
-import json
-import os
-import pstats
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from rich.progress import track
+from torch import nn
 
 from benchmarks.common import markdown, write
-from benchmarks.large_models import LAYERS, TIMED_CLIENTS
-from benchmarks.large_models import measure as large_model
-from benchmarks.memory import ROOT
 from flwr_frl.clients import Client, DPSGDClient, Node, SQuARMSGDClient
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.nodes import Nodes
 from flwr_frl.common.settings import Setting, Settings, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.replies import RunningMean
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.models import SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.training.calls import TrainCall
 
 
@@ -62,7 +51,7 @@ OFF: dict[str, Setting] = {"cohort": "off"}
 # 100 clients with 50 examples each
 SOFTMAX: dict[str, Setting] = {
     "algorithm": "fedavg",
-    "task": "benchmarks.cohort:logistic",
+    "task": "benchmarks.message_cost:noise",
     "num-clients": 100,
     "batch-size": 10,
     "representation-epochs": 1,
@@ -92,7 +81,6 @@ CASES = {
     "D-PSGD, ring, one by one": Case({"algorithm": "dpsgd", "graph": "ring"} | OFF),
     "SQuARM-SGD, ring, one by one": Case(SQUARM | {"graph": "ring"} | OFF),
 }
-PROFILED = ("softmax, together", "softmax, one by one", "D-PSGD, ring")
 # Methods that do the arithmetic, of one client and of clients that run together
 ALONE: dict[type, list[str]] = {
     Client: ["train"],
@@ -106,15 +94,6 @@ TOGETHER: dict[type, list[str]] = {
     Node: ["messages"],
 }
 BLOCKS = 4
-# Size of the large model in MB, its number of rounds, and the methods that are timed
-LARGE, LARGE_ROUNDS = 100, 8
-LARGE_PARTS: dict[str, tuple[Any, str]] = {
-    "loaded into the model": (SplitModel, "load"),
-    "copied for the reply": (Client, "send"),
-    "reply checked": (PendingRound, "check"),
-    "added to the sum": (RunningMean, "add"),
-    "divided": (RunningMean, "result"),
-}
 
 
 class Clock:
@@ -212,131 +191,52 @@ def reference() -> float:
     return 1e6 * min(times)
 
 
-def profile(case: Case, rounds: int) -> list[tuple[str, str, str]]:
-    """Return a profile: function, calls per client and round, share of the time."""
-    run, clients = prepare(case)
-    profiler = cProfile.Profile()
-    profiler.runcall(run, rounds)
-    statistics: Any = pstats.Stats(profiler)
-    total = statistics.total_tt
-    own = sorted(statistics.stats.items(), key=lambda item: -item[1][2])[:15]
-    return [
-        (
-            f"`{Path(place).name}: {name}`" if line else f"`{name}`",
-            f"{calls / (clients * rounds):.2f}",
-            f"{seconds / total:.1%}",
-        )
-        for (place, line, name), (_, calls, seconds, *_) in own
-    ]
+def noise(num_clients: int) -> ExampleTask:
+    """Return a task of random examples: 50 a client, 64 inputs and 10 classes."""
+    rng = np.random.default_rng(0)
 
-
-def large() -> dict[str, float]:
-    """Return ms of CPU time per client and MB of a large model, by part."""
-    os.environ[LAYERS] = str(LARGE // 4)
-    clocks = {name: Clock() for name in LARGE_PARTS}
-    for name, (kind, method) in LARGE_PARTS.items():
-        setattr(kind, method, clocks[name].timed(getattr(kind, method)))
-    total = large_model(TIMED_CLIENTS, LARGE_ROUNDS, 0)["milliseconds"] / LARGE
-    parts = {}
-    for name, clock in clocks.items():
-        # Every round has the same number of calls. The first round is excluded, because
-        # it creates objects that later rounds reuse.
-        calls = len(clock.calls) // LARGE_ROUNDS
-        rounds = [
-            sum(clock.calls[i : i + calls])
-            for i in range(calls, len(clock.calls), calls)
+    def drawn() -> list[ExampleSet]:
+        return [
+            ExampleSet(
+                torch.from_numpy(rng.random((50, 8, 8, 1), dtype=np.float32)),
+                torch.from_numpy(rng.integers(10, size=50)),
+            )
+            for _ in range(num_clients)
         ]
-        parts[name] = 1000 * min(rounds) / (LARGE * TIMED_CLIENTS)
-    source = torch.ones(LARGE * 250_000)
-    target, times = torch.ones(LARGE * 250_000), []
-    for _ in range(5):
-        began = time.thread_time()
-        target.copy_(source)
-        times.append(time.thread_time() - began)
-    return {"one copy of memory": 1000 * min(times) / LARGE, **parts, "all": total}
 
+    def model() -> SplitModel:
+        return SplitModel(nn.Flatten(), nn.Linear(64, 10))
 
-def measure_all(rounds: int) -> dict[str, Any]:
-    """Return the times of all cases in this process."""
-    cases = {name: measure(case, rounds) for name, case in CASES.items()}
-    return {"loop": reference(), "microseconds": cases, "large": large()}
-
-
-def in_tree(tree: Path, rounds: int) -> dict[str, Any]:
-    """Return the result of `measure_all` with the code of a checkout."""
-    result = subprocess.run(
-        [sys.executable, __file__, "--rounds", str(rounds), "--json"],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        raise RuntimeError(result.stderr)
-    measured: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return measured
-
-
-def cheapest(passes: list[dict[str, Any]], case: str) -> tuple[float, float]:
-    """Return a case's total and arithmetic time in its cheapest pass."""
-    total, arithmetic = min(each["microseconds"][case] for each in passes)
-    return total, arithmetic
+    return ExampleTask(model, drawn(), drawn(), classes=tuple("0123456789"))
 
 
 def main() -> None:
     """Measure and write ``results/message_cost``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--rounds", type=int, default=5, help=f"in each of {BLOCKS} blocks"
-    )
-    parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--before", type=Path, help="checkout of an earlier commit")
-    parser.add_argument("--json", action="store_true", help="print one pass only")
+    parser.add_argument("--rounds", type=int, default=5, help="in each block")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.json:
-        print(json.dumps(measure_all(arguments.rounds)))
-        return
-    trees = {"now": ROOT}
-    if arguments.before:
-        trees = {"before": arguments.before.resolve(), **trees}
-    passes: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
-    # The trees alternate, because the machine's speed changes.
-    for _ in track(range(arguments.passes), "passes"):
-        for name, tree in trees.items():
-            passes[name].append(in_tree(tree, arguments.rounds))
-    profiles = {name: profile(CASES[name], arguments.rounds) for name in PROFILED}
-    rows = []
-    for name, case in CASES.items():
-        whole, arithmetic = cheapest(passes["now"], name)
-        before = (
-            f"{cheapest(passes['before'], name)[0]:.0f}" if arguments.before else ""
+    measured = {n: measure(c, arguments.rounds) for n, c in CASES.items()}
+    rows = [
+        (
+            name,
+            f"{CASES[name].aim or ''}",
+            *(f"{number:.0f}" for number in (whole, own, whole - own)),
         )
-        aim = f"{case.aim}" if case.aim else ""
-        numbers = whole, arithmetic, whole - arithmetic
-        rows.append((name, before, aim, *(f"{number:.0f}" for number in numbers)))
-    best = min(passes["now"], key=lambda each: each["large"]["all"])["large"]
+        for name, (whole, own) in measured.items()
+    ]
     body = (
         "CPU time in µs of a client and round (request and reply): the cheapest of "
-        f"{BLOCKS} blocks of {arguments.rounds} rounds in each of {arguments.passes} "
-        "passes. In a pass, the code before and the code now run one after the other "
-        "in processes of their own. Softmax: 100 clients of 50 examples, 64 inputs, "
-        "10 classes, batches of 10, one epoch. The others: 60 nodes, logistic "
-        "regression on digits, one iteration a round (SQuARM-SGD: five). Clients run "
-        "together unless the row says one by one. *Arithmetic* is the time in the "
-        "methods that train, mix and compress, including the draw of the examples; "
-        "*rest* is everything else.\n\n"
-        + markdown(("", "before", "aim", "now", "arithmetic", "rest"), rows)
-        + f"\nA model of {LARGE} MB, {TIMED_CLIENTS} clients, without training; CPU "
-        "time in ms of a client and MB (aim 0.5), of each part in its cheapest of "
-        f"{LARGE_ROUNDS} rounds.\n\n"
-        + markdown(tuple(best), [[f"{ms:.3f}" for ms in best.values()]])
+        f"{BLOCKS} blocks of {arguments.rounds} rounds. Softmax: 100 clients of 50 "
+        "examples, 64 inputs, 10 classes, batches of 10, one epoch. The others: 60 "
+        "nodes, logistic regression on digits, one iteration a round (SQuARM-SGD: "
+        "five). Clients run together unless the row says one by one. *Arithmetic* is "
+        "the time in the methods that train, mix and compress, including the draw of "
+        "the examples; *rest* is everything else. A loop of 10,000 multiplications in "
+        f"Python takes {reference():.0f} µs.\n\n"
+        + markdown(("", "aim", "all", "arithmetic", "rest"), rows)
     )
-    for name in PROFILED:
-        columns = ("function", "calls per client and round", "share of the self time")
-        body += f"\nProfile of {name}:\n\n" + markdown(columns, profiles[name])
-    data = {"passes": passes, "profiles": profiles}
+    data = {"microseconds": measured, "loop": reference()}
     write("message_cost", "Cost of a message", body, data)
 
 

@@ -1,34 +1,27 @@
-"""Figures 4.1 and 4.2 of Singh (UCLA 2024): decentralised multi-task optimisation.
+"""Decentralised multi-task optimisation: Figures 4.1 and 4.2 of Singh (UCLA 2024).
 
 Relative cost gap, distance to the optimum and constraint values by iteration and by
-bits, on the QCQP and on logistic regression, without compression and with TopK, Sign
-and SignTopK, for sample and for bandit feedback. Nodes run batched in one process
-(``benchmarks.multi_task_network``), with the same results as nodes that exchange bytes
-individually.
+bits. Nodes run batched in one process (`benchmarks.multi_task_network`), with the same
+results as nodes that exchange bytes individually.
 """
 
-import argparse
-import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import track
 
-from benchmarks.common import write
 from benchmarks.multi_task_network import Network
-from benchmarks.multi_task_page import (
-    FEEDBACK,
-    SCHEMES,
-    TITLES,
-    body,
-    plot,
-    slope,
-    slopes,
-)
+from flwr_frl.common.settings import Setting
 from flwr_frl.strategies.gossip.graphs import erdos_renyi
+from flwr_frl.task.compression.per_tensor import (
+    Compressor,
+    Identity,
+    Sign,
+    SignTopK,
+    TopK,
+)
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint
 from flwr_frl.task.saddle_point.problems import (
     QCQP,
@@ -43,7 +36,38 @@ from flwr_frl.task.saddle_point.sets import Ball
 NODES, STEP, DELTA = 30, 1e-3, 100.0
 EDGE_PROBABILITY = {"qcqp": 0.15, "logistic": 0.3}
 TARGETS = {"qcqp": (1e-1, 1e-2, 1e-3), "logistic": (1e-1, 3e-2, 1e-2)}
-HORIZONS = (1000, 2000, 5000, 10000, 20000, 50000)
+SCHEMES: dict[str, Compressor] = {
+    "vanilla": Identity(),
+    "TopK": TopK(1),
+    "Sign": Sign(),
+    "SignTopK": SignTopK(2),
+}
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Return the least-squares slope of log y by log x; None if a y is not positive."""
+    if min(y, default=0) <= 0 or len(y) < 3:
+        return None
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def slopes(curve: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the slopes of a run's time averages.
+
+    The gap is fitted over the last decade of iterations, and the violation over
+    iterations from 10 on in which it is positive.
+    """
+    t, last = np.array(curve["iteration"]), curve["iteration"][-1]
+    late = t >= last / 10
+    violation = np.array(curve["largest-average"])
+    positive = np.flatnonzero(violation > 0)
+    end = positive[-1] + 1 if len(positive) else 0
+    fitted = (t >= 10) & (violation > 0) & (np.arange(len(t)) < end)
+    return {
+        "gap": slope(t[late], np.abs(curve["gap-average"])[late]),
+        "violation": slope(t[fitted], violation[fitted]),
+        "met-from": int(t[end]) if end < len(t) else None,
+    }
 
 
 class Case:
@@ -106,14 +130,9 @@ class Case:
 
 def solve(problem: QCQP, constraint: Proximity) -> Float64s:
     """Return the optimum of the QCQP, from an interior-point solver."""
-    try:
-        import cvxpy as cp
-    except ImportError:
-        print(
-            "this benchmark needs cvxpy: pip install 'flwr-frl[benchmarks]'",
-            file=sys.stderr,
-        )
-        raise SystemExit(2) from None
+    # Needs `pip install 'flwr-frl[benchmarks]'`.
+    import cvxpy as cp
+
     n, d = len(problem.nodes), problem.dimension
     x = cp.Variable((n, d))
     cost = sum(
@@ -139,14 +158,20 @@ def true_models(problem: LogisticRegression, constraint: Proximity) -> Float64s:
     return x
 
 
-def run(case: Case, scheme: str, zeta: float, iterations: int) -> dict[str, Any]:
+def run(settings: Mapping[str, Setting], place: Path) -> dict[str, Any]:
     """Run one scheme; return its curves, the crossings of the targets and the time.
 
     The curves have about 120 points, evenly spaced on a logarithmic scale. Crossings
-    are checked in each of the first 100 iterations, and then in every tenth.
+    are checked in each of the first 100 iterations, and then in every tenth. With
+    ``horizon``, the step size is eta = a / sqrt(T) of Theorem 3, where a = 1e-3
+    sqrt(50000) gives the chapter's step size for the chapter's T.
     """
+    case = Case(str(settings["problem"]), int(settings["seed"]))
+    scheme, zeta = str(settings["algorithm"]), float(settings["zeta"])
+    iterations = int(settings["iterations"])
+    step = STEP * ((50000 / iterations) ** 0.5 if settings.get("horizon") else 1)
     drawn = set(np.unique(np.geomspace(1, iterations, 150).astype(int)).tolist())
-    network, rows, seconds = case.network(scheme, zeta), [], 0.0
+    network, rows, seconds = case.network(scheme, zeta, step), [], 0.0
     crossed: dict[str, list[int]] = {}
     for t in range(1, iterations + 1):
         began = time.perf_counter()
@@ -160,74 +185,22 @@ def run(case: Case, scheme: str, zeta: float, iterations: int) -> dict[str, Any]
                 if gap <= target:
                     crossed.setdefault(f"{target:g}", [t, network.bits])
     curve = {key: [row[key] for row in rows] for key in rows[0]}
+    by_bits = [curve["bits"], np.abs(curve["gap"]).tolist()]
     return {
-        "curve": curve,
-        "end": rows[-1],
-        "slopes": slopes(curve),
+        **rows[-1],
+        **{f"slope-{n}": v for n, v in slopes(curve).items()},
         "crossed": crossed,
         "seconds": seconds,
+        "curve": {"gap": by_bits},
     }
 
 
-def horizons(case: Case, scheme: str, lengths: Sequence[int]) -> dict[str, Any]:
-    """Run with the step size eta = a / sqrt(T) of Theorem 3, for each T.
-
-    a = 1e-3 sqrt(50000) gives the chapter's step size for the chapter's T. The shortest
-    run is excluded from the fitted slope: its steps may be too large, and the theorem
-    holds for a large T.
-    """
-    gaps, largest = [], []
-    for length in lengths:
-        step = STEP * (50000 / length) ** 0.5
-        network = case.network(scheme, 0.0, step)
-        for _ in range(length):
-            network.iterate()
-        gaps.append(case.gap(network.state.average))
-        largest.append(float(case.constraints(network.state.average).max()))
-    fitted = slope(lengths[1:], np.abs(gaps[1:]))
-    return {"gaps": gaps, "largest": largest, "slope": fitted}
-
-
-def main() -> None:
-    """Run both problems and write ``results/multi_task``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--qcqp-iterations", type=int, default=50000)
-    parser.add_argument("--logistic-iterations", type=int, default=10000)
-    arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    began = time.monotonic()
-    problems: dict[str, Any] = {}
-    for name in TITLES:
-        iterations = getattr(arguments, f"{name}_iterations")
-        lengths = [length for length in HORIZONS if length <= iterations]
-        results: dict[str, Any] = {}
-        sweep: dict[str, Any] = {}
-        for seed in track(arguments.seeds, TITLES[name]):
-            case = Case(name, seed)
-            for feedback, zeta in FEEDBACK.items():
-                for scheme in SCHEMES:
-                    one = run(case, scheme, zeta, iterations)
-                    results.setdefault(scheme + feedback, []).append(one)
-            for scheme in SCHEMES:
-                sweep.setdefault(scheme, []).append(horizons(case, scheme, lengths))
-        problems[name] = {
-            "edge-probability": EDGE_PROBABILITY[name],
-            "iterations": iterations,
-            "targets": [f"{target:g}" for target in TARGETS[name]],
-            "lengths": lengths,
-            "results": results,
-            "horizons": sweep,
-        }
-    data = {"problems": problems, "seconds": round(time.monotonic() - began)}
-    for name, part in problems.items():
-        plot(name, part["results"])
-        for runs in part["results"].values():
-            for later in runs[1:]:  # Only the first seed is plotted.
-                del later["curve"]
-    title = "Decentralised multi-task optimisation, Figures 4.1 and 4.2"
-    write("multi_task", title, body(data, arguments.seeds), data)
-
-
-if __name__ == "__main__":
-    main()
+def savings(config: Any, results: Any) -> dict[str, Any]:
+    """Add by how much a scheme reduces the bits to each target, without compression."""
+    for cells in results.values():
+        for cell, runs in cells.items():
+            for run, plain in zip(runs, results["vanilla"].get(cell, []), strict=False):
+                for target, (_, bits) in run["crossed"].items():
+                    if target in plain["crossed"]:
+                        run[f"saving-{target}"] = plain["crossed"][target][1] / bits
+    return {}

@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Opacus also installs a package `benchmarks`.
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
-from benchmarks.common import RESULTS, write  # noqa: E402
+from benchmarks.common import write  # noqa: E402
 from benchmarks.peers_commands import WORKS, Peer, peers, rounds_of  # noqa: E402
 from benchmarks.peers_found import Found, every_tenth  # noqa: E402
 from benchmarks.peers_names import BARE, FEDJAX, FLUKE, PFL  # noqa: E402
-from benchmarks.peers_page import page, plot  # noqa: E402
+from benchmarks.peers_page import page  # noqa: E402
 from benchmarks.peers_processes import (  # noqa: E402
     adopt_orphans,
     run,
@@ -155,7 +155,6 @@ def main() -> None:
             versions(given),
             list(dict.fromkeys((peer.name, peer.shown) for peer in ran)),
             given.passes,
-            f"{page_name}.png",
         ),
         {
             "versions": versions(given),
@@ -166,7 +165,6 @@ def main() -> None:
             "not run": left,
         },
     )
-    plot(found, RESULTS / f"{page_name}.png")
 
 
 if __name__ == "__main__":

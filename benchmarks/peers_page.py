@@ -1,7 +1,6 @@
-"""The page of ``peers.py``: tables, differences and the plot."""
+"""The page of ``peers.py``: tables and differences."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 
 from benchmarks.common import markdown
@@ -101,8 +100,6 @@ with the same models in Haiku. It waits for JAX at the end of each round.
 """
 
 
-# Longer bars are cut off in the plot.
-LONGEST_BAR = 3.0
 Works = Mapping[str, Mapping[str, Found]]
 Left = list[tuple[str, str]]
 
@@ -145,7 +142,6 @@ def page(
     versions: Mapping[str, str],
     commands: Sequence[tuple[str, str]],
     passes: int,
-    picture: str,
 ) -> str:
     """Return the page's text.
 
@@ -161,8 +157,6 @@ def page(
         Name and command.
     passes : int
         Number of passes.
-    picture : str
-        File name of the plot.
 
     Returns
     -------
@@ -174,36 +168,8 @@ def page(
     return (
         ABOUT.format(passes=passes, every=WORKS[SOFTMAX].every)
         + tables(found, left)
-        + f"\n![CPU time of a round, relative to the bare loop]({picture})\n"
         + CHECKS
         + "Versions and commands:\n\n"
         + "\n".join(lines)
         + "\n"
     )
-
-
-def plot(found: Works, path: Path) -> None:
-    """Plot each library's CPU time, relative to the bare loop."""
-    from matplotlib.figure import Figure
-
-    sizes = [len(by_name) for by_name in found.values()]
-    figure = Figure(figsize=(8, 1.2 + 0.42 * sum(sizes)), layout="constrained")
-    grid = figure.subplots(
-        len(sizes), 1, height_ratios=sizes, sharex=True, squeeze=False
-    )
-    panels = grid[:, 0]
-    for axes, (work, by_name) in zip(panels, found.items(), strict=True):
-        base = by_name[BARE]
-        names = [name.replace("`", "") for name in by_name]
-        ratios = [each.cpu_round / base.cpu_round for each in by_name.values()]
-        ours = [name.startswith("flwr-frl") for name in names]
-        colours = ["tab:blue" if own else "grey" for own in ours]
-        axes.barh(names, [min(ratio, LONGEST_BAR) for ratio in ratios], color=colours)
-        for row, ratio in enumerate(ratios):
-            axes.text(0.02, row, f"{ratio:.2f}", va="center", color="white")
-        axes.axvline(1, color="black", lw=0.8, ls=":")
-        axes.set_title(work, fontsize=10, loc="left")
-        axes.invert_yaxis()
-    panels[-1].set_xlim(0, LONGEST_BAR)
-    panels[-1].set_xlabel("CPU time of a round / that of the bare PyTorch loop")
-    figure.savefig(path, dpi=150)

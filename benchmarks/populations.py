@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.common import RESULTS, markdown, write
+from benchmarks.common import markdown, write
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -32,11 +32,6 @@ LARGEST = {"fedavg": 1_000_000, "fedrep": 100_000}
 ON_RAY = 100_000
 POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
 SAMPLED, ROUNDS = 100, 5
-PARTS = {
-    "start": "start (s)",
-    "server": "server's part of a round (s)",
-    "megabytes": "peak memory (MB)",
-}
 FEATURES, EXAMPLES, CLASSES = 8, 10, 2
 
 
@@ -167,23 +162,6 @@ def in_new_process(
     return measured
 
 
-def plot(measured: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Plot times and memory against the number of clients."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.5), layout="constrained")
-    for axes, (part, label) in zip(
-        figure.subplots(1, len(PARTS)), PARTS.items(), strict=True
-    ):
-        for algorithm, rows in measured.items():
-            values = [row[part] for row in rows.values()]
-            axes.loglog([int(n) for n in rows], values, "o-", label=algorithm)
-        axes.set_xlabel("clients")
-        axes.set_ylabel(label)
-        axes.legend()
-    figure.savefig(RESULTS / "populations.png", dpi=150)
-
-
 def cells(name: str, clients: int, row: dict[str, float]) -> tuple[str, ...]:
     """Return the row of a table."""
     return (
@@ -247,9 +225,7 @@ def main() -> None:
         f"alone, and the first round began {ray['clock']:.0f} s after the command by "
         "the clock, on a machine that was busy with other work.\n\n"
         + markdown(columns, rows)
-        + "\n![populations](populations.png)\n"
     )
-    plot(measured)
     heading = "Time and memory against the number of clients"
     data = {"populations": measured, "ray": {str(on_ray): ray}}
     write("populations", heading, body, data)

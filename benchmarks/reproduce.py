@@ -15,15 +15,14 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # For running this file without `-m`; Opacus also installs a package `benchmarks`.
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import PAGES  # noqa: E402
-from benchmarks.held import dirty, read, wrong_figures  # noqa: E402
-from benchmarks.page_values import Data  # noqa: E402
+from benchmarks.figures import PAGES, Data, dirty, read, wrong_figures  # noqa: E402
+from benchmarks.run import CONFIGS  # noqa: E402
+from benchmarks.run import read as runner  # noqa: E402
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +31,26 @@ class Entry:
 
     shows: str
     command: str = ""
+    record: bool = False
     why: str = ""
     time: str = ""
     gpu: str = "unknown"
 
 
 def entries() -> dict[str, Entry]:
-    """Return the entries of ``reproduce.toml`` by name."""
+    """Return the entries of ``reproduce.toml`` by name.
+
+    The command of a page that has a config is that of `benchmarks.run`.
+    """
     text = (Path(__file__).parent / "reproduce.toml").read_text(encoding="utf-8")
-    return {name: Entry(**given) for name, given in tomllib.loads(text).items()}
+    given = tomllib.loads(text)
+    for path in CONFIGS.glob("*.toml"):
+        config = runner(path.stem)
+        words = ["python -m benchmarks.run", path.stem, "--output OUTPUT"]
+        words += [f"--{name} {WORDS[name]}" for name in config.needs]
+        entry = given.setdefault(path.stem, {"shows": config.title})
+        entry.setdefault("command", " ".join(words))
+    return {name: Entry(**entry) for name, entry in given.items()}
 
 
 def check(root: Path, all_entries: dict[str, Entry]) -> Iterator[str]:
@@ -56,43 +66,15 @@ def check(root: Path, all_entries: dict[str, Entry]) -> Iterator[str]:
 
 
 def command_of(entry: Entry, data: Data | None) -> str:
-    """Return the command of an entry, or else that of its page."""
-    return entry.command or (data["about"]["command"] if data else "")
+    """Return the command of an entry, or else that of its page, unless it is old."""
+    if entry.command or entry.record:
+        return entry.command
+    return str(data["about"]["command"]) if data else ""
 
 
-def seconds(root: Path, name: str, data: Data) -> float:
-    """Return the time of a page's runs, or else of the whole page, or else 0."""
-    values = [value for key, value in data.items() if key != "about"]
-    runs = [r for v in values if isinstance(v, dict) for r in v.get("runs", [])]
-    if runs:
-        return float(sum(run["seconds"] for run in runs))
-    if curves := [v[-1] for v in values if isinstance(v, list) and _timed(v)]:
-        return float(sum(row["seconds"] for row in curves))
-    if timed := _column(root / PAGES / f"{name}.md"):
-        return sum(timed)
-    return float(data.get("seconds", data["about"].get("seconds", 0)))
-
-
-def _timed(rows: list[Any]) -> bool:
-    return bool(rows) and isinstance(rows[-1], dict) and "seconds" in rows[-1]
-
-
-def _column(page: Path) -> set[float]:
-    """Return the page's column ``real seconds``, which is not in its JSON.
-
-    A run with two rows has the same seconds in both, and counts once.
-    """
-    found: set[float] = set()
-    at = -1
-    for line in page.read_text(encoding="utf-8").splitlines():
-        cells = [part.strip() for part in line.strip("|").split("|")]
-        if "real seconds" in cells:
-            at = cells.index("real seconds")
-        elif not line.startswith("|"):
-            at = -1
-        elif at >= 0 and not cells[at].startswith("-"):
-            found.add(float(cells[at]))
-    return found
+def seconds(data: Data) -> float:
+    """Return the time of a page's runs, or else of the whole page."""
+    return float(data.get("seconds") or data["about"].get("seconds", 0))
 
 
 def duration(number: float) -> str:
@@ -105,11 +87,13 @@ def duration(number: float) -> str:
 def show(root: Path, name: str, entry: Entry) -> str:
     """Return a description of an entry, in a few lines."""
     data = read(root, name)
-    taken = seconds(root, name, data) if data else 0
+    taken = seconds(data) if data else 0
     time = entry.time or (f"{duration(taken)} (its page)" if taken else "unknown")
     lines = [f"{name}: {entry.shows}"]
     if data:
         lines += [f"page: {PAGES / name}.md at {data['about']['commit']}"]
+        if entry.record:
+            lines += ["its script was removed; the page is a record of that commit"]
     elif entry.why:
         lines += [f"not here: {entry.why}"]
     if command := command_of(entry, data):
@@ -138,13 +122,11 @@ def run(name: str, command: str, given: dict[str, str | None]) -> int:
     return subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
 
 
+WORDS = {"data-dir": "DATA", "model": "MODEL"}
 FOLDERS = {
     "DATA": "data-dir",
     "OUTPUT": "output",
-    "BEFORE": "before",
     "MODEL": "model",
-    "QEMU": "qemu",
-    "ROOT": "root",
 }
 
 
@@ -156,10 +138,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare texts and pages")
     parser.add_argument("--data-dir", type=Path, help="value of DATA")
     parser.add_argument("--output", type=Path, help="OUTPUT; results/NAME by default")
-    parser.add_argument("--before", type=Path, help="value of BEFORE")
     parser.add_argument("--model", type=Path, help="value of MODEL")
-    parser.add_argument("--qemu", type=Path, help="value of QEMU")
-    parser.add_argument("--root", type=Path, help="value of ROOT")
     arguments = parser.parse_args()
     known = entries()
     name = arguments.name
@@ -179,16 +158,14 @@ def main() -> int:
         parser.error("a NAME, --list or --check is needed")
     command = command_of(known[name], read(ROOT, name))
     if not command:
-        print(f"{name} has no command: {known[name].why}", file=sys.stderr)
+        why = known[name].why or "its script was removed"
+        print(f"{name} has no command: {why}", file=sys.stderr)
         return 2
     output = arguments.output or Path("results") / name
     folders = {
         "DATA": arguments.data_dir,
         "OUTPUT": output,
-        "BEFORE": arguments.before,
         "MODEL": arguments.model,
-        "QEMU": arguments.qemu,
-        "ROOT": arguments.root,
     }
     # The command runs in the repository's root.
     given = {k: str(v.resolve()) if v else None for k, v in folders.items()}

@@ -1,8 +1,8 @@
-"""Runs of a table. Each run is carried out once; finished runs are reused.
+"""Runs of a benchmark. Each is carried out once; finished runs are reused.
 
-A run is finished if its result is in the output folder, or on the table's page with the
-same settings. A table can therefore be computed on several machines, or on one that
-loses its files.
+A run is a call of a function with settings, by default a simulation. It is finished if
+its result is in the output folder, or on a page with the same settings. A table can
+therefore be computed on several machines, or on one that loses its files.
 """
 
 import contextlib
@@ -12,71 +12,108 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import track
 
 from benchmarks.common import provenance
 from flwr_frl import simulate
 from flwr_frl.common.settings import Setting, SettingsError, defaults
-from flwr_frl.results.results import read_json, write_json
+from flwr_frl.common.text import short_name
+from flwr_frl.results.results import METRICS, read_json, read_rows, write_json
 from flwr_frl.results.terminal import signals_as_ctrl_c
 
 RESULT = "result.json"
-# Settings that do not affect accuracies
+# Settings that do not affect results
 INDIFFERENT = ("data-dir", "evaluate-every", "output")
 DEFAULTS = defaults()
+Numbers = dict[str, Any]
 
 
 class Job(NamedTuple):
-    """A run to be carried out: its folder, algorithm and settings."""
+    """A run to be carried out.
+
+    Parameters
+    ----------
+    place : Path
+        Folder of the run.
+    settings : dict
+        Settings, including ``algorithm``.
+    function : str
+        ``module:function``, called with the settings and the place; returns numbers.
+    curves : tuple of str
+        Metrics of which a simulation's result has the values by round.
+    measure : str, default ""
+        Function of a job and a simulation's result that returns further numbers.
+    """
 
     place: Path
-    algorithm: str
     settings: dict[str, Setting]
+    function: str
+    curves: tuple[str, ...] = ()
+    measure: str = ""
+
+    @property
+    def run_folder(self) -> Path:
+        """Return the folder that a simulation writes."""
+        return self.place / short_name(str(self.settings["algorithm"]))
 
 
-def finished(job: Job) -> dict[str, Any] | None:
+def load(path: str) -> Any:
+    """Return an object by its path, ``module:name`` in this package."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(f"benchmarks.{module}"), name)
+
+
+def finished(job: Job) -> Numbers | None:
     """Return the stored result of a run with these settings, or None."""
     path = job.place / RESULT
     if not path.is_file():
         return None
-    found: dict[str, Any] = read_json(path)
+    found: Numbers = read_json(path)
     return found if found.pop("settings") == job.settings else None
 
 
-def of_page(path: Path) -> dict[str, Any]:
+def of_page(path: Path) -> Numbers:
     """Return the content of a page's JSON; it is empty if there is no page yet."""
     return read_json(path) if path.is_file() else {}
 
 
-def kept(run: dict[str, Any] | None) -> dict[str, Any] | None:
+def kept(run: Numbers | None) -> Numbers | None:
     """Return a page's run if it can be reused: not failed, from a clean commit."""
     if run is None or "failed" in run or run["commit"].endswith("-dirty"):
         return None
     return run
 
 
+def essential(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return the settings that affect results, including those with defaults."""
+    given = {**DEFAULTS, **settings}
+    return {n: v for n, v in given.items() if n not in INDIFFERENT}
+
+
 def alike(one: Mapping[str, Setting], other: Mapping[str, Setting]) -> bool:
-    """Return whether runs with these settings have the same accuracies."""
-
-    def whole(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-        given = {**DEFAULTS, **settings}
-        return {n: v for n, v in given.items() if n not in INDIFFERENT}
-
-    return whole(one) == whole(other)
+    """Return whether runs with these settings have the same results."""
+    return essential(one) == essential(other)
 
 
-def carry_out(job: Job) -> dict[str, Any]:
+def simulated(job: Job) -> Numbers:
+    """Carry out a simulation; return its summary, curves and further measures."""
+    settings = {**job.settings, "output": str(job.place)}
+    found = simulate(str(settings.pop("algorithm")), "inline", **settings).summary
+    if job.curves:
+        rows = read_rows(job.run_folder / METRICS)
+        found["curve"] = {
+            name: [[row[key] for row in rows if name in row] for key in ("round", name)]
+            for name in job.curves
+        }
+    return found | (load(job.measure)(job, found) if job.measure else {})
+
+
+def carry_out(job: Job) -> Numbers:
     """Carry out a run; the files of an interrupted run are deleted first."""
     shutil.rmtree(job.place, ignore_errors=True)
     job.place.mkdir(parents=True)
@@ -87,8 +124,10 @@ def carry_out(job: Job) -> dict[str, Any]:
         contextlib.redirect_stderr(log),
     ):
         try:
-            settings = {**job.settings, "output": str(job.place)}
-            result = simulate(job.algorithm, "inline", **settings).summary
+            if job.function:
+                result = load(job.function)(job.settings, job.place)
+            else:
+                result = simulated(job)
         except Exception as error:
             # The other runs continue, and the page reports the one that failed.
             traceback.print_exc()
@@ -98,9 +137,8 @@ def carry_out(job: Job) -> dict[str, Any]:
         "cpu-seconds": time.process_time() - cpu,
         "commit": provenance()["commit"],
         **_gpu(),
-        "settings": job.settings,
     }
-    write_json(job.place / RESULT, found)
+    write_json(job.place / RESULT, {**found, "settings": job.settings})
     return found
 
 
@@ -113,56 +151,19 @@ def _gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name()}
 
 
-def carry_out_all(
-    title: str, jobs: Iterable[Job], waiting: Callable[[], list[Job]] | None = None
-) -> None:
-    """Carry out runs in turn, with a progress bar and a line for each.
-
-    Parameters
-    ----------
-    title : str
-        Title of the progress bar.
-    jobs : iterable of Job
-        The runs. The next one is requested after the previous one has finished.
-    waiting : callable, optional
-        Returns the missing runs, from which the remaining time is estimated.
-    """
+def carry_out_all(jobs: Iterable[Job], count: int) -> None:
+    """Carry out runs in turn, with a progress bar and a line for each."""
     console = Console(file=sys.stdout)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(
-        *columns, console=console, redirect_stdout=False, redirect_stderr=False
-    ) as progress:
-        bar = progress.add_task(title, total=waiting and len(waiting()), left="")
-        took: dict[str, list[float]] = {}
-        for job in jobs:
-            name = f"{job.place.parent.name}/{job.place.name}"
-            progress.update(bar, description=name)
-            began = time.monotonic()
-            found = carry_out(job)
-            took.setdefault(job.algorithm, []).append(time.monotonic() - began)
-            left = _remaining(waiting(), took) if waiting else ""
-            progress.update(bar, advance=1, left=left)
-            status = found.get("failed") or f"{found.get('accuracy', np.nan):.2%}"
-            seconds = took[job.algorithm][-1]
-            console.print(
-                f"{time.strftime('%H:%M:%S')} {name}: {status}, {seconds:.0f} s "
-                f"({found['cpu-seconds']:.0f} s of a core); {left}",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-
-def _remaining(jobs: list[Job], took: dict[str, list[float]]) -> str:
-    """Estimate the remaining time from the runs so far."""
-    overall = float(np.mean([np.mean(own) for own in took.values()]))
-    seconds = sum(float(np.mean(took.get(job.algorithm, overall))) for job in jobs)
-    return f"{len(jobs)} runs and {seconds / 60:.0f} min left"
+    for job in track(jobs, "runs", count, console=console):
+        found = carry_out(job)
+        status = found.get("failed", "done")
+        name = "/".join(job.place.parts[-3:])
+        console.print(
+            f"{time.strftime('%H:%M:%S')} {name}: {status}, "
+            f"{found['cpu-seconds']:.0f} s of a core",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @signals_as_ctrl_c()
@@ -174,7 +175,7 @@ def exit_status(make_and_write: Callable[[], None]) -> int:
     make_and_write : callable
         Carries out the runs and writes the page.
     """
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         make_and_write()
     except KeyboardInterrupt:

@@ -9,22 +9,23 @@ largest difference between inline's representation and the bare loop's after one
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import RESULTS, markdown, write
-from benchmarks.speed_parts import compressors, flute_server, formats, head_epochs
+from benchmarks.common import markdown, write
 from flwr_frl import simulate
 from flwr_frl.clients import FedRepClient
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import Setting, Settings, resolve
+from flwr_frl.common.settings import Setting, Settings, build, resolve
 from flwr_frl.strategies import FedRep, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.tasks import build_task
+from flwr_frl.task.training import SGD, train
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -136,6 +137,28 @@ def ray(given: Settings) -> tuple[float, float]:
     return rounds, total - rounds
 
 
+def head_epochs(settings: Settings, epochs: int) -> dict[str, float]:
+    """Return seconds of head epochs with features computed in each epoch or once."""
+    task = build_task(settings, int(settings["num-clients"]))
+    model = task.initial_model()
+    sgd = build(SGD, settings)
+    augmented = task.train_examples(0)
+
+    def seconds(action: Callable[[], object]) -> float:
+        action()
+        began = time.perf_counter()
+        action()
+        return time.perf_counter() - began
+
+    plain = augmented.without_augmentation()
+    each = seconds(lambda: train(model, "head", augmented, task.loss, epochs, sgd))
+    once = seconds(lambda: train(model, "head", plain, task.loss, epochs, sgd))
+    representation = seconds(
+        lambda: train(model, "representation", augmented, task.loss, 1, sgd)
+    )
+    return {"each": each, "once": once, "representation": representation}
+
+
 def main() -> None:
     """Measure and write ``results/speed``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -180,9 +203,6 @@ def main() -> None:
         ),
     ]
     head = head_epochs(settings, 10)
-    step = formats((3, 32, 32))
-    flute = flute_server(10_000, 100, 128)
-    packed = compressors(10_000_000)
     body = (
         f"FedRep on CIFAR-10, 100 clients, 10 a round, {arguments.rounds} rounds, one "
         f"head and one representation epoch: {steps} steps of 10 images. Median of 3 "
@@ -210,63 +230,24 @@ def main() -> None:
                 ),
             ],
         )
-        + "\nOne training step of 10 images, ms:\n\n"
-        + markdown(tuple(step), [[f"{ms:.2f}" for ms in step.values()]])
-        + "\nFLUTE's server, heads of 100 classes and 128 features: one step on 100 "
-        f"sampled heads {flute['step-ms']:.1f} ms; the heads of 10,000 clients "
-        f"{flute['held-mb']:.0f} MB ({flute['least-mb']:.0f} MB of float32).\n"
-        "\nCompression of 10,000,000 float32 entries, 1 % kept, one thread:\n\n"
-        + markdown(
-            ("", "compress (ms)", "/ torch.topk", "decompress (ms)", "MB"),
-            [
-                (
-                    name,
-                    f"{a:.0f}",
-                    f"{a / packed[0][1]:.2f}",
-                    f"{b:.0f}",
-                    f"{n / 1e6:.2f}",
-                )
-                for name, a, b, n in packed
-            ],
-        )
     )
     write(
         "speed",
         "Speed",
-        body + "\n![speed](speed.png)\n",
+        body,
         {
             "times": times,
             "ray": ray_seconds,
             "ray-start": ray_start,
             "difference": difference,
             "head-epochs": head,
-            "step-ms": step,
-            "flute-server": flute,
-            "compression": packed,
         },
     )
-    _plot(median | {"Ray, 2 actors": ray_seconds}, step)
 
 
 def _gain(head: dict[str, float]) -> float:
     rest = head["representation"]
     return (head["each"] + rest) / (head["once"] + rest)
-
-
-def _plot(times: dict[str, float], step: dict[str, float]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 2.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    ratios = [t / times["bare"] for t in times.values()]
-    left.barh(list(times), ratios, color="tab:blue")
-    left.axvline(1, color="black", lw=0.8)
-    left.set_xlabel("time / plain PyTorch loop")
-    right.barh(list(step), list(step.values()), color="tab:orange")
-    right.set_xlabel("ms a training step of 10 images")
-    for axes in (left, right):
-        axes.invert_yaxis()
-    figure.savefig(RESULTS / "speed.png", dpi=150)
 
 
 if __name__ == "__main__":

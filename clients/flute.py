@@ -122,7 +122,7 @@ class FLUTEStarClient(FLUTEClient, supports_example_dp=True):
     head_epochs_order : {"before", "after"}, default "before"
         Whether the head trains alone before the joint epochs, as in the authors' code,
         or after them, as in the paper. The former is more accurate
-        (``benchmarks/papers_tables.py``).
+        (``benchmarks/results/papers_tables.md``).
     """
 
     head_epochs: int = setting(10, ge=0)

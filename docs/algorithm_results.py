@@ -7,7 +7,7 @@ import json
 import re
 from statistics import fmean
 
-from benchmarks.published import CELLS, PAPERS
+from benchmarks.derived import published
 from docs.links import DOCS, RESULTS, for_site
 from flwr_frl.strategies.algorithms import FINE_TUNED
 
@@ -27,23 +27,21 @@ def results(name: str) -> str:
 
 def _beside_papers(name: str) -> str:
     """Return the algorithm's rows in the papers' tables of CIFAR-10, in %."""
-    data = json.loads((RESULTS / "papers_tables.json").read_text(encoding="utf-8"))
+    results = json.loads((RESULTS / "papers_tables.json").read_text("utf-8"))["results"]
     # A global method is tested in the runs of its fine-tuned variant.
-    tuned = f"{name}{FINE_TUNED}"
-    rows = []
-    for cell in CELLS:
-        by_row = data["results"].get(cell, {})
-        row, metric = (name, "accuracy")
-        if name not in by_row and tuned in by_row:
-            row, metric = tuned, "accuracy-global"
+    tuned, rows = f"{name}{FINE_TUNED}", []
+    for cell in ("100x5", "100x2", "50x5", "50x2", "1000x2"):
+        runs = [run["accuracy"] for run in results.get(name, {}).get(cell, [])]
+        if not runs:
+            own = results.get(tuned, {}).get(cell, [])
+            runs = [run["accuracy-global"] for run in own if "accuracy-global" in run]
         there = [
-            f"{by_cell[cell]:.2f} ({paper})"
-            for paper, methods in PAPERS.items()
-            for known, by_cell in methods.values()
-            if known == name and cell in by_cell
+            f"{method[cell]:.2f} ({paper}, Table 1)"
+            for paper, methods in published().items()
+            for method in methods.values()
+            if method["row"] == name and cell in method
         ]
-        if row in by_row and there:
-            runs = [run[metric] for run in by_row[row].values()]
+        if runs and there:
             clients, shards = cell.split("x")
             rows.append(
                 f"| {clients} clients, {shards} shards each | {100 * fmean(runs):.2f} "

@@ -1,6 +1,6 @@
 """Container files agree with the units, the guide, Flower and the package.
 
-Whether the containers work is checked by hand: ``python -m benchmarks.containers``.
+Whether the containers work was checked by hand: ``benchmarks/results/containers.md``.
 """
 
 import re

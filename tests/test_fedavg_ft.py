@@ -9,13 +9,12 @@ from torch import nn
 
 from benchmarks.fedavg_ft import (
     EPOCHS,
-    METHODS,
     RECEIVED,
     TRAINED,
     FedAvgHeadsClient,
     FedRepHeadsClient,
-    path_of,
 )
+from benchmarks.run import read
 from flwr_frl import simulate
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.conversions import under
@@ -136,13 +135,16 @@ def test_fresh_heads_are_trained_on_the_received_representation(task):
     assert_same_head(fresh.head, tested.model.head.state_dict())
 
 
+METHODS = {name: row["algorithm"] for name, row in read("fedavg_ft").rows.items()}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_additional_heads_do_not_change_the_training(method, tmp_path):
     def curve(algorithm: str, name: str) -> list:
         more = {"num_server_rounds": 3, "evaluate_last": 2, "output": tmp_path / name}
         return simulate(algorithm, "inline", num_clients=10, **more).rows
 
-    with_heads, plain = curve(path_of(method), "a"), curve(method, "b")
+    with_heads, plain = curve(METHODS[method], "a"), curve(method, "b")
     for row, other in zip(with_heads, plain, strict=True):
         assert row.get("accuracy") == other.get("accuracy")
         assert row["train-loss"] == other["train-loss"]

@@ -1,14 +1,13 @@
 """Attacks of Byzantine clients match hand-computed values."""
 
-from argparse import Namespace
-
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.attacks import ATTACKS, Known
 from benchmarks.backdoor import triggered
-from benchmarks.liars import Cell, outcome
+from benchmarks.liars import run
+from benchmarks.run import read
 from flwr_frl.task.examples import ExampleSet
 
 # Two honest clients have moved from (10, 10) by (1, 0) and (3, 4), the attacker by
@@ -64,12 +63,17 @@ def test_a_trigger_adds_a_patch_and_changes_the_label() -> None:
     assert plain.inputs.max() == 1
 
 
-def test_a_backdoor_succeeds_with_the_mean_but_not_with_the_median() -> None:
-    arguments = Namespace(rounds=3, last=1)
-    fooled = outcome(arguments, Cell("fedavg", "mean", "backdoor"))
-    assert fooled.success > 0.8
-    resisting = outcome(arguments, Cell("fedavg", "median", "backdoor"))
-    assert resisting.success < 0.2
-    honest = outcome(arguments, Cell("fedavg", "mean"))
-    assert honest.success < 0.1
-    assert min(resisting.accuracy, honest.accuracy) > 0.5
+def test_a_backdoor_succeeds_with_the_mean_but_not_with_the_median(tmp_path):
+    config = read("liars")
+
+    def outcome(attack: str, rule: str) -> dict:
+        own = {"algorithm": "fedavg", "classes-per-client": 10, "aggregation": rule}
+        small = {"num-server-rounds": 3, "last": 1, "seed": 0, "attack": attack}
+        return run({**config.common, **own, **small}, tmp_path)
+
+    assert outcome("backdoor", "mean")["success"] > 0.8
+    resisting = outcome("backdoor", "median")
+    assert resisting["success"] < 0.2
+    honest = outcome("", "mean")
+    assert honest["success"] < 0.1
+    assert min(resisting["accuracy"], honest["accuracy"]) > 0.5

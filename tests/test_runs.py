@@ -4,18 +4,17 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks import render
+from benchmarks.run import CONFIGS, RESERVED, Bench, read, reduced
+from benchmarks.runs import DEFAULTS, alike, kept, load
+from flwr_frl.results.results import write_json
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return import_module("runs")
 
 
 @pytest.mark.parametrize(
@@ -28,18 +27,59 @@ def runs(monkeypatch):
         ({"seed": 1}, False),
     ],
 )
-def test_runs_are_alike_if_the_settings_that_matter_are_equal(runs, other, same):
+def test_runs_are_alike_if_the_settings_that_matter_are_equal(other, same):
     settings = {"seed": 0, "num-clients": 100}
-    assert runs.DEFAULTS["nc-weight"] == 0.25
-    assert runs.alike(settings, {**settings, **other}) is same
+    assert DEFAULTS["nc-weight"] == 0.25
+    assert alike(settings, {**settings, **other}) is same
 
 
-def test_a_run_that_failed_or_used_uncommitted_code_is_repeated(runs):
+def test_a_run_that_failed_or_used_uncommitted_code_is_repeated():
     sound = {"accuracy": 0.5, "commit": "0123456789"}
-    assert runs.kept(sound) == sound
-    assert runs.kept(None) is None
-    assert runs.kept({**sound, "failed": "ValueError"}) is None
-    assert runs.kept({**sound, "commit": "0123456789-dirty"}) is None
+    assert kept(sound) == sound
+    assert kept(None) is None
+    assert kept({**sound, "failed": "ValueError"}) is None
+    assert kept({**sound, "commit": "0123456789-dirty"}) is None
+
+
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_names_settings_functions_and_partners_that_exist(name):
+    config = read(name)
+    given = {**config.common}
+    for function in (config.function, config.measure, config.derive, config.seeds_from):
+        assert not function or callable(load(function))
+    for table in (*config.cells.values(), *config.rows.values()):
+        assert {*table.get("cells", config.cells)} & config.cells.keys()
+        assert {*table.get("only", [])} <= config.rows.keys()
+        given |= table
+    if not config.function:
+        custom = {"rows", "log-softmax"}
+        unknown = given.keys() - DEFAULTS.keys() - {*RESERVED, *custom}
+        assert not {n for n in unknown if "algorithm" not in n}
+
+
+@pytest.mark.parametrize("name", ["clustered", "privacy", "fedrep_samples"])
+def test_a_small_run_of_a_config_is_rendered_and_reused(name, tmp_path, monkeypatch):
+    config = reduced(read(name))
+    bench = Bench(config, tmp_path, {}, anew=True)
+    bench.make(1)
+    data = bench.content()
+    runs = [run for cells in data["results"].values() for run in cells.values()]
+    assert len(runs) == 2
+    assert not [run for run in runs if "failed" in run[0]]
+    assert config.metric.replace("-", " ") in render.body(config, data)
+    monkeypatch.setattr("benchmarks.common.RESULTS", tmp_path / "pages")
+    (tmp_path / "pages").mkdir()
+    page = {**data, "about": {}}
+    for cells in page["results"].values():
+        for found in cells.values():
+            found[0]["commit"] = "0123456789"
+    write_json(tmp_path / "pages" / f"{name}.json", page)
+    assert Bench(config, tmp_path / "elsewhere", {}).waiting() == []
+    changed = replace(config, common={**config.common, "batch-size": 7})
+    assert len(Bench(changed, tmp_path / "elsewhere", {}).waiting()) == 2
 
 
 @pytest.mark.e2e

@@ -115,7 +115,8 @@ def relaxed_consensus_step(weights: Weights, omega: float) -> float:
 def practical_step(omega: float) -> float:
     """Return ω / (2 − ω): 1 for exact messages, and about ω / 2 for small ω.
 
-    Twice this step is too large for some operators (``benchmarks/consensus_step.py``).
+    Twice this step is too large for some operators
+    (``benchmarks/results/consensus_step.md``).
     """
     return omega / (2 - omega)
 

@@ -25,7 +25,7 @@ from flwr_frl.task.models.side_effects import (
 
 Part = Literal["representation", "head", "all"]
 # Above this many values, on a CPU, a single model stays in the cache, but a stack of
-# models does not (``benchmarks/cohort.py``).
+# models does not (``benchmarks/results/cohort.md``).
 LARGE = 50_000
 # Number of each `kind` of model. Not cleared between runs, as models may outlive a run.
 _KINDS: dict[Hashable, int] = {}

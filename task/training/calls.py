@@ -45,7 +45,7 @@ MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
 # padded with zeros.
 PER_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
 # Largest number of values of an input whose convolutions are faster together on a CPU
-# (``benchmarks/cohort.py``).
+# (``benchmarks/results/cohort.md``).
 MOST_PIXELS = 256
 # Fewest clients that are faster together: for models that are stacked layer by layer,
 # and for others, which `torch.func.vmap` maps.

@@ -1,0 +1,252 @@
+"""Runs on linear representations, for the figures of FedRep, FLUTE and SRPFL.
+
+All of them run the package's strategies and clients on `LinearTask`, in one process.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.fedrep import solve_head
+from flwr_frl.common.settings import Setting, build, resolve
+from flwr_frl.strategies import FLUTELinear, build_strategy
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.base import Matrix
+from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
+from flwr_frl.task.theory import FedRepTheory
+
+Own = Mapping[str, Setting]
+Numbers = dict[str, Any]
+WEIGHT = "representation.weight"
+
+
+class FirstClients(InlineGrid):
+    """A grid on which only the first clients of a task can be reached."""
+
+    def __init__(self, app: Any, num_clients: int, trained: int | None = None) -> None:
+        super().__init__(app, num_clients)
+        self.trained = trained or num_clients
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the clients that take part."""
+        return list(super().get_node_ids())[: self.trained]
+
+
+def train(
+    settings: Own,
+    after_round: Callable[[int, Matrix, Numbers], None] = lambda *_: None,
+    *,
+    start: ArrayRecord | None = None,
+    trained: int | None = None,
+    evaluated: Callable[[int], bool] = lambda server_round: False,
+) -> ArrayRecord:
+    """Run an algorithm inline on the linear task; return the last arrays.
+
+    ``after_round`` is called with the round (0 before training), B (d × k) and the
+    metrics. ``start`` replaces the strategy's initial arrays. The first ``trained``
+    clients take part (by default all). Clients evaluate in the rounds for which
+    ``evaluated`` is true.
+    """
+    settings = resolve({"task": "linear", **settings})
+    grid = FirstClients(make_app(settings), int(settings["num-clients"]), trained)
+    strategy = build_strategy(settings)
+    arrays = start or strategy.initialize(grid)
+    after_round(0, arrays[WEIGHT].numpy().T, {})
+    # Steps that are too large overflow; their replies are rejected.
+    with np.errstate(all="ignore"):
+        return run_rounds(
+            strategy,
+            grid,
+            arrays,
+            range(1, int(settings["num-server-rounds"]) + 1),
+            evaluated=evaluated,
+            after_round=lambda r, a, m: after_round(r, a[WEIGHT].numpy().T, m),
+        )
+
+
+def task_of(settings: Own) -> LinearTask:
+    """Return the task of a run's settings."""
+    own = resolve({"task": "linear", **settings})
+    return build(LinearTask, own, num_clients=int(own["num-clients"]))
+
+
+def distance(settings: Own, place: Path) -> Numbers:
+    """Return FedRep's principal angle distance to the true representation by round.
+
+    With ``step`` = ``"theory"``, the learning rate is the largest one of Theorem 1, and
+    the result has its bound.
+    """
+    own = dict(settings)
+    chosen, at = own.pop("step", ""), int(own.pop("at", 50))
+    task = task_of(own)
+    heads = (task.representation.T @ task.models).T
+    if chosen:
+        eta = FedRepTheory(heads, int(own["num-clients"]), 0.0).step_size
+        own["learning-rate"] = eta
+    found: list[float] = []
+    train(own, lambda _, b, __: found.append(distance_to(task, b)))
+    rounds = list(range(len(found)))
+    numbers: Numbers = {"distance": found[-1], "curve": {"distance": [rounds, found]}}
+    numbers["error"] = found[min(at, rounds[-1])]
+    if chosen:
+        theory = FedRepTheory(heads, int(own["num-clients"]), found[0])
+        bound = [theory.distance(t) for t in rounds]
+        above = np.array(found) > np.array(bound) * (1 + 1e-9)
+        last = np.array(found[-11:])
+        numbers |= {
+            "bound": bound[-1],
+            "contraction": float(np.mean(last[1:] / last[:-1])),
+            "expected-contraction": 1 - eta * theory.sigmas[0] ** 2,
+            "rounds-above-bound": int(above.sum()),
+        }
+        numbers["curve"]["bound"] = [rounds, bound]
+    return numbers
+
+
+def distance_to(task: LinearTask, b: Matrix) -> float:
+    """Return the principal angle distance to B*, rounded."""
+    return round(principal_angle_distance(b, task.representation), 6)
+
+
+def newcomers(settings: Own, place: Path) -> Numbers:
+    """Return errors of new clients that fit a head on B, by their number of samples.
+
+    ``algorithm`` = ``"local"`` is least squares in all dimensions. The last
+    ``new-clients`` take no part in the training; tests use 200 further examples.
+    """
+    own = dict(settings)
+    new, column = int(own.pop("new")), int(own.pop("validated", 10))
+    samples = [int(m) for m in str(own.pop("fitted")).split()]
+    clients = int(own["num-clients"])
+    local = own["algorithm"] == "local"
+    task = task_of({n: v for n, v in own.items() if n != "samples"})
+    b, numbers = np.eye(task.dimension), Numbers()
+    if not local:
+        b = train(own, trained=clients - new)[WEIGHT].numpy().T.astype(np.float64)
+        numbers["distance"] = distance_to(task, b)
+    errors = []
+    for client in range(clients - new, clients):
+        test = task.test_examples(client)
+        x, y = test.inputs.double().numpy(), test.targets.double().numpy()[:, 0]
+        heads = [solve_head(b, *task.draw(client, samples=m)) for m in samples]
+        errors.append([float(np.mean((x @ b @ w - y) ** 2)) for w in heads])
+    means, medians = np.mean(errors, axis=0), np.median(errors, axis=0)
+    for m, mean, median in zip(samples, means, medians, strict=True):
+        numbers |= {f"m={m}": float(mean), f"m={m}-median": float(median)}
+    return numbers | {"error": numbers.get(f"m={column}")}
+
+
+def samples(settings: Own, place: Path) -> Numbers:
+    """Return the clients' mean squared error, including the noise.
+
+    It equals E (y − ŷ)² = ‖φ̂_i − φ_i‖² + noise variance for x ~ N(0, I_d). FedRep's
+    heads are solved on its last representation; FedAvg's model is one for all.
+    """
+    task, clients = task_of(settings), int(settings["num-clients"])
+    data = [task.draw(i) for i in range(clients)]
+    if settings["algorithm"] == "fedavg":
+        arrays = train(settings)
+        b, w = (arrays[n].numpy().astype(np.float64) for n in (WEIGHT, "head.weight"))
+        learned = [b.T @ w[0]] * clients
+    else:
+        b = np.eye(task.dimension)
+        if settings["algorithm"] != "local":
+            b = train(settings)[WEIGHT].numpy().T
+        learned = [b @ solve_head(b, x, y) for x, y in data]
+    errors = [np.sum((m - task.models[:, i]) ** 2) for i, m in enumerate(learned)]
+    return {"error": float(np.mean(errors)) + float(settings["noise-variance"])}
+
+
+def flute(settings: Own, place: Path) -> Numbers:
+    """Return the mean error ‖B w_i − φ_i‖ by round, and that of the best approximation.
+
+    ``start`` = ``"flute"`` starts FedRep from FLUTE's random B⁰.
+    """
+    own = dict(settings)
+    start = None
+    if own.pop("start", ""):
+        like = FLUTELinear(
+            dimension=own["dimension"], rank=own["rank"], seed=own["seed"]
+        )
+        start = like.initialize(InlineGrid(ClientApp(), 0))
+    found: list[tuple[int, float]] = []
+
+    def note(server_round: int, b: Matrix, metrics: Numbers) -> None:
+        if "error" in metrics:
+            found.append((server_round, metrics["error"]))
+
+    rounds = int(own["num-server-rounds"])
+    train(own, note, start=start, evaluated=lambda r: r % 10 == 0 or r == rounds)
+    best = float(task_of(own).best_errors.mean())
+    curve = [list(values) for values in zip(*found, strict=True)]
+    return {"error": found[-1][1], "best": best, "curve": {"error": curve}}
+
+
+# SRPFL's speed-up
+
+
+def clocked(settings: Own) -> Iterator[tuple[float, float]]:
+    """Yield the clock and the principal angle distance to B* after each round."""
+    settings = resolve({"task": "linear", **settings})
+    clients = int(settings["num-clients"])
+    inner = InlineGrid(make_app(settings), clients)
+    strategy = build_strategy(settings)
+    arrays = strategy.initialize(inner)
+    position = {node: i for i, node in enumerate(strategy.identify(inner))}
+    speeds = speed_model(settings, clients)
+    assert speeds is not None
+    clock = SimulatedArrivals(inner, speeds, 0.0, position.__getitem__)
+    truth = task_of(settings).representation
+    for server_round in itertools.count(1):
+        now = range(server_round, server_round + 1)
+        arrays = run_rounds(strategy, clock, arrays, now, evaluated=lambda _: False)
+        yield clock.seconds, principal_angle_distance(arrays[WEIGHT].numpy().T, truth)
+
+
+def reached(found: Iterable[tuple[float, float]], target: float, rounds: int) -> float:
+    """Return the time of the first round that reaches the target, or NaN."""
+    times = (time for time, far in itertools.islice(found, rounds) if far <= target)
+    return next(times, math.nan)
+
+
+def speedup(settings: Own, place: Path) -> Numbers:
+    """Return the times of FedRep and SRPFL until their distance is at a target.
+
+    Fresh batches leave a floor of the distance that decreases like 1/sqrt(N). The
+    target is ``slack`` times FedRep's mean distance in the last quarter of its rounds,
+    so that fewer clients do not reach it. SRPFL has at most twice as many rounds.
+    """
+    own = dict(settings)
+    slack, rounds = float(own.pop("slack")), int(own["num-server-rounds"])
+    theirs = {n: v for n, v in own.items() if n != "rounds-per-stage"}
+    fedrep = list(itertools.islice(clocked({**theirs, "algorithm": "fedrep"}), rounds))
+    target = slack * fmean(far for _, far in fedrep[-max(1, rounds // 4) :])
+    return {
+        "target": target,
+        "time-of-fedrep": reached(fedrep, target, rounds),
+        "time": reached(clocked(own), target, 2 * rounds),
+    }
+
+
+def ratios(config: Any, results: Any) -> Numbers:
+    """Return the ratio of mean times, over the seeds in which SRPFL gets there."""
+    found: Numbers = {}
+    for row, cells in results.items():
+        for cell, runs in cells.items():
+            both = [r for r in runs if not math.isnan(r.get("time", math.nan))]
+            sums = [sum(run[n] for run in both) for n in ("time", "time-of-fedrep")]
+            found.setdefault(row, {})[cell] = sums[0] / sums[1] if both else math.nan
+            for run in runs:
+                run["ratio"] = found[row][cell]
+    return {"ratios": found}
