@@ -1,13 +1,11 @@
-"""Peak memory of every process of a deployment, and of a simulation.
+"""Peak memory of every process of a deployment.
 
 One SuperNode with 500 images of 32 x 32 trains FedRep with the CIFAR-10 CNN for two
-rounds. Ten clients train the same model on Ray, and 100 and 10,000 clients with digits
-of 8 x 8 train in one process. The peak of a process is the kernel's value (VmHWM).
+rounds. The peak of a process is the kernel's value (VmHWM). `benchmarks.populations`
+measures simulations.
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,16 +29,6 @@ PROCESSES = {
     "ServerApp": "flwr-serverapp",
     "ClientApp": "flwr-clientapp",
 }
-ON_RAY = {"Ray: the command": "simulation.py", "Ray: a worker": "ray::_Worker"}
-# Numbers of clients in one process, and how many of them train in a round
-CROWDS, SAMPLED = (100, 10_000), 100
-# Modules whose import is timed: parts of the apps, the ClientApp, the ServerApp
-IMPORTS = (
-    "torch",
-    "flwr.clientapp",
-    "flwr_frl.clients.client_app",
-    "flwr_frl.strategies.server_app",
-)
 
 
 def write_images(folder: Path, train: int = 500, test: int = 100) -> None:
@@ -97,99 +85,6 @@ def watch(
         time.sleep(0.1)
 
 
-def import_seconds(module: str) -> tuple[float, bool]:
-    """Return how long a new process takes to import a module.
-
-    Parameters
-    ----------
-    module : str
-        Name of the module.
-
-    Returns
-    -------
-    seconds : float
-        Median of three measurements, without the start of Python.
-    torchvision : bool
-        Whether the import loads torchvision.
-    """
-    code = (
-        f"import time; t = time.perf_counter(); import {module}, sys; "
-        "print(time.perf_counter() - t, 'torchvision' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code]
-    outputs = [
-        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        for _ in range(3)
-    ]
-    found = sorted(output.stdout.split() for output in outputs)
-    return float(found[1][0]), found[1][1] == "True"
-
-
-def peak_of(*command: str, **environment: str) -> float:
-    """Run a Python process to its end and return its peak memory (MB)."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(f"{command} ended with status {status}")
-    return usage.ru_maxrss / 1024
-
-
-def write_digits(folder: Path, train: int = 100_000, test: int = 20_000) -> None:
-    """Write 8 x 8 digits, drawn from scikit-learn's with replacement.
-
-    All classes have the same size, so that each of many clients gets some digits.
-    """
-    from sklearn.datasets import load_digits
-
-    digits, rng = load_digits(), np.random.default_rng(0)
-    folder.mkdir()
-    for part, count in (("train", train), ("test", test)):
-        chosen = np.concatenate(
-            [
-                rng.choice(np.flatnonzero(digits.target == c), count // 10)
-                for c in range(10)
-            ]
-        )
-        np.savez(
-            folder / f"{part}.npz",
-            images=(digits.images[chosen] * 15.9).astype(np.uint8),
-            labels=digits.target[chosen],
-        )
-
-
-def simulated(home: Path) -> dict[str, float]:
-    """Return the peak memory (MB) of the processes of simulations."""
-    peaks = {"a process that imports torch alone": peak_of("-c", "import torch")}
-    write_digits(home / "digits")
-    common = ["simulation.py", "--rounds", "3", "--output", str(home / "simulated")]
-    for algorithm in ("fedavg", "fedrep"):
-        for clients in CROWDS:
-            peaks[f"`{algorithm}`, {clients:,} clients in one process"] = peak_of(
-                *common, algorithm, "--backend", "inline", "--task", "arrays",
-                "--data-dir", str(home / "digits"), "--clients", str(clients),
-                "--fraction", str(SAMPLED / clients), "--run-config",
-                'model="mlp-2" augment=false evaluate-every=0 evaluate-last=1',
-            )  # fmt: skip
-    stop = threading.Event()
-    watcher = threading.Thread(target=watch, args=(home, ON_RAY, peaks, stop))
-    watcher.start()
-    try:
-        peak_of(
-            *common, "fedrep", "--task", "image-folder", "--data-dir",
-            str(home / "images"), "--clients", "10", "--fraction", "1",
-            "--run-config", 'partition="iid" head-epochs=1', FRL_MEMORY=str(home),
-        )  # fmt: skip
-    finally:
-        stop.set()
-        watcher.join()
-    return peaks
-
-
 def main() -> None:
     """Measure and write ``results/memory``."""
     argparse.ArgumentParser(description=__doc__).parse_args()
@@ -220,29 +115,15 @@ def main() -> None:
             federation.close()
         if not (home / "results" / "fedrep" / "clients.json").is_file():
             raise RuntimeError(log)
-        shared = simulated(home)
-    times = {module: import_seconds(module) for module in IMPORTS}
     body = (
         "One SuperNode with 500 images of 32 x 32, FedRep with the CIFAR-10 CNN, two "
         "rounds, without TLS, on loopback. Peak resident memory (VmHWM):\n\n"
         + markdown(
             ("process", "MB"), [(n, f"{peaks[n]:.0f}") for n in PROCESSES if n in peaks]
         )
-        + "\nMemory of a simulation. FedAvg stores no client state, so the "
-        "difference for 9,900 more clients is the data that server and simulation "
-        "keep about each client. FedRep also stores the head of each client. "
-        f"{SAMPLED} clients train in each of 3 rounds (`mlp-2`, 100,000 digits of 8 "
-        "x 8). The run on Ray has ten clients, with the 500 images and the model of "
-        "the SuperNode above.\n\n"
-        + markdown(("process", "MB"), [(n, f"{mb:.0f}") for n, mb in shared.items()])
-        + "\nImport time in a new process, median of 3:\n\n"
-        + markdown(
-            ("module", "seconds", "loads torchvision"),
-            [(m, f"{s:.2f}", "yes" if v else "no") for m, (s, v) in times.items()],
-        )
     )
-    heading = "Memory and imports of a deployment, and of a simulation"
-    write("memory", heading, body, {"mb": peaks, "simulated": shared, **times})
+    heading = "Memory of a deployment"
+    write("memory", heading, body, {"mb": peaks})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ creating, checking, answering and aggregating them.
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,27 +25,6 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.training.calls import TrainCall
-
-
-class Case(NamedTuple):
-    """A row of the table.
-
-    Parameters
-    ----------
-    settings : dict
-        Settings that differ from those of all cases.
-    aim : int
-        Target in microseconds per client and round; 0 for no target.
-    """
-
-    settings: dict[str, Setting]
-    aim: int = 0
-
-    @property
-    def together(self) -> bool:
-        """Whether the clients run together."""
-        return self.settings.get("cohort", "auto") == "auto"
-
 
 OFF: dict[str, Setting] = {"cohort": "off"}
 # 100 clients with 50 examples each
@@ -69,17 +48,17 @@ SQUARM: dict[str, Setting] = {
     "compressor-k": 0.1,
     "local-steps": 5,
 }
-CASES = {
-    "softmax, together": Case(SOFTMAX, 200),
-    "softmax, one by one": Case(SOFTMAX | OFF, 1150),
-    "D-PSGD, ring": Case({"algorithm": "dpsgd", "graph": "ring"}, 90),
-    "D-PSGD, complete graph": Case({"algorithm": "dpsgd", "graph": "complete"}, 120),
-    "CHOCO-SGD, ring": Case(CHOCO | {"graph": "ring"}, 250),
-    "CHOCO-SGD, complete graph": Case(CHOCO | {"graph": "complete"}, 400),
-    "SQuARM-SGD, ring": Case(SQUARM | {"graph": "ring"}, 400),
-    "SQuARM-SGD, complete graph": Case(SQUARM | {"graph": "complete"}, 500),
-    "D-PSGD, ring, one by one": Case({"algorithm": "dpsgd", "graph": "ring"} | OFF),
-    "SQuARM-SGD, ring, one by one": Case(SQUARM | {"graph": "ring"} | OFF),
+CASES: dict[str, dict[str, Setting]] = {
+    "softmax, together": SOFTMAX,
+    "softmax, one by one": SOFTMAX | OFF,
+    "D-PSGD, ring": {"algorithm": "dpsgd", "graph": "ring"},
+    "D-PSGD, complete graph": {"algorithm": "dpsgd", "graph": "complete"},
+    "CHOCO-SGD, ring": CHOCO | {"graph": "ring"},
+    "CHOCO-SGD, complete graph": CHOCO | {"graph": "complete"},
+    "SQuARM-SGD, ring": SQUARM | {"graph": "ring"},
+    "SQuARM-SGD, complete graph": SQUARM | {"graph": "complete"},
+    "D-PSGD, ring, one by one": {"algorithm": "dpsgd", "graph": "ring"} | OFF,
+    "SQuARM-SGD, ring, one by one": SQUARM | {"graph": "ring"} | OFF,
 }
 # Methods that do the arithmetic, of one client and of clients that run together
 ALONE: dict[type, list[str]] = {
@@ -97,11 +76,10 @@ BLOCKS = 4
 
 
 class Clock:
-    """CPU time spent in some methods, in total and in each call."""
+    """CPU time spent in some methods."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.calls: list[float] = []
 
     def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a method to count its time."""
@@ -111,13 +89,12 @@ class Clock:
             try:
                 return method(*arguments, **named)
             finally:
-                self.calls.append(time.thread_time() - began)
-                self.seconds += self.calls[-1]
+                self.seconds += time.thread_time() - began
 
         return call
 
 
-def settings_for(case: Case) -> Settings:
+def settings_for(case: Settings) -> Settings:
     """Return the settings of a run."""
     common: dict[str, Setting] = {
         "task": "digits",
@@ -127,10 +104,10 @@ def settings_for(case: Case) -> Settings:
         "fraction-train": 1.0,
         "consensus-step": 0.1,
     }
-    return resolve(common | case.settings)
+    return resolve(common | dict(case))
 
 
-def prepare(case: Case) -> tuple[Callable[[int], None], int]:
+def prepare(case: Settings) -> tuple[Callable[[int], None], int]:
     """Warm up; return a function that runs rounds, and the number of clients."""
     settings = settings_for(case)
     clients = int(settings["num-clients"])
@@ -149,13 +126,13 @@ def prepare(case: Case) -> tuple[Callable[[int], None], int]:
     return rounds, clients
 
 
-def measure(case: Case, rounds: int) -> tuple[float, float]:
+def measure(case: Settings, rounds: int) -> tuple[float, float]:
     """Return microseconds per client and round, in total and for the arithmetic.
 
     The cheapest block counts, because other processes of the machine only add time.
     """
     clock = Clock()
-    methods = TOGETHER if case.together else ALONE
+    methods = ALONE if case.get("cohort") == "off" else TOGETHER
     originals = [
         (kind, name, vars(kind)[name])
         for kind, names in methods.items()
@@ -220,7 +197,6 @@ def main() -> None:
     rows = [
         (
             name,
-            f"{CASES[name].aim or ''}",
             *(f"{number:.0f}" for number in (whole, own, whole - own)),
         )
         for name, (whole, own) in measured.items()
@@ -234,7 +210,7 @@ def main() -> None:
         "the time in the methods that train, mix and compress, including the draw of "
         "the examples; *rest* is everything else. A loop of 10,000 multiplications in "
         f"Python takes {reference():.0f} µs.\n\n"
-        + markdown(("", "aim", "all", "arithmetic", "rest"), rows)
+        + markdown(("", "all", "arithmetic", "rest"), rows)
     )
     data = {"microseconds": measured, "loop": reference()}
     write("message_cost", "Cost of a message", body, data)

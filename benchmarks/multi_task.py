@@ -51,25 +51,6 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def slopes(curve: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the slopes of a run's time averages.
-
-    The gap is fitted over the last decade of iterations, and the violation over
-    iterations from 10 on in which it is positive.
-    """
-    t, last = np.array(curve["iteration"]), curve["iteration"][-1]
-    late = t >= last / 10
-    violation = np.array(curve["largest-average"])
-    positive = np.flatnonzero(violation > 0)
-    end = positive[-1] + 1 if len(positive) else 0
-    fitted = (t >= 10) & (violation > 0) & (np.arange(len(t)) < end)
-    return {
-        "gap": slope(t[late], np.abs(curve["gap-average"])[late]),
-        "violation": slope(t[fitted], violation[fitted]),
-        "met-from": int(t[end]) if end < len(t) else None,
-    }
-
-
 class Case:
     """A problem with its graph, its optimum and the quantities that are measured."""
 
@@ -185,10 +166,12 @@ def run(settings: Mapping[str, Setting], place: Path) -> dict[str, Any]:
                 if gap <= target:
                     crossed.setdefault(f"{target:g}", [t, network.bits])
     curve = {key: [row[key] for row in rows] for key in rows[0]}
+    late = sum(t < iterations / 10 for t in curve["iteration"])
+    averages = [curve[name][late:] for name in ("iteration", "gap-average")]
     by_bits = [curve["bits"], np.abs(curve["gap"]).tolist()]
     return {
         **rows[-1],
-        **{f"slope-{n}": v for n, v in slopes(curve).items()},
+        "slope-gap": slope(averages[0], np.abs(averages[1])),
         "crossed": crossed,
         "seconds": seconds,
         "curve": {"gap": by_bits},

@@ -8,8 +8,9 @@ with the training examples of all clients.
 
 import csv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -85,23 +86,11 @@ def task_of(
         return SplitModel(representation, nn.Linear(hidden, classes or 1))
 
     metrics = {"auroc": auroc} if score == "auroc" else {"rmse": rmse}
+    kind: dict[str, Any] = {"loss": nn.functional.mse_loss, "metrics": metrics}
     if classes:
-        return ExampleTask(
-            model=model,
-            train=train,
-            test=test,
-            classes=tuple(map(str, range(classes))),
-            metrics=metrics if score else {},
-            seed=seed,
-        )
-    return ExampleTask(
-        model=model,
-        train=train,
-        test=test,
-        loss=nn.functional.mse_loss,
-        metrics=metrics,
-        seed=seed,
-    )
+        kind = {"classes": tuple(map(str, range(classes)))}
+        kind |= {"metrics": metrics} if score else {}
+    return ExampleTask(model=model, train=train, test=test, seed=seed, **kind)
 
 
 def by_person(rows: list[tuple[str, list[float], float]]) -> dict[str, Table]:
@@ -223,26 +212,30 @@ def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Exampl
             rows = torch.from_numpy(mine & np.isin(repetition, chosen))
             sets[str(name)] = ExampleSet(images[rows], digits[rows])
 
-    def model() -> SplitModel:
-        representation = nn.Sequential(
-            nn.Conv2d(1, 8, 5, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(8, 16, 5, stride=2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.LazyLinear(64),
-            nn.ReLU(),
-        )
-        representation(torch.zeros(1, 1, 40, 48))
-        return SplitModel(representation, nn.Linear(64, 10))
+    return digits_of(train, test, partial(small_cnn, (40, 48)), seed)
 
-    return ExampleTask(
-        model=model,
-        train=train,
-        test=test,
-        classes=tuple("0123456789"),
-        seed=seed,
+
+def small_cnn(shape: tuple[int, int]) -> SplitModel:
+    """Return a CNN of two convolutions and two linear layers, for ten digits."""
+    representation = nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(64),
+        nn.ReLU(),
     )
+    representation(torch.zeros(1, 1, *shape))
+    return SplitModel(representation, nn.Linear(64, 10))
+
+
+def digits_of(
+    train: Any, test: Any, model: Callable[[], SplitModel], seed: int
+) -> ExampleTask:
+    """Return a task whose classes are the digits."""
+    digits = tuple("0123456789")
+    return ExampleTask(model=model, train=train, test=test, classes=digits, seed=seed)
 
 
 def roles(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
@@ -324,18 +317,4 @@ def writers(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> Examp
         for sets, chosen in ((test, order[:cut]), (train, order[cut:])):
             sets[folder.name] = ExampleSet(images[chosen], digits[chosen])
 
-    def model() -> SplitModel:
-        representation = nn.Sequential(
-            nn.Conv2d(1, 8, 5, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(8, 16, 5, stride=2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(256, 64),
-            nn.ReLU(),
-        )
-        return SplitModel(representation, nn.Linear(64, 10))
-
-    return ExampleTask(
-        model=model, train=train, test=test, classes=tuple("0123456789"), seed=seed
-    )
+    return digits_of(train, test, partial(small_cnn, (28, 28)), seed)

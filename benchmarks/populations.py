@@ -204,17 +204,9 @@ def main() -> None:
         for n, row in by_size.items()
     ]
     rows.append(cells("`fedavg` on Ray", on_ray, ray))
-    columns = (
-        "algorithm",
-        "clients",
-        "start (s)",
-        "start (ms a client)",
-        "round (ms)",
-        "server's part (ms)",
-        "evaluation (ms a client)",
-        "end (s)",
-        "peak memory (MB)",
-    )
+    columns = ["algorithm", "clients", "start (s)", "start (ms a client)"]
+    columns += ["round (ms)", "server's part (ms)", "evaluation (ms a client)"]
+    columns += ["end (s)", "peak memory (MB)"]
     body = (
         f"{SAMPLED} of the clients train in each of {ROUNDS} rounds, in one process, "
         f"each on {EXAMPLES} examples of {FEATURES} numbers. All times are CPU time. "

@@ -26,15 +26,15 @@ class Metric(NamedTuple):
     digits: int = -1
 
 
+PERCENT = (
+    *("accuracy", "accuracy-worst-decile", "accuracy-global", "accuracy-newcomers"),
+    *("accuracy-fresh", "accuracy-initial", "auroc", "best-round", "success"),
+    *("accuracy-old-received", "accuracy-old-trained"),
+)
+BYTES = ("receives", "receives-overhead", "sends", "sends-overhead")
 METRICS = {
-    **{
-        name: Metric(f"{name.replace('-', ' ')} (%)", 100, 2)
-        for name in (
-            *("accuracy", "accuracy-worst-decile", "accuracy-global", "auroc"),
-            *("accuracy-newcomers", "accuracy-fresh", "accuracy-initial", "success"),
-            *("accuracy-old-received", "accuracy-old-trained"),
-        )
-    },
+    **{n: Metric(f"{n.replace('-', ' ')} (%)", 100, 2) for n in PERCENT},
+    **{n: Metric(n.replace("-", ", "), 1, 0) for n in BYTES},
     "bytes": Metric("MB", 1e-6, 1),
     "cpu-seconds": Metric("seconds of one core", 1, 0),
     "gap": Metric("final, same rounds (points)", 1, 2),
@@ -208,6 +208,12 @@ def by_metric(
     return markdown(["", *(metric(name).label for name in names), *titles], lines)
 
 
+def curves_of(runs: Runs, name: str) -> list[list[list[float]]]:
+    """Return a metric's curves, of the runs that have one."""
+    found = [run["curve"].get(name, [[]]) for run in runs if "curve" in run]
+    return [curve for curve in found if curve[0]]
+
+
 def plot(config: Any, results: dict[str, Any]) -> None:
     """Draw curves: means over the seeds, with their range, by metric and cell."""
     from matplotlib.figure import Figure
@@ -215,7 +221,12 @@ def plot(config: Any, results: dict[str, Any]) -> None:
     about = config.plot
     rows = [row for row in about.get("rows", results) if row in results]
     cells = about.get("cells", list(config.cells))
-    panels = [(cell, name) for cell in cells for name in about["y"]]
+    panels = [
+        (cell, name)
+        for cell in cells
+        for name in about["y"]
+        if any(curves_of(results[row].get(cell, []), name) for row in rows)
+    ]
     columns = about.get("columns", len(about["y"]) if len(about["y"]) > 1 else 3)
     columns = min(columns, len(panels))
     height = -(-len(panels) // columns)
@@ -223,10 +234,7 @@ def plot(config: Any, results: dict[str, Any]) -> None:
     grid = figure.subplots(height, columns, squeeze=False)
     for axes, (cell, name) in zip(grid.flat, panels, strict=False):
         for i, row in enumerate(rows):
-            found = [
-                r["curve"][name] for r in results[row].get(cell, []) if "curve" in r
-            ]
-            found = [curve for curve in found if curve[0]]
+            found = curves_of(results[row].get(cell, []), name)
             if not found:
                 continue
             x = found[0][0]
@@ -235,12 +243,15 @@ def plot(config: Any, results: dict[str, Any]) -> None:
             axes.plot(x, y.mean(axis=0), color=f"C{i}", lw=1.3, label=row)
             low, high = y.min(axis=0), y.max(axis=0)
             axes.fill_between(x, low, high, color=f"C{i}", alpha=0.15, lw=0)
-        axes.set(title=f"{cell}: {name}", xlabel=about.get("x", "round"))
+        axes.set(title=cell if name == "time" else f"{cell}: {name}")
+        axes.set(xlabel=about.get("x", "round"))
         if "x" in about.get("log", ""):
             axes.set_xscale("log")
         if "y" in about.get("log", ""):
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
     handles = {
         label: handle
         for axes in grid.flat

@@ -154,10 +154,8 @@ def reduced(config: Config) -> Config:
     first = next(iter(cells))
     left_out = "grid", "seeds"
     rows = {r: {n: own[n] for n in own if n not in left_out} for r, own in rows.items()}
-    is_simulation = not config.function
-    small = {
-        n: 1 for n in SMALL if n in config.common or (is_simulation and n == SMALL[0])
-    }
+    small = {n: 1 for n in SMALL if n in config.common}
+    small |= {} if config.function else {SMALL[0]: 1}
     cell = cells[first] | {n: 1 for n in SMALL if n in cells[first]}
     rows = {r: own | {n: 1 for n in SMALL if n in own} for r, own in rows.items()}
     common = config.common | small
@@ -417,10 +415,9 @@ class Bench:
         data |= {"chosen": picked, "results": results}
         if self.config.derive:
             data |= load(self.config.derive)(self.config, results)
-        every = [
-            r for cells in results.values() for runs in cells.values() for r in runs
-        ]
-        return data | {"seconds": sum(run.get("cpu-seconds", 0) for run in every)}
+        lists = [runs for cells in results.values() for runs in cells.values()]
+        seconds = sum(run.get("cpu-seconds", 0) for runs in lists for run in runs)
+        return data | ({"seconds": seconds} if seconds else {})
 
     def write(self) -> None:
         """Write the page of all finished runs."""

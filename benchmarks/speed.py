@@ -203,6 +203,7 @@ def main() -> None:
         ),
     ]
     head = head_epochs(settings, 10)
+    rounds_of_head = [head[n] + head["representation"] for n in ("each", "once")]
     body = (
         f"FedRep on CIFAR-10, 100 clients, 10 a round, {arguments.rounds} rounds, one "
         f"head and one representation epoch: {steps} steps of 10 images. Median of 3 "
@@ -216,17 +217,17 @@ def main() -> None:
                 (
                     "features computed in each epoch (default on augmented data)",
                     f"{head['each']:.3f}",
-                    f"{head['each'] + head['representation']:.3f}",
+                    f"{rounds_of_head[0]:.3f}",
                 ),
                 (
                     "features computed once (`augment-head=false`, or no augmentation)",
                     f"{head['once']:.3f}",
-                    f"{head['once'] + head['representation']:.3f}",
+                    f"{rounds_of_head[1]:.3f}",
                 ),
                 (
                     "gain",
                     f"{head['each'] / head['once']:.1f}",
-                    f"{_gain(head):.1f}",
+                    f"{rounds_of_head[0] / rounds_of_head[1]:.1f}",
                 ),
             ],
         )
@@ -243,11 +244,6 @@ def main() -> None:
             "head-epochs": head,
         },
     )
-
-
-def _gain(head: dict[str, float]) -> float:
-    rest = head["representation"]
-    return (head["each"] + rest) / (head["once"] + rest)
 
 
 if __name__ == "__main__":
