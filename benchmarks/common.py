@@ -81,14 +81,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Round floats to 6 significant digits, which keeps files small."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
+        return {key: rounded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(inner) for inner in value]
+        return [rounded(inner) for inner in value]
     return value
 
 
@@ -140,6 +140,6 @@ def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     content = {"about": about, **data}
     (RESULTS / f"{name}.json").write_text(
-        json.dumps(_rounded(content), separators=(",", ":")) + "\n", encoding="utf-8"
+        json.dumps(rounded(content), separators=(",", ":")) + "\n", encoding="utf-8"
     )
     print(text)

@@ -182,8 +182,11 @@ def bytes_up(job: Any, result: Any) -> dict[str, Any]:
 
 
 def clients(job: Any, result: Any) -> dict[str, Any]:
-    """Return each client's final metrics."""
-    return {"clients": read_json(job.run_folder / "clients.json")}
+    """Return each client's final metrics by which clients are compared."""
+    own = read_json(job.run_folder / "clients.json")
+    names = "accuracy", "auroc", "rmse"
+    kept = {c: {n: each.get(n) for n in names if n in each} for c, each in own.items()}
+    return {"clients": kept}
 
 
 def targets(job: Any, result: Any) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def balance(counts: Sequence[int] | None) -> float:
 
 
 def of_clients(config: Any, results: Results) -> dict[str, Any]:
-    """Compare each row with `REFERENCES`, client by client, and draw the picture."""
+    """Compare each row with `REFERENCES`, client by client."""
     from benchmarks.render import own_metric, sign
 
     notes: Notes = {}
@@ -109,8 +109,6 @@ def of_clients(config: Any, results: Results) -> dict[str, Any]:
                 )
                 if other == "fedavg":
                     counts.setdefault(row, {})[cell] = found
-    if config.cells.keys() == {c for cells in counts.values() for c in cells}:
-        picture(config, results, counts)
     return {"notes": notes, "against-fedavg": counts}
 
 
@@ -123,14 +121,15 @@ def clients_of(runs: Sequence[dict[str, Any]], metric: str) -> list[dict[str, fl
     ]
 
 
-def picture(config: Any, results: Results, counts: Any) -> None:
+def picture(config: Any, data: dict[str, Any]) -> None:
     """Draw for how many clients each algorithm is better than FedAvg, and its lead."""
     from matplotlib.figure import Figure
 
     from benchmarks.common import RESULTS
     from benchmarks.render import own_metric, sign
 
-    cells = list(config.cells)
+    results, counts = data["results"], data["against-fedavg"]
+    cells = [cell for cell in config.cells if cell in results["fedavg"]]
     means = {n: fmean(map(balance, own.values())) for n, own in counts.items()}
     names = sorted(means.keys() - {"fedavg"}, key=lambda name: -means[name])
     shares = np.full((len(names), len(cells)), np.nan)

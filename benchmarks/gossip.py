@@ -239,16 +239,17 @@ def to_target(config: Any, results: Any) -> Numbers:
             if "c =" not in name and runs[0]["rows"][-1]["bits"] > 0
             for run in runs
         ]
-        target = config.common.get("target") or math.ceil(1000 * max(least)) / 1000
-        found[cell] = target
+        lowest = math.ceil(round(1000 * max(least, default=1), 6)) / 1000
+        found[cell] = target = config.common.get("target") or lowest
         for runs in by_row.values():
-            for run, base in zip(runs, by_row.get(base_row, []), strict=False):
+            for run, base in zip(runs, by_row.get(base_row, runs), strict=False):
                 for what in ("iteration", "bits", "link"):
                     run[f"{what}-to-target"] = first(run, target, what)
-                run["ratio"] = run["bits-to-target"] / first(base, target, "bits")
+                spent = first(base, target, "bits") or math.nan
+                run["ratio"] = run["bits-to-target"] / spent
                 ends = [r["rows"][-1] for r in (run, base)]
                 one, other = (row["bits"] / row["iteration"] for row in ends)
-                run["sizes"] = one / other
+                run["sizes"] = one / (other or math.nan)
                 names = "bits", "error"
                 run["curve"] = {"error": [[r[n] for r in run["rows"]] for n in names]}
     return {"target": found}

@@ -54,15 +54,8 @@ def main() -> int:
             seconds = time.process_time() - began
             print(f"{name}: {outcome.tried:,} tried, {len(outcome.fell)} fell")
             print("\n".join(outcome.fell[:SHOWN]))
-            rows.append(
-                [
-                    name,
-                    f"{outcome.tried:,}",
-                    f"{outcome.refused:,}",
-                    len(outcome.fell),
-                    f"{seconds:.0f}",
-                ]
-            )
+            counts = (f"{n:,}" for n in (outcome.tried, outcome.refused))
+            rows.append([name, *counts, len(outcome.fell), f"{seconds:.0f}"])
             data[name] = {
                 "tried": outcome.tried,
                 "refused": outcome.refused,

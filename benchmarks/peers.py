@@ -24,9 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
 from benchmarks.common import write  # noqa: E402
-from benchmarks.peers_commands import WORKS, Peer, peers, rounds_of  # noqa: E402
+from benchmarks.peers_commands import (  # noqa: E402
+    BARE,
+    FEDJAX,
+    FLUKE,
+    PFL,
+    WORKS,
+    Peer,
+    peers,
+    rounds_of,
+)
 from benchmarks.peers_found import Found, every_tenth  # noqa: E402
-from benchmarks.peers_names import BARE, FEDJAX, FLUKE, PFL  # noqa: E402
 from benchmarks.peers_page import page  # noqa: E402
 from benchmarks.peers_processes import (  # noqa: E402
     adopt_orphans,

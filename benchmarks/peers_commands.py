@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peer_apps.work import BATCH, CLIENTS, LEARNING_RATE
-from benchmarks.peers_names import (
-    BARE,
-    BLAZEFL,
-    BLAZEFL_PROCESSES,
-    CHANNELS_LAST,
-    FEDJAX,
-    FLOWER,
-    FLUKE,
-    INLINE,
-    ONE_BY_ONE,
-    PFL,
-    PFLLIB,
-    RAY,
-)
 
+# Names of the peers, on the page
+BARE = "bare PyTorch loop"
+CHANNELS_LAST = f"{BARE}, channels last"
+INLINE = "flwr-frl, inline"
+ONE_BY_ONE = "flwr-frl, inline, one by one"
+RAY = "flwr-frl, Ray, 2 workers"
+PFLLIB = "PFLlib"
+BLAZEFL = "BlazeFL, one by one"
+BLAZEFL_PROCESSES = "BlazeFL, 2 processes"
+PFL = "pfl-research"
+FEDJAX = "fedjax"
+FLUKE = "fluke"
+FLOWER = "Flower, `flwr run`, 1 CPU a client"
 DRIVERS = "benchmarks.peer_apps"
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from benchmarks.common import markdown
-from benchmarks.peers_commands import SOFTMAX, WORKS
+from benchmarks.peers_commands import BARE, SOFTMAX, WORKS
 from benchmarks.peers_found import Found
-from benchmarks.peers_names import BARE
 
 COLUMNS = (
     "",

@@ -5,7 +5,7 @@ A table of a config has ``metrics`` and, optionally, ``title``, ``text``, ``rows
 (columns of text that the config's ``derive`` has added). With one metric, its columns
 are the cells; with several, there is a table for each cell. Entries are means ±
 standard deviations over the seeds. A plot has the metrics ``y``, ``x`` and ``log``; its
-panels are the metrics and cells, and its lines the rows.
+panels are the metrics and cells, and its lines the rows. A ``function`` draws another.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import DIFFERENCES, RESULTS, markdown
+from benchmarks.runs import load
 
 Runs = Sequence[dict[str, Any]]
 
@@ -96,7 +97,10 @@ def body(config: Any, data: dict[str, Any]) -> str:
         }
     )
     if config.plot:
-        plot(config, results)
+        if function := config.plot.get("function"):
+            load(function)(config, data)
+        else:
+            plot(config, results)
         parts.append(f"![{config.title}]({config.name}.png)")
     parts += [f"Runs are at commits {', '.join(commits)}.", settings_text(config)]
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -47,7 +47,7 @@ def entries() -> dict[str, Entry]:
     for path in CONFIGS.glob("*.toml"):
         config = runner(path.stem)
         words = ["python -m benchmarks.run", path.stem, "--output OUTPUT"]
-        words += [f"--{name} {WORDS[name]}" for name in config.needs]
+        words += [f"--{n} {word}" for word, n in FOLDERS.items() if n in config.needs]
         entry = given.setdefault(path.stem, {"shows": config.title})
         entry.setdefault("command", " ".join(words))
     return {name: Entry(**entry) for name, entry in given.items()}
@@ -122,12 +122,7 @@ def run(name: str, command: str, given: dict[str, str | None]) -> int:
     return subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
 
 
-WORDS = {"data-dir": "DATA", "model": "MODEL"}
-FOLDERS = {
-    "DATA": "data-dir",
-    "OUTPUT": "output",
-    "MODEL": "model",
-}
+FOLDERS = {"DATA": "data-dir", "MODEL": "model", "OUTPUT": "output"}
 
 
 def main() -> int:
@@ -162,11 +157,7 @@ def main() -> int:
         print(f"{name} has no command: {why}", file=sys.stderr)
         return 2
     output = arguments.output or Path("results") / name
-    folders = {
-        "DATA": arguments.data_dir,
-        "OUTPUT": output,
-        "MODEL": arguments.model,
-    }
+    folders = {"DATA": arguments.data_dir, "OUTPUT": output, "MODEL": arguments.model}
     # The command runs in the repository's root.
     given = {k: str(v.resolve()) if v else None for k, v in folders.items()}
     return run(name, command, given)

@@ -159,7 +159,9 @@ def reduced(config: Config) -> Config:
     cell = cells[first] | {n: 1 for n in SMALL if n in cells[first]}
     rows = {r: own | {n: 1 for n in SMALL if n in own} for r, own in rows.items()}
     common = config.common | small
-    return replace(config, rows=rows, cells={first: cell}, common=common, seeds=1)
+    tune = {name: value for name, value in config.tune.items() if name != "grid"}
+    changed = {"rows": rows, "cells": {first: cell}, "common": common, "tune": tune}
+    return replace(config, **changed, seeds=1)
 
 
 def paired(config: Config, row: str, cell: str) -> bool:
@@ -186,7 +188,8 @@ class Bench:
     anew : bool, default False
         Whether runs on pages are repeated.
     only : tuple of str, default ()
-        The rows whose runs are carried out, by default all.
+        The rows whose runs are carried out, by default all. Those named are carried
+        out anew; other rows are those of the page.
     """
 
     def __init__(
@@ -200,7 +203,7 @@ class Bench:
         self.config, self.folders, self.only = config, folders, only
         self.output = output.absolute()
         self._sources: dict[str, dict[str, Setting]] = {}
-        self.page = of_page(common.RESULTS / f"{config.name}.json")
+        self.page = {} if anew else of_page(common.RESULTS / f"{config.name}.json")
         self.known = [] if anew else list(self._on_pages())
         # Settings that were chosen earlier, by row
         self.stored: dict[str, dict[str, Setting]] = {}
@@ -215,9 +218,11 @@ class Bench:
 
     def _on_pages(self) -> Iterator[tuple[Settings, Numbers]]:
         """Yield the runs on the page and on those of `reuse`, with their settings."""
-        others = (of_page(common.RESULTS / f"{n}.json") for n in self.config.reuse)
+        others = [of_page(common.RESULTS / f"{n}.json") for n in self.config.reuse]
         for page in (self.page, *others):
             for row, cells in page.get("own", {}).items():
+                if page is self.page and row in self.only:
+                    continue
                 for cell, own in cells.items():
                     settings = {**page["common"], **own}
                     for run in page["results"][row][cell]:
@@ -300,6 +305,9 @@ class Bench:
         Points with a diverged run, of any seed, are excluded.
         """
         tune, about = self.config.tune, self.config.rows[row]
+        known = self.page.get("chosen", {}).get(row, {}).get(cell)
+        if known is not None and row not in self.only:
+            return known, []
         row = about.get("grid-as", row)
         if row in self.stored and about.get("stored", True):
             return self.stored[row], []
@@ -415,7 +423,13 @@ class Bench:
         data |= {"chosen": picked, "results": results}
         if self.config.derive:
             data |= load(self.config.derive)(self.config, results)
+        # Pages do not have the clients of several seeds, which are only compared.
+        for name in data.keys() & self.page.keys() & {"notes", "against-fedavg"}:
+            for row, cells in self.page[name].items():
+                data[name][row] = {**cells, **data[name].get(row, {})}
         lists = [runs for cells in results.values() for runs in cells.values()]
+        for run in (run for runs in lists if len(runs) > 1 for run in runs):
+            run.pop("clients", None)
         seconds = sum(run.get("cpu-seconds", 0) for runs in lists for run in runs)
         return data | ({"seconds": seconds} if seconds else {})
 

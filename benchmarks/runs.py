@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.common import provenance
+from benchmarks.common import provenance, rounded
 from flwr_frl import simulate
 from flwr_frl.common.settings import Setting, SettingsError, defaults
 from flwr_frl.common.text import short_name
@@ -89,10 +89,11 @@ def kept(run: Numbers | None) -> Numbers | None:
     return run
 
 
-def essential(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def essential(settings: Mapping[str, Setting]) -> Any:
     """Return the settings that affect results, including those with defaults."""
     given = {**DEFAULTS, **settings}
-    return {n: v for n, v in given.items() if n not in INDIFFERENT}
+    # Pages have rounded numbers.
+    return rounded({n: v for n, v in given.items() if n not in INDIFFERENT})
 
 
 def alike(one: Mapping[str, Setting], other: Mapping[str, Setting]) -> bool:
