@@ -38,7 +38,6 @@ METRICS = {
     **{n: Metric(n.replace("-", ", "), 1, 0) for n in BYTES},
     "bytes": Metric("MB", 1e-6, 1),
     "cpu-seconds": Metric("seconds of one core", 1, 0),
-    "gap": Metric("final, same rounds (points)", 1, 2),
 }
 
 
