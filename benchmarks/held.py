@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.claims_figures import CLAIMS_FIGURES
 from benchmarks.figures import FIGURES, PAGES, RESULTS_PAGE
 from benchmarks.page_values import Data
 from benchmarks.readme_figures import README_FIGURES
 
-ALL_FIGURES = (*FIGURES, *README_FIGURES)
+ALL_FIGURES = (*FIGURES, *README_FIGURES, *CLAIMS_FIGURES)
 
 # The section with the papers' results
 RESULTS = re.compile(r"^## The papers' results\n(.*?)^## ", re.DOTALL | re.MULTILINE)

@@ -63,6 +63,21 @@ def test_every_link_of_a_page_has_a_target(path):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_the_page_of_claims_counts_its_verdicts():
+    kinds = ("holds", "in part", "**does not hold**", "not tested")
+    _, *sections = prose(DOCS / "claims.md").split("\n## ")
+    totals = [0] * len(kinds)
+    for section in sections:
+        rows = re.findall(r"^\|(?! claim| ---).*?\| ([^|]*) \|", section, re.MULTILINE)
+        counts = [rows.count(kind) for kind in kinds]
+        written = re.search(r"^(\d+) claims: (.*)\.$", section, re.MULTILINE)
+        assert written
+        assert list(map(int, re.findall(r"\d+", written[0]))) == [len(rows), *counts]
+        totals = [a + b for a, b in zip(totals, counts, strict=True)]
+    summary = prose(DOCS / "claims.md").partition("\n\n")[2].partition("\n\n")[0]
+    assert list(map(int, re.findall(r"\d+", summary))) == [sum(totals), *totals]
+
+
 def test_the_readme_has_at_most_900_words():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 

@@ -17,6 +17,7 @@ TEXTS = (
     "README.md",
     RESULTS_PAGE,
     "docs/choose.md",
+    "docs/claims.md",
     "docs/privacy.md",
     "deploy/README.md",
 )
@@ -82,6 +83,8 @@ def test_pages_of_results_have_clean_commits():
         (RESULTS_PAGE, "bits to 9.3 %", "bits to 9.9 %", "gossip_convex has 9.3"),
         (RESULTS_PAGE, "[2 of these 6", "[1 of these 6", "gossip_convex has 2, 6"),
         (RESULTS_PAGE, "`flute-star` 2nd", "`flute-star` 1nd", "20x40 has 37, 1, 2"),
+        ("docs/claims.md", "[8.1, 6.7,", "[8.1, 7.6,", "multi_task has 8.1"),
+        ("docs/claims.md", "at 0 of 20](", "at 9 of 20](", "dynamic-1-plain has 73"),
         ("docs/choose.md", "| 72.8 |", "| 78.2 |", "leaderboard-20x40 has 72"),
         ("README.md", "reaches 45 %", "reaches 54 %", "first_result has 45"),
         ("README.md", "takes 0.23 of", "takes 0.32 of", "peers has 0.2"),
