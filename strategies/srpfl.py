@@ -27,8 +27,8 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.first_replies import FirstReplies, StageOptions
 from flwr_frl.strategies.grids.arrivals import with_retries
-from flwr_frl.strategies.grids.first_replies import FirstReplies, StageOptions
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.grids.stages import (
     exact_stages,

@@ -21,8 +21,8 @@ from hypothesis import settings as hypothesis_settings
 from torch import nn
 
 from flwr_frl.common.settings import SettingsError
+from flwr_frl.results import newcomers
 from flwr_frl.results.plot import plot
-from flwr_frl.strategies.server import newcomers
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import calls
 
@@ -36,7 +36,7 @@ NUMBERS = count()
 # few rounds.
 FIGURES = {
     "flwr_frl.results.comparison.plot": plot,
-    "flwr_frl.strategies.server.newcomers.plot": newcomers.plot,
+    "flwr_frl.results.newcomers.plot": newcomers.plot,
 }
 
 

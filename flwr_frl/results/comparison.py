@@ -7,6 +7,7 @@ from typing import Any
 from flwr_frl.common.checkpoint import MAY_DIFFER
 from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import short_name
+from flwr_frl.results import newcomers
 from flwr_frl.results.journal import join_csv
 from flwr_frl.results.output import log_os_errors
 from flwr_frl.results.page.document import write_page
@@ -21,7 +22,6 @@ from flwr_frl.results.results import (
     write_json,
 )
 from flwr_frl.results.tables import write_tables
-from flwr_frl.strategies.server import newcomers
 
 # Settings of a single run, which the summary's ``config`` leaves out.
 PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")

@@ -16,12 +16,12 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import best_round, stopped_early
-from flwr_frl.results.watch import Watch
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.strategies.server.watch import Watch
 
 # Called with the run's token and each client's last round that has counted; returns
 # whether all states are written.

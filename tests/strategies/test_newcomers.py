@@ -24,8 +24,9 @@ from flwr_frl.clients.device.simulated import newcomers
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import resolve
+from flwr_frl.results.newcomers import curve, plot, summarize
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.server.newcomers import curve, let_join, plot, summarize
+from flwr_frl.strategies.server.newcomers import let_join
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.tasks import build_task
 
