@@ -41,7 +41,7 @@ def seconds(strategy: Strategy, replies: int, size: int, messages: int) -> float
     """Return the CPU seconds per message if `replies` replies end a round."""
     speeds = SpeedModel("dynamic", CLIENTS, seed=0)
     clock = SimulatedArrivals(InlineGrid(client, CLIENTS), speeds, 0.0, lambda n: n - 1)
-    grid = strategy.participation.adapt_grid(clock, strategy.name_of)
+    grid = strategy.participation.adapt_grid(clock, strategy.clients.name_of)
     arrays = to_record({"x": np.zeros(size, np.float32)})
     count = messages // replies
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from docs.algorithm_results import differences, results, server_sees
 from docs.links import DOCS
-from docs.settings import COMMON, descriptions, spelled, wraps
+from docs.settings import COMMON, cases_of, descriptions, spelled, wraps
 from flwr_frl.clients.algorithms import client_class, load_client
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.parameter_groups import (
@@ -22,11 +22,12 @@ from flwr_frl.clients.device.parameter_groups import (
     REPRESENTATION,
     ParameterGroups,
 )
-from flwr_frl.common.settings import SettingsError, declared, defaults, load
+from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.task.tasks import GENERATED, build_task
 
 # Settings that are tried, in this order, to find an example that the algorithm can run.
@@ -161,13 +162,13 @@ def page(each: Algorithm) -> str:
         described("On the server", each.strategy),
         described("On the client", each.client),
         *(
-            described(f"On the task `{task}`: the server", load(path, "strategy"))
+            described(f"On the task `{task}`: the server", case)
             + "\n"
             + described(
                 f"On the task `{task}`: the client",
-                load_client(load(path, "strategy").traits.client),
+                load_client(case.traits.client),
             )
-            for task, path in each.strategy.traits.task_overrides.items()
+            for task, case in cases_of(each.strategy).items()
         ),
         "## What is shared and what stays\n",
         f"| travels | stays on the client |\n| --- | --- |\n"
@@ -256,22 +257,31 @@ def traits(each: Algorithm) -> list[str]:
 
 def _capabilities(each: Algorithm) -> list[str]:
     """Return sentences on the capabilities of a strategy that wraps no other one."""
-    server = each.strategy.traits
     sentences = []
-    if server.averages:
+    if accepts(each.strategy, aggregation="median"):
         sentences.append(
             "Replies are averaged; robust rules (`aggregation`) can replace the mean."
         )
-    if server.averages and server.supports_client_dp:
+    private = {"server_dp_noise": 1.0, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
+    if accepts(each.strategy, **private):
         sentences.append(
             "[Noise on the server](/privacy.md) (`server-dp-noise`) can be counted."
         )
-    if server.srpfl_settings is not None:
+    if not SRPFL.allowed_base(each.strategy):
         sentences.append("[SRPFL](/algorithms/srpfl.md) can wrap it (`srpfl-base`).")
     joins = "Clients that join after training get a model (`new-clients`)."
     refuses = "Clients that join after training get no model."
-    sentences.append(joins if server.takes_newcomers else refuses)
+    sentences.append(joins if each.strategy.traits.takes_newcomers else refuses)
     return sentences
+
+
+def accepts(strategy: Any, **settings: Any) -> bool:
+    """Return whether a strategy can be built with these settings."""
+    try:
+        strategy(**settings)
+    except SettingsError:
+        return False
+    return True
 
 
 # Requirements on a model, by the name of the function in `Traits.requires` that

@@ -14,7 +14,7 @@ from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.common.settings import Declared, declared, defaults, load
-from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
+from flwr_frl.strategies.algorithms import ALGORITHMS, CASES, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.traits import StrategySettings
@@ -89,13 +89,19 @@ def sections() -> dict[str, list[Row]]:
 def classes_of(settings: dict[str, Any]) -> list[Any]:
     """Return an algorithm's strategies and clients, including those of other tasks."""
     strategies = list(settings_owners(settings))
-    strategies += [
-        load(path, "strategy")
-        for strategy in strategies
-        for path in strategy.traits.task_overrides.values()
-    ]
+    strategies += [case for each in strategies for case in cases_of(each).values()]
     clients = [load_client(s.traits.client) for s in strategies if not wraps(s)]
     return [*strategies, *clients]
+
+
+def cases_of(strategy: Any) -> dict[str, Any]:
+    """Return the strategies that replace another one with certain tasks, by task."""
+    name = f"{strategy.__module__}:{strategy.__qualname__}"
+    return {
+        task: load(path, "strategy")
+        for (replaced, task), path in CASES.items()
+        if replaced == name
+    }
 
 
 def wraps(strategy: Any) -> bool:

@@ -185,7 +185,7 @@ class Asynchronous(Participation):
         if server_round != self.version:
             self.version = server_round
             self._staleness, self._counted, self._dropped = {}, set(), set()
-        self._nodes = {self.strategy.name_of(node): node for node in nodes}
+        self._nodes = {self.strategy.clients.name_of(node): node for node in nodes}
         if len(nodes) > self._checked:
             self._checked = len(nodes)
             try:
@@ -238,7 +238,7 @@ class Asynchronous(Participation):
         state["versions"][str(self.version)] = self._current
         for message in messages:
             node = message.metadata.dst_node_id
-            name = self._asked_as[node] = self.strategy.name_of(node)
+            name = self._asked_as[node] = self.strategy.clients.name_of(node)
             state["since"][name], state["due"][name] = self.version, due(node)
 
     def end(self, node: int) -> bool:
@@ -251,7 +251,7 @@ class Asynchronous(Participation):
         if recent:
             self._staleness[node] = staleness
         else:
-            self._dropped.add(self.strategy.name_of(node))
+            self._dropped.add(self.strategy.clients.name_of(node))
         return recent
 
     def give_up(self, node: int) -> None:
@@ -261,7 +261,7 @@ class Asynchronous(Participation):
     def _stop(self, node: int) -> int:
         """Record that a node no longer works; return the version that it was sent."""
         # After a resume, only the names of the clients at work are known.
-        name = self._asked_as.pop(node, self.strategy.name_of(node))
+        name = self._asked_as.pop(node, self.strategy.clients.name_of(node))
         del self._state["due"][name]
         version: int = self._state["since"].pop(name)
         return version
@@ -328,7 +328,7 @@ class Asynchronous(Participation):
         counted = {
             name: staleness
             for node, staleness in self._staleness.items()
-            if (name := self.strategy.name_of(node)) in self._counted
+            if (name := self.strategy.clients.name_of(node)) in self._counted
         }
         state, updates = self._state, self.updates
         histogram = state["staleness"]

@@ -53,9 +53,10 @@ class Strategy(Averaging):
         The clients of the run, by node.
     ledger : RoundLedger
         The last round in which each client's reply counted.
-    pending, training : PendingRound
-        The last messages of any kind, and the last training messages, with their
-        replies.
+    round : Round
+        The last round of training.
+    pending : PendingRound
+        The last messages of any kind, with their replies.
     evaluation : Evaluation
         Each client's test metrics.
     participation : Participation
@@ -81,11 +82,13 @@ class Strategy(Averaging):
         Raises
         ------
         SettingsError
-            If no client's reply counted in any round, or the initial arrays lack one
-            that the algorithm needs or, with noise, have integers.
+            If no client's reply counted in any round or, with noise, the initial
+            arrays have integers.
         """
         given = args[0] if args else ArrayRecord()
-        self._check_initial(kwargs.get("initial_arrays", given))
+        if self.privacy:
+            arrays = kwargs.get("initial_arrays", given)
+            check_no_counters(arrays, self.settings.server_dp_noise)
         longest = float(kwargs.get("timeout", math.inf))
         self.clients.foreign_app = True
         grid = self.adapt_grid(reliable_grid(self, grid, longest))
@@ -93,20 +96,9 @@ class Strategy(Averaging):
         before = self.ledger.counted
         result = super().start(grid, *args, **kwargs)
         if self.ledger.counted == before and result.train_metrics_clientapp:
-            why = self.training.failure or self.clients.failure or "there are none"
+            why = self.round.pending.failure or self.clients.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
-
-    def _check_initial(self, arrays: ArrayRecord) -> None:
-        if missing := [n for n in self.traits.needs_arrays if n not in arrays]:
-            raise SettingsError(
-                f"initial_arrays lacks {', '.join(map(repr, missing))}, which "
-                f"{type(self).__name__} sends beside the model; pass the arrays that "
-                "initialize(grid) returns, with flwr_frl.clients.client_app:app",
-                "initial-arrays",
-            )
-        if self.privacy:
-            check_no_counters(arrays, self.settings.server_dp_noise)
 
     def adapt_grid(self, grid: Grid) -> Grid:
         """Return the grid for the run; a subclass may return a decorated one.
@@ -179,10 +171,6 @@ class Strategy(Averaging):
         """Return the names of earlier participants that may return."""
         return set(self.ledger.acknowledged)
 
-    def name_of(self, node: int) -> str:
-        """Return the name of a node's client; the id as text for an unknown node."""
-        return self.clients.name_of(node)
-
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of the nodes that train in a round, in the same order."""
         others = len(self.clients.busy_nodes())
@@ -229,7 +217,7 @@ class Strategy(Averaging):
         """
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
-        name, client = self.name_of(node), self.clients.known.get(node)
+        name, client = self.clients.name_of(node), self.clients.known.get(node)
         examples = client.properties.get(EXAMPLES) if client else None
         run = self.ledger.config(name, server_round, saves, examples)
         registered = self.clients.registered.config(node)
@@ -262,13 +250,15 @@ class Strategy(Averaging):
             nodes = self.clients.answering(nodes)
         sent = self._as_transported(arrays)
         self.pending = PendingRound(
-            server_round, self.name_of, arrays, self.clients.label
+            server_round, self.clients.name_of, arrays, self.clients.label
         )
         self.pending.config = config
         self.pending.expect(self.arrayrecord_key, sent)
         if trains:
-            names = list(map(self.name_of, nodes))
-            self.round = Round(server_round, names, arrays, config, self._mean)
+            names = list(map(self.clients.name_of, nodes))
+            self.round = Round(
+                server_round, names, arrays, config, self._mean, self.pending
+            )
             self.begin(self.round)
             if self.round.expected is not None:
                 like = to_record(self.round.expected)
@@ -325,7 +315,7 @@ class Strategy(Averaging):
         nodes = self._connected_nodes(grid)
         if self.evaluation.fraction < 1 and (busy := self.clients.busy_nodes()):
             # The earlier metrics of busy clients count, if they are sampled.
-            nodes = sorted({*nodes, *busy}, key=lambda n: (self.name_of(n), n))
+            nodes = sorted({*nodes, *busy}, key=lambda n: (self.clients.name_of(n), n))
         nodes = self.evaluation.sample(server_round, nodes)
         kind = MessageType.EVALUATE
         return self.open_round(nodes, arrays, config, server_round, kind)

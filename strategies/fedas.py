@@ -8,12 +8,7 @@ from flwr_frl.strategies.server.replies import check_metrics
 from flwr_frl.strategies.server.round import Reply
 
 
-class FedAS(
-    Strategy,
-    client="flwr_frl.clients.fedas:FedASClient",
-    # The server sees each client's trace.
-    supports_client_dp=False,
-):
+class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
     """Average the representations, weighted by the clients' Fisher information.
 
     A client's weight is the trace of its empirical Fisher information after training

@@ -18,7 +18,7 @@ class FedAsync(FedBuff):
     Parameters
     ----------
     strategy : Strategy
-        The base; an algorithm that averages, with `Traits.asynchronous`.
+        The base, with ``Traits.uses_mean="only"``; its replies must not be changes.
     async_base : str, default "fedavg"
         Name or import path of the base, if settings choose it.
     concurrency : int, default 10

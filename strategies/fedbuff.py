@@ -23,11 +23,7 @@ from flwr_frl.strategies.wrapping import Wrapping
 NEEDED = "averages and does not need all replies of a round"
 
 
-class FedBuff(
-    Wrapping,
-    # In simulation a speed model determines the order in which replies arrive.
-    simulation_defaults={"speed-model": "fixed"},
-):
+class FedBuff(Wrapping):
     """Algorithm 1: x ← x + η_g/B Σ s(τ_i) Δ_i as soon as B changes have arrived.
 
     Δ_i is the difference of client i's arrays from the version that it was sent, τ_i
@@ -39,7 +35,7 @@ class FedBuff(
     Parameters
     ----------
     strategy : Strategy
-        The base; an algorithm that averages, with `Traits.asynchronous`.
+        The base, with ``Traits.uses_mean="only"``; its replies must not be changes.
     async_base : str, default "fedavg"
         Name or import path of the base, if settings choose it.
     concurrency : int, default 10
@@ -107,7 +103,9 @@ class FedBuff(
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy can average changes of different versions."""
-        return "" if strategy.traits.asynchronous else f"an algorithm that {NEEDED}"
+        traits = strategy.traits
+        valid = traits.uses_mean == "only" and not traits.replies_are_changes
+        return "" if valid else f"an algorithm that {NEEDED}"
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Strategy:

@@ -15,7 +15,7 @@ CHOICE = 0xF030
 
 
 class FedFomo(
-    Strategy, client="flwr_frl.clients.fedfomo:FedFomoClient", averages=False
+    Strategy, client="flwr_frl.clients.fedfomo:FedFomoClient", uses_mean="never"
 ):
     """Algorithm 1: send each client the models that have helped it most so far.
 

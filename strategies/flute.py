@@ -109,9 +109,7 @@ class FLUTE(
     TrainedHeads,
     client="flwr_frl.clients.flute:FLUTEClient",
     # A head returns to its own client only.
-    supports_client_dp=True,
-    asynchronous=True,
-    task_overrides={"linear": "flwr_frl.strategies.flute:FLUTELinear"},
+    uses_mean="only",
 ):
     """Algorithm 2: mean of the representations, one step on Σ NC_i of the heads.
 

@@ -19,14 +19,7 @@ TOLERANCE = 1e-9
 HUGE = 1e300
 
 
-_SYNTHETIC = "flwr_frl.strategies.multi_task:SyntheticMultiTask"
-
-
-class MultiTask(
-    Gossip,
-    client="flwr_frl.clients.multi_task:MultiTaskClient",
-    task_overrides={"qcqp": _SYNTHETIC, "multi-task-logistic": _SYNTHETIC},
-):
+class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     """Relay compressed copies between neighbours; every node has a separate model.
 
     Neighbours iterate in lockstep, so the others wait for a node that is offline. The
@@ -61,7 +54,7 @@ class MultiTask(
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
-        i = self.boxes.number[self.name_of(node)]
+        i = self.boxes.number[self.clients.name_of(node)]
         neighbours = list(self.boxes.neighbours[i])
         entries["node"] = i
         entries["neighbours"] = [self.boxes.names[j] for j in neighbours]
@@ -106,7 +99,7 @@ class MultiTask(
         """Return ``dual-mismatch``, and log the edges concerned."""
         ends: dict[tuple[int, int], tuple[float, float]] = {}
         for reply in self.evaluation.replies:
-            i = self.boxes.number[self.name_of(reply.metadata.src_node_id)]
+            i = self.boxes.number[self.clients.name_of(reply.metadata.src_node_id)]
             iterations = check_metrics(reply).get("iterations", -1.0)
             data = attached(reply, "duals")
             neighbours = self.boxes.neighbours[i]

@@ -34,7 +34,7 @@ EMBEDDING = "embedding"
 class PFedHN(
     Strategy,
     client="flwr_frl.clients.pfedhn:PFedHNClient",
-    averages=False,
+    uses_mean="never",
     replies_are_changes=True,
     takes_newcomers=False,
 ):
@@ -182,7 +182,7 @@ class PFedHN(
         for i in np.random.default_rng(key).permutation(len(messages)):
             message = messages[i]
             node = message.metadata.dst_node_id
-            model = self._model(self._embedding(self.name_of(node))["values"])
+            model = self._model(self._embedding(self.clients.name_of(node))["values"])
             record = self._as_transported(to_record(model))
             message.content[self.arrayrecord_key] = record
             came = list(exchange([message]))

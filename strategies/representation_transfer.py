@@ -20,17 +20,11 @@ from flwr_frl.task.transfer import basis, unit_columns
 class RepresentationTransfer(
     Strategy,
     client="flwr_frl.clients.feature_transfer:FeatureTransferClient",
-    task_overrides={
-        "transfer": "flwr_frl.strategies.representation_transfer:"
-        "RepresentationTransferLinear"
-    },
-    evaluate_last_round_only=True,
-    averages=False,
     # The targets receive arrays of another shape.
-    fixed_shapes=False,
+    uses_mean="never",
+    evaluate_last_round_only=True,
     # Targets already are newcomers.
     takes_newcomers=False,
-    srpfl_settings=None,
 ):
     """Collect the sources' trained representations once, and send them to all targets.
 
@@ -102,7 +96,7 @@ class RepresentationTransfer(
         if self.built:
             targets = self._with_role(nodes, "target")
             acknowledged = self.ledger.acknowledged
-            nodes = [n for n in targets if self.name_of(n) not in acknowledged]
+            nodes = [n for n in targets if self.clients.name_of(n) not in acknowledged]
         else:
             nodes = self._with_role(nodes, "source")
         kind = MessageType.TRAIN
@@ -150,7 +144,8 @@ class RepresentationTransfer(
     ) -> Iterable[Message]:
         """Address the targets that have a model."""
         targets = self._with_role(self.identify(grid), "target")
-        nodes = [n for n in targets if self.name_of(n) in self.ledger.acknowledged]
+        acknowledged = self.ledger.acknowledged
+        nodes = [n for n in targets if self.clients.name_of(n) in acknowledged]
         kind = MessageType.EVALUATE
         return self.open_round(nodes, arrays, config, server_round, kind)
 

@@ -17,8 +17,7 @@ from flwr_frl.strategies.server.round import Round
 class SCAFFOLD(
     ClientStateMean,
     client="flwr_frl.clients.scaffold:SCAFFOLDClient",
-    supports_client_dp=True,
-    needs_only_mean=True,
+    uses_mean="only",
 ):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 

@@ -20,6 +20,7 @@ from flwr_frl.common.settings import (
     Choice,
     Free,
     Range,
+    Setting,
     Settings,
     declared,
     require,
@@ -46,11 +47,7 @@ THEORIES = ("theory", "theory-exact")
 BY_GRADIENT = "gradient"
 
 
-class SRPFL(
-    Wrapping,
-    # In simulation a speed model decides whose replies come first.
-    simulation_defaults={"speed-model": "fixed"},
-):
+class SRPFL(Wrapping):
     """Use the first n replies of each round in any strategy.
 
     Values out of their range raise `SettingsError`.
@@ -147,22 +144,28 @@ class SRPFL(
             StageOptions(
                 sample_for,
                 stage_threshold if by_gradient else 0.0,
-                ours.name_of if ours else str,
+                ours.clients.name_of if ours else str,
                 examples_in(ours) if ours and doubles == "examples" else None,
                 lambda n: least_replies(rule, n, byzantine, settings.bucket_size),
             ),
         )
 
     @classmethod
-    def wrapped_settings(cls, settings: Settings) -> Settings:
+    def wrapped_settings(cls, settings: Settings) -> dict[str, Setting]:
         """Return the settings of the wrapped strategy."""
         wrapped = super().wrapped_settings(settings)
-        return {**wrapped, **(strategy_class(wrapped).traits.srpfl_settings or {})}
+        # The linear case in the paper always has the QR step (its algorithm 2).
+        if "orthonormalize" in declared(strategy_class(wrapped)):
+            wrapped["orthonormalize"] = True
+        return wrapped
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy samples clients."""
-        samples = strategy.traits.srpfl_settings is not None
+        samples = all(
+            getattr(strategy, name, None) is getattr(Strategy, name)
+            for name in ("configure_train", "sample")
+        )
         return "" if samples else "an algorithm that samples clients"
 
     @classmethod

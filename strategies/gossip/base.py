@@ -37,7 +37,7 @@ LOST_STATE = "LostStateError"
 LARGEST_SKETCHED = 1e9
 
 
-class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_settings=None):
+class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
     """Relay each node's message to its neighbours on a graph.
 
     Messages are queued until their receiver has answered, so a node that was offline
@@ -132,7 +132,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
-        name = self.name_of(node)
+        name = self.clients.name_of(node)
         i = self.boxes.number[name]
         about: dict[str, Any] = {
             EXCHANGED_ROUND: self._exchanged_round,

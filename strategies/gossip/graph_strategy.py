@@ -101,10 +101,10 @@ class GraphStrategy(Strategy):
         if not nodes:
             return []
         if not self.boxes.names:
-            names = [self.name_of(n) for n in nodes]
+            names = [self.clients.name_of(n) for n in nodes]
             self._set_graph(names, self.build_graph(len(nodes)))
         number = self.boxes.number
-        for name in {self.name_of(node) for node in nodes} - number.keys():
+        for name in {self.clients.name_of(node) for node in nodes} - number.keys():
             if name not in self._latecomers:
                 text = "client %s came late and has no place in the graph"
                 log(WARNING, text, self.clients.label(name))
@@ -112,7 +112,7 @@ class GraphStrategy(Strategy):
         ahead, self._ahead = self._ahead, []
         self._lose_ahead([name for name in ahead if name in number])
         present = number.keys() - self.boxes.lost
-        return [node for node in nodes if self.name_of(node) in present]
+        return [node for node in nodes if self.clients.name_of(node) in present]
 
     def _expected_clients(self) -> set[str]:
         """Exclude lost nodes."""

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.memory_array import memory_record, values_of
 from flwr_frl.common.messages import ARRAYS, CONFIG, HEAD, IS_CHANGE, NUM_EXAMPLES
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
@@ -52,13 +52,7 @@ BUCKETS = 0xB0C4
 LAST_CHANGE = "last-change"
 
 
-class Averaging(
-    Algorithm,
-    FlowerFedAvg,
-    supports_client_dp=True,
-    asynchronous=True,
-    needs_only_mean=True,
-):
+class Averaging(Algorithm, FlowerFedAvg, uses_mean="only"):
     """The part of a strategy that checks replies to training and combines them.
 
     Parameters
@@ -106,17 +100,20 @@ class Averaging(
         key = self.weighted_by_key
         self._train_metrics = _metrics_by(train_metrics_aggr_fn, key)
         self._evaluate_metrics = _metrics_by(evaluate_metrics_aggr_fn, key)
+        noise, clip = settings.server_dp_noise, settings.server_dp_clip
+        # The private mean has equal weights.
+        valid = not noise or type(self).weights is Averaging.weights
+        require(valid, "server-dp-noise", noise, "0: the algorithm weights clients")
         settings.check(self.traits)
         # `centered-clip` saves its last change here.
         clips = settings.aggregation == CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
-        noise, clip = settings.server_dp_noise, settings.server_dp_clip
         self.privacy = client_privacy(noise, clip, settings.server_dp_delta)
         self.clients = ClientManager(settings.min_available_nodes)
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
-        self.participation = Participation(*sampling, self.traits.waits_for_all)
+        self.participation = Participation(*sampling)
         self.ledger = RoundLedger(label=self.clients.label)
-        self.pending = self.training = PendingRound()
+        self.pending = PendingRound()
         self.round = Round(0, [], ArrayRecord(), ConfigRecord(), self._mean)
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self.evaluation = Evaluation(*evaluated, weighted_by_key)
@@ -174,7 +171,7 @@ class Averaging(
             with a result those of `train_metrics` and ``train_metrics_aggr_fn``; those
             of the participation; ``epsilon`` and ``delta`` with noise.
         """
-        pending = self.training = self.pending
+        pending = self.pending
         use = None
         # A list already holds all replies in memory.
         if not isinstance(replies, Sequence) and averages_on_arrival(self):
@@ -226,7 +223,7 @@ class Averaging(
             name, count = type(self).__name__, len(self.round.replies)
             log(WARNING, text + "arrays stay", server_round, name, count)
             return None
-        sent = self.round.sent if self.traits.fixed_shapes else None
+        sent = None if self.traits.uses_mean == "never" else self.round.sent
         check_like_sent(arrays, sent, f"{type(self).__name__}.aggregate")
         if not is_finite(arrays):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
@@ -367,9 +364,17 @@ class Averaging(
 
 def averages_on_arrival(strategy: FlowerStrategy) -> bool:
     """Return whether a strategy needs the replies' arrays for the plain mean only."""
+    kind = type(strategy)
     return (
         isinstance(strategy, Averaging)
-        and strategy.traits.needs_only_mean
+        and strategy.traits.uses_mean == "only"
+        # Arrays that a client alone receives are read from its reply.
+        and HEAD not in strategy.pending.expected
+        # Overrides receive the replies.
+        and all(
+            getattr(kind, name) is getattr(Averaging, name)
+            for name in ("aggregate_train", "metrics", "weights")
+        )
         and (settings := strategy.settings).aggregation == "mean"
         and (settings.weighting == "uniform" or settings.largest_share == 1)
         and not (strategy.privacy or strategy._custom_metrics)

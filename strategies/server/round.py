@@ -9,6 +9,8 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_frl.common.memory_array import values_of
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import Arrays, check_metrics
 
 
@@ -79,6 +81,8 @@ class Round:
         Config that is sent to all clients; `Strategy.begin` may add to it.
     combine : callable
         Combines replies by the run's rule.
+    pending : PendingRound
+        The messages, and what came back.
     expected : dict of str to ndarray, optional
         Arrays whose names, shapes and dtypes replies must have, by default those of
         ``sent``; `Strategy.begin` may set it.
@@ -91,6 +95,7 @@ class Round:
     record: ArrayRecord
     config: ConfigRecord
     combine: Callable[[list[Reply]], Arrays | None]
+    pending: PendingRound = field(default_factory=PendingRound)
     expected: Arrays | None = None
     replies: list[Reply] = field(default_factory=list)
 
@@ -98,6 +103,16 @@ class Round:
     def sent(self) -> dict[str, npt.NDArray[Any]]:
         """The shared arrays, by name; for reading only."""
         return {name: values_of(array) for name, array in self.record.items()}
+
+    def need(self, *names: str) -> None:
+        """Raise `SettingsError` if the shared arrays lack one of these."""
+        if missing := [name for name in names if name not in self.record]:
+            raise SettingsError(
+                f"initial_arrays lacks {', '.join(map(repr, missing))}, which the "
+                "algorithm sends beside the model; pass the arrays that "
+                "initialize(grid) returns, with flwr_frl.clients.client_app:app",
+                "initial-arrays",
+            )
 
     def mean(self, replies: list[Reply] | None = None) -> Arrays | None:
         """Return the mean of replies, or the result of the rule of ``aggregation``.

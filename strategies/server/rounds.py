@@ -198,7 +198,7 @@ class Rounds:
             evaluate(self.strategy, grid, arrays, after, self.settings.round_timeout)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
-            why = self.strategy.training.failure or "nobody was asked"
+            why = self.strategy.round.pending.failure or "nobody was asked"
             raise SettingsError(f"no round had a valid reply; {why}")
         return arrays
 
@@ -240,7 +240,7 @@ class Rounds:
         row = {**about, **metrics, **about}
         if self.clock is not None:
             row["seconds-simulated"] = self.clock.seconds
-        exchange, label = self.strategy.training, self.strategy.clients.label
+        exchange, label = self.strategy.round.pending, self.strategy.clients.label
         if exchange.rejections:
             row["rejected-clients"] = [label(name) for name, _ in exchange.rejections]
         if exchange.silent and self.strategy.participation.waits_for_all:
@@ -269,7 +269,7 @@ class Rounds:
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         limit = self.settings.max_empty_rounds
         if limit and self._empty >= limit:
-            why = self.strategy.training.failure or "nobody was asked"
+            why = self.strategy.round.pending.failure or "nobody was asked"
             raise SettingsError(
                 f"no valid reply in {self._empty} rounds in a row; {why}"
             )

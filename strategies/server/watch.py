@@ -65,7 +65,7 @@ class Watch:
     def after_round(self) -> None:
         """Log the round of the last row, and write the status if it is due."""
         row, (joined, left) = self.report.rows[-1], self._update_connected()
-        training, latest = self.strategy.training, self.strategy.pending
+        training, latest = self.strategy.round.pending, self.strategy.pending
         self._add_problems(training, f"round {row['round']}")
         # The latest messages are those of the evaluation if the round had one.
         if latest is not training:
@@ -106,7 +106,7 @@ class Watch:
         same = nodes is self._here or nodes == self._here
         if same and num_known == self._num_known:
             return [], []
-        names = {node: self.strategy.name_of(node) for node in sorted(nodes)}
+        names = {node: self.strategy.clients.name_of(node) for node in sorted(nodes)}
         new = nodes - self._connected.keys()
         joined = [f"{clients.label_of(node)} (node {node})" for node in new]
         gone = {name for node, name in self._connected.items() if node not in nodes}
@@ -128,7 +128,7 @@ class Watch:
         nodes = {name: node for node, name in self._connected.items()}
         properties = {c.name: c.properties for c in manager.known.values()}
         refused = {
-            strategy.name_of(n): f"takes no part: {refusal.reason}"
+            strategy.clients.name_of(n): f"takes no part: {refusal.reason}"
             for n, refusal in manager.refusals.items()
         }
         updates = strategy.participation.updates or {}

@@ -65,7 +65,7 @@ def adapted(strategy: Strategy, grid: Grid) -> Grid:
         return grid
     speeds = SpeedModel("fixed", CLIENTS, seed=0)
     clock = SimulatedArrivals(grid, speeds, 0.0, lambda node: node % CLIENTS)
-    return strategy.participation.adapt_grid(clock, strategy.name_of)
+    return strategy.participation.adapt_grid(clock, strategy.clients.name_of)
 
 
 @dataclass
@@ -116,7 +116,8 @@ class Target:
         """Aggregate replies in the state before them; return arrays and metrics."""
         self.inner.restore(copy.deepcopy(self.before))
         asked = self.asked
-        exchange = PendingRound(asked.server_round, self.inner.name_of, asked.sent)
+        name_of = self.inner.clients.name_of
+        exchange = PendingRound(asked.server_round, name_of, asked.sent)
         exchange.asked = set(asked.asked)
         exchange.asked_in = dict(asked.asked_in)
         exchange.expected = dict(asked.expected)
@@ -286,12 +287,12 @@ def attack_names(algorithm: str, rng: Rng, outcome: Outcome) -> None:
     outcome.tried += 1
     settings = settings_of(algorithm)
     strategy = build_strategy(settings)
-    grid = with_retries(Renaming(make_app(settings), rng), strategy.name_of)
+    grid = with_retries(Renaming(make_app(settings), rng), strategy.clients.name_of)
     try:
         with mock.patch.object(arrivals, "PULL_INTERVAL", 0.0):
             arrays = strategy.initialize(grid)
             grid = strategy.adapt_grid(grid)
-            grid = strategy.participation.adapt_grid(grid, strategy.name_of)
+            grid = strategy.participation.adapt_grid(grid, strategy.clients.name_of)
             work = isinstance(strategy.participation, Asynchronous)
             rounds = range(1, 30 if work else 7)
             run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: r % 2 == 0)

@@ -30,6 +30,7 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.fedbuff import FedBuff
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.strategies.wrapping import Wrapping
 
 GUEST = "guest.algorithm:Guest"
@@ -195,7 +196,7 @@ def test_invalid_reply_counts_as_no_training(
 def test_srpfl_wraps_every_algorithm_that_samples(algorithm: str) -> None:
     kind = settings_owners(settings_of(algorithm))[0]
     more = {"srpfl_base": algorithm, "initial_nodes": 1, "fraction_train": 1.0}
-    if issubclass(kind, Wrapping) or kind.traits.srpfl_settings is None:
+    if issubclass(kind, Wrapping) or SRPFL.allowed_base(kind):
         with pytest.raises(SettingsError):
             run_tiny("srpfl", **more)
         return
@@ -208,7 +209,7 @@ def test_half_precision_in_messages_changes_little(
     algorithm: str, undisturbed: Outcome
 ) -> None:
     kind = settings_owners(settings_of(algorithm))[0]
-    if issubclass(kind, Wrapping) or not kind.traits.averages:
+    if issubclass(kind, Wrapping) or kind.traits.uses_mean == "never":
         # Wrappers send another algorithm's messages; other messages are no averages.
         return
     result = run_tiny(algorithm, transport="float16")

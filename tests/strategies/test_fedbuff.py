@@ -23,7 +23,7 @@ def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):
     strategy, seen = wrapper.strategy, []
     grid = InlineGrid(quadratic, CLIENTS)
     clock = SimulatedArrivals(grid, speeds, communication, lambda node: node - 1)
-    adapted = strategy.participation.adapt_grid(clock, strategy.name_of)
+    adapted = strategy.participation.adapt_grid(clock, strategy.clients.name_of)
 
     def after(version, arrays, metrics):
         seen.append((arrays["w"].numpy(), {**metrics, "seconds": clock.seconds}))
@@ -167,7 +167,7 @@ def test_invalid_reply_does_not_reduce_the_updates_of_a_version(
     assert np.isfinite(rows[-1][0]).all()
 
 
-class EverySecond(FedAvg, asynchronous=True):
+class EverySecond(FedAvg, uses_mean="only"):
     """Has no usable result in even versions."""
 
     def aggregate(self, round):

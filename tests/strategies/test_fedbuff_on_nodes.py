@@ -67,8 +67,8 @@ def run_on(
 ):
     strategy, rows = wrapper.strategy, []
     wrapper.participation.last_version = versions
-    real = with_retries(grid, strategy.name_of, timeout)
-    adapted = strategy.participation.adapt_grid(real, strategy.name_of)
+    real = with_retries(grid, strategy.clients.name_of, timeout)
+    adapted = strategy.participation.adapt_grid(real, strategy.clients.name_of)
     run_rounds(
         strategy,
         adapted,

@@ -83,7 +83,7 @@ def test_name_of_an_offline_device_cannot_be_taken(wrap, caplog) -> None:
     # Device b reconnects as another node with its key.
     back = {1: b"key of a", 4: b"of a thief", 9: b"key of b"}
     assert strategy.identify(wrap(Keyed(back, {**THIEF, 9: "b"}))) == [1, 9]
-    assert strategy.name_of(9) == "b"
+    assert strategy.clients.name_of(9) == "b"
     # A key may have several names, and unused names are available.
     assert strategy.identify(wrap(Keyed(back, {1: "a", 4: "d", 9: "b"}))) == [1, 9, 4]
 
@@ -214,7 +214,7 @@ def test_client_refused_for_its_model_is_asked_again():
     structures.clear()
     # It is skipped a few times.
     assert [1, 2, 3] in [strategy.identify(grid) for _ in range(4)]
-    assert strategy.name_of(2) == "000001"
+    assert strategy.clients.name_of(2) == "000001"
 
 
 def test_declared_number_is_that_of_the_client_that_replied():

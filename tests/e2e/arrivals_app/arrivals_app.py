@@ -132,7 +132,7 @@ def rounds(grid, context):
         timeout=LONGEST,
         after_round=after_round,
     )
-    owed = [base.name_of(debt.node) for debt in grid._owed.values()]
+    owed = [base.clients.name_of(debt.node) for debt in grid._owed.values()]
     note(context, "end", owed=owed)
 
 
@@ -142,7 +142,7 @@ def versions(grid, context):
     wrapper = FedBuff(base, concurrency=NODES, buffer_size=1, staleness_exponent=1.0)
     strategy = wrapper.strategy
     strategy.participation.last_version = VERSIONS
-    real = with_retries(grid, strategy.name_of)
+    real = with_retries(grid, strategy.clients.name_of)
 
     def after_round(version, arrays, metrics):
         updates = dict(strategy.participation.updates)
@@ -151,7 +151,7 @@ def versions(grid, context):
 
     run_rounds(
         strategy,
-        strategy.participation.adapt_grid(real, strategy.name_of),
+        strategy.participation.adapt_grid(real, strategy.clients.name_of),
         ArrayRecord({"x": Array(np.zeros(3, np.float32))}),
         range(1, VERSIONS + 1),
         evaluated=lambda version: version == VERSIONS,

@@ -13,16 +13,8 @@ from flwr_frl.strategies.grids.arrivals import ArrivalGrid
 ASYNCHRONOUS = 3
 
 
-class Plain(
-    Strategy,
-    client="flwr_frl.clients.fedrep:FedRepClient",
-    task_overrides={"linear": "outsiders:PlainLinear"},
-):
+class Plain(Strategy, client="flwr_frl.clients.fedrep:FedRepClient"):
     """Averages the representations, like FedRep."""
-
-
-class PlainLinear(Plain, client="flwr_frl.clients.fedrep:FedRepLinearClient"):
-    pass
 
 
 class Passing(ArrivalGrid):
@@ -41,10 +33,8 @@ class Hooked(
     Strategy,
     client="flwr_frl.clients.fedavg:FedAvgClient",
     evaluate_last_round_only=True,
-    waits_for_all=False,
-    simulation_defaults={"evaluate-last": 4, "fewest": 3},
 ):
-    """Overrides traits, simulation defaults and hooks, and declares a setting.
+    """Overrides traits and hooks, waits for no client, and declares a setting.
 
     Parameters
     ----------
@@ -53,11 +43,13 @@ class Hooked(
     """
 
     grids: ClassVar[list[Passing]] = []
+    waits = False
 
     def __init__(self, *, fewest: Annotated[int, Range("[1, 99]")] = 2, **base):
         super().__init__(**base)
         self.fewest = fewest
         validate(self)
+        self.participation.waits_for_all = self.waits
 
     def check_clients(self, num_clients):
         super().check_clients(num_clients)
@@ -69,10 +61,10 @@ class Hooked(
         return self.grids[-1]
 
 
-class Unhooked(
-    Hooked, evaluate_last_round_only=False, waits_for_all=True, simulation_defaults={}
-):
+class Unhooked(Hooked, evaluate_last_round_only=False):
     """Reverses what `Hooked` declares."""
+
+    waits = True
 
     def adapt_grid(self, grid):
         return grid

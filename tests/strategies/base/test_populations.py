@@ -159,7 +159,7 @@ def test_name_of_a_busy_client_is_taken():
     # Node 2 still owes a reply when node 3 connects.
     grid.connected, grid.busy = frozenset({1, 2, 3}), frozenset({2})
     assert strategy.identify(grid) == [1]
-    assert strategy.name_of(2) == "same"
+    assert strategy.clients.name_of(2) == "same"
     assert strategy.clients.refusals[3].twin == 2
     grid.connected = frozenset({1, 3})
     assert strategy.identify(grid) == [1, 3]

@@ -235,7 +235,7 @@ def test_waiting_for_clients_is_logged_only_when_it_changes(monkeypatch, caplog)
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
     grid = grid_of(3)
     monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
-    name_of = averaging().name_of
+    name_of = averaging().clients.name_of
     assert nodes.connected_nodes(grid, 3, name_of) == [7, 8, 9]
     assert caplog.messages == [
         "waiting for clients: 0 of 3 nodes are here",
