@@ -95,6 +95,8 @@ class Asynchronous(Participation):
         The current version, and the last one of the run; 0 if it is unknown.
     """
 
+    waits_for_all = False
+
     def __init__(
         self,
         strategy: Strategy,
@@ -106,7 +108,7 @@ class Asynchronous(Participation):
         from_sent: bool,
     ) -> None:
         base = strategy.participation
-        super().__init__(base.fraction, base.least, base.seed, False)
+        super().__init__(base.fraction, base.least, base.seed)
         self.strategy = strategy
         self.concurrency, self.buffer_size = concurrency, buffer_size
         self.staleness_exponent, self.max_staleness = staleness_exponent, max_staleness

@@ -85,6 +85,8 @@ class FirstReplies(Participation):
         How stages choose clients and end.
     """
 
+    waits_for_all = False
+
     def __init__(
         self,
         sampling: Participation,
@@ -94,7 +96,7 @@ class FirstReplies(Participation):
         state: dict[str, Any] | None = None,
         options: StageOptions | None = None,
     ) -> None:
-        super().__init__(sampling.fraction, sampling.least, sampling.seed, False)
+        super().__init__(sampling.fraction, sampling.least, sampling.seed)
         self.initial_nodes, self.lengths = initial_nodes, lengths
         self.num_rounds = num_rounds
         self.options = options or StageOptions()

@@ -74,6 +74,11 @@ class Traits:
     evaluate_last_round_only: bool = False
     takes_newcomers: bool = True
 
+    def __post_init__(self) -> None:
+        """Check `uses_mean`."""
+        known = self.uses_mean in ("only", "also", "never")
+        require(known, "uses_mean", self.uses_mean, "only, also or never")
+
 
 @dataclass(frozen=True)
 class StrategySettings(Checked):

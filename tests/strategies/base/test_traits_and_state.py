@@ -70,6 +70,8 @@ def test_an_override_has_no_client_dp_unless_it_states_what_it_uses(method) -> N
 def test_unknown_class_keyword_fails_with_a_one_line_error() -> None:
     with pytest.raises(SettingsError, match=r"^Mine declares 'clinet'; expected .*$"):
         type("Mine", (FedAvg,), {}, clinet="mine:Client")
+    with pytest.raises(SettingsError, match=r"^uses_mean is True; expected only, .*$"):
+        type("Mine", (FedAvg,), {}, uses_mean=True)
 
 
 def test_settings_of_a_strategy_are_its_keyword_arguments() -> None:
