@@ -23,7 +23,7 @@ from torch import nn
 
 from benchmarks.common import markdown, write
 from benchmarks.runs import Job, carry_out_all, exit_status, finished
-from flwr_frl.common.settings import Free, Setting, resolve
+from flwr_frl.common.settings import Setting, resolve, setting
 from flwr_frl.results.results import read_json, write_json
 from flwr_frl.task import ExampleTask, SplitModel, build_task
 
@@ -84,8 +84,8 @@ def split_dnn(log_softmax: bool) -> SplitModel:
 def mnist(
     num_clients: int,
     *,
-    data_dir: Annotated[str, Free("PFLlib's folder")] = "",
-    log_softmax: Annotated[bool, Free()] = False,
+    data_dir: Annotated[str, setting(form="PFLlib's folder")] = "",
+    log_softmax: Annotated[bool, setting()] = False,
 ) -> ExampleTask:
     """Return the task: PFLlib's clients, with its model.
 

@@ -90,8 +90,7 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
     }
     # The figures need a curve, not only the last round.
     if algorithm.endswith("-ft"):
-        named = resolve({"algorithm": algorithm}, strict=False)
-        kind = settings_owners(named)[-1]
+        kind = settings_owners(resolve({"algorithm": algorithm}))[-1]
         kind.traits = replace(kind.traits, evaluate_last_round_only=False)
     indifferent = (*PLACES, *OF_SRPFL) if is_base else PLACES
     own = {name: settings[name] for name in settings if name not in indifferent}

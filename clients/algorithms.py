@@ -6,6 +6,7 @@ from flwr_frl.clients.fine_tuning import fine_tuned
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
     Maker,
+    Setting,
     Settings,
     SettingsError,
     declared,
@@ -13,7 +14,6 @@ from flwr_frl.common.settings import (
     is_path,
     load,
     require,
-    resolve,
 )
 from flwr_frl.common.text import short_name as short_name
 from flwr_frl.strategies.algorithms import (
@@ -104,7 +104,7 @@ def check_named(followed: Followed) -> None:
     followed.need(["algorithm"])
     if is_path(followed.withheld.get("task", "")):
         followed.need(["task"])
-    settings = resolve(followed.settings, strict=False)
+    settings = followed.settings
     # A strategy that wraps another one names it in a setting.
     strategy = strategy_class(settings)
     followed.need({getattr(strategy, "base_setting", "")} & {*declared(strategy)})
@@ -161,7 +161,7 @@ def owners(settings: Settings) -> list[Maker]:
     return [*settings_owners(settings), client_class(settings), task]
 
 
-def complete(settings: Settings) -> Settings:
+def complete(settings: Settings) -> dict[str, Setting]:
     """Replace settings of the task by those that the algorithm requires.
 
     Parameters
@@ -171,7 +171,7 @@ def complete(settings: Settings) -> Settings:
 
     Returns
     -------
-    mapping
+    dict
         The same with the client's ``task_settings``, and with its ``head_layers`` in
         place of ``head-layers`` 0.
     """

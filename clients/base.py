@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
@@ -41,11 +41,10 @@ from flwr_frl.common.messages import (
     STRUCTURE,
 )
 from flwr_frl.common.settings import (
-    Free,
-    Range,
     SettingsError,
     extended,
     require,
+    setting,
     warn_about_similar,
 )
 from flwr_frl.task.base import Task
@@ -95,9 +94,9 @@ class TrainingSettings(TrainerSettings):
         are computed once; a round with 10 head epochs then takes a third of the time.
     """
 
-    representation_epochs: Annotated[int, Range("[0, inf)")] = 1
-    newcomer_epochs: Annotated[int, Range("[0, inf)")] = 10
-    augment_head: Annotated[bool, Free()] = True
+    representation_epochs: int = setting(1, ge=0)
+    newcomer_epochs: int = setting(10, ge=0)
+    augment_head: bool = setting(True)
 
 
 class Client(ParameterGroups, NumPyClient):

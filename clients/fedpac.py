@@ -1,7 +1,7 @@
 """FedPAC (Xu et al., ICLR 2023): aligned features, and heads combined per client."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
-from flwr_frl.common.settings import Range
+from flwr_frl.common.settings import setting
 
 CENTROIDS, STATISTICS = "prototypes.", "statistics."
 # The authors' learning rate of the head, 0.1, relative to the other one, 0.01.
@@ -36,9 +36,9 @@ class FedPACSettings(TrainingSettings):
         (0.1 and 0.01).
     """
 
-    fedpac_lambda: Annotated[float, Range("[0, inf)")] = 1.0
-    fedpac_head_epochs: Annotated[int, Range("[0, inf)")] = 1
-    fedpac_head_learning_rate: Annotated[float, Range("[0, inf)")] = 0.0
+    fedpac_lambda: float = setting(1.0, ge=0)
+    fedpac_head_epochs: int = setting(1, ge=0)
+    fedpac_head_learning_rate: float = setting(0.0, ge=0)
 
     @property
     def head_rate(self) -> float:

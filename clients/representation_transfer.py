@@ -1,7 +1,7 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5): sources and targets."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.common import NDArrays
@@ -10,13 +10,12 @@ from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.parameter_groups import (
     Groups,
 )
-from flwr_frl.clients.device.traits import NODE_SETTINGS
 from flwr_frl.common.messages import SERVER_ROUND
-from flwr_frl.common.settings import Checked, Choice, Range, setting
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
-    ROLES,
+    Role,
     TransferData,
     halves,
     is_source,
@@ -39,15 +38,14 @@ class RoleSettings(Checked):
         index, which is 0 on every device without a ``partition-id``.
     """
 
-    num_sources: Annotated[int, Range("[0, inf)")] = TransferData.num_sources
-    role: Annotated[str, Choice(*ROLES)] = TransferData.role
+    num_sources: int = setting(TransferData.num_sources, ge=0, per_device=True)
+    role: Role = setting(TransferData.role, per_device=True)
 
 
 class TransferClient(
     Client,
     # Targets receive all representations, stacked or as a basis.
     fixed_shapes=False,
-    node_settings=(*NODE_SETTINGS, "role", "num-sources"),
 ):
     """A source, which sends its representation, or a target, which uses all of them."""
 

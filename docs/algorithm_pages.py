@@ -313,7 +313,7 @@ def settings_table(each: Algorithm) -> str:
         meanings = descriptions(kind)
         for name, setting in declared(kind).items():
             if name not in common and all(name != row[0] for row in rows):
-                allowed = str(setting.allowed) or "true or false"
+                allowed = setting.allowed
                 meaning = meanings[setting.argument]
                 rows.append((name, spelled(setting.default), allowed, meaning))
     more = "[All settings](/settings.md) has those that every algorithm reads."

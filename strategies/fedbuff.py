@@ -13,7 +13,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from flwr_frl.common.settings import Free, Range, Settings, build, require, validate
+from flwr_frl.common.settings import Settings, build, require, setting, validate
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import Strategy
@@ -63,12 +63,12 @@ class FedBuff(Wrapping):
     def __init__(
         self,
         strategy: Strategy,
-        async_base: Annotated[str, Free("an algorithm")] = "fedavg",
-        concurrency: Annotated[int, Range("[1, inf)")] = 10,
-        buffer_size: Annotated[int, Range("[1, inf)")] = 5,
-        staleness_exponent: Annotated[float, Range("[0, inf)")] = 0.5,
-        max_staleness: Annotated[int, Range("[-1, inf)")] = -1,
-        global_learning_rate: Annotated[float, Range("(0, inf)")] = 1.0,
+        async_base: Annotated[str, setting(form="an algorithm", code=True)] = "fedavg",
+        concurrency: Annotated[int, setting(ge=1)] = 10,
+        buffer_size: Annotated[int, setting(ge=1)] = 5,
+        staleness_exponent: Annotated[float, setting(ge=0)] = 0.5,
+        max_staleness: Annotated[int, setting(ge=-1)] = -1,
+        global_learning_rate: Annotated[float, setting(gt=0)] = 1.0,
     ) -> None:
         allowed = "a strategy object, such as FedAvg()"
         require(not isinstance(strategy, type), "strategy", strategy, allowed)

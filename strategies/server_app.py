@@ -13,11 +13,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.common.messages import CLASS_COUNTS
 from flwr_frl.common.settings import (
-    Setting,
     Settings,
     SettingsError,
     build,
     expand_home,
+    facts,
     is_path,
     resolve,
 )
@@ -203,7 +203,7 @@ def _final_clients(
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
 
 
-def server_settings(given: Settings) -> dict[str, Setting]:
+def server_settings(given: Settings) -> Settings:
     """Return all settings that the server can know, with their defaults.
 
     Parameters
@@ -213,22 +213,18 @@ def server_settings(given: Settings) -> dict[str, Setting]:
 
     Returns
     -------
-    dict
-        All settings. With a third-party algorithm or task, names that the strategy does
-        not declare are left for the clients to check.
+    mapping
+        All settings, read-only. With third-party code, names that the strategy does not
+        declare are left for the clients to check.
 
     Raises
     ------
     SettingsError
         If a name is unknown or a type is wrong.
     """
+    foreign = any(is_path(given.get(name, "")) for name in facts("code"))
     given = expand_home(given)
-    named = resolve(given, strict=False)
-    owners = settings_owners(named)
-    package = __name__.partition(".")[0]
-    strange = any(owner.__module__.partition(".")[0] != package for owner in owners)
-    foreign = strange or is_path(named["task"])
-    return resolve(given, owners, strict=not foreign)
+    return resolve(given, settings_owners, "keep" if foreign else "refuse")
 
 
 class OneLineErrors(logging.Filter):

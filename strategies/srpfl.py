@@ -8,7 +8,7 @@ Flower's differential-privacy strategies do.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from logging import INFO
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
@@ -17,13 +17,11 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.settings import (
-    Choice,
-    Free,
-    Range,
     Setting,
     Settings,
     declared,
     require,
+    setting,
     validate,
 )
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
@@ -45,6 +43,7 @@ from flwr_frl.strategies.wrapping import Wrapping
 THEORIES = ("theory", "theory-exact")
 # Value of ``rounds-per-stage`` for FLANP's stopping rule.
 BY_GRADIENT = "gradient"
+STAGES = "numbers with commas between, theory, theory-exact, gradient or auto"
 
 
 class SRPFL(Wrapping):
@@ -94,16 +93,16 @@ class SRPFL(Wrapping):
     def __init__(
         self,
         strategy: FlowerStrategy,
-        initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
+        initial_nodes: Annotated[int, setting(ge=1)] = 2,
         rounds_per_stage: Annotated[
             int | str | Sequence[int],
-            Free("numbers with commas between, theory, theory-exact, gradient or auto"),
+            setting(form=STAGES, safe=True),
         ] = "auto",
-        srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
-        contraction: Annotated[float, Range("(0, 1)")] = 0.1,
-        stage_threshold: Annotated[float, Range("(0, 1)")] = 0.1,
-        sample_for: Annotated[str, Choice("round", "stage", "run")] = "round",
-        doubles: Annotated[str, Choice("clients", "examples")] = "clients",
+        srpfl_base: Annotated[str, setting(form="an algorithm", code=True)] = "fedrep",
+        contraction: Annotated[float, setting(gt=0, lt=1)] = 0.1,
+        stage_threshold: Annotated[float, setting(gt=0, lt=1)] = 0.1,
+        sample_for: Annotated[Literal["round", "stage", "run"], setting()] = "round",
+        doubles: Annotated[Literal["clients", "examples"], setting()] = "clients",
         num_rounds: int | None = None,
     ) -> None:
         allowed = "a strategy object, such as FedRep()"
@@ -200,8 +199,8 @@ class SRPFL(Wrapping):
             stages,
             contraction=contraction,
             stage_threshold=float(settings["stage-threshold"]),
-            sample_for=str(settings["sample-for"]),
-            doubles=str(settings["doubles"]),
+            sample_for=cast(Any, settings["sample-for"]),
+            doubles=cast(Any, settings["doubles"]),
             num_rounds=int(settings["num-server-rounds"]),
         ).install()
         return wrapped

@@ -24,7 +24,6 @@ from flwr_frl.common.settings import (
     is_path,
     reason_of,
     require,
-    resolve,
 )
 from flwr_frl.task.base import BaseTask, Task
 from flwr_frl.task.data.images import read_image
@@ -278,10 +277,8 @@ class ModelCard:
         require(0 <= num_clients <= LARGEST, "clients", num_clients, allowed)
         usable = followed(settings, named or {})
         usable.need_task(without=INITIAL_ONLY)
-        values = resolve(usable.settings, strict=False)
-        chosen = {name: values[name] for name in usable.settings}
         partition = str(settings.get("partition", ""))
-        return cls.from_settings(chosen, num_clients, partition)
+        return cls.from_settings(usable.settings, num_clients, partition)
 
     def metadata(self) -> dict[str, str]:
         """Return the card as metadata of a file: JSON texts by key."""

@@ -4,13 +4,12 @@ import difflib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from logging import WARNING
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 from flwr.app import Context, UserConfig
-from flwr.common import log
 
 from flwr_frl.clients.algorithms import (
     check_countable,
@@ -34,17 +33,20 @@ from flwr_frl.common.messages import (
 )
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
-    Free,
-    Range,
+    Maker,
     Setting,
     Settings,
     SettingsError,
+    UnknownNames,
     build,
+    converted,
     declared,
     defaults,
+    facts,
     is_path,
     require,
     resolve,
+    setting,
     unknown,
 )
 from flwr_frl.task import devices
@@ -59,7 +61,7 @@ from flwr_frl.task.tasks import (
 from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
-# Keys of a node config besides the algorithm's ``node_settings``.
+# Keys of a node config besides the settings that a device may override.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")
 # Similarity, from 0 to 1, at which an unknown name counts as misspelled; that of
 # ``device-id`` and ``device`` is lower.
@@ -90,11 +92,15 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
         override it.
     """
 
-    experiment: Annotated[str, Free("a name")] = ""
-    count_multiple: Annotated[int, Range("[1, inf)")] = 1
-    torch_threads: Annotated[int, Range("[1, 1024]")] = 1
-    cohort: Annotated[str, Free("off, auto or a number")] = "auto"
-    device: Annotated[str, Free(devices.NAMES)] = "auto"
+    experiment: str = setting("", form="a name", safe=True)
+    count_multiple: int = setting(1, ge=1, per_device=True)
+    torch_threads: int = setting(1, ge=1, le=1024, may_differ="always")
+    cohort: str = setting(
+        "auto", form="off, auto or a number", safe=True, may_differ="always"
+    )
+    device: str = setting(
+        "auto", form=devices.NAMES, safe=True, may_differ="always", per_device=True
+    )
 
     def rounded(self, count: int) -> int:
         """Round a number of examples to ``count-multiple``; only 0 becomes 0."""
@@ -165,7 +171,7 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
     Raises `SettingsError` if one is similar to a known name: a misspelled name must
     not leave a device without noise, or its state without a directory.
     """
-    valid_names = *kind.traits.node_settings, *OF_A_NODE
+    valid_names = {*per_device(kind), *OF_A_NODE}
     names = [name for name in node if name not in valid_names]
     # The name of another setting, such as ``partition``, is not a misspelling.
     for name in (n for n in names if n not in defaults()):
@@ -263,7 +269,7 @@ def client_setup(
     Parameters
     ----------
     context : Context
-        Its node config overrides the settings of ``Traits.node_settings``.
+        Its node config overrides the settings of `per_device`.
     run_config : UserConfig, optional
         Settings of the run; by default the context's.
     strict : bool, default True
@@ -284,15 +290,20 @@ def client_setup(
     return setup(tuple(node_settings(kind, run, context.node_config).items()))
 
 
+@cache
+def per_device(kind: type[Client]) -> set[str]:
+    """Return the settings that a device may override in its node config."""
+    of_kind = declared(cast(Maker, kind)).items()
+    return {*facts("per-device"), *(n for n, s in of_kind if s.facts.per_device)}
+
+
 def node_settings(kind: type[Client], settings: Settings, node: Settings) -> Settings:
     """Return the settings that one client overrides.
 
     A device overrides them in its node config. In simulation ``client-models`` assigns
     the models, if the algorithm declares that setting.
     """
-    overridden = {
-        name: node[name] for name in kind.traits.node_settings if name in node
-    }
+    overridden = {name: node[name] for name in per_device(kind) if name in node}
     models = str(settings.get("client-models", "")).split()
     if models and "partition-id" in node and "client-models" in declared(kind):
         return {"model": models[partition_id(node) % len(models)], **overridden}
@@ -307,28 +318,19 @@ def _setup_of_run(
     run: Pairs, strict: bool
 ) -> tuple[type[Client], Callable[[Pairs], Setup]]:
     """Return the client class, and a function from a node's settings to its setup."""
-    if not strict:
-        run = _known(run)
-    # With a cache for each run, its many pairs are hashed once per message, not twice.
-    setup = lru_cache(maxsize=16)(partial(_setup, run))
-    return client_class(resolve(dict(run), strict=False)), setup
-
-
-def _known(run: Pairs) -> Pairs:
-    """Return the settings of flwr-frl; log the others once per process."""
-    guests = owners(resolve(dict(run), strict=False))
-    names = {*defaults(), *(n for guest in guests for n in declared(guest))}
-    if ignored := sorted(name for name, _ in run if name not in names):
-        text = "the run config has keys that flwr-frl does not know and ignores: %s"
-        log(WARNING, text, ", ".join(ignored))
-    return tuple(pair for pair in run if pair[0] in names)
-
-
-def _setup(run: Pairs, node: Pairs) -> Setup:
-    of_run = resolve(dict(run), strict=False)
+    given = dict(run)
     # An app with a custom task may also list settings of its own algorithms.
-    strict = not is_path(of_run["task"])
-    settings = complete(resolve({**dict(run), **dict(node)}, owners(of_run), strict))
+    custom = is_path(given.get("task", ""))
+    unknown_names: UnknownNames = "keep" if custom else "refuse"
+    settings = resolve(given, owners, unknown_names if strict else "ignore")
+    # With a cache for each run, its many pairs are hashed once per message, not twice.
+    setup = lru_cache(maxsize=16)(partial(_setup, settings))
+    return client_class(settings), setup
+
+
+def _setup(run: Settings, node: Pairs) -> Setup:
+    of_node = {name: converted(name, value, run[name]) for name, value in node}
+    settings = MappingProxyType(complete({**run, **of_node}))
     device = build(DeviceSettings, settings)
     cohort_size(device.cohort)
     check_countable(settings)

@@ -9,18 +9,6 @@ from flwr_frl.common.settings import Setting, SettingsError, made_by
 from flwr_frl.task.base import Task
 from flwr_frl.task.tasks import TASKS
 
-# Settings that every device may override in its node config.
-NODE_SETTINGS = (
-    "data-dir",
-    "cache-dir",
-    "weights",
-    "count-multiple",
-    "device",
-    "dp-noise",
-    "dp-clip",
-    "dp-delta",
-)
-
 
 @dataclass(frozen=True)
 class Traits:
@@ -42,8 +30,6 @@ class Traits:
         Number of layers in the head of a built-in model if ``head-layers`` is 0.
     task_settings : mapping, default {}
         Settings of the task that the algorithm requires; they replace the run's.
-    node_settings : tuple of str, default NODE_SETTINGS
-        Settings that a device may override in its node config.
     fixed_shapes : bool, default True
         True if received arrays have the shapes of the device's own model.
     sends_changes : bool, default False
@@ -69,7 +55,6 @@ class Traits:
     requires: tuple[Callable[[Task], None], ...] = ()
     head_layers: int = 1
     task_settings: Mapping[str, Setting] = field(default_factory=dict)
-    node_settings: tuple[str, ...] = NODE_SETTINGS
     fixed_shapes: bool = True
     sends_changes: bool = False
     supports_example_dp: bool = False

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flwr_frl.common.flower_messages import fill
 from flwr_frl.common.messages import EXCHANGED_ROUND
-from flwr_frl.common.settings import Free, SettingsError, validate
+from flwr_frl.common.settings import SettingsError, setting, validate
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.strategies.gossip.graphs import Graph
 from flwr_frl.strategies.gossip.mixing import (
@@ -72,7 +72,9 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
     def __init__(
         self,
         *,
-        consensus_step: Annotated[float | str, Free(ALLOWED)] = "auto",
+        consensus_step: Annotated[
+            float | str, setting(form=ALLOWED, safe=True)
+        ] = "auto",
         **base: Any,
     ) -> None:
         super().__init__(**base)

@@ -8,7 +8,7 @@ besides the replies themselves, that takes n times the largest array in float64.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,16 @@ Rule = Callable[[Sequence[float], Sequence[Decode], Sent], Arrays | None]
 
 # `clip` around the model that repeating the last round's change would give.
 CENTERED_CLIP = "centered-clip"
-RULES = (
+RuleName = Literal[
     "mean",
     "median",
     "trimmed-mean",
     "clip",
-    CENTERED_CLIP,
+    "centered-clip",
     "multi-krum",
     "geometric-median",
-)
+]
+RULES = get_args(RuleName)
 # Rules that use weights; in the others each client has one vote.
 WEIGHED = ("mean", "clip", CENTERED_CLIP, "geometric-median")
 # Rules that need the arrays that were sent.

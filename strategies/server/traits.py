@@ -9,27 +9,26 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.settings import (
     Checked,
-    Choice,
-    Range,
-    Seed,
-    Setting,
+    Declared,
     Settings,
     SettingsError,
     build,
+    declared,
     defaults,
     require,
+    setting,
     similar,
     take_fields,
     validate,
     warn_about_similar,
 )
-from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED
+from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, WEIGHED, RuleName
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -146,22 +145,22 @@ class StrategySettings(Checked):
         If a value is out of its range.
     """
 
-    fraction_train: Annotated[float, Range("(0, 1]")] = 0.5
-    fraction_evaluate: Annotated[float, Range("[0, 1]")] = 1.0
-    min_train_nodes: Annotated[int, Range("[1, inf)")] = 1
-    min_available_nodes: Annotated[int, Range("[1, inf)")] = 1
-    weighting: Annotated[str, Choice("uniform", "examples")] = "uniform"
-    largest_share: Annotated[float, Range("(0, 1]")] = 1.0
-    aggregation: Annotated[str, Choice(*RULES)] = "mean"
-    byzantine_fraction: Annotated[float, Range("[0, 0.5)")] = 0.2
-    clip_norm: Annotated[float, Range("[0, inf)")] = 0.0
-    bucket_size: Annotated[int, Range("[0, inf)")] = 0
-    server_dp_noise: Annotated[float, Range("[0, 1e6]")] = 0.0
-    server_dp_clip: Annotated[float, Range("[0, inf)")] = 0.0
-    server_dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
-    seed: Annotated[int, Seed] = 0
-    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
-    transport: Annotated[str, Choice("float32", "float16")] = "float32"
+    fraction_train: float = setting(0.5, gt=0, le=1)
+    fraction_evaluate: float = setting(1.0, ge=0, le=1)
+    min_train_nodes: int = setting(1, ge=1)
+    min_available_nodes: int = setting(1, ge=1, may_differ="always")
+    weighting: Literal["uniform", "examples"] = setting("uniform")
+    largest_share: float = setting(1.0, gt=0, le=1)
+    aggregation: RuleName = setting("mean")
+    byzantine_fraction: float = setting(0.2, ge=0, lt=0.5)
+    clip_norm: float = setting(0.0, ge=0)
+    bucket_size: int = setting(0, ge=0)
+    server_dp_noise: float = setting(0.0, ge=0, le=1_000_000)
+    server_dp_clip: float = setting(0.0, ge=0)
+    server_dp_delta: float = setting(0.0, ge=0, lt=1)
+    seed: int = setting(0, ge=0)
+    checkpoint_every: int = setting(0, ge=0, may_differ="always")
+    transport: Literal["float32", "float16"] = setting("float32")
 
     @classmethod
     def of(cls, strategy: type, arguments: dict[str, Any]) -> "StrategySettings":
@@ -263,7 +262,7 @@ class Algorithm(FlowerStrategy):
         # A class, which a strategy beside it names, or its import path.
         if isinstance(client := traits.get("client"), type):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"
-        if settings := take_fields(cls):
+        if settings := take_fields(cls, StrategySettings):
             declare(cls, settings)
         fields = Traits.__dataclass_fields__
         for name in traits.keys() - fields.keys():
@@ -314,7 +313,7 @@ class Algorithm(FlowerStrategy):
         return build(cls, settings)
 
 
-def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None:
+def declare(cls: type[Any], settings: Mapping[str, Declared]) -> None:
     """Give a strategy an ``__init__`` that takes its settings as keyword arguments.
 
     They are set as attributes, and then the rest is passed to the ``__init__`` that the
@@ -324,7 +323,7 @@ def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None
     ----------
     cls : type
         The class.
-    settings : mapping of str to (annotation, default)
+    settings : mapping of str to Declared
         The settings that it declares as fields, by name.
     """
     defined = vars(cls).get("__init__")
@@ -332,8 +331,8 @@ def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None
     def init(self: Any, *positional: Any, **arguments: Any) -> None:
         # A subclass that declares a setting again has set it already.
         own = {
-            name: arguments.pop(name, vars(self).get(name, default))
-            for name, (_, default) in settings.items()
+            name: arguments.pop(name, vars(self).get(name, each.default))
+            for name, each in settings.items()
         }
         vars(self).update(own)
         validate(self)
@@ -342,12 +341,7 @@ def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None
         inner = partial(defined, self) if defined else super(cls, self).__init__
         inner(*positional, **arguments)
 
-    parameters = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-        )
-        for name, (annotation, default) in settings.items()
-    ]
+    parameters = [each.parameter for each in settings.values()]
     further = inspect.signature(defined or _accepts_all).parameters.values()
     me, *others = further
     others = [me, *(other for other in others if other.name not in settings)]
@@ -368,8 +362,7 @@ def takes(settings: type) -> Callable[[F], F]:
 
     def decorate(init: F) -> F:
         *named, _ = inspect.signature(init).parameters.values()
-        fields = inspect.signature(settings).parameters.values()
-        keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in fields]
+        keywords = [each.parameter for each in declared(settings).values()]
         vars(init)["__signature__"] = inspect.Signature([*named, *keywords])
         return init
 

@@ -19,9 +19,9 @@ TABLE = """
 import torch
 from typing import Annotated
 from torch import nn
-from flwr_frl.task import ExampleSet, ExampleTask, Free, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel, setting
 
-def table(num_clients, data_dir: Annotated[str, Free()] = ""):
+def table(num_clients, data_dir: Annotated[str, setting()] = ""):
     torch.manual_seed(1)
     x = torch.randn(12, 2)
     sets = [ExampleSet(x, x @ torch.tensor([[1.0], [i]])) for i in range(3)]

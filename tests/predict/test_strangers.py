@@ -13,9 +13,9 @@ from animals import settings_of, write_images
 from safetensors.numpy import load_file, save_file
 
 from flwr_frl import simulate
-from flwr_frl.clients.device.file_settings import PLAIN, followed
+from flwr_frl.clients.device.file_settings import followed
 from flwr_frl.common.sealed import seal
-from flwr_frl.common.settings import SettingsError, defaults
+from flwr_frl.common.settings import SettingsError, defaults, facts
 from flwr_frl.predict import load, load_model, load_run
 from flwr_frl.predict.__main__ import main as predict_main
 from flwr_frl.predict.personalize import personalize
@@ -349,8 +349,8 @@ def test_code_that_the_user_also_names_is_used(payload, tmp_path):
 
 def test_only_harmless_strings_of_a_file_are_used():
     texts = {name for name, value in defaults().items() if isinstance(value, str)}
-    assert texts > PLAIN
-    written = dict.fromkeys(texts - PLAIN, "os:system")
+    assert {"model", "device", "aggregation"} <= facts("safe") < texts
+    written = dict.fromkeys(texts - facts("safe"), "os:system")
     # Settings of a custom class
     written |= {"notes": "/private", "host": "example.org", "kind": "a, b"}
     kept, withheld = followed(written, {})

@@ -55,7 +55,7 @@ def test_without_epochs_the_variant_equals_its_base():
     ],
 )
 def test_any_global_method_has_a_fine_tuned_variant(name, path):
-    settings = resolve({"algorithm": name}, strict=False)
+    settings = resolve({"algorithm": name})
     strategy, client = strategy_class(settings), client_class(settings)
     assert strategy is strategy_class({**settings, "algorithm": path})
     assert f"{strategy.__module__}:{strategy.__qualname__}" == path

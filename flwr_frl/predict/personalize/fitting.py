@@ -21,7 +21,13 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.files import refuse_links
-from flwr_frl.common.settings import Place, Settings, SettingsError, build, require
+from flwr_frl.common.settings import (
+    Settings,
+    SettingsError,
+    build,
+    is_possible,
+    require,
+)
 from flwr_frl.predict.trained import TrainedRun, read_run, task_of_device
 from flwr_frl.task.devices import use
 
@@ -98,8 +104,8 @@ def personalize(
         If the device has already trained in the run, its data do not fit the shared
         part, or the algorithm has no personal parameters.
     """
-    # `Place` refuses names that are too long or start with an unknown ~user.
-    exists = Place().permits(data_dir) and Path(data_dir).expanduser().exists()
+    # `is_possible` refuses names that are too long or start with an unknown ~user.
+    exists = is_possible(data_dir) and Path(data_dir).expanduser().exists()
     require(exists, "data-dir", data_dir, "a folder or file that is there")
     texts = {"task": task, "algorithm": algorithm, "device": device}
     run = read_run(checkpoint, named_settings(named, data_dir=data_dir, **texts))

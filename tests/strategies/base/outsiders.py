@@ -6,7 +6,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_frl.common.settings import Range, SettingsError, validate
+from flwr_frl.common.settings import SettingsError, setting, validate
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.grids.arrivals import ArrivalGrid
 
@@ -45,7 +45,7 @@ class Hooked(
     grids: ClassVar[list[Passing]] = []
     waits = False
 
-    def __init__(self, *, fewest: Annotated[int, Range("[1, 99]")] = 2, **base):
+    def __init__(self, *, fewest: Annotated[int, setting(ge=1, le=99)] = 2, **base):
         super().__init__(**base)
         self.fewest = fewest
         validate(self)
@@ -84,7 +84,7 @@ class Needy(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
 class CutOff(Plain):
     """Does not pass keyword arguments on to its base class."""
 
-    def __init__(self, *, caution: Annotated[float, Range("(0, 1]")] = 0.5):
+    def __init__(self, *, caution: Annotated[float, setting(gt=0, le=1)] = 0.5):
         super().__init__()
         self.caution = caution
 

@@ -4,13 +4,14 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from loaded_images import load, numbers
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.task.data.datasets import EMNIST_SPLITS, DataSettings
+from flwr_frl.task.data.datasets import DataSettings, EmnistSplit
 
 # Data sets of torchvision in their published files
 
@@ -71,7 +72,7 @@ def test_classes_of_emnist_splits(tmp_path):
 def test_emnist_splits_equal_those_of_torchvision(code_of):
     from torchvision.datasets import EMNIST
 
-    assert set(EMNIST_SPLITS) == set(EMNIST.splits)
+    assert set(get_args(EmnistSplit)) == set(EMNIST.splits)
     assert code_of(lambda: DataSettings(emnist_split="capitals")) == "emnist-split"
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flwr_frl.clients.device.evaluation import class_mask, evaluate_model
-from flwr_frl.common.settings import Free, SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, resolve, setting
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.tasks import build_task
 
@@ -45,8 +45,8 @@ def own_value(ignored, outputs, targets):
 def partly(
     num_clients,
     *,
-    ignored: Annotated[int, Free()] = -100,
-    positions: Annotated[int, Free()] = 5,
+    ignored: Annotated[int, setting()] = -100,
+    positions: Annotated[int, setting()] = 5,
 ):
     shape = (60, positions) if positions else (60,)
     inputs = torch.randn(*shape, 4, generator=torch.Generator().manual_seed(1))
@@ -64,7 +64,7 @@ def partly(
 
 def built(**more):
     settings = {"task": f"{__name__}:partly", **more}
-    return build_task(resolve(settings, [partly]), 1)
+    return build_task(resolve(settings, lambda _: [partly]), 1)
 
 
 @pytest.mark.parametrize("ignored", LOSSES)

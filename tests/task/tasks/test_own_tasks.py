@@ -67,15 +67,15 @@ MODULE = """
 import torch
 from typing import Annotated
 from torch import nn
-from flwr_frl.task import ExampleSet, ExampleTask, Range, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel, setting
 
 CALLS = []
 
 def sensors(
     num_clients,
     *,
-    noise: Annotated[float, Range("[0, inf)")] = 0.25,
-    seed: Annotated[int, Range("[0, inf)")] = 0,
+    noise: Annotated[float, setting(ge=0)] = 0.25,
+    seed: Annotated[int, setting(ge=0)] = 0,
     hidden=3,
 ):
     CALLS.append((num_clients, noise, seed, hidden))
@@ -108,7 +108,7 @@ def seeded_by_itself():
     return unseeded(2, 1)
 
 class Sensors(ExampleTask):
-    def __init__(self, num_clients, width: Annotated[int, Range("[1, inf)")] = 2):
+    def __init__(self, num_clients, width: Annotated[int, setting(ge=1)] = 2):
         one = ExampleSet(torch.ones(2, width), torch.zeros(2, dtype=torch.int64))
         build = lambda: SplitModel(nn.Identity(), nn.Linear(width, 2))
         super().__init__(build, [one] * num_clients, [one] * num_clients)
@@ -143,7 +143,7 @@ def own(write_module):
     def settings(name: str, **more):
         path = f"{module}:{name}"
         names = {n.replace("_", "-"): value for n, value in more.items()}
-        return resolve({"task": path, **names}, [task_maker(path)])
+        return resolve({"task": path, **names}, lambda _: [task_maker(path)])
 
     return settings
 
