@@ -9,8 +9,8 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
-from flwr_frl.clients.device.traits import linear_head, separate_head
+from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.traits import linear_head, needs_classes, separate_head
 from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting
@@ -54,11 +54,7 @@ class FedPACSettings(TrainingSettings):
 
 
 class FedPACClient(
-    Client,
-    needs_classes=True,
-    requires=(linear_head("FedPAC"), separate_head),
-    # The server stores the heads of clients that train; newcomers fit their own.
-    newcomer_groups=(HEAD,),
+    Client, requires=(needs_classes, linear_head("FedPAC"), separate_head)
 ):
     """Algorithm 1, client side: the server sends representation, centroids and head.
 

@@ -13,7 +13,7 @@ from flwr_frl.clients.device.class_features import class_means, labelled_feature
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel
@@ -56,8 +56,7 @@ class NearPrototypes:
 
 class FedProtoClient(
     Client,
-    needs_classes=True,
-    requires=(linear_head("FedProto", bias=True),),
+    requires=(needs_classes, linear_head("FedProto", bias=True)),
 ):
     """Algorithm 1, client side: the model is personal; architectures may differ.
 

@@ -14,6 +14,7 @@ from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.conversions import to_numpy, to_tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.inbox import Inbox, neighbours_of
 from flwr_frl.clients.gossip.model_problem import ModelProblem, head_entries, load
@@ -319,7 +320,7 @@ class MultiTaskClient(Client):
         return self.test(self.model)
 
 
-class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
+class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup),)):
     """A node with one of the chapter's problems; x̃ starts at random values."""
 
     task: MultiTaskSetup

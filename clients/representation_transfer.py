@@ -10,6 +10,7 @@ from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.parameter_groups import (
     Groups,
 )
+from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Matrix
@@ -42,14 +43,14 @@ class RoleSettings(Checked):
     role: Role = setting(TransferData.role, per_device=True)
 
 
-class TransferClient(
-    Client,
-    # Targets receive all representations, stacked or as a basis.
-    fixed_shapes=False,
-):
+class TransferClient(Client):
     """A source, which sends its representation, or a target, which uses all of them."""
 
     shared: Any = "representation"
+
+    def _takes(self, shape: tuple[int, ...], initial: tuple[int, ...]) -> bool:
+        """Return True: targets receive all representations, stacked or as a basis."""
+        return True
 
     @property
     def is_source(self) -> bool:
@@ -97,7 +98,7 @@ class TransferClient(
         raise NotImplementedError
 
 
-class RepresentationTransferClient(TransferClient, task_type=TransferTask):
+class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask),)):
     """Linear regression: sources fit y ≈ X B w and send B; targets learn in two phases.
 
     Source (equation 5.3): least squares determine only the product θ = B w, and any B

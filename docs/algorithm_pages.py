@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from docs.algorithm_results import differences, results, server_sees
 from docs.links import DOCS
 from docs.settings import COMMON, cases_of, descriptions, spelled, wraps
-from flwr_frl.clients.algorithms import client_class, load_client
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.algorithms import client_class, complete, load_client
+from flwr_frl.clients.base import Client, deployed_groups, tests_received
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
     REPRESENTATION,
     ParameterGroups,
 )
+from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import Strategy
@@ -108,9 +109,7 @@ def family(each: Algorithm) -> str:
     if issubclass(each.strategy, TrainedHeads) or not shared >= {REPRESENTATION, HEAD}:
         return HEADS
     # Some personal groups, such as control variates, are used in training only.
-    return (
-        PERSONAL if personal and each.client.traits.predicts_with_personal else GLOBAL
-    )
+    return PERSONAL if personal and deployed_groups(each.client) else GLOBAL
 
 
 def overview(known: list[Algorithm]) -> str:
@@ -233,18 +232,21 @@ def described(title: str, kind: type) -> str:
 
 def traits(each: Algorithm) -> list[str]:
     """Return sentences on an algorithm's requirements and capabilities."""
-    server, client = each.strategy.traits, each.client.traits
+    server, client = each.strategy.traits, each.client._traits
     sentences = []
-    if client.task_type is not object:
-        sentences.append(f"It needs a task of the type `{client.task_type.__name__}`.")
-    if client.needs_classes:
-        sentences.append("Targets must be classes.")
-    sentences += [f"Requirement of the model: {name}." for name in requirements(client)]
+    for check in client.requires:
+        if isinstance(check, TaskOf):
+            sentences.append(f"It needs a task of the type `{check.kind.__name__}`.")
+        elif check is needs_classes:
+            sentences.append("Targets must be classes.")
+        else:
+            need = REQUIREMENTS[check.__name__]
+            sentences.append(f"Requirement of the model: {need}.")
     if server.evaluate_last_round_only:
         sentences.append("Only the last round is evaluated.")
     if not wraps(each.strategy):
         sentences += _capabilities(each)
-    if client.also_test_global:
+    if tests_received(each.client):
         sentences.append(
             "The received model is tested as well: `accuracy-global` in the metrics."
         )
@@ -300,11 +302,6 @@ REQUIREMENTS = {
 }
 
 
-def requirements(client: Any) -> list[str]:
-    """Return in words what the checks in a client's ``requires`` demand of a model."""
-    return [REQUIREMENTS[check.__name__] for check in client.requires]
-
-
 def settings_table(each: Algorithm) -> str:
     """Return the settings that an algorithm's own classes declare."""
     common = {name for _, maker in COMMON for name in declared(maker)}
@@ -343,8 +340,7 @@ def _runs(each: Algorithm, given: dict[str, Any]) -> bool:
     settings = {**defaults(), "algorithm": each.name, "num-clients": 5, **given}
     try:
         kind = client_class(settings)
-        settings["head-layers"] = kind.traits.head_layers
-        kind.traits.check(build_task(settings, 5))
+        kind._traits.check(build_task(complete(settings), 5))
     except SettingsError:
         return False
     return True

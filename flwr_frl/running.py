@@ -16,7 +16,7 @@ from flwr_frl.backend import choose_backend
 from flwr_frl.clients.algorithms import owners
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings
-from flwr_frl.clients.device.simulated import keep, try_out
+from flwr_frl.clients.simulated import keep, try_out
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import (

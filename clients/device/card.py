@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.algorithms import algorithm_of
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import LARGEST, followed
 from flwr_frl.common.settings import (
@@ -394,3 +393,8 @@ def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
         if not is_built_by_name(task):
             del card["model"]
     return {**card, **algorithm_of(kind)}
+
+
+def algorithm_of(kind: type[Client]) -> dict[str, str]:
+    """Return the metadata of a client's files about its algorithm."""
+    return {"algorithm": f"{kind.__module__}:{kind.__qualname__}"}

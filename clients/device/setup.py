@@ -2,23 +2,14 @@
 
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from flwr.app import Context, UserConfig
+from flwr.app import Context
 
-from flwr_frl.clients.algorithms import (
-    check_countable,
-    check_optimizer,
-    client_class,
-    complete,
-    owners,
-    short_name,
-)
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
@@ -31,21 +22,14 @@ from flwr_frl.common.messages import (
     RUN,
     SERVER_ROUND,
 )
-from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
     Maker,
-    Setting,
     Settings,
     SettingsError,
-    UnknownNames,
-    build,
-    converted,
     declared,
     defaults,
     facts,
-    is_path,
     require,
-    resolve,
     setting,
     unknown,
 )
@@ -56,7 +40,6 @@ from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.tasks import (
     TaskKey,
     built_task,
-    task_key,
 )
 from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
@@ -165,6 +148,13 @@ def partition(node: Settings, run: Settings) -> tuple[int, int]:
     return index, num_partitions
 
 
+@cache
+def per_device(kind: type[Client]) -> set[str]:
+    """Return the settings that a device may override in its node config."""
+    of_kind = declared(cast(Maker, kind)).items()
+    return {*facts("per-device"), *(n for n, s in of_kind if s.facts.per_device)}
+
+
 def unread(node: Settings, kind: type[Client]) -> list[str]:
     """Return the unknown names in a node config, which may belong to another app.
 
@@ -185,7 +175,7 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
 def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
     """Raise `SettingsError`, with both names, if an algorithm cannot use a task."""
     try:
-        kind.traits.check(task)
+        kind._traits.check(task)
     except SettingsError as error:
         algorithm, name = settings["algorithm"], settings["task"]
         raise SettingsError(
@@ -240,119 +230,6 @@ class Setup(NamedTuple):
             return settings
         rounds = int(self.run["num-server-rounds"])
         return settings.in_round(int(config[SERVER_ROUND]), rounds)
-
-
-class _Pairs(tuple[tuple[str, Setting], ...]):
-    """Pairs whose hash is computed once."""
-
-    _hash: int | None = None
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = super().__hash__()
-        return self._hash
-
-
-class FrozenConfig(dict[str, Any]):
-    """A run config that does not change, whose many pairs are hashed once."""
-
-    def __init__(self, config: UserConfig) -> None:
-        super().__init__(config)
-        self.pairs = _Pairs(config.items())
-
-
-def client_setup(
-    context: Context, run_config: UserConfig | None, strict: bool = True
-) -> Setup:
-    """Return the resolved settings of this client.
-
-    Parameters
-    ----------
-    context : Context
-        Its node config overrides the settings of `per_device`.
-    run_config : UserConfig, optional
-        Settings of the run; by default the context's.
-    strict : bool, default True
-        False under another project's ServerApp, to which unknown names may belong; they
-        are then ignored.
-
-    Raises
-    ------
-    SettingsError
-        If a name is unknown or a value is out of range.
-    """
-    run = context.run_config if run_config is None else run_config
-    pairs = run.pairs if isinstance(run, FrozenConfig) else tuple(run.items())
-    kind, setup = _setup_of_run(pairs, strict)
-    if "partition-id" in context.node_config:
-        partition_id(context.node_config)
-    unread(context.node_config, kind)
-    return setup(tuple(node_settings(kind, run, context.node_config).items()))
-
-
-@cache
-def per_device(kind: type[Client]) -> set[str]:
-    """Return the settings that a device may override in its node config."""
-    of_kind = declared(cast(Maker, kind)).items()
-    return {*facts("per-device"), *(n for n, s in of_kind if s.facts.per_device)}
-
-
-def node_settings(kind: type[Client], settings: Settings, node: Settings) -> Settings:
-    """Return the settings that one client overrides.
-
-    A device overrides them in its node config. In simulation ``client-models`` assigns
-    the models, if the algorithm declares that setting.
-    """
-    overridden = {name: node[name] for name in per_device(kind) if name in node}
-    models = str(settings.get("client-models", "")).split()
-    if models and "partition-id" in node and "client-models" in declared(kind):
-        return {"model": models[partition_id(node) % len(models)], **overridden}
-    return overridden
-
-
-Pairs = tuple[tuple[str, Setting], ...]
-
-
-@run_cache(maxsize=16)
-def _setup_of_run(
-    run: Pairs, strict: bool
-) -> tuple[type[Client], Callable[[Pairs], Setup]]:
-    """Return the client class, and a function from a node's settings to its setup."""
-    given = dict(run)
-    # An app with a custom task may also list settings of its own algorithms.
-    custom = is_path(given.get("task", ""))
-    unknown_names: UnknownNames = "keep" if custom else "refuse"
-    settings = resolve(given, owners, unknown_names if strict else "ignore")
-    # With a cache for each run, its many pairs are hashed once per message, not twice.
-    setup = lru_cache(maxsize=16)(partial(_setup, settings))
-    return client_class(settings), setup
-
-
-def _setup(run: Settings, node: Pairs) -> Setup:
-    of_node = {name: converted(name, value, run[name]) for name, value in node}
-    settings = MappingProxyType(complete({**run, **of_node}))
-    device = build(DeviceSettings, settings)
-    cohort_size(device.cohort)
-    check_countable(settings)
-    check_optimizer(settings)
-    kind, output = client_class(settings), Path(str(settings["output"]))
-    algorithm = build(kind.settings_type, settings)
-    if isinstance(algorithm, TrainerSettings):
-        algorithm.check_rounds(int(settings["num-server-rounds"]))
-        weights = algorithm.class_weights
-        allowed = "none or numbers with dp-noise: the counts are private"
-        valid = weights != "balanced" or not device.dp_noise
-        require(valid, "class-weights", weights, allowed)
-    states = output / short_name(str(settings["algorithm"])) / "clients"
-    return Setup(
-        kind,
-        algorithm,
-        device,
-        build(ExamplePrivacy, settings),
-        settings,
-        task_key(settings),
-        states if int(settings["checkpoint-every"]) or settings["resume"] else None,
-    )
 
 
 def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> Client:

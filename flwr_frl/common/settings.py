@@ -592,7 +592,7 @@ def take_fields(kind: type, others: type) -> dict[str, Declared]:
     Raises
     ------
     SettingsError
-        If a field has no annotation or the name of a method, or if a setting is
+        If a field has no annotation or the name of an attribute, or if a setting is
         replaced by a plain value.
     """
 
@@ -617,8 +617,9 @@ def take_fields(kind: type, others: type) -> dict[str, Declared]:
         if name not in annotations:
             refuse(kind, name, f"has no annotation; write {text}")
         delattr(kind, name)
-        if callable(getattr(kind, name, None)) or callable(getattr(others, name, None)):
-            refuse(kind, name, f"is also a method; write {text.replace(':', '_:', 1)}")
+        if hasattr(kind, name) or callable(getattr(others, name, None)):
+            line = f"is also an attribute; write {text.replace(':', '_:', 1)}"
+            refuse(kind, name, line)
         annotation = _evaluated(annotations[name], kind.__module__)
         default: Any = value.default
         taken[name] = Declared(name, default, annotation, value.metadata[KEY])
@@ -660,7 +661,8 @@ def extended(base: type, kind: type) -> type:
     check = vars(kind).get("check_settings")
 
     def validated(settings: Any) -> None:
-        base.__post_init__(settings)  # type: ignore[attr-defined]
+        # The next class may be another base's settings.
+        super(made, settings).__post_init__()  # type: ignore[arg-type]
         if check:
             check.__func__(settings)
 

@@ -60,7 +60,7 @@ class Traits:
           The result may have other names and shapes than the arrays that were sent.
     replies_are_changes : bool, default False
         True if replies are differences from the arrays that were sent. The client then
-        needs ``sends_changes``, and FedBuff cannot wrap the strategy.
+        reports ``is-change``, and FedBuff cannot wrap the strategy.
     evaluate_last_round_only : bool, default False
         Evaluate the last round only, regardless of the settings.
     takes_newcomers : bool, default True

@@ -233,7 +233,7 @@ from flwr_frl.common.settings import setting
 class OwnSettings(TrainingSettings):
     shift: float = setting(2.0, ge=0)
 
-class OwnClient(Client, head_layers=2):
+class OwnClient(Client, task_settings={"head-layers": 2}):
     settings_type = OwnSettings
     personal = ("count.",)
 

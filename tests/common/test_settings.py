@@ -419,8 +419,14 @@ def declare(base: type, field: str, annotation: Any, value: Any) -> type:
         (Strategy, "pace", None, setting(3), "has no annotation; write pace: int = "),
         (Client, "momentum", None, 0.1, "is no setting; write momentum: float = "),
         (Strategy, "seed", int, 3, "is no setting; write seed: int = setting(3)"),
-        (Client, "fit", int, setting(3), "is also a method; write fit_: int = "),
-        (Strategy, "aggregate", int, setting(3), "is also a method; write aggregate_:"),
+        (Client, "fit", int, setting(3), "is also an attribute; write fit_: int"),
+        (
+            Strategy,
+            "aggregate",
+            int,
+            setting(3),
+            "is also an attribute; write aggregate_",
+        ),
     ],
 )
 def test_field_that_is_no_setting_is_one_line(base, field, annotation, value, line):

@@ -9,8 +9,9 @@ import torch
 from command_line import assert_same_rows, json_of, rows_of, run
 from flwr.app import Context, RecordDict
 
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.device import properties
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.messages import EXAMPLES
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import SettingsError, resolve

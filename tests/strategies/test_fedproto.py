@@ -34,9 +34,8 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl.clients import FedAvgClient, FedProtoClient
-from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.algorithms import complete, node_settings
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.setup import node_settings
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedProto, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid

@@ -11,9 +11,9 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.algorithms import client_setup, complete
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.gossip import base
 from flwr_frl.clients.gossip.relayed import exchanges
 from flwr_frl.common.settings import resolve

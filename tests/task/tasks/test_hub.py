@@ -15,7 +15,8 @@ from flwr.app import Context, RecordDict
 from hub_data import FLOWER, by_column, task_of
 from PIL import Image
 
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.algorithms import client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.hub import TableTask
