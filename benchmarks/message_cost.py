@@ -31,8 +31,8 @@ from flwr_frl.clients.gossip.nodes import Nodes
 from flwr_frl.common.settings import Setting, Settings, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import RunningMean
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.calls import TrainCall
@@ -111,7 +111,7 @@ LARGE, LARGE_ROUNDS = 100, 8
 LARGE_PARTS: dict[str, tuple[Any, str]] = {
     "loaded into the model": (SplitModel, "load"),
     "copied for the reply": (Client, "send"),
-    "reply checked": (PendingRound, "check"),
+    "reply checked": (Round, "reply_of"),
     "added to the sum": (RunningMean, "add"),
     "divided": (RunningMean, "result"),
 }

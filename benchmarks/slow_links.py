@@ -169,8 +169,8 @@ def measure(
     arrays = strategy.initialize(grid)
     rounds = range(1, server_round + 1)
     run_rounds(strategy, grid, arrays, rounds, evaluated=lambda _: False)
-    if strategy.round.pending.rejections:
-        raise RuntimeError(f"{algorithm}: {strategy.round.pending.rejections}")
+    if strategy.round.rejections:
+        raise RuntimeError(f"{algorithm}: {strategy.round.rejections}")
     return {way: size(m) for way, m in zip(("down", "up"), grid.kept, strict=True)}
 
 

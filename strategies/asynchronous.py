@@ -221,10 +221,10 @@ class Asynchronous(Participation):
 
     def refill(self) -> list[Message]:
         """Return training messages of the current version for idle clients."""
-        pending, nodes = self.strategy.pending, self._idle.draw(self._missing)
-        sent = pending.expected[self.strategy.arrayrecord_key]
-        about = sent, pending.config, MessageType.TRAIN
-        return pending.ask([self.strategy._message(node, *about) for node in nodes])
+        round, nodes = self.strategy.round, self._idle.draw(self._missing)
+        sent = round.like[self.strategy.arrayrecord_key]
+        about = sent, round.config, MessageType.TRAIN
+        return round.ask([self.strategy._message(node, *about) for node in nodes])
 
     # Clients at work (the interface `Work`).
 
@@ -246,9 +246,9 @@ class Asynchronous(Participation):
     def end(self, node: int) -> bool:
         """Record that a node is done; return whether its change is recent enough."""
         version = self._stop(node)
-        pending, staleness = self.strategy.pending, self.version - version
-        pending.asked.add(node)
-        pending.asked_in[node] = version
+        round, staleness = self.strategy.round, self.version - version
+        round.asked.add(node)
+        round.asked_in[node] = version
         recent = self.max_staleness < 0 or staleness <= self.max_staleness
         if recent:
             self._staleness[node] = staleness
@@ -270,16 +270,17 @@ class Asynchronous(Participation):
 
     def drop(self, reply: Message) -> None:
         """Discard a change that is too old; the client's personal part still counts."""
-        pending = self.strategy.pending
-        pending.bytes_up += count_bytes(reply)
-        if not reply.has_error() and self.strategy._is_valid(reply):
-            self.strategy.ledger.acknowledge(pending.rounds([reply]), self.version)
+        round, node = self.strategy.round, reply.metadata.src_node_id
+        round.bytes_up += count_bytes(reply)
+        if not reply.has_error() and round.is_valid(reply):
+            made_in = {self.strategy.clients.name_of(node): round.asked_in[node]}
+            self.strategy.ledger.acknowledge(made_in, self.version)
 
     def message(self, node: int) -> Message:
         """Rebuild the message that a node was sent, from the arrays of its version."""
-        pending, strategy = self.strategy.pending, self.strategy
-        version = pending.asked_in[node]
-        config = ConfigRecord({**pending.config, SERVER_ROUND: version})
+        round, strategy = self.strategy.round, self.strategy
+        version = round.asked_in[node]
+        config = ConfigRecord({**round.config, SERVER_ROUND: version})
         arrays = memory_record(self._state["versions"][str(version)])
         sent = strategy._as_transported(arrays)
         return strategy._message(node, sent, config, MessageType.TRAIN)
@@ -302,7 +303,7 @@ class Asynchronous(Participation):
         if staleness == 0 and self.step_size == 1:
             return arrays
         weight = (1.0 + staleness) ** -self.staleness_exponent
-        version = str(self.strategy.pending.asked_in[node])
+        version = str(self.strategy.round.asked_in[node])
         sent = self._state["versions"][version] if self.from_sent else self._current
         moved = {}
         for name, array in arrays.items():
@@ -340,12 +341,12 @@ class Asynchronous(Participation):
         out = set(map(str, state["since"].values()))
         for version in state["versions"].keys() - out:
             del state["versions"][version]
-        pending, known = self.strategy.pending, state["since"].keys() | self._dropped
-        pending.silent = [name for name in pending.silent if name not in known]
+        round, known = self.strategy.round, state["since"].keys() | self._dropped
+        round.silent = [name for name in round.silent if name not in known]
         ages = list(counted.values())
         values = ages or [0]
         return {
-            "unanswered": len(pending.silent),
+            "unanswered": len(round.silent),
             "version": self.version,
             "staleness": ages,
             "staleness-mean": sum(values) / len(values),

@@ -85,7 +85,7 @@ class FedDyn(
             return None
         names = [reply.client for reply in round.replies]
         seen = set(self.state[SEEN]).union(names)
-        unused = self.in_mean & self.pending.unused.keys()
+        unused = self.in_mean & round.unused.keys()
         lost = self._outdated or min(unused, default="")
         totals, new = {}, {}
         for name, change in changes.items():

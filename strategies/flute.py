@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import HEAD, NUM_EXAMPLES
+from flwr_frl.common.messages import NUM_EXAMPLES
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.base import Strategy
@@ -253,16 +253,9 @@ class FLUTELinear(
         head = self.heads.get(client)
         return head or {HEAD_WEIGHT: self._random((1, self.rank), client)}
 
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Expect no head in return, as its gradient is among the expected arrays."""
-        content = super().content(node, arrays, config)
-        self.pending.expected.pop(HEAD, None)
-        return content
-
     def begin(self, round: Round) -> None:
-        """Expect both gradients, in float64."""
+        """Expect both gradients, in float64, and no head in return."""
+        round.returns_own = False
         like = {**round.sent, HEAD_WEIGHT: np.zeros((1, self.rank))}
         round.expected = {f"gradient.{name}": array for name, array in like.items()}
 

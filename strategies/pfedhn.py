@@ -177,7 +177,7 @@ class PFedHN(
         list of Message
             The replies.
         """
-        key = self.settings.seed, ORDER, self.pending.server_round
+        key = self.settings.seed, ORDER, self.round.number
         replies = []
         for i in np.random.default_rng(key).permutation(len(messages)):
             message = messages[i]
@@ -187,9 +187,10 @@ class PFedHN(
             message.content[self.arrayrecord_key] = record
             came = list(exchange([message]))
             replies += came
-            if valid := [r for r in came if not r.has_error() and self._is_valid(r)]:
+            round = self.round
+            if valid := [r for r in came if not r.has_error() and round.is_valid(r)]:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    self._make_step(list(map(self._read, valid)))
+                    self._make_step(list(map(round.reply_of, valid)))
         return replies
 
     def aggregate(self, round: Round) -> Arrays | None:
@@ -221,7 +222,7 @@ class PFedHN(
             self._step(network["values"][layer], network["momentum"][layer], gradient)
         if not all(map(is_finite, (*network.values(), *embeddings.values()))):
             text = "round %d: the hypernetwork is not finite; the former one stays"
-            log(WARNING, text, self.pending.server_round)
+            log(WARNING, text, self.round.number)
             return False
         self.network.update(network)
         self.embeddings.update(embeddings)

@@ -113,10 +113,10 @@ class RepresentationTransfer(
         """Add ``asked``, the number of clients addressed."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            metrics["asked"] = len(self.pending.asked)
+            metrics["asked"] = len(self.round.asked)
         # A round is valid even if all targets have a model already.
-        done = self.built and not self.pending.asked
-        return (self.pending.sent if done else arrays), metrics
+        done = self.built and not self.round.asked
+        return (self.round.record if done else arrays), metrics
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Combine the sources' arrays; replies of targets change nothing."""
@@ -126,7 +126,7 @@ class RepresentationTransfer(
             sources = [reply.read() for reply in round.replies]
             combined = self.combine(sources)
         except SettingsError as error:
-            if not (self.pending.silent or self.pending.rejections):
+            if not (self.round.silent or self.round.rejections):
                 raise
             # Sources that have not answered yet may have valid representations.
             log(WARNING, "round %d: %s; retrying all sources", round.number, error)

@@ -36,6 +36,7 @@ from flwr_frl.strategies.grids.stages import (
 )
 from flwr_frl.strategies.server.aggregation import least_replies
 from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm, StrategySettings
 from flwr_frl.strategies.wrapping import Wrapping
 
@@ -229,7 +230,9 @@ class SRPFL(Wrapping):
         """Return the wrapped strategy's messages; the round closes at n replies."""
         wrapped = self.strategy
         messages = list(wrapped.configure_train(server_round, arrays, config, grid))
-        is_valid = getattr(wrapped, "_is_valid", lambda reply: True)
+        # All replies without error count for a strategy of another package.
+        round = getattr(wrapped, "round", None)
+        is_valid = round.is_valid if isinstance(round, Round) else lambda reply: True
         self.participation.open(server_round, messages, grid, is_valid)
         return messages
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -371,9 +371,8 @@ class ClientManager:
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
         return _by_name({n: c for n in nodes if not (c := self.known[n]).is_newcomer})
 
-    def declared(self, reply: Message, name: str) -> float:
-        """Return a number that a reply's client declared at first; inf for none."""
-        node = reply.metadata.src_node_id
+    def declared(self, node: int, name: str) -> float:
+        """Return a number that a node's client declared at first; inf for none."""
         client = self.known.get(node)
         if client is None and (former := self._former.get(node)):
             # The client has another node since it was asked.

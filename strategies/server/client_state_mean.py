@@ -64,7 +64,7 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         contribute a change of 0.
         """
         if self.privacy:
-            return self.pending.asked_names()
+            return round.clients
         return [reply.client for reply in round.replies]
 
     def content(

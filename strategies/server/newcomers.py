@@ -9,7 +9,6 @@ from flwr.serverapp import Grid
 from flwr_frl.common.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import check_evaluation
 
 # Fractions of a newcomer's examples on which it trains its personal part.
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -76,17 +75,17 @@ def let_join(
         kind = f"{MessageType.EVALUATE}.{NEWCOMER}"
         asked = strategy.open_round(nodes, arrays, config, server_round, kind)
         replies = grid.send_and_receive(asked, timeout=timeout)
-        valid = strategy.pending.close(replies, check_evaluation)
-        for name, reply in zip(strategy.pending.names(valid), valid, strict=True):
-            metrics = dict(check_evaluation(reply))
+        strategy.round.close(replies)
+        for reply in strategy.round.replies:
+            metrics = dict(reply.metrics)
             if FITTED not in metrics:
                 continue
             # The number of examples for training in place of those for the test.
             count = metrics[NUM_EXAMPLES] = int(metrics.pop(FITTED))
-            entries = metrics_of.setdefault(name, [])
+            entries = metrics_of.setdefault(reply.client, [])
             # With few examples, two fractions may be the same number of examples.
             entries[:] = [*(m for m in entries if m[NUM_EXAMPLES] != count), metrics]
-        answered = set(strategy.pending.names(valid))
+        answered = {reply.client for reply in strategy.round.replies}
     # Without all its examples a newcomer's value cannot be compared with the others'.
     for name in metrics_of.keys() - answered:
         label = strategy.clients.label(name)

@@ -16,9 +16,8 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import best_round, stopped_early
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Strategy, averages_on_arrival
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.watch import Watch
@@ -198,7 +197,7 @@ class Rounds:
             evaluate(self.strategy, grid, arrays, after, self.settings.round_timeout)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
-            why = self.strategy.round.pending.failure or "nobody was asked"
+            why = self.strategy.round.failure or "nobody was asked"
             raise SettingsError(f"no round had a valid reply; {why}")
         return arrays
 
@@ -240,11 +239,11 @@ class Rounds:
         row = {**about, **metrics, **about}
         if self.clock is not None:
             row["seconds-simulated"] = self.clock.seconds
-        exchange, label = self.strategy.round.pending, self.strategy.clients.label
-        if exchange.rejections:
-            row["rejected-clients"] = [label(name) for name, _ in exchange.rejections]
-        if exchange.silent and self.strategy.participation.waits_for_all:
-            row["unanswered-clients"] = [label(name) for name in exchange.silent]
+        training, label = self.strategy.round, self.strategy.clients.label
+        if training.rejections:
+            row["rejected-clients"] = [label(name) for name, _ in training.rejections]
+        if training.silent and self.strategy.participation.waits_for_all:
+            row["unanswered-clients"] = [label(name) for name in training.silent]
             log(WARNING, "no reply of clients %s", several(row["unanswered-clients"]))
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = list(silent)
@@ -252,14 +251,14 @@ class Rounds:
 
     def _client_metrics(self) -> dict[str, dict[str, Any]]:
         """Return the metrics of each client that was tested, by its label."""
-        tested, label = self.strategy.evaluation, self.strategy.clients.label
+        label = self.strategy.clients.label
         return {
-            label(name): {
+            label(reply.client): {
                 metric: value
-                for metric, value in tested.metrics[name].items()
+                for metric, value in reply.metrics.items()
                 if metric != NUM_EXAMPLES
             }
-            for name in tested.names
+            for reply in self.strategy.evaluation.replies
         }
 
     def _check_not_empty(self, metrics: dict[str, Any]) -> None:
@@ -269,7 +268,7 @@ class Rounds:
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         limit = self.settings.max_empty_rounds
         if limit and self._empty >= limit:
-            why = self.strategy.round.pending.failure or "nobody was asked"
+            why = self.strategy.round.failure or "nobody was asked"
             raise SettingsError(
                 f"no valid reply in {self._empty} rounds in a row; {why}"
             )

@@ -302,7 +302,7 @@ class Algorithm(FlowerStrategy):
                 parameter.kind is not parameter.VAR_KEYWORD
                 for parameter in inspect.signature(init).parameters.values()
             ):
-                # `Averaging.__init__`, whose bases declare no settings.
+                # `Strategy.__init__`, whose bases declare no settings.
                 if "fraction_train" in inspect.signature(init).parameters:
                     break
                 raise SettingsError(

@@ -1,6 +1,7 @@
 """Hostile replies to strategies: one client must not disturb the others."""
 
 import copy
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -24,8 +25,8 @@ from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import is_finite
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.rounds import run_rounds
 
 CLIENTS = 5
@@ -102,7 +103,9 @@ class Target:
             arrays = arrays if trained is None else trained
         messages = list(configure(1, arrays, ConfigRecord(), self.grid))
         self.replies = list(self.grid.send_and_receive(messages))
-        self.asked = self.inner.pending
+        evaluates = kind == "evaluate"
+        self.owner = self.inner.evaluation if evaluates else self.inner
+        self.asked = self.owner.round
         self.before = self.inner.snapshot()()
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
@@ -116,12 +119,10 @@ class Target:
         """Aggregate replies in the state before them; return arrays and metrics."""
         self.inner.restore(copy.deepcopy(self.before))
         asked = self.asked
-        name_of = self.inner.clients.name_of
-        exchange = PendingRound(asked.server_round, name_of, asked.sent)
-        exchange.asked = set(asked.asked)
-        exchange.asked_in = dict(asked.asked_in)
-        exchange.expected = dict(asked.expected)
-        self.inner.pending = exchange
+        fields = [getattr(asked, field.name) for field in dataclasses.fields(Round)]
+        self.owner.round = round = Round(*fields)
+        round.asked, round.asked_in = set(asked.asked), dict(asked.asked_in)
+        round.like = dict(asked.like)
         if isinstance(work := self.inner.participation, Asynchronous):
             # The grid does this for every client whose reply it delivers.
             delivered = {reply.metadata.src_node_id for reply in replies}
@@ -180,13 +181,13 @@ class Target:
         if len(rows) > 60 or not all(map(is_finite_metric, rows.values())):
             outcome.fell.append(f"{what} put nonsense into the metrics")
         json.loads(strict_json(rows), parse_constant=refuse)
-        exchange = self.inner.pending
-        for name, reason in exchange.rejections:
+        rejections = self.owner.round.rejections
+        for name, reason in rejections:
             if not f"{name}{reason}".isprintable() or len(reason) > 400:
                 outcome.fell.append(f"{what} is not one line: {reason!r}"[:300])
-        if exchange.rejections:
+        if rejections:
             outcome.refused += 1
-            counted = len(replies) - len(exchange.rejections)
+            counted = len(replies) - len(rejections)
             if self.kind == "train" and counted == len(self.replies) - 1:
                 same = arrays.keys() == self.without.keys() and all(
                     np.array_equal(arrays[n], v) for n, v in self.without.items()

@@ -58,8 +58,9 @@ def test_unanswered_clients_are_listed_only_if_they_are_awaited(
 class Accepting(FedRep):
     """Accepts replies of earlier rounds as well."""
 
-    def _check_train_reply(self, reply):
-        self.pending.arrays(reply, "arrays")
+    def begin(self, round):
+        if round.number == 2:
+            round.asked_in[1] = 1
 
 
 class Holding(InlineGrid):

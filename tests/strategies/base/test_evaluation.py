@@ -65,7 +65,7 @@ def test_invalid_evaluations_are_left_out():
     metrics = evaluate_once(strategy, grid_of(6, client))
     assert metrics["accuracy"] == pytest.approx(0.45)
     assert metrics["evaluated"] == 2
-    assert sorted(name for name, _ in strategy.pending.rejections) == [
+    assert sorted(name for name, _ in strategy.evaluation.round.rejections) == [
         "000000",
         "000001",
         "000002",

@@ -105,6 +105,6 @@ def test_messages_withheld_from_silent_nodes_are_not_counted():
     messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
     metrics = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
     assert [m.metadata.dst_node_id for m in devices.pushed] == [1, 3]
-    assert strategy.pending.asked == {1, 3}
+    assert strategy.evaluation.round.asked == {1, 3}
     assert metrics["bytes-down"] == sum(map(count_bytes, devices.pushed))
     assert (metrics["evaluated"], metrics["evaluation-unanswered"]) == (2, 0)
