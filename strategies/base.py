@@ -49,7 +49,7 @@ from flwr_frl.strategies.server.aggregation import (
 )
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.evaluation import Evaluation, mean_loss
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.privacy import (
@@ -112,7 +112,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         strings as keys, and with arrays and JSON values as leaves. Arrays under
         ``heads/CLIENT`` are loaded by `flwr_frl.predict`. Arrays must be
         replaced rather than changed in place.
-    clients : ClientManager
+    clients : Clients
         The clients of the run, by node.
     ledger : RoundLedger
         The last round in which each client's reply counted.
@@ -162,7 +162,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         clips = settings.aggregation == CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
         self.privacy = client_privacy(noise, clip, settings.server_dp_delta)
-        self.clients = ClientManager(settings.min_available_nodes)
+        self.clients = Clients(settings.min_available_nodes)
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         self.participation = Participation(*sampling)
         self.ledger = RoundLedger(label=self.clients.label)
@@ -283,7 +283,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
             arrays = kwargs.get("initial_arrays", given)
             check_no_counters(arrays, self.settings.server_dp_noise)
         longest = float(kwargs.get("timeout", math.inf))
-        self.clients.foreign_app = True
+        self.clients.answers_queries = None
         grid = self.adapt_grid(reliable_grid(self, grid, longest))
         grid = self.participation.adapt_grid(grid, self.clients.label_of)
         before = self.ledger.counted

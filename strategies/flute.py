@@ -19,7 +19,7 @@ from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
-from flwr_frl.strategies.server.client_manager import ClientInfo
+from flwr_frl.strategies.server.clients import Client
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Round
 
@@ -137,7 +137,7 @@ class FLUTE(
         self._classes: dict[str, str] = {}
         self.clients.refusal_of = self._refusal_of
 
-    def _refusal_of(self, client: ClientInfo) -> str:
+    def _refusal_of(self, client: Client) -> str:
         """Return "" if a client reports its classes, or else why it is refused.
 
         Without training examples it has no class, and is only tested.

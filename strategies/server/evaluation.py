@@ -18,7 +18,7 @@ from flwr_frl.common.messages import (
     OF_CLIENTS,
 )
 from flwr_frl.common.text import several
-from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.replies import single_metrics
 from flwr_frl.strategies.server.round import Reply, Round
 
@@ -87,9 +87,7 @@ class Evaluation:
         self._sampled = frozenset(sampled)
         return sampled
 
-    def aggregate(
-        self, messages: Iterable[Message], clients: ClientManager
-    ) -> MetricRecord:
+    def aggregate(self, messages: Iterable[Message], clients: Clients) -> MetricRecord:
         """Store the clients' metrics and return means over clients with test examples.
 
         A sampled client that is still busy with an earlier round counts with its latest
@@ -133,7 +131,7 @@ class Evaluation:
                 counts[name + OF_CLIENTS] = reporting
         return single_metrics({**means, **counts})
 
-    def _log_untested(self, clients: ClientManager) -> None:
+    def _log_untested(self, clients: Clients) -> None:
         """Log once which clients have no test examples."""
         without = {
             reply.client

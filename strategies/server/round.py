@@ -18,7 +18,7 @@ from flwr_frl.common.messages import BYTES, PROPERTIES, SERVER_ROUND
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.checks import InvalidReplyError, error_reason
-from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
     Arrays,
@@ -143,7 +143,7 @@ class Round:
         The shared arrays.
     config : ConfigRecord
         Config that is sent to all clients; `Strategy.begin` may add to it.
-    table : ClientManager
+    table : Clients
         Knows the names of nodes and the labels of clients.
     nodes : iterable of int
         Nodes that are asked.
@@ -189,7 +189,7 @@ class Round:
     number: int = 0
     record: ArrayRecord = field(default_factory=ArrayRecord)
     config: ConfigRecord = field(default_factory=ConfigRecord)
-    table: ClientManager = field(default_factory=ClientManager)
+    table: Clients = field(default_factory=Clients)
     nodes: Iterable[int] = ()
     trains: bool = True
     check: Callable[[Reply], object] = lambda reply: None

@@ -127,8 +127,8 @@ class Watch:
         nodes = {name: node for node, name in self._connected.items()}
         properties = {c.name: c.properties for c in manager.known.values()}
         refused = {
-            strategy.clients.name_of(n): f"takes no part: {refusal.reason}"
-            for n, refusal in manager.refusals.items()
+            client.name: f"takes no part: {client.refusal}"
+            for client in manager.refused.values()
         }
         updates = strategy.participation.updates or {}
         counts = strategy.participation.updates is not None

@@ -153,7 +153,7 @@ def test_client_without_query_handler_is_named_by_its_node(caplog):
         node: str(node) for node in range(1, N + 1)
     }
     assert strategy.ledger.acknowledged == {str(n): 1 for n in range(1, N + 1)}
-    assert strategy.clients.refusals == {}
+    assert strategy.clients.refused == {}
     assert strategy.evaluation.metrics["4"]["num-examples"] == 4
 
 

@@ -20,7 +20,7 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids import nodes as grid_nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import client_manager
+from flwr_frl.strategies.server import clients
 from flwr_frl.strategies.server.queries import query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
@@ -207,7 +207,7 @@ def test_round_does_not_wait_if_no_earlier_participant_is_offline(monkeypatch):
     def never(self, grid, until):
         raise AssertionError("waited for nobody")
 
-    monkeypatch.setattr(client_manager.ClientManager, "wait_for_others", never)
+    monkeypatch.setattr(clients.Clients, "wait_for_others", never)
     grid, strategy = Coming(refusing, [{3}]), averaging()
     # As after a resume, if the only client is now refused.
     strategy.ledger.acknowledged = {"c": 4}
@@ -272,7 +272,7 @@ def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
     del grid.contexts[2]
     assert strategy.identify(grid) == [1, 3]
     assert strategy.clients.name_of(3) == "same"
-    assert strategy.clients.refusals == {}
+    assert strategy.clients.refused == {}
 
 
 def test_client_that_reconnects_as_another_node_is_recognised():
@@ -294,7 +294,7 @@ def test_minority_with_another_model_is_refused():
     # Clients 1, 2 and 4 add 2, 3 and 5.
     assert arrays["b"].numpy().tolist() == [np.float32(10 / 3)] * 4
     assert metrics["clients"] == 3
-    assert sorted(strategy.clients.refusals) == [1, 4]
+    assert sorted(strategy.clients.refused) == [1, 4]
 
 
 def test_tie_between_structures_goes_to_the_smaller_digest():

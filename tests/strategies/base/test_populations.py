@@ -14,7 +14,7 @@ from participants import properties_of
 
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import client_manager
+from flwr_frl.strategies.server import clients
 
 
 def come_and_go(strategy: Strategy, nodes: list[int]) -> list[int]:
@@ -96,7 +96,7 @@ def test_unchanged_population_is_not_examined_again() -> None:
     strategy, grid = settled(honest, 3)
     examined: list[str] = []
 
-    def refusal_of(client: client_manager.ClientInfo) -> str:
+    def refusal_of(client: clients.Client) -> str:
         examined.append(client.name)
         return "it is the third" if client.name == "000002" else ""
 
@@ -160,6 +160,6 @@ def test_name_of_a_busy_client_is_taken():
     grid.connected, grid.busy = frozenset({1, 2, 3}), frozenset({2})
     assert strategy.identify(grid) == [1]
     assert strategy.clients.name_of(2) == "same"
-    assert strategy.clients.refusals[3].twin == 2
+    assert strategy.clients.refused[3].twin == 2
     grid.connected = frozenset({1, 3})
     assert strategy.identify(grid) == [1, 3]
