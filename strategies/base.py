@@ -284,8 +284,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
             check_no_counters(arrays, self.settings.server_dp_noise)
         longest = float(kwargs.get("timeout", math.inf))
         self.clients.answers_queries = None
-        grid = self.adapt_grid(reliable_grid(self, grid, longest))
-        grid = self.participation.adapt_grid(grid, self.clients.label_of)
+        grid = adapted(self, reliable_grid(self, grid, longest))
         before = self.ledger.counted
         result = super().start(grid, *args, **kwargs)
         if self.ledger.counted == before and result.train_metrics_clientapp:
@@ -718,6 +717,12 @@ def check_like_sent(arrays: object, sent: Arrays | None, name: str) -> None:
                 f"{name} returns {key!r} as {new.dtype}{list(new.shape)}; expected "
                 f"{like.dtype}{list(like.shape)}, as it was sent"
             )
+
+
+def adapted(strategy: Strategy, grid: Grid) -> Grid:
+    """Return the grid for a run, adapted to its algorithm and participation."""
+    adapted = strategy.adapt_grid(grid)
+    return strategy.participation.adapt_grid(adapted, strategy.clients.label_of)
 
 
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
