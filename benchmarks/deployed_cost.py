@@ -47,7 +47,7 @@ PARTS = (
     ("arrays read and checked", "ClientApp", "records.py", "unpack"),
     ("`Client.fit`: loaded and copied", "ClientApp", "fedavg.py", "fit"),
     ("reply made", "ClientApp", "records.py", "pack"),
-    ("replies checked and averaged", "ServerApp", "averaging.py", "aggregate_train"),
+    ("replies checked and averaged", "ServerApp", "base.py", "aggregate_train"),
     ("checkpoint written", "ServerApp", "checkpoint.py", "write"),
     ("Flower: objects made", "ClientApp", "recorddict.py", "deflate"),
     (

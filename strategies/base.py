@@ -165,7 +165,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         self.clients = Clients(settings.min_available_nodes)
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         self.participation = Participation(*sampling)
-        self.ledger = RoundLedger(label=self.clients.label)
+        self.ledger = RoundLedger(self.clients.label)
         self.round = Round()
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self.evaluation = Evaluation(*evaluated, weighted_by_key)
@@ -354,9 +354,9 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         trains, evaluates = kind == MessageType.TRAIN, kind == MessageType.EVALUATE
         if not trains:
             nodes = self.clients.answering(nodes)
-        round = Round(server_round, arrays, config, self.clients, nodes, trains)
-        round.combine, round.arrays_of = self._mean, self._all_arrays
-        round.check = self._check_train_reply if trains else self.evaluation.check
+        check = self._check_train_reply if trains else self.evaluation.check
+        about = server_round, arrays, config, self.clients, nodes, trains, check
+        round = Round(*about, self._all_arrays, self._mean)
         if evaluates:
             self.evaluation.round = round
         else:
@@ -459,7 +459,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         arrays = self._aggregate_checked(round) if round.replies else None
         if arrays is not None:
             metrics |= self.metrics(round)
-            metrics |= self._of_function(self._train_metrics, round.replies)
+            metrics |= self._by_function(self._train_metrics, round.replies)
             self._count(round, arrays)
         round.forget_replies()
         metrics |= self.participation.close()
@@ -622,10 +622,10 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         metrics = self.evaluation.aggregate(replies, self.clients)
         self.ledger.note_unused(self.evaluation.round.unused)
         tested = self.evaluation.replies
-        metrics.update(self._of_function(self._evaluate_metrics, tested))
+        metrics.update(self._by_function(self._evaluate_metrics, tested))
         return metrics
 
-    def _of_function(
+    def _by_function(
         self, function: MetricsFunction | None, replies: list[Reply]
     ) -> dict[str, Any]:
         """Return the metrics of a user's function, if there is one."""

@@ -113,10 +113,8 @@ class Clients:
 
     Attributes
     ----------
-    rows : dict of int to Client
-        All nodes that were asked or have answered, also former nodes of clients.
     known : dict of int to Client
-        Rows of the clients that have identified themselves.
+        Clients that have identified themselves, by node.
     here : frozenset of int
         Nodes that were available at the last `identify`.
     busy : frozenset of int
@@ -125,12 +123,6 @@ class Clients:
         Nodes that are sent no evaluations for now, as they did not reply.
     untrained : frozenset of int
         Nodes whose clients have no training examples, unless no client has any.
-    labels : dict of str to str
-        Names of simulated clients' data folders, by the clients' names.
-    model : dict of str to object
-        Description of the model that most clients have.
-    settled : bool
-        True once a client has trained: all clients must share the model.
     keyed : bool
         True if a name belongs to the public key that first used it.
     keys : dict of str to str
@@ -150,19 +142,24 @@ class Clients:
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
-        self.min_available_nodes = min_available_nodes
-        self.rows: dict[int, Client] = {}
+        self._min_available_nodes = min_available_nodes
+        # The table: all nodes that have answered, former nodes of clients among them.
+        self._rows: dict[int, Client] = {}
         self.known: dict[int, Client] = {}
         self.here = self.busy = self.silent = self.untrained = frozenset[int]()
-        self.model: dict[str, Any] = {}
-        self.settled = self.keyed = False
+        self.keyed = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
         self.failure, self.registered = "", RegisteredNames()
         self.refusal_of: Callable[[Client], str] = lambda client: ""
         self.answers_queries: bool | None = True
-        # Labels in use, and those that clients report, empty for none; by name.
-        self.labels: dict[str, str] = {}
+        # Description of the model that most clients have. Once any client has trained,
+        # it is settled, and all must have it.
+        self._model: dict[str, Any] = {}
+        self._settled = False
+        # Names of simulated clients' data folders, by the clients' names: labels in
+        # use, and all that clients report, empty for none.
+        self._labels: dict[str, str] = {}
         self._reported: dict[str, str] = {}
         # Labels of clients without training examples, which have been logged.
         self._logged = set[str]()
@@ -181,7 +178,7 @@ class Clients:
         nodes are in the order of their clients' names.
         """
         # Once the run has begun, nodes that leave must not block it.
-        awaited = 1 if self.known else self.min_available_nodes
+        awaited = 1 if self.known else self._min_available_nodes
         nodes = connected_nodes(grid, awaited, self.label_of)
         if self._last is not None and nodes == self._last[0]:
             _, unknown, taking_part = self._last
@@ -199,14 +196,14 @@ class Clients:
         taking_part = self._admitted(grid, nodes)
         # Until the model is settled, votes and a strategy's `refusal_of` may change.
         last = nodes, self._unknown(nodes), taking_part
-        self._last = last if self.settled else None
+        self._last = last if self._settled else None
         return list(taking_part)
 
     def _unknown(self, nodes: list[int]) -> list[int]:
         return [node for node in nodes if node not in self.known]
 
     def _is_skipped(self, node: int, connected: frozenset[int]) -> bool:
-        row = self.rows.get(node)
+        row = self._rows.get(node)
         return bool(row and row.refusal and row.is_skipped(connected))
 
     def _note_connections(self, grid: Grid) -> None:
@@ -220,19 +217,20 @@ class Clients:
     def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
         """Return those of the nodes that can take part, and refuse the others."""
         here = {node: self.known[node] for node in nodes if node in self.known}
-        if not self.settled:
-            self.model = vote(client.properties for client in here.values())
+        if not self._settled:
+            self._model = vote(client.properties for client in here.values())
         refused = []
         for node, client in sorted(here.items()):
-            same = client.properties.get(STRUCTURE, "") == self.model[STRUCTURE]
-            differs = "" if same else difference(client.properties, self.model)
+            same = client.properties.get(STRUCTURE, "") == self._model[STRUCTURE]
+            differs = "" if same else difference(client.properties, self._model)
             if not (reason := differs or self.refusal_of(client)):
-                client.admit()
+                if client.refusal:
+                    client.admit()
                 continue
             del here[node]
             if self._refuse(node, reason):
                 refused.append(self.registered.query(node, {REFUSAL: reason}))
-            if self.settled:
+            if self._settled:
                 # It is asked again, as other data may change its properties.
                 del self.known[node]
         if refused:
@@ -281,7 +279,7 @@ class Clients:
             except InvalidReplyError as error:
                 refused.append((node, f"it {error}", None))
         # Labels change with every client that is added.
-        self.labels = distinct_labels(self._reported)
+        self._labels = distinct_labels(self._reported)
         for node, reason, twin in refused:
             self._refuse(node, reason, twin)
 
@@ -305,7 +303,7 @@ class Clients:
                     log(INFO, "the ClientApp has no query handler: names are node ids")
             else:
                 # A single error may be due to a lost connection.
-                row = self.rows.setdefault(node, Client(str(node)))
+                row = self._rows.setdefault(node, Client(str(node)))
                 row.times -= not row.refusal
                 self._refuse(node, f"error: {error_reason(reply)}")
         return reported
@@ -330,7 +328,7 @@ class Clients:
         self._reported[name] = ""
         with contextlib.suppress(InvalidReplyError):
             self._reported[name] = check_name(properties.get(OWN_NAME))
-        row = self.rows.setdefault(node, Client(name))
+        row = self._rows.setdefault(node, Client(name))
         row.name, row.properties = name, properties
         if REFUSAL in properties:
             return one_line(properties[REFUSAL], 1000), None
@@ -339,7 +337,7 @@ class Clients:
 
     def _refuse(self, node: int, reason: str, twin: int | None = None) -> bool:
         """Log once why a client cannot take part; return whether the reason is new."""
-        row = self.rows.setdefault(node, Client(str(node)))
+        row = self._rows.setdefault(node, Client(str(node)))
         if not row.refuse(reason, twin):
             return False
         self.failure = f"client {self.label(row.name)}: {reason}"
@@ -348,18 +346,18 @@ class Clients:
 
     def settle(self) -> None:
         """Fix the description of the model for the rest of the run."""
-        self.settled = bool(self.model)
+        self._settled = bool(self._model)
 
     # Names.
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id as text for an unknown node."""
-        row = self.rows.get(node)
+        row = self._rows.get(node)
         return row.name if row else str(node)
 
     def label(self, name: str) -> str:
         """Return a client's name in files and logs: its label, or else its name."""
-        return self.labels.get(name, name)
+        return self._labels.get(name, name)
 
     def label_of(self, node: int) -> str:
         """Return the name of a node's client in files and logs."""
@@ -368,7 +366,7 @@ class Clients:
     @property
     def refused(self) -> dict[int, Client]:
         """Rows of the nodes that cannot take part."""
-        return {node: row for node, row in self.rows.items() if row.refusal}
+        return {node: row for node, row in self._rows.items() if row.refusal}
 
     def newcomers(self) -> list[int]:
         """Return the nodes that join after the training, ordered by their names."""
@@ -384,7 +382,7 @@ class Clients:
     def declared(self, node: int, name: str) -> float:
         """Return a number that a node's client declared at first; inf for none."""
         client = self.known.get(node)
-        if client is None and (former := self.rows.get(node)):
+        if client is None and (former := self._rows.get(node)):
             # The client may have another node since it was asked.
             same = (c for c in self.known.values() if c.name == former.name)
             client = next(same, None)
@@ -408,7 +406,7 @@ class Clients:
 
     def connected_names(self) -> set[str]:
         """Return the names of the available clients, refused ones included."""
-        return {self.rows[node].name for node in self.here if node in self.rows}
+        return {self._rows[node].name for node in self.here if node in self._rows}
 
     def wait_for_others(self, grid: Grid, until: float) -> None:
         """Wait up to a minute for a change of the available nodes.
@@ -421,7 +419,7 @@ class Clients:
         log(INFO, text, names)
         if forgive := getattr(grid, "forgive", None):
             forgive()
-        for row in self.rows.values():
+        for row in self._rows.values():
             row.rests = 0
         wait_for_change(grid, self.here, until)
 
@@ -431,16 +429,16 @@ class Clients:
         """Return the values for a checkpoint; they must not be changed."""
         return {
             "keys": self.keys,
-            "labels": self.labels,
-            "classes": str(self.model.get(CLASSES_DIGEST, "")),
-            "model": self.model if self.settled else {},
+            "labels": self._labels,
+            "classes": str(self._model.get(CLASSES_DIGEST, "")),
+            "model": self._model if self._settled else {},
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Return to a saved state."""
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
-        self.model = dict(values.get("model", {}))
-        self.settled = bool(self.model)
+        self._model = dict(values.get("model", {}))
+        self._settled = bool(self._model)
 
 
 def _by_name(clients: Mapping[int, Client]) -> list[int]:

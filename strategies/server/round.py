@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from logging import INFO, WARNING
@@ -40,13 +39,9 @@ CHUNK_BYTES = 2**26
 class _Copies(Mapping[str, npt.NDArray[Any]]):
     """Arrays by name, each copied when it is first read."""
 
-    def __init__(self, read: Callable[[], Arrays]) -> None:
-        self._read = read
+    def __init__(self, views: Arrays) -> None:
+        self._views = views
         self._copies: Arrays = {}
-
-    @cached_property
-    def _views(self) -> Arrays:
-        return self._read()
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self._copies:
@@ -79,11 +74,6 @@ class Reply:
     decoded : dict of str to dict
         The expected arrays as they were received, by key of the record. They are views
         of the message's bytes.
-    arrays : mapping of str to ndarray
-        Its arrays, by name, those that this client alone has received among them. They
-        are writable copies, made when they are first read.
-    read : callable
-        Returns the same arrays without copying them, for reading only.
     """
 
     def __init__(
@@ -99,8 +89,19 @@ class Reply:
         self.node = message.metadata.src_node_id
         self.metrics, self.decoded = metrics, decoded
         self._records = {key: message.content[key] for key in decoded}
-        self.read: Callable[[], Arrays] = lambda: arrays_of(self)
-        self.arrays: Mapping[str, npt.NDArray[Any]] = _Copies(self.read)
+        self._arrays_of = arrays_of
+
+    def read(self) -> Arrays:
+        """Return its arrays without copying them, for reading only."""
+        return self._arrays_of(self)
+
+    @cached_property
+    def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Its arrays, by name, those that this client alone has received among them.
+
+        They are writable copies, made when they are first read.
+        """
+        return _Copies(self.read())
 
     def metric(self, name: str) -> float:
         """Return a metric; raise `InvalidReplyError` if the reply lacks it."""
@@ -131,7 +132,6 @@ class Reply:
         del self.message.content[key], self.decoded[key], self._records[key]
 
 
-@dataclass
 class Round:
     """A round of training or of evaluation.
 
@@ -186,28 +186,34 @@ class Round:
         The mean of the replies so far, if they are averaged as they arrive.
     """
 
-    number: int = 0
-    record: ArrayRecord = field(default_factory=ArrayRecord)
-    config: ConfigRecord = field(default_factory=ConfigRecord)
-    table: Clients = field(default_factory=Clients)
-    nodes: Iterable[int] = ()
-    trains: bool = True
-    check: Callable[[Reply], object] = lambda reply: None
-    arrays_of: Callable[[Reply], Arrays] = lambda reply: {}
-    combine: Callable[[list[Reply]], Arrays | None] = lambda replies: None
-
-    def __post_init__(self) -> None:
-        """Begin without replies."""
+    def __init__(
+        self,
+        number: int = 0,
+        record: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        table: Clients | None = None,
+        nodes: Iterable[int] = (),
+        trains: bool = True,
+        check: Callable[[Reply], object] = lambda reply: None,
+        arrays_of: Callable[[Reply], Arrays] = lambda reply: {},
+        combine: Callable[[list[Reply]], Arrays | None] = lambda replies: None,
+    ) -> None:
+        self.number, self.trains = number, trains
+        self.record = ArrayRecord() if record is None else record
+        self.config = ConfigRecord() if config is None else config
+        self._table = Clients() if table is None else table
+        self._check, self._arrays_of, self._combine = check, arrays_of, combine
         self.expected: Arrays | None = None
         self.returns_own = True
         self.replies: list[Reply] = []
         self.like: dict[str, ArrayRecord] = {}
         self.attached_bytes = self.bytes_down = self.bytes_up = 0
-        self.asked, self.asked_in = set(self.nodes), dict[int, int]()
+        self.asked, self.asked_in = set(nodes), dict[int, int]()
         self.rejections: list[tuple[str, str]] = []
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
         self.running: RunningMean | None = None
+        # Replies that were decoded, by node.
         self._arrived: dict[int, Reply] = {}
 
     # What algorithms use.
@@ -220,7 +226,7 @@ class Round:
     @property
     def clients(self) -> list[str]:
         """Names of the clients that are asked, in order."""
-        return sorted(map(self.table.name_of, self.asked))
+        return sorted(map(self._table.name_of, self.asked))
 
     def need(self, *names: str) -> None:
         """Raise `SettingsError` if the shared arrays lack one of these."""
@@ -245,7 +251,7 @@ class Round:
         dict of str to ndarray, or None
             None if all weights are 0.
         """
-        return self.combine(self.replies if replies is None else replies)
+        return self._combine(self.replies if replies is None else replies)
 
     # Messages.
 
@@ -299,9 +305,9 @@ class Round:
                 raise InvalidReplyError(
                     f"is of round {reported:g}, not of round {expected}"
                 )
-        client = self.table.name_of(node)
-        reply = Reply(client, message, size, metrics, decoded, self.arrays_of)
-        self.check(reply)
+        client = self._table.name_of(node)
+        reply = Reply(client, message, size, metrics, decoded, self._arrays_of)
+        self._check(reply)
         return reply
 
     def _check_content(self, message: Message, size: int) -> None:
@@ -339,7 +345,7 @@ class Round:
         came = set[int]()
 
         def in_order(node: int) -> tuple[str, int]:
-            return self.table.name_of(node), node
+            return self._table.name_of(node), node
 
         awaited = deque(sorted(self.asked, key=in_order) if use else ())
         for message in self._in_chunks(messages):
@@ -348,11 +354,11 @@ class Round:
             while use and awaited and awaited[0] in came:
                 if reply := valid.get(awaited.popleft()):
                     use(reply)
-        self.silent = sorted(map(self.table.name_of, self.asked - came))
+        self.silent = sorted(map(self._table.name_of, self.asked - came))
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"
             name, reason = self.rejections[0]
-            log(WARNING, text, len(self.rejections), self.table.label(name), reason)
+            log(WARNING, text, len(self.rejections), self._table.label(name), reason)
         # Silent clients come before these.
         for node in awaited:
             if use and node in valid:
@@ -387,9 +393,9 @@ class Round:
                 self.unused[reply.client] = reason
         except InvalidReplyError as error:
             self.bytes_up += count_bytes(message)
-            name, reason = self.table.name_of(node), one_line(error)
+            name, reason = self._table.name_of(node), one_line(error)
             self.rejections.append((name, reason))
-            log(INFO, "reply of client %s %s", self.table.label(name), reason)
+            log(INFO, "reply of client %s %s", self._table.label(name), reason)
 
     def forget_replies(self) -> None:
         """Free the replies' memory, as they hold whole messages."""
@@ -402,7 +408,7 @@ class Round:
         """Why the first client has no valid reply; empty if all have one."""
         silent = [(name, "no answer") for name in self.silent]
         for name, reason in [*self.rejections, *silent]:
-            return f"client {self.table.label(name)}: {reason}"
+            return f"client {self._table.label(name)}: {reason}"
         return ""
 
     def counts(self, prefix: str = "") -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Hostile replies to strategies: one client must not disturb the others."""
 
 import copy
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,6 @@ from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.replies import is_finite
-from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.rounds import run_rounds
 
 CLIENTS = 5
@@ -119,10 +117,10 @@ class Target:
         """Aggregate replies in the state before them; return arrays and metrics."""
         self.inner.restore(copy.deepcopy(self.before))
         asked = self.asked
-        fields = [getattr(asked, field.name) for field in dataclasses.fields(Round)]
-        self.owner.round = round = Round(*fields)
+        self.owner.round = round = copy.copy(asked)
         round.asked, round.asked_in = set(asked.asked), dict(asked.asked_in)
-        round.like = dict(asked.like)
+        round.like, round.rejections, round.unused = dict(asked.like), [], {}
+        round.forget_replies()
         if isinstance(work := self.inner.participation, Asynchronous):
             # The grid does this for every client whose reply it delivers.
             delivered = {reply.metadata.src_node_id for reply in replies}
