@@ -57,7 +57,7 @@ class Client:
     name : str
         The client's name, the same in every run; the node id if it reports none.
     properties : mapping, optional
-        All properties that it reported; empty unless it has identified itself.
+        All properties that it last reported; empty if it has reported none.
 
     Attributes
     ----------
