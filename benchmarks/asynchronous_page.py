@@ -18,9 +18,7 @@ from benchmarks.asynchronous import (
     times_of,
 )
 from benchmarks.common import RESULTS, markdown
-from flwr_frl.common.checkpoint import FILE, read_about
 from flwr_frl.results.results import METRICS, read_json, read_rows
-from flwr_frl.strategies.asynchronous import ASYNCHRONOUS
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.participation import Participation
 
@@ -141,9 +139,7 @@ def table(setup: Setup, speeds: str) -> tuple[str, dict[str, Any]]:
 
 def staleness_of(setup: Setup, run: Run) -> dict[int, int]:
     """Return the number of a run's accepted changes by their staleness."""
-    place = job_of(setup, run).place / METHODS[run.name].algorithm / FILE
-    histogram = read_about(place)["values"]["state"][ASYNCHRONOUS]["staleness"]
-    return {int(age): count for age, count in histogram.items()}
+    return Counter(age for row in rows_of(setup, run) for age in row["staleness"])
 
 
 def histogram(setup: Setup, path: Path) -> None:

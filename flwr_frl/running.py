@@ -1,6 +1,5 @@
 """Run one algorithm in simulation, from Python or for the command line."""
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
@@ -186,13 +185,13 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     kind = RayGrid if backend == "ray" else InlineGrid
     run_config, num_clients = _without_others(choice), int(settings["num-clients"])
     app = make_app(run_config)
-    with contextlib.closing(kind(app, num_clients)) as grid:
+    grid = kind(app, num_clients)
 
-        def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
-            contexts = grid.contexts_with_state()
-            return keep(contexts, run_config, run_token, acknowledged)
+    def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
+        contexts = grid.contexts_with_state()
+        return keep(contexts, run_config, run_token, acknowledged)
 
-        summary = server_app.run(grid, choice, keep_clients)
+    summary = server_app.run(grid, choice, keep_clients)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
 

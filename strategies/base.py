@@ -36,7 +36,7 @@ from flwr_frl.common.messages import (
 )
 from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.common.text import one_line
-from flwr_frl.strategies.grids.arrivals import with_retries
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
@@ -742,4 +742,6 @@ def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
         most = strategy.clients.usual_bytes(SHARED_BYTES, math.inf) if action else 0
         return largest_reply(most)
 
-    return with_retries(grid, strategy.clients.label_of, longest, largest)
+    if hasattr(grid, "wait_for") or getattr(grid, "in_process", False):
+        return grid
+    return Inbox(grid, strategy.clients.label_of, longest, largest)

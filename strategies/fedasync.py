@@ -32,7 +32,7 @@ class FedAsync(FedBuff):
     """
 
     # Models that arrive are averaged with the newest version.
-    _from_sent = False
+    from_sent = False
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.patient import GridDecorator
+from flwr_frl.strategies.grids.closing import GridDecorator
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Reply, Round

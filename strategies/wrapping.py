@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr_frl.common.settings import Setting, Settings, require
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.patient import delegate
+from flwr_frl.strategies.grids.closing import delegate
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.traits import Algorithm
 

@@ -357,7 +357,7 @@ def test_names_of_algorithms_are_found():
         ROOT / "strategies" / "flute.py"
     )
     assert srpfl not in CENTRAL
-    assert {"clients/base.py", "strategies/grids/arrivals.py"} <= {*map(place, CENTRAL)}
+    assert {"clients/base.py", "strategies/grids/inbox.py"} <= {*map(place, CENTRAL)}
 
 
 def test_shared_code_names_no_algorithm():

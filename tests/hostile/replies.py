@@ -17,10 +17,10 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import Settings, SettingsError, resolve
 from flwr_frl.results.results import strict_json
 from flwr_frl.strategies import ALGORITHMS, build_strategy
-from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids import arrivals
-from flwr_frl.strategies.grids.arrivals import with_retries
+from flwr_frl.strategies.fedbuff import Asynchronous
+from flwr_frl.strategies.grids import inbox
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -286,9 +286,9 @@ def attack_names(algorithm: str, rng: Rng, outcome: Outcome) -> None:
     outcome.tried += 1
     settings = settings_of(algorithm)
     strategy = build_strategy(settings)
-    grid = with_retries(Renaming(make_app(settings), rng), strategy.clients.name_of)
+    grid = Inbox(Renaming(make_app(settings), rng), strategy.clients.name_of)
     try:
-        with mock.patch.object(arrivals, "PULL_INTERVAL", 0.0):
+        with mock.patch.object(inbox, "PULL_INTERVAL", 0.0):
             arrays = strategy.initialize(grid)
             grid = strategy.adapt_grid(grid)
             grid = strategy.participation.adapt_grid(grid, strategy.clients.name_of)

@@ -22,9 +22,8 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.nodes import RegisteredNames
-from flwr_frl.strategies.grids.patient import PatientGrid
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.tasks import task_maker
 
@@ -52,7 +51,7 @@ class Keyed(InlineGrid):
 
         super().__init__(client, len(keys))
         contexts = list(self.contexts.values())
-        self.contexts = dict(zip(keys, contexts, strict=True))
+        self.contexts.held = dict(zip(keys, contexts, strict=True))
         for node, context in self.contexts.items():
             context.node_id = node
         self.keys = keys
@@ -73,7 +72,7 @@ WITHOUT_B = {1: b"key of a", 4: b"of a thief", 3: b"key of c"}
 THIEF = {1: "a", 4: "b", 3: "c"}
 
 
-@pytest.mark.parametrize("wrap", [lambda g: g, lambda g: RealArrivals(PatientGrid(g))])
+@pytest.mark.parametrize("wrap", [lambda g: g, Inbox])
 def test_name_of_an_offline_device_cannot_be_taken(wrap, caplog) -> None:
     strategy = keyed(averaging())
     assert strategy.identify(wrap(Keyed(FIRST, NAMES))) == [1, 2, 3]

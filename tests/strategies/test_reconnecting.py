@@ -17,7 +17,7 @@ from flwr_frl.task.tasks import build_task
     ("algorithm", "own", "back"),
     [
         ("fedrep", {"fraction-train": 0.2}, 4),
-        ("srpfl", {"fraction-train": 1.0, "initial-nodes": 4}, 3),
+        ("srpfl", {"fraction-train": 1.0, "speed-model": "fixed"}, 3),
         ("dpsgd", {"model": "logistic"}, 1),
         ("representation-transfer", {"num-sources": 4, "source-epochs": 1}, 4),
     ],
@@ -40,7 +40,7 @@ def test_resumed_run_continues_with_the_connected_clients(
     run(InlineGrid(make_app(settings), 10), settings)
     again = resolve({**given, "num-server-rounds": 4, "resume": str(tmp_path)})
     grid = InlineGrid(make_app(again), 10)
-    grid.contexts = dict(list(grid.contexts.items())[:back])
+    grid.contexts.held = dict(list(grid.contexts.items())[:back])
     assert run(grid, again)["rounds"] == 4
 
 

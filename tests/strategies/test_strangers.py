@@ -105,8 +105,11 @@ class Template:
 
 
 def run(strategy: Strategy | SRPFL, template: Template, rounds: int = 2):
+    grid = InlineGrid(template.app, N)
+    # As on real nodes, where SRPFL needs no speed model
+    grid.in_process = False
     return strategy.start(
-        InlineGrid(template.app, N),
+        grid,
         start_at(3.0),
         num_rounds=rounds,
         train_config=ConfigRecord({"lr": RATE}),

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_frl.common.settings import SettingsError, setting, validate
 from flwr_frl.strategies import Strategy
-from flwr_frl.strategies.grids.arrivals import ArrivalGrid
+from flwr_frl.strategies.grids.closing import GridDecorator
 
 ASYNCHRONOUS = 3
 
@@ -17,14 +17,14 @@ class Plain(Strategy, client="flwr_frl.clients.fedrep:FedRepClient"):
     """Averages the representations, like FedRep."""
 
 
-class Passing(ArrivalGrid):
+class Passing(GridDecorator):
     """A grid that records the messages it passes on."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self.passed: list[Message] = []
 
-    def first_replies(self, messages, wanted, timeout):
+    def send_and_receive(self, messages, *, timeout=None):
         self.passed += messages
         return list(self.grid.send_and_receive(messages, timeout=timeout))
 

@@ -18,7 +18,7 @@ from malformed import with_one_bad
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.aggregation import (
     RULES,
     assumed_byzantine,
@@ -277,7 +277,7 @@ def test_rules_alone_in_srpfl_and_in_flowers_dp_wrapper(
     arrays, _ = train_once(averaging(aggregation=rule), grid)
     check(arrays)
     wrapped = SRPFL(averaging(aggregation=rule), initial_nodes=5)
-    arrays, _ = train_once(wrapped, RealArrivals(grid))
+    arrays, _ = train_once(wrapped, Inbox(grid))
     check(arrays)
     # Flower's wrapper, without noise and with a bound above all honest changes.
     private = DifferentialPrivacyServerSideFixedClipping(
