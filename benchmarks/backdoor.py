@@ -8,12 +8,12 @@ trigger and the target's label; the accuracy is then the attack's success rate.
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import Free, Range
+from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -36,9 +36,9 @@ class BackdoorSettings(ImageSettings):
         Whether tests use triggered digits.
     """
 
-    attackers: Annotated[int, Range("[0, inf)")] = 0
-    label_flip: Annotated[bool, Free()] = False
-    test_triggered: Annotated[bool, Free()] = False
+    attackers: int = setting(0, ge=0)
+    label_flip: bool = setting(False)
+    test_triggered: bool = setting(False)
 
 
 class BackdoorDigits(ImageTask):

@@ -58,7 +58,7 @@ class FreshHeads:
         return self.test(self.model)[2]["accuracy"]
 
 
-class FedAvgHeadsClient(FreshHeads, FedAvgClient, predicts_with_personal=False):
+class FedAvgHeadsClient(FreshHeads, FedAvgClient):
     """FedAvg's client that also keeps the fine-tuned heads of its last sampled round.
 
     One is fine-tuned on the received model, as FedRep's, and one on the model after

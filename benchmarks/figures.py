@@ -87,7 +87,8 @@ def at(data: Any, path: str) -> list[float]:
         step: list[Any] = []
         for each in found:
             if isinstance(each, list):
-                each = {str(i): inner for i, inner in enumerate(each)}
+                first = -len(each) if part == "-1" else 0
+                each = {str(i): inner for i, inner in enumerate(each, first)}
             if isinstance(each, dict):
                 step += [each[name] for name in each if fnmatchcase(name, part)]
         found = step
@@ -100,19 +101,35 @@ def at(data: Any, path: str) -> list[float]:
     return numbers
 
 
+def lead(data: Data, row: str, other: str, cell: str) -> float:
+    """Return a row's lead in points, over the seeds that both rows have."""
+    one, two = (
+        {run["seed"]: run["accuracy"] for run in data["results"][name][cell]}
+        for name in (row, other)
+    )
+    return 100 * fmean(one[seed] - two[seed] for seed in one.keys() & two.keys())
+
+
+def ahead(data: Data, row: str, other: str, cell: str) -> list[float]:
+    """Return how often a row is ahead of another at equal times, and of how many."""
+    one, two = (
+        data["results"][name][cell][0]["curve"]["time"] for name in (row, other)
+    )
+    pairs = [(a, b) for t, a, u, b in zip(*one[:2], *two[:2], strict=False) if t == u]
+    return [sum(a > b for a, b in pairs), len(pairs)]
+
+
 def rank(data: Data, name: str) -> int:
     """Return a row's place by its mean accuracy, among those without a failed run."""
     means = {}
     for row in data["results"]:
         counts = [len(at(data, f"results/{row}/*/*/{n}")) for n in ("accuracy", "seed")]
         if counts[0] >= counts[1]:
-            cells = [at(data, f"results/{row}/{c}/*/accuracy") for c in _cells(data)]
+            cells = [
+                at(data, f"results/{row}/{c}/*/accuracy") for c in data["results"][row]
+            ]
             means[row] = fmean(fmean(cell) for cell in cells)
     return sorted(means, key=lambda row: -means[row]).index(name) + 1
-
-
-def _cells(data: Data) -> list[str]:
-    return list(next(iter(data["results"].values())))
 
 
 def values_of(figure: Figure, data: Data) -> list[float]:
@@ -121,8 +138,8 @@ def values_of(figure: Figure, data: Data) -> list[float]:
     An expression is Python with these functions of paths (see `at`): ``mean`` (of the
     first path that has numbers), ``median``, ``count`` (of numbers, or of those that
     are at least ``least``), ``total``, ``reached`` (those of several paths that are not
-    NaN, or else NaN), ``rank`` and ``rows`` (of a leaderboard), and ``paper`` (the
-    published result of a paper's method in a cell).
+    NaN, or else NaN), ``rank`` and ``rows`` (of a leaderboard), ``lead`` and ``ahead``
+    (of rows), and ``paper`` (the published result of a paper's method in a cell).
     """
 
     def mean(*paths: str) -> float:
@@ -143,6 +160,8 @@ def values_of(figure: Figure, data: Data) -> list[float]:
         "reached": reached,
         "rank": lambda name: rank(data, name),
         "rows": lambda: len(data["results"]),
+        "lead": lambda *words: lead(data, *words),
+        "ahead": lambda *words: ahead(data, *words),
         "paper": lambda paper, method, cell: published()[paper][method][cell],
     }
     found: list[float] = []

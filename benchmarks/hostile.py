@@ -38,15 +38,13 @@ def main() -> int:
     seed = arguments.seed
     rows, data, fell = [], {}, 0
     with tempfile.TemporaryDirectory() as folder:
-        parts: dict[str, tuple[int, Callable[[int, Path], replies.Outcome]]] = {
-            "replies": (arguments.replies, lambda n, _: replies.run(n, seed)),
-            "messages": (
-                arguments.messages,
-                lambda n, root: messages.run(n, seed, root),
-            ),
-            "kills": (arguments.kills, lambda n, root: kills.run(n, seed, root)),
+        parts: dict[str, Callable[[int, Path], replies.Outcome]] = {
+            "replies": lambda n, _: replies.run(n, seed),
+            "messages": lambda n, root: messages.run(n, seed, root),
+            "kills": lambda n, root: kills.run(n, seed, root),
         }
-        for name, (number, run) in parts.items():
+        for name, run in parts.items():
+            number = getattr(arguments, name)
             root = Path(folder) / name
             root.mkdir()
             began = time.process_time()

@@ -17,12 +17,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from flwr_frl.common.settings import Free
-from flwr_frl.task import ExampleSet, ExampleTask, Range, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel, setting
 from flwr_frl.task.tasks.text import CHARACTERS, PositionwiseLinear, RecurrentText
 
-Seed = Annotated[int, Range("[0, inf)")]
-Folder = Annotated[str, Free("a directory with the published files")]
+Seed = Annotated[int, setting(ge=0)]
+Folder = Annotated[str, setting(form="a directory with the published files")]
 Table = tuple[np.ndarray, np.ndarray]
 # Clients with fewer examples are excluded.
 LEAST = 8

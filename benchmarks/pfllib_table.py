@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from flwr_frl import simulate
-from flwr_frl.common.settings import Free, Setting, resolve
+from flwr_frl.common.settings import Setting, resolve, setting
 from flwr_frl.task import ExampleTask, SplitModel, build_task
 
 LAST = 10
@@ -36,8 +36,8 @@ def split_dnn(log_softmax: bool) -> SplitModel:
 def mnist(
     num_clients: int,
     *,
-    data_dir: Annotated[str, Free("PFLlib's folder")] = "",
-    log_softmax: Annotated[bool, Free()] = False,
+    data_dir: Annotated[str, setting(form="PFLlib's folder")] = "",
+    log_softmax: Annotated[bool, setting()] = False,
 ) -> ExampleTask:
     """Return the task: PFLlib's clients, with its model.
 

@@ -1,13 +1,33 @@
-"""Look up the client class of an algorithm by name or import path."""
+"""Look up an algorithm's client class, and resolve the settings of a client."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from flwr.app import Context, UserConfig
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import Followed
+from flwr_frl.clients.device.setup import (
+    DeviceSettings,
+    Setup,
+    cohort_size,
+    partition_id,
+    per_device,
+    unread,
+)
 from flwr_frl.clients.fine_tuning import fine_tuned
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
     Maker,
+    Setting,
     Settings,
     SettingsError,
+    UnknownNames,
+    build,
+    converted,
     declared,
     defaults,
     is_path,
@@ -15,7 +35,7 @@ from flwr_frl.common.settings import (
     require,
     resolve,
 )
-from flwr_frl.common.text import short_name as short_name
+from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import (
     ALGORITHMS,
     FINE_TUNED,
@@ -23,7 +43,9 @@ from flwr_frl.strategies.algorithms import (
     settings_owners,
     strategy_class,
 )
-from flwr_frl.task.tasks import task_maker
+from flwr_frl.task.tasks import task_key, task_maker
+from flwr_frl.task.training import TrainerSettings
+from flwr_frl.task.training.privacy import ExamplePrivacy
 from flwr_frl.task.training.trainer import RENEWED
 
 
@@ -104,7 +126,7 @@ def check_named(followed: Followed) -> None:
     followed.need(["algorithm"])
     if is_path(followed.withheld.get("task", "")):
         followed.need(["task"])
-    settings = resolve(followed.settings, strict=False)
+    settings = followed.settings
     # A strategy that wraps another one names it in a setting.
     strategy = strategy_class(settings)
     followed.need({getattr(strategy, "base_setting", "")} & {*declared(strategy)})
@@ -117,12 +139,12 @@ def check_countable(settings: Settings) -> None:
     The error lists the algorithms that support it.
     """
     noise, algorithm = settings["dp-noise"], str(settings["algorithm"])
-    if noise == 0 or client_class(settings).traits.supports_example_dp:
+    if noise == 0 or client_class(settings)._traits.supports_example_dp:
         return
     names = [
         name
         for name in ALGORITHMS
-        if client_class({**settings, "algorithm": name}).traits.supports_example_dp
+        if client_class({**settings, "algorithm": name})._traits.supports_example_dp
     ]
     allowed = f"0 with {algorithm!r} on {settings['task']!r}: not all steps of its "
     allowed += f"training can be counted, as those of {', '.join(names)} can"
@@ -131,7 +153,7 @@ def check_countable(settings: Settings) -> None:
 
 def check_optimizer(settings: Settings) -> None:
     """Raise `SettingsError` if the client does not support the optimiser settings."""
-    traits, algorithm = client_class(settings).traits, str(settings["algorithm"])
+    traits, algorithm = client_class(settings)._traits, str(settings["algorithm"])
     state = settings.get("optimizer-state", RENEWED)
     by_train = traits.supports_example_dp and not traits.assumes_sgd
     allowed = f"{RENEWED} with {algorithm!r}, which makes training steps of its own"
@@ -161,7 +183,7 @@ def owners(settings: Settings) -> list[Maker]:
     return [*settings_owners(settings), client_class(settings), task]
 
 
-def complete(settings: Settings) -> Settings:
+def complete(settings: Settings) -> dict[str, Setting]:
     """Replace settings of the task by those that the algorithm requires.
 
     Parameters
@@ -171,15 +193,115 @@ def complete(settings: Settings) -> Settings:
 
     Returns
     -------
-    mapping
-        The same with the client's ``task_settings``, and with its ``head_layers`` in
-        place of ``head-layers`` 0.
+    dict
+        The same with the client's ``task_settings``.
     """
-    traits = client_class(settings).traits
-    head_layers = settings["head-layers"] or traits.head_layers
-    return {**settings, **traits.task_settings, "head-layers": head_layers}
+    required = client_class(settings)._traits.task_settings
+    head_layers = settings["head-layers"] or required.get("head-layers", 1)
+    return {**settings, **required, "head-layers": head_layers}
 
 
-def algorithm_of(kind: type[Client]) -> dict[str, str]:
-    """Return the metadata of a client's files about its algorithm."""
-    return {"algorithm": f"{kind.__module__}:{kind.__qualname__}"}
+class _Pairs(tuple[tuple[str, Setting], ...]):
+    """Pairs whose hash is computed once."""
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
+
+class FrozenConfig(dict[str, Any]):
+    """A run config that does not change, whose many pairs are hashed once."""
+
+    def __init__(self, config: UserConfig) -> None:
+        super().__init__(config)
+        self.pairs = _Pairs(config.items())
+
+
+def client_setup(
+    context: Context, run_config: UserConfig | None, strict: bool = True
+) -> Setup:
+    """Return the resolved settings of this client.
+
+    Parameters
+    ----------
+    context : Context
+        Its node config overrides the settings of `per_device`.
+    run_config : UserConfig, optional
+        Settings of the run; by default the context's.
+    strict : bool, default True
+        False under another project's ServerApp, to which unknown names may belong; they
+        are then ignored.
+
+    Raises
+    ------
+    SettingsError
+        If a name is unknown or a value is out of range.
+    """
+    run = context.run_config if run_config is None else run_config
+    pairs = run.pairs if isinstance(run, FrozenConfig) else tuple(run.items())
+    kind, setup = _setup_of_run(pairs, strict)
+    if "partition-id" in context.node_config:
+        partition_id(context.node_config)
+    unread(context.node_config, kind)
+    return setup(tuple(node_settings(kind, run, context.node_config).items()))
+
+
+def node_settings(kind: type[Client], settings: Settings, node: Settings) -> Settings:
+    """Return the settings that one client overrides.
+
+    A device overrides them in its node config. In simulation ``client-models`` assigns
+    the models, if the algorithm declares that setting.
+    """
+    overridden = {name: node[name] for name in per_device(kind) if name in node}
+    models = str(settings.get("client-models", "")).split()
+    if models and "partition-id" in node and "client-models" in declared(kind):
+        return {"model": models[partition_id(node) % len(models)], **overridden}
+    return overridden
+
+
+Pairs = tuple[tuple[str, Setting], ...]
+
+
+@run_cache(maxsize=16)
+def _setup_of_run(
+    run: Pairs, strict: bool
+) -> tuple[type[Client], Callable[[Pairs], Setup]]:
+    """Return the client class, and a function from a node's settings to its setup."""
+    given = dict(run)
+    # An app with a custom task may also list settings of its own algorithms.
+    custom = is_path(given.get("task", ""))
+    unknown_names: UnknownNames = "keep" if custom else "refuse"
+    settings = resolve(given, owners, unknown_names if strict else "ignore")
+    # With a cache for each run, its many pairs are hashed once per message, not twice.
+    setup = lru_cache(maxsize=16)(partial(_setup, settings))
+    return client_class(settings), setup
+
+
+def _setup(run: Settings, node: Pairs) -> Setup:
+    of_node = {name: converted(name, value, run[name]) for name, value in node}
+    settings = MappingProxyType(complete({**run, **of_node}))
+    device = build(DeviceSettings, settings)
+    cohort_size(device.cohort)
+    check_countable(settings)
+    check_optimizer(settings)
+    kind, output = client_class(settings), Path(str(settings["output"]))
+    algorithm = build(kind.settings_type, settings)
+    if isinstance(algorithm, TrainerSettings):
+        algorithm.check_rounds(int(settings["num-server-rounds"]))
+        weights = algorithm.class_weights
+        allowed = "none or numbers with dp-noise: the counts are private"
+        valid = weights != "balanced" or not device.dp_noise
+        require(valid, "class-weights", weights, allowed)
+    states = output / short_name(str(settings["algorithm"])) / "clients"
+    return Setup(
+        kind,
+        algorithm,
+        device,
+        build(ExamplePrivacy, settings),
+        settings,
+        task_key(settings),
+        states if int(settings["checkpoint-every"]) or settings["resume"] else None,
+    )

@@ -15,7 +15,7 @@ from flwr_frl.task.training import freeze, loop
 ALPHA = "alpha."
 
 
-class APFLClient(Client, also_test_global=True):
+class APFLClient(Client):
     """Algorithm 1, client side: w_i is sent, v_i is personal.
 
     Each step uses one batch for both models: w ← w − η ∇f(w) and v ← v − η ∇_v f(v̄),

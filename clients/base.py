@@ -1,11 +1,13 @@
 """Base class of all clients, which share some of their arrays and keep the others."""
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import Annotated, Any, get_args
+from typing import Any, TypeVar, get_args
 
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
@@ -24,7 +26,6 @@ from flwr_frl.clients.device.parameter_groups import (
     Reply,
     array_names,
     check_groups,
-    groups_to_fit,
     initial_arrays,
 )
 from flwr_frl.clients.device.state import PersonalState
@@ -41,18 +42,21 @@ from flwr_frl.common.messages import (
     STRUCTURE,
 )
 from flwr_frl.common.settings import (
-    Free,
-    Range,
     SettingsError,
     extended,
     require,
+    setting,
     warn_about_similar,
 )
 from flwr_frl.task.base import Task
-from flwr_frl.task.devices import current
+from flwr_frl.task.devices import current, random_state, set_random_state
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import Part, SplitModel
-from flwr_frl.task.models.frozen import frozen_digest, frozen_tensors
+from flwr_frl.task.models.frozen import (
+    copy_sharing_frozen,
+    frozen_digest,
+    frozen_tensors,
+)
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training import (
     Loss,
@@ -66,6 +70,7 @@ from flwr_frl.task.training import (
 from flwr_frl.task.training.class_weights import weighted
 
 Evaluation = tuple[float, int, Config]
+C = TypeVar("C", bound="Client")
 # Methods that algorithms override
 HOOKS = (
     *("deployed_model", "get_properties", "initial_group", "personalize"),
@@ -95,9 +100,9 @@ class TrainingSettings(TrainerSettings):
         are computed once; a round with 10 head epochs then takes a third of the time.
     """
 
-    representation_epochs: Annotated[int, Range("[0, inf)")] = 1
-    newcomer_epochs: Annotated[int, Range("[0, inf)")] = 10
-    augment_head: Annotated[bool, Free()] = True
+    representation_epochs: int = setting(1, ge=0)
+    newcomer_epochs: int = setting(10, ge=0)
+    augment_head: bool = setting(True)
 
 
 class Client(ParameterGroups, NumPyClient):
@@ -156,18 +161,18 @@ class Client(ParameterGroups, NumPyClient):
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
         warn_about_similar(cls, HOOKS)
-        cls.settings_type = extended(cls.settings_type, cls)
+        cls.settings_type = extended(_settings_of_bases(cls), cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # The trait describes these methods; after an override it is declared anew.
         names = "fit", "update", "train"
         if any(getattr(cls, name) is not getattr(parent, name) for name in names):
             traits = {"supports_example_dp": False, **traits}
-        cls.traits = extend(cls, cls.traits, traits)
+        cls._traits = extend(cls, cls._traits, traits)
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
-        self.traits.check(task)
+        self._traits.check(task)
         self.task = task
         self.index = index
         self.state = state
@@ -352,12 +357,12 @@ class Client(ParameterGroups, NumPyClient):
         num_examples : int
             Number of test examples.
         metrics : dict
-            See `evaluate_model`. If the trait ``also_test_global`` is set, the accuracy
-            and the custom metrics of the received model are added, with the suffix
-            ``-global``.
+            See `evaluate_model`. If a whole model is received and `deployed_model`
+            returns another one, the accuracy and the custom metrics of the received
+            model are added, with the suffix ``-global``.
         """
         self.receive(parameters, config)
-        received = self.test(self.model)[2] if self.traits.also_test_global else {}
+        received = self.test(self.model)[2] if tests_received(type(self)) else {}
         loss, num_examples, metrics = self.test(self.deployed_model())
         for name in ("accuracy", *self.task.metrics):
             if name in received:
@@ -368,7 +373,8 @@ class Client(ParameterGroups, NumPyClient):
         """Return the model that this client predicts with, and that `evaluate` tests.
 
         The default is ``model``: the received shared part with the saved personal part.
-        An override may modify ``model``. It is called once after each `receive`.
+        It may be called any number of times, and always returns the same values. An
+        override that trains does so on a copy of this client (`on_copy`).
         """
         return self.model
 
@@ -379,21 +385,54 @@ class Client(ParameterGroups, NumPyClient):
     def personalize(self) -> None:
         """Fit the personal groups of a client that joins after training.
 
-        It is called after `receive`, and leaves the shared arrays unchanged. Groups
-        that are parts of the model train for ``newcomer-epochs``. For other groups,
-        `fit` is called that many times with the same shared arrays, and its replies are
-        discarded.
+        It is called after `receive`, and leaves the shared arrays unchanged. If all
+        groups are parts of the model, the personal ones train for ``newcomer-epochs``.
+        Otherwise, `fit` is called that many times with the same shared arrays, and its
+        replies are discarded.
         """
-        groups = groups_to_fit(type(self))
-        if not groups:
-            return
-        # The groups of the trait `newcomer_groups` can be trained without the others.
-        needed = self.traits.newcomer_groups or (*self.shared, *self.personal)
-        if {*needed} <= {*WHOLE}:
-            part = PARTS[tuple(group for group in WHOLE if group in groups)]
-            self.train(part, self.settings.newcomer_epochs)
-            return
-        fit_rounds(self, self.settings.newcomer_epochs)
+        groups, epochs = deployed_groups(type(self)), self.settings.newcomer_epochs
+        if groups and {*self.shared, *groups} <= {*WHOLE}:
+            self.train(PARTS[tuple(g for g in WHOLE if g in groups)], epochs)
+        elif groups:
+            fit_rounds(self, epochs)
+
+
+def _settings_of_bases(kind: type[Client]) -> type:
+    """Return a class's settings without the fields that it declares itself.
+
+    Those of several bases are joined.
+    """
+    if "settings_type" in vars(kind):
+        return kind.settings_type
+    types = [base.settings_type for base in kind.__bases__ if issubclass(base, Client)]
+    least = [t for t in types if sum(issubclass(other, t) for other in types) == 1]
+    if len(least) <= 1:
+        return (least or types)[0]
+    made = type(kind.__name__, tuple(least), {"__module__": kind.__module__})
+    return dataclass(frozen=True)(made)
+
+
+def deployed_groups(kind: type[Client]) -> Groups:
+    """Return the personal groups of a class if its deployed model contains them.
+
+    It contains parts of the model, and other groups if the class that defines
+    `Client.deployed_model` has personal groups.
+    """
+    groups: Groups = kind.personal
+    if not {*WHOLE}.isdisjoint(groups) or kind._group_of is not Client._group_of:
+        return groups
+    owner = next(each for each in kind.__mro__ if "deployed_model" in vars(each))
+    return groups if getattr(owner, "personal", True) else ()
+
+
+def tests_received(kind: type[Client]) -> bool:
+    """Return whether clients of a class test the whole model that they receive, too."""
+    return (
+        kind.deployed_model is not Client.deployed_model
+        and isinstance(kind.shared, tuple)
+        and not {*WHOLE}.isdisjoint(kind.shared)
+        and {*WHOLE}.isdisjoint(kind.personal)
+    )
 
 
 def example_counts(task: Task, index: int) -> Config:
@@ -403,6 +442,21 @@ def example_counts(task: Task, index: int) -> Config:
         NUM_EXAMPLES: len(task.train_examples(index)),
         NUM_TEST_EXAMPLES: len(task.test_examples(index)),
     }
+
+
+@contextmanager
+def on_copy(client: C) -> Iterator[C]:
+    """Yield a copy of a client whose model and saved arrays may change.
+
+    Afterwards, torch's random generators are in the same state as before.
+    """
+    copied, random = copy.copy(client), random_state()
+    copied.model = copy_sharing_frozen(client.model)
+    copied.saved = {name: value.clone() for name, value in client.saved.items()}
+    try:
+        yield copied
+    finally:
+        set_random_state(random)
 
 
 def fit_rounds(client: Client, rounds: int) -> None:

@@ -18,8 +18,9 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import log
 
+from flwr_frl.clients.algorithms import FrozenConfig, client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
-from flwr_frl.clients.device.optimizers import OptimizerStates, keeps_optimizers
+from flwr_frl.clients.device.optimizers import OptimizerStates
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.properties import label_of, properties_of
 from flwr_frl.clients.device.records import (
@@ -32,15 +33,13 @@ from flwr_frl.clients.device.records import (
 from flwr_frl.clients.device.same_model import answer_together
 from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
-    FrozenConfig,
     Setup,
     build_client,
     client_name,
-    client_setup,
     cohort_size,
     seed_torch,
 )
-from flwr_frl.clients.device.simulated import join
+from flwr_frl.clients.simulated import join
 from flwr_frl.common.flower_messages import fill, reply_with
 from flwr_frl.common.memory_array import memory_record
 from flwr_frl.common.messages import (
@@ -235,7 +234,7 @@ def make_app(
     def train(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
-        if keeps_optimizers(client.settings):
+        if client._keeps_optimizers:
             client._optimizers = OptimizerStates(client.settings.optimizer_)
         result = client.fit(unpack(message, client), config)
         client._save_optimizers(config)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, on_copy
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.common.settings import setting
@@ -13,7 +13,7 @@ from flwr_frl.task.training import features_of, loop
 OLD_MODEL, WEIGHTS, STARTED = "model.", "weights.", "started."
 
 
-class FedALAClient(Client, also_test_global=True):
+class FedALAClient(Client):
     """Algorithm 1, client side: the old model Θ_i and the weights W_i are personal.
 
     Local training starts from Θ_i + (Θ − Θ_i) ⊙ W_i in the head, the paper's p higher
@@ -118,6 +118,7 @@ class FedALAClient(Client, also_test_global=True):
 
         Without training examples, W_i is unchanged.
         """
-        self.learn_weights()
-        self.aggregate_locally()
-        return self.model
+        with on_copy(self) as client:
+            client.learn_weights()
+            client.aggregate_locally()
+        return client.model

@@ -1,12 +1,11 @@
 """FedAMP (Huang et al., AAAI 2021): train near the mean of similar models."""
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.common.settings import setting
 from flwr_frl.task.training import Proximal
 
 
-class FedAMPClient(Client, supports_example_dp=True, newcomer_groups=WHOLE):
+class FedAMPClient(Client, supports_example_dp=True):
     """Algorithm 1, client side: w_i ← argmin_w F_i(w) + λ/(2 α_k) ‖w − u_i‖².
 
     The minimum is approximated by local epochs from u_i, so that a client keeps no

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, on_copy
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import differentiable
@@ -18,12 +18,7 @@ PROTOTYPES = "prototypes."
 MEANS, COUNTS = f"{PROTOTYPES}means", f"{PROTOTYPES}counts"
 
 
-class FedASClient(
-    Client,
-    needs_classes=True,
-    requires=(linear_head("FedAS"),),
-    newcomer_groups=(HEAD,),
-):
+class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
     """Head and prototypes are personal, the representation is shared.
 
     Before local training the received representation is aligned to the client: it
@@ -71,6 +66,10 @@ class FedASClient(
         self.metrics[FISHER_TRACE] = self.fisher_trace()
         return loss
 
+    def personalize(self) -> None:
+        """Train the head for ``newcomer-epochs``, without prototypes."""
+        self.train("head", self.settings.newcomer_epochs)
+
     def align(self) -> None:
         """Train the representation towards the prototypes, if there are any."""
         means, has_prototype = self.saved[MEANS], self.saved[COUNTS] > 0
@@ -113,8 +112,9 @@ class FedASClient(
 
     def deployed_model(self) -> SplitModel:
         """Return the received representation, aligned, with the client's head."""
-        self.align()
-        return self.model
+        with on_copy(self) as client:
+            client.align()
+        return client.model
 
 
 def alignment_loss(

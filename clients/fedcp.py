@@ -54,9 +54,7 @@ class SeparatingHead(nn.Module):
         return outputs
 
 
-class FedCPClient(
-    Client, requires=(linear_head("FedCP"), separate_head), also_test_global=True
-):
+class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
     """Algorithm 1, client side.
 
     The policy network Θ (a linear layer, a layer norm and a ReLU) assigns the share s^k

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Arrays, Client, Config
+from flwr_frl.clients.base import Arrays, Client, Config, on_copy
 from flwr_frl.clients.device.conversions import Tensors, to_numpy
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.common.messages import CONSENSUS
@@ -24,7 +24,7 @@ def biased_first_layer(task: Task) -> None:
         )
 
 
-class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True):
+class FedDBEClient(Client, requires=(biased_first_layer,)):
     """Algorithm 1, client side: the model is shared, the memory z̄_i^p is personal.
 
     The model is head(representation(x) + z̄_i^p). Both parts and the memory train with
@@ -123,7 +123,9 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
     @torch.no_grad()
     def deployed_model(self) -> SplitModel:
         """Return the model with the memory in its head: W (z + p) + b."""
-        layer = self.layer
-        if self.settings.dbe_memory:
+        if not self.settings.dbe_memory:
+            return self.model
+        with on_copy(self) as client:
+            layer = client.layer
             layer.bias.add_(layer.weight @ self.saved[f"{MEMORY}value"])
-        return self.model
+        return client.model

@@ -4,7 +4,7 @@ import torch
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
-from flwr_frl.common.messages import IN_MEAN, PROXIMAL_WEIGHT
+from flwr_frl.common.messages import IN_MEAN, IS_CHANGE, PROXIMAL_WEIGHT
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 
@@ -25,13 +25,7 @@ def only_parameters(task: Task) -> None:
         )
 
 
-class FedDynClient(
-    Client,
-    requires=(only_parameters,),
-    sends_changes=True,
-    assumes_sgd=True,
-    predicts_with_personal=False,
-):
+class FedDynClient(Client, requires=(only_parameters,), assumes_sgd=True):
     """Algorithm 1, client side; the gradient λ_k = ∇L_k(θ_k) is personal.
 
     Local SGD from θ lowers L_k(w) − ⟨λ_k, w⟩ + α/2 ‖w − θ‖² (equation 1), inexactly.
@@ -71,4 +65,5 @@ class FedDynClient(
         }
         self.saved = within(GRADIENT, moved)
         self.upload = changes
+        self.metrics[IS_CHANGE] = 1
         return loss

@@ -19,7 +19,7 @@ WEIGHTS = FOMO_WEIGHTS.partition(".")[0] + "."
 SMALLEST_DISTANCE = 1e-5
 
 
-class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=False):
+class FedFomoClient(PersonalModelClient):
     """Algorithm 1, client side: θ_i ← θ_i + Σ_n w_n (θ_n − θ_i), then local training.
 
     The baseline θ_i^{t−1} is the model with which the last local training began. The

@@ -1,7 +1,7 @@
 """FedPAC (Xu et al., ICLR 2023): aligned features, and heads combined per client."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
-from flwr_frl.clients.device.traits import linear_head, separate_head
+from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.traits import linear_head, needs_classes, separate_head
 from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
-from flwr_frl.common.settings import Range
+from flwr_frl.common.settings import setting
 
 CENTROIDS, STATISTICS = "prototypes.", "statistics."
 # The authors' learning rate of the head, 0.1, relative to the other one, 0.01.
@@ -36,9 +36,9 @@ class FedPACSettings(TrainingSettings):
         (0.1 and 0.01).
     """
 
-    fedpac_lambda: Annotated[float, Range("[0, inf)")] = 1.0
-    fedpac_head_epochs: Annotated[int, Range("[0, inf)")] = 1
-    fedpac_head_learning_rate: Annotated[float, Range("[0, inf)")] = 0.0
+    fedpac_lambda: float = setting(1.0, ge=0)
+    fedpac_head_epochs: int = setting(1, ge=0)
+    fedpac_head_learning_rate: float = setting(0.0, ge=0)
 
     @property
     def head_rate(self) -> float:
@@ -54,11 +54,7 @@ class FedPACSettings(TrainingSettings):
 
 
 class FedPACClient(
-    Client,
-    needs_classes=True,
-    requires=(linear_head("FedPAC"), separate_head),
-    # The server stores the heads of clients that train; newcomers fit their own.
-    newcomer_groups=(HEAD,),
+    Client, requires=(needs_classes, linear_head("FedPAC"), separate_head)
 ):
     """Algorithm 1, client side: the server sends representation, centroids and head.
 

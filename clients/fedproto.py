@@ -13,7 +13,7 @@ from flwr_frl.clients.device.class_features import class_means, labelled_feature
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.clients.device.traits import NODE_SETTINGS, linear_head
+from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel
@@ -56,9 +56,7 @@ class NearPrototypes:
 
 class FedProtoClient(
     Client,
-    needs_classes=True,
-    requires=(linear_head("FedProto", bias=True),),
-    node_settings=(*NODE_SETTINGS, "model", "model-head", "head-layers"),
+    requires=(needs_classes, linear_head("FedProto", bias=True)),
 ):
     """Algorithm 1, client side: the model is personal; architectures may differ.
 
@@ -78,15 +76,19 @@ class FedProtoClient(
         authors' code, or all classes with a prototype.
     client_models : str, default ""
         Models of the simulated clients, assigned in turn: with ``"mlp resnet20"``,
-        every second client has a ResNet. Their features must have the same width. A
-        device sets ``model`` in its node config.
+        every second client has a ResNet. Their features must have the same width.
+    model_, model_head, head_layers
+        As of the task. A device may set them in its node config.
     """
 
     shared = (PROTOTYPE_GROUP,)
     personal = (*WHOLE, CLASSES)
     fedproto_lambda: float = setting(1.0, ge=0)
     fedproto_predicted: Literal["own", "all"] = setting("own")
-    client_models: str = setting("", form="models' names")
+    client_models: str = setting("", form="models' names", safe=True)
+    model_: str = setting("", form="a model's name", per_device=True)
+    model_head: str = setting("", form="a submodule's name", per_device=True)
+    head_layers: int = setting(0, ge=0, per_device=True)
 
     @property
     def head(self) -> nn.Linear:

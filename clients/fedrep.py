@@ -12,6 +12,7 @@ from flwr_frl.clients.base import (
     Evaluation,
     Reply,
 )
+from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Matrix
@@ -39,7 +40,7 @@ class FedRepClient(Client, supports_example_dp=True):
         return self.train("representation", self.settings.representation_epochs)
 
 
-class FedRepLinearClient(Client, task_type=LinearTask):
+class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
     """Algorithm 2: linear representation B (d × k), head w, squared loss.
 
     f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)².

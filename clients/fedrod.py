@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import Loss, Proximal, train
@@ -61,12 +61,7 @@ class BothLosses:
         return self.loss(outputs[:, 0], targets) + self.loss(outputs[:, 1], targets)
 
 
-class FedRoDClient(
-    Client,
-    needs_classes=True,
-    requires=(linear_head("FedRoD"),),
-    also_test_global=True,
-):
+class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
     """Algorithm 1, client side, with linear personalised heads.
 
     In each step, the representation and the generic head g minimise the balanced

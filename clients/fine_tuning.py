@@ -1,10 +1,9 @@
 """``NAME-ft``: fine-tuned variants of global methods (FedRep, section 5.2)."""
 
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar, cast
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, deployed_groups, on_copy
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.models import Part, SplitModel
@@ -12,7 +11,7 @@ from flwr_frl.task.models import Part, SplitModel
 C = TypeVar("C", bound=Client)
 
 
-class FineTuned(Client, also_test_global=True):
+class FineTuned(Client):
     """Deploy the global model with a part fine-tuned on the client's data.
 
     Parameters
@@ -33,9 +32,11 @@ class FineTuned(Client, also_test_global=True):
 
         Without training examples, return the global model.
         """
-        if len(self.task.train_examples(self.index)):
-            self.train(self.finetuned_part, self.settings.finetune_epochs)
-        return self.model
+        if not len(self.task.train_examples(self.index)):
+            return self.model
+        with on_copy(self) as client:
+            client.train(self.finetuned_part, self.settings.finetune_epochs)
+        return client.model
 
 
 @cache
@@ -59,31 +60,21 @@ def fine_tuned(kind: type[C]) -> type[C]:
     """
     # If it is a property, the groups depend on the client.
     shares_all = isinstance(kind.shared, tuple) and {*WHOLE} <= {*kind.shared}
-    plain = not kind.traits.also_test_global and all(
+    plain = all(
         getattr(kind, name) is getattr(Client, name)
         for name in ("evaluate", "deployed_model")
     )
-    if not (shares_all and plain):
+    if not (shares_all and plain) or deployed_groups(kind):
         raise SettingsError(
             f"{kind.__name__} cannot be fine-tuned with '-ft'; it must use the whole "
             "shared model unchanged, as FedAvg's client does"
         )
-    if kind.personal and kind.traits.predicts_with_personal:
-        groups = ", ".join(map(repr, kind.personal))
-        raise SettingsError(
-            f"{kind.__name__} cannot be fine-tuned with '-ft'; its personal {groups} "
-            "may be a part of the deployed model; if it is not, declare "
-            "predicts_with_personal=False"
-        )
-    types = FineTuned.settings_type, kind.settings_type
-    settings = type(f"{types[1].__name__}-ft", types, {"__module__": kind.__module__})
     about: dict[str, object] = {
         "__doc__": FineTuned.__doc__,
         "__module__": kind.__module__,
-        "settings_type": dataclass(frozen=True)(settings),
-        "traits": replace(kind.traits, also_test_global=True),
+        "_traits": kind._traits,
     }
     name, bases = f"{kind.__name__}-ft", (FineTuned, kind)
     # The variant inherits `update` from `kind`, so this trait must be that of `kind`.
-    private = kind.traits.supports_example_dp
+    private = kind._traits.supports_example_dp
     return cast(type[C], type(name, bases, about, supports_example_dp=private))

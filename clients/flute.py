@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.evaluation import class_mask
-from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.device.traits import separate_head
+from flwr_frl.clients.device.traits import needs_classes, separate_head
 from flwr_frl.clients.fedrep import FedRepLinearClient
+from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
@@ -50,12 +50,7 @@ class Penalty:
 
 
 class FLUTEClient(
-    Client,
-    needs_classes=True,
-    requires=(separate_head,),
-    supports_example_dp=True,
-    # The server stores the heads of clients that train; newcomers fit their own.
-    newcomer_groups=(HEAD,),
+    Client, requires=(needs_classes, separate_head), supports_example_dp=True
 ):
     """Algorithm 2, client side: the server sends representation and head.
 
@@ -139,7 +134,7 @@ class FLUTEStarClient(FLUTEClient, supports_example_dp=True):
         return loss
 
 
-class FLUTELinearClient(FedRepLinearClient, sends_changes=True):
+class FLUTELinearClient(FedRepLinearClient):
     """Algorithm 1, client side: both gradients of the squared loss.
 
     L_i = 1/(2N) Σ (xᵀ B w_i − y)² over the same N examples in every round. With the
@@ -160,7 +155,7 @@ class FLUTELinearClient(FedRepLinearClient, sends_changes=True):
         towards = x.T @ residual / len(y)
         gradients: NDArrays = [np.outer(w, towards), (b.T @ towards)[None]]
         loss = float(residual @ residual) / (2 * len(y))
-        return gradients, len(y), {"train-loss": loss}
+        return gradients, len(y), {"train-loss": loss, IS_CHANGE: 1}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Compare B w_i with the truth, as `LinearTask.compare`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.common.messages import COUPLING
 from flwr_frl.task.models import SplitModel
@@ -35,10 +35,7 @@ class QuadraticPenalty:
 
 
 class FLUTERegressionClient(
-    Client,
-    requires=(linear_head("FLUTE for regression"), separate_head),
-    # The server stores the heads of clients that train; newcomers fit their own.
-    newcomer_groups=(HEAD,),
+    Client, requires=(linear_head("FLUTE for regression"), separate_head)
 ):
     """Train representation and head with the quadratic penalty of the matrix A.
 
@@ -61,6 +58,10 @@ class FLUTERegressionClient(
         loss = self.train("all", self.settings.representation_epochs, penalty)
         self.upload = {**self.model.state_dict(), COUPLING: self.moment()}
         return loss
+
+    def personalize(self) -> None:
+        """Train the head for ``newcomer-epochs``."""
+        self.train("head", self.settings.newcomer_epochs)
 
     def moment(self) -> Tensor:
         """Return mean ψ(x) ψ(x)ᵀ, of shape (k, k), over the training examples."""

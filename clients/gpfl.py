@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, linear, normalize, relu
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
-from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import IGNORED
@@ -74,7 +74,7 @@ class ValvedHead(nn.Module):
         return outputs
 
 
-class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
+class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
     """Client side: representation, embeddings and valve are shared, the head personal.
 
     The valve turns features z into global ones, z_G, given the mean g of the category

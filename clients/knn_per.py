@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.clients.device.traits import needs_classes
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import EVALUATION_BATCH
@@ -120,9 +121,7 @@ class MixedHead(nn.Module):
         return probabilities.scatter_add_(1, self.targets[places], shares)
 
 
-class KNNPerClient(
-    FedAvgClient, needs_classes=True, supports_example_dp=True, also_test_global=True
-):
+class KNNPerClient(FedAvgClient, requires=(needs_classes,), supports_example_dp=True):
     """FedAvg's client; the deployed model is mixed with nearest neighbours.
 
     The datastore holds the features of all training examples under the received

@@ -3,7 +3,7 @@
 from flwr_frl.clients.fedper import FedPerClient
 
 
-class LGFedAvgClient(FedPerClient, head_layers=2):
+class LGFedAvgClient(FedPerClient, task_settings={"head-layers": 2}):
     """Train both parts together; the representation is personal.
 
     The head of a built-in model has two layers, unless ``head-layers`` is set. In the

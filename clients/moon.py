@@ -25,9 +25,7 @@ def trained_representation(task: Task) -> None:
         )
 
 
-class MOONClient(
-    Client, requires=(trained_representation,), predicts_with_personal=False
-):
+class MOONClient(Client, requires=(trained_representation,)):
     """Algorithm 1, client side: the previous local representation is personal.
 
     The loss is ℓ_sup + μ ℓ_con (equation 4). With the features z of the model that

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Annotated, Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.conversions import to_numpy, to_tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.inbox import Inbox, neighbours_of
 from flwr_frl.clients.gossip.model_problem import ModelProblem, head_entries, load
@@ -26,7 +27,7 @@ from flwr_frl.clients.gossip.relayed import (
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import Choice, Free, Range, SettingsError
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
@@ -76,10 +77,10 @@ class MultiTaskSettings(SaddlePointSettings, CompressionSettings):
         theory, instead of the last ones.
     """
 
-    constraint_bound: Annotated[float, Range("[0, inf)")] = 1.0
-    constrained_part: Annotated[str, Choice("all", "head")] = "all"
-    batch_size: Annotated[int, Range("[1, inf)")] = 10
-    averaged_output: Annotated[bool, Free()] = False
+    constraint_bound: float = setting(1.0, ge=0)
+    constrained_part: Literal["all", "head"] = setting("all")
+    batch_size: int = setting(10, ge=1)
+    averaged_output: bool = setting(False)
 
 
 class MultiTaskClient(Client):
@@ -289,7 +290,7 @@ class MultiTaskClient(Client):
         algorithm = settings.algorithm(
             problem, constraint, pairs, self.default_set, self.exchanged
         )
-        direction = settings.bandit_direction if settings.zeta else ""
+        direction: Any = settings.bandit_direction if settings.zeta else ""
         return algorithm, Noise(problem, self.settings.seed, direction, block=1)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
@@ -319,7 +320,7 @@ class MultiTaskClient(Client):
         return self.test(self.model)
 
 
-class SyntheticMultiTaskClient(MultiTaskClient, task_type=MultiTaskSetup):
+class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup),)):
     """A node with one of the chapter's problems; x̃ starts at random values."""
 
     task: MultiTaskSetup

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, on_copy
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.common.settings import require, setting
 from flwr_frl.task.devices import random_state, set_random_state
@@ -23,7 +23,7 @@ from flwr_frl.task.training import (
 Batch = tuple[Tensor, Tensor]
 
 
-class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
+class PerFedAvgClient(Client, assumes_sgd=True):
     """Algorithm 1, client side, first-order variant (FO).
 
     The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step draws independent batches D and
@@ -92,9 +92,15 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
         """
         if not len(self.task.train_examples(self.index)):
             return self.model
+        with on_copy(self) as client:
+            client.adapt()
+        return client.model
+
+    def adapt(self) -> None:
+        """Train the model for ``adaptation-epochs``, or make one full-gradient step."""
         if self.settings.adaptation_epochs:
             self.train("all", self.settings.adaptation_epochs)
-            return self.model
+            return
         examples = self.train_examples
         named = dict(freeze(self.model, "all").named_parameters())
         # Without dropout, and with the deployed batch norm statistics.
@@ -109,7 +115,6 @@ class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
             share = counted / count
             there = moved(there, self.gradient(w, batch)[1], -alpha * share)
         self.model.load({**self.model.tensors, **there})
-        return self.model
 
 
 class HFMAMLClient(PerFedAvgClient):

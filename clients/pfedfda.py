@@ -12,7 +12,7 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
-from flwr_frl.clients.device.traits import linear_head
+from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
@@ -65,7 +65,7 @@ class Gaussians:
 
 
 class PFedFDAClient(
-    Client, needs_classes=True, requires=(linear_head("pFedFDA", bias=True),)
+    Client, requires=(needs_classes, linear_head("pFedFDA", bias=True))
 ):
     """Algorithm 1, client side: representation and Gaussians are shared.
 

@@ -2,6 +2,7 @@
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import difference
+from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.base import Task
 
@@ -24,9 +25,7 @@ def generated(task: Task) -> None:
         )
 
 
-class PFedHNClient(
-    Client, supports_example_dp=True, sends_changes=True, requires=(generated,)
-):
+class PFedHNClient(Client, supports_example_dp=True, requires=(generated,)):
     """Algorithm 1, client side: train θ_i and send its change; no state is kept.
 
     The authors train for 50 steps with batches of 64, step size 0.005, momentum 0.9 and
@@ -38,4 +37,5 @@ class PFedHNClient(
         """Train the received model for ``representation-epochs``."""
         loss = self.train("all", self.settings.representation_epochs)
         self.upload = difference(self.model.state_dict(), self.received)
+        self.metrics[IS_CHANGE] = 1
         return loss

@@ -1,7 +1,7 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5): sources and targets."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.common import NDArrays
@@ -10,13 +10,13 @@ from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.parameter_groups import (
     Groups,
 )
-from flwr_frl.clients.device.traits import NODE_SETTINGS
+from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
-from flwr_frl.common.settings import Checked, Choice, Range, setting
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
-    ROLES,
+    Role,
     TransferData,
     halves,
     is_source,
@@ -39,19 +39,18 @@ class RoleSettings(Checked):
         index, which is 0 on every device without a ``partition-id``.
     """
 
-    num_sources: Annotated[int, Range("[0, inf)")] = TransferData.num_sources
-    role: Annotated[str, Choice(*ROLES)] = TransferData.role
+    num_sources: int = setting(TransferData.num_sources, ge=0, per_device=True)
+    role: Role = setting(TransferData.role, per_device=True)
 
 
-class TransferClient(
-    Client,
-    # Targets receive all representations, stacked or as a basis.
-    fixed_shapes=False,
-    node_settings=(*NODE_SETTINGS, "role", "num-sources"),
-):
+class TransferClient(Client):
     """A source, which sends its representation, or a target, which uses all of them."""
 
     shared: Any = "representation"
+
+    def _takes(self, shape: tuple[int, ...], initial: tuple[int, ...]) -> bool:
+        """Return True: targets receive all representations, stacked or as a basis."""
+        return True
 
     @property
     def is_source(self) -> bool:
@@ -99,7 +98,7 @@ class TransferClient(
         raise NotImplementedError
 
 
-class RepresentationTransferClient(TransferClient, task_type=TransferTask):
+class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask),)):
     """Linear regression: sources fit y ≈ X B w and send B; targets learn in two phases.
 
     Source (equation 5.3): least squares determine only the product θ = B w, and any B

@@ -5,19 +5,13 @@ import torch
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.common.messages import CONTROL, FROM_SHARED, IN_MEAN
+from flwr_frl.common.messages import CONTROL, FROM_SHARED, IN_MEAN, IS_CHANGE
 from flwr_frl.task.training import steps_an_epoch
 
 OWN_CONTROL = "own-control."
 
 
-class SCAFFOLDClient(
-    Client,
-    supports_example_dp=True,
-    assumes_sgd=True,
-    sends_changes=True,
-    predicts_with_personal=False,
-):
+class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
     """Algorithm 1, client side, with option II; c_i is personal.
 
     y_i ← y_i − η_l (g_i(y_i) − c_i + c), K times from y_i = x; then
@@ -53,6 +47,7 @@ class SCAFFOLDClient(
         changes |= within(CONTROL, {n: moved[n] - before[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
         self.upload = changes
+        self.metrics[IS_CHANGE] = 1
         return loss
 
     def total_step(self, epochs: int) -> float:

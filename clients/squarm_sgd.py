@@ -28,7 +28,9 @@ class SQuARMSGDClient(Node):
     vectors = ("momentum", "estimate", "neighbours")
     local_steps: int = setting(5, ge=1)
     trigger: str = setting(
-        "0", form="START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL"
+        "0",
+        form="START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL",
+        safe=True,
     )
 
     @staticmethod

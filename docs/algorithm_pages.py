@@ -14,19 +14,21 @@ from typing import Any, NamedTuple
 
 from docs.algorithm_results import differences, results, server_sees
 from docs.links import DOCS
-from docs.settings import COMMON, descriptions, spelled, wraps
-from flwr_frl.clients.algorithms import client_class, load_client
-from flwr_frl.clients.base import Client
+from docs.settings import COMMON, cases_of, descriptions, spelled, wraps
+from flwr_frl.clients.algorithms import client_class, complete, load_client
+from flwr_frl.clients.base import Client, deployed_groups, tests_received
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
     REPRESENTATION,
     ParameterGroups,
 )
-from flwr_frl.common.settings import SettingsError, declared, defaults, load
+from flwr_frl.clients.device.traits import TaskOf, needs_classes
+from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.task.tasks import GENERATED, build_task
 
 # Settings that are tried, in this order, to find an example that the algorithm can run.
@@ -107,9 +109,7 @@ def family(each: Algorithm) -> str:
     if issubclass(each.strategy, TrainedHeads) or not shared >= {REPRESENTATION, HEAD}:
         return HEADS
     # Some personal groups, such as control variates, are used in training only.
-    return (
-        PERSONAL if personal and each.client.traits.predicts_with_personal else GLOBAL
-    )
+    return PERSONAL if personal and deployed_groups(each.client) else GLOBAL
 
 
 def overview(known: list[Algorithm]) -> str:
@@ -161,13 +161,13 @@ def page(each: Algorithm) -> str:
         described("On the server", each.strategy),
         described("On the client", each.client),
         *(
-            described(f"On the task `{task}`: the server", load(path, "strategy"))
+            described(f"On the task `{task}`: the server", case)
             + "\n"
             + described(
                 f"On the task `{task}`: the client",
-                load_client(load(path, "strategy").traits.client),
+                load_client(case.traits.client),
             )
-            for task, path in each.strategy.traits.task_overrides.items()
+            for task, case in cases_of(each.strategy).items()
         ),
         "## What is shared and what stays\n",
         f"| travels | stays on the client |\n| --- | --- |\n"
@@ -232,18 +232,21 @@ def described(title: str, kind: type) -> str:
 
 def traits(each: Algorithm) -> list[str]:
     """Return sentences on an algorithm's requirements and capabilities."""
-    server, client = each.strategy.traits, each.client.traits
+    server, client = each.strategy.traits, each.client._traits
     sentences = []
-    if client.task_type is not object:
-        sentences.append(f"It needs a task of the type `{client.task_type.__name__}`.")
-    if client.needs_classes:
-        sentences.append("Targets must be classes.")
-    sentences += [f"Requirement of the model: {name}." for name in requirements(client)]
+    for check in client.requires:
+        if isinstance(check, TaskOf):
+            sentences.append(f"It needs a task of the type `{check.kind.__name__}`.")
+        elif check is needs_classes:
+            sentences.append("Targets must be classes.")
+        else:
+            need = REQUIREMENTS[check.__name__]
+            sentences.append(f"Requirement of the model: {need}.")
     if server.evaluate_last_round_only:
         sentences.append("Only the last round is evaluated.")
     if not wraps(each.strategy):
         sentences += _capabilities(each)
-    if client.also_test_global:
+    if tests_received(each.client):
         sentences.append(
             "The received model is tested as well: `accuracy-global` in the metrics."
         )
@@ -256,22 +259,31 @@ def traits(each: Algorithm) -> list[str]:
 
 def _capabilities(each: Algorithm) -> list[str]:
     """Return sentences on the capabilities of a strategy that wraps no other one."""
-    server = each.strategy.traits
     sentences = []
-    if server.averages:
+    if accepts(each.strategy, aggregation="median"):
         sentences.append(
             "Replies are averaged; robust rules (`aggregation`) can replace the mean."
         )
-    if server.averages and server.supports_client_dp:
+    private = {"server_dp_noise": 1.0, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
+    if accepts(each.strategy, **private):
         sentences.append(
             "[Noise on the server](/privacy.md) (`server-dp-noise`) can be counted."
         )
-    if server.srpfl_settings is not None:
+    if not SRPFL.allowed_base(each.strategy):
         sentences.append("[SRPFL](/algorithms/srpfl.md) can wrap it (`srpfl-base`).")
     joins = "Clients that join after training get a model (`new-clients`)."
     refuses = "Clients that join after training get no model."
-    sentences.append(joins if server.takes_newcomers else refuses)
+    sentences.append(joins if each.strategy.traits.takes_newcomers else refuses)
     return sentences
+
+
+def accepts(strategy: Any, **settings: Any) -> bool:
+    """Return whether a strategy can be built with these settings."""
+    try:
+        strategy(**settings)
+    except SettingsError:
+        return False
+    return True
 
 
 # Requirements on a model, by the name of the function in `Traits.requires` that
@@ -290,11 +302,6 @@ REQUIREMENTS = {
 }
 
 
-def requirements(client: Any) -> list[str]:
-    """Return in words what the checks in a client's ``requires`` demand of a model."""
-    return [REQUIREMENTS[check.__name__] for check in client.requires]
-
-
 def settings_table(each: Algorithm) -> str:
     """Return the settings that an algorithm's own classes declare."""
     common = {name for _, maker in COMMON for name in declared(maker)}
@@ -303,7 +310,7 @@ def settings_table(each: Algorithm) -> str:
         meanings = descriptions(kind)
         for name, setting in declared(kind).items():
             if name not in common and all(name != row[0] for row in rows):
-                allowed = str(setting.allowed) or "true or false"
+                allowed = setting.allowed
                 meaning = meanings[setting.argument]
                 rows.append((name, spelled(setting.default), allowed, meaning))
     more = "[All settings](/settings.md) has those that every algorithm reads."
@@ -333,8 +340,7 @@ def _runs(each: Algorithm, given: dict[str, Any]) -> bool:
     settings = {**defaults(), "algorithm": each.name, "num-clients": 5, **given}
     try:
         kind = client_class(settings)
-        settings["head-layers"] = kind.traits.head_layers
-        kind.traits.check(build_task(settings, 5))
+        kind._traits.check(build_task(complete(settings), 5))
     except SettingsError:
         return False
     return True

@@ -14,10 +14,8 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             "flwr_frl.strategies.server.traits:Traits",
             "flwr_frl.strategies.server.traits:StrategySettings",
-            "flwr_frl.strategies.server.pending_round:PendingRound",
             "flwr_frl.strategies.server.replies:mean",
             "flwr_frl.strategies.server.replies:to_record",
-            "flwr_frl.strategies.server.replies:check_metrics",
             "flwr_frl.results.trackers:Tracker",
         ),
     ),

@@ -1,11 +1,12 @@
 """Generate the lists of settings from their declarations: ``python -m docs.settings``.
 
-Writes ``docs/settings.md`` and ``[tool.flwr.app.config]`` of ``pyproject.toml``, both
-in the same sections.
+Writes ``docs/settings.md`` and, in ``pyproject.toml``, ``[tool.flwr.app.config]`` in
+the same sections and ``[tool.flwr-frl]``, the facts that are needed without torch.
 """
 
 import inspect
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.common.settings import Declared, declared, defaults, load
-from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
+from flwr_frl.strategies.algorithms import ALGORITHMS, CASES, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.traits import StrategySettings
@@ -89,13 +90,19 @@ def sections() -> dict[str, list[Row]]:
 def classes_of(settings: dict[str, Any]) -> list[Any]:
     """Return an algorithm's strategies and clients, including those of other tasks."""
     strategies = list(settings_owners(settings))
-    strategies += [
-        load(path, "strategy")
-        for strategy in strategies
-        for path in strategy.traits.task_overrides.values()
-    ]
+    strategies += [case for each in strategies for case in cases_of(each).values()]
     clients = [load_client(s.traits.client) for s in strategies if not wraps(s)]
     return [*strategies, *clients]
+
+
+def cases_of(strategy: Any) -> dict[str, Any]:
+    """Return the strategies that replace another one with certain tasks, by task."""
+    name = f"{strategy.__module__}:{strategy.__qualname__}"
+    return {
+        task: load(path, "strategy")
+        for (replaced, task), path in CASES.items()
+        if replaced == name
+    }
 
 
 def wraps(strategy: Any) -> bool:
@@ -111,7 +118,7 @@ def page() -> str:
         lines = []
         for name, setting, meaning in rows:
             default = spelled(setting.default)
-            allowed = str(setting.allowed) or "true or false"
+            allowed = setting.allowed
             cells = [f"`{name}`", f"`{default}`", allowed, meaning]
             cells = [cell.replace("|", "\\|") for cell in cells]
             lines.append(f"| {' | '.join(cells)} |")
@@ -120,9 +127,7 @@ def page() -> str:
 
 
 def with_settings(pyproject: str) -> str:
-    """Return the text of ``pyproject.toml`` with the current settings."""
-    before, table, rest = pyproject.partition("[tool.flwr.app.config]\n")
-    _, end, after = rest.partition("\n[")
+    """Return the text of ``pyproject.toml`` with the current settings and facts."""
     lines = []
     for title, rows in sections().items():
         lines.append(f"# {title.replace('`', '')}")
@@ -131,7 +136,40 @@ def with_settings(pyproject: str) -> str:
             # Floats keep their decimal point, since `15` would be an integer.
             text = repr(value) if isinstance(value, float) else spelled(value)
             lines.append(f"{name} = {text}")
-    return before + table + "\n".join(lines) + "\n" + end + after
+    text = with_table(pyproject, "tool.flwr.app.config", lines)
+    return with_table(text, "tool.flwr-frl", list(fact_lines()))
+
+
+def with_table(pyproject: str, title: str, lines: list[str]) -> str:
+    """Return the text of ``pyproject.toml`` with another content of a table."""
+    before, head, rest = pyproject.partition(f"[{title}]\n")
+    _, end, after = rest.partition("\n[")
+    return before + head + "\n".join(lines) + "\n" + end + after
+
+
+def fact_lines() -> Iterator[str]:
+    """Yield the settings with each fact, from their first declarations."""
+    by_title = sections()
+    common = [row for title, _ in COMMON for row in by_title.get(title, [])]
+    rows = [row for rows in by_title.values() for row in rows]
+    facts = {name: setting.facts for name, setting, _ in rows}
+    texts = [row for row in rows if isinstance(row.setting.default, str)]
+    differ = {name: each.may_differ for name, each in facts.items()}
+    with_fact = {
+        "safe": [row.name for row in texts if row.setting.is_safe],
+        "code": [name for name, each in facts.items() if each.code],
+        # Those of one algorithm are read from its class.
+        "per-device": [row.name for row in common if row.setting.facts.per_device],
+        "on-resume": [name for name, may in differ.items() if may != "never"],
+        "always": [name for name, may in differ.items() if may == "always"],
+    }
+    for fact, names in with_fact.items():
+        yield from (f"{fact} = [", *(f'    "{name}",' for name in sorted(names)), "]")
+    values = {
+        n: each.fallback for n, each in facts.items() if each.fallback is not None
+    }
+    pairs = ", ".join(f"{n} = {spelled(value)}" for n, value in sorted(values.items()))
+    yield f"fallbacks = {{ {pairs} }}"
 
 
 def spelled(value: object) -> str:

@@ -15,10 +15,10 @@ from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.settings import (
     Settings,
     SettingsError,
+    converted,
     defaults,
     expand_home,
     require,
-    resolve,
 )
 from flwr_frl.common.text import short_name
 from flwr_frl.results import seeds, tune
@@ -71,7 +71,8 @@ class Runner:
         output, logged = output_of(given), set[str]()
         planned: list[Any] = [given]
         if self.count is not None:
-            first = int(resolve(given, strict=False)["seed"])
+            default = defaults()["seed"]
+            first = int(converted("seed", given.get("seed", default), default))
             planned = seeds.plan(given, self.count, algorithms, first, output)
         checked = [check(algorithms, each, self.backend, logged) for each in planned]
         return RunGroup(tuple(algorithms), checked, Path(output))
@@ -220,7 +221,7 @@ def _tune(
     def prepare(name: str, settings: Settings) -> RunGroup:
         return runner.prepare([name], read_by(name, algorithms, settings))
 
-    with served_for({**resolve(overrides, strict=False), "output": output}):
+    with served_for({**defaults(), **overrides, "output": output}):
         points, folder = tune.points(grid), Path(output).resolve()
         tuned = tune.tune(
             algorithms, points, overrides, folder, prepare, runner.carry_out

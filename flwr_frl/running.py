@@ -1,10 +1,10 @@
 """Run one algorithm in simulation, from Python or for the command line."""
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,11 @@ from flwr_frl.backend import choose_backend
 from flwr_frl.clients.algorithms import owners
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings
-from flwr_frl.clients.device.simulated import keep, try_out
+from flwr_frl.clients.simulated import keep, try_out
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import (
+    Declared,
     Maker,
     Setting,
     Settings,
@@ -66,23 +67,6 @@ OF_ALL: tuple[Maker, ...] = (
     AdapterSettings,
 )
 YEAR = 365 * 86400.0
-# Settings that some values of another setting leave without effect: that setting, its
-# values, and the settings without effect.
-WITHOUT_EFFECT = (
-    (
-        "speed-model",
-        ("none",),
-        ("straggler-fraction", "redraw-speeds", "communication-time"),
-    ),
-    ("adapters", ("none",), ("lora-rank", "lora-alpha", "lora-targets")),
-    ("optimizer", ("adam", "adamw"), ("momentum",)),
-    ("compressor", ("identity", "sign", "qsgd"), ("compressor-k",)),
-    (
-        "compressor",
-        ("identity", "sign", "top-k", "rand-k", "sign-top-k", "sign-rand-k"),
-        ("compressor-levels",),
-    ),
-)
 
 
 class Run(NamedTuple):
@@ -201,13 +185,13 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     kind = RayGrid if backend == "ray" else InlineGrid
     run_config, num_clients = _without_others(choice), int(settings["num-clients"])
     app = make_app(run_config)
-    with contextlib.closing(kind(app, num_clients)) as grid:
+    grid = kind(app, num_clients)
 
-        def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
-            contexts = grid.contexts_with_state()
-            return keep(contexts, run_config, run_token, acknowledged)
+    def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
+        contexts = grid.contexts_with_state()
+        return keep(contexts, run_config, run_token, acknowledged)
 
-        summary = server_app.run(grid, choice, keep_clients)
+    summary = server_app.run(grid, choice, keep_clients)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
 
@@ -220,17 +204,15 @@ def _without_others(settings: Settings) -> dict[str, Setting]:
 def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
     """Return the settings without those that only others of the algorithms declare."""
     check_names(algorithms)
-    named = resolve(given, strict=False)
-    # Settings that all algorithms read are kept, even if others declare them, too.
-    general = {setting for maker in OF_ALL for setting in declared(maker)}
-    others = _declared_by(algorithms, named) - _declared_by([name], named) - general
+    named = {**defaults(), **given}
+    others = _declared_by(algorithms, named) - _declared_by([name], named)
     return {s: value for s, value in given.items() if s not in others}
 
 
 def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
     """Return the classes and functions that declare settings of algorithms and task."""
     each = (owners({**settings, "algorithm": algorithm}) for algorithm in algorithms)
-    return [maker for makers in each for maker in makers]
+    return [*OF_ALL, *(maker for makers in each for maker in makers)]
 
 
 def _declared_by(algorithms: Sequence[str], settings: Settings) -> set[str]:
@@ -243,7 +225,7 @@ def check(
     given: Settings,
     backend: str,
     logged: set[str] | None = None,
-) -> dict[str, Setting]:
+) -> Settings:
     """Check everything that can be checked before a run, and decode the data.
 
     Parameters
@@ -259,8 +241,8 @@ def check(
 
     Returns
     -------
-    dict
-        All settings.
+    mapping
+        All settings, read-only.
 
     Raises
     ------
@@ -275,11 +257,10 @@ def check(
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     if given.get("resume") and "output" not in given:
         given = {**given, "output": given["resume"]}
-    named = resolve(given, strict=False)
     for algorithm in algorithms:
-        given = {**simulation_defaults({**named, "algorithm": algorithm}), **given}
-    makers = [*OF_ALL, *_makers(algorithms, resolve(given, strict=False))]
-    settings = resolve(given, makers)
+        named = {**defaults(), **given, "algorithm": algorithm}
+        given = {**simulation_defaults(named), **given}
+    settings = resolve(given, lambda named: _makers(algorithms, named))
     build(RunSettings, settings).check_validation(settings)
     build(DeviceSettings, settings)
     _check_machine(settings, backend)
@@ -290,7 +271,7 @@ def check(
     # A setting is unused if no algorithm uses it.
     of_last = tried[-1][0].items()
     unused = {n: why for n, why in of_last if all(n in each for each, _ in tried)}
-    used = {name for maker in makers for name in declared(maker)}
+    used = _declared_by(algorithms, settings)
     unread = f"it is not read by {', '.join(algorithms)} on {settings['task']}"
     for name, value in given.items():
         if reason := unused.get(name, "") if name in used else unread:
@@ -301,10 +282,9 @@ def check(
             log(WARNING, "%s", warning)
     logged.update(warnings)
     # Paths are made absolute, since workers run in other folders.
-    for name in ("data-dir", "cache-dir"):
-        if folder := str(settings[name]):
-            settings[name] = str(Path(folder).expanduser().resolve())
-    return settings
+    folders = {name: str(settings[name]) for name in ("data-dir", "cache-dir")}
+    absolute = {n: str(Path(f).expanduser().resolve()) for n, f in folders.items() if f}
+    return MappingProxyType({**settings, **absolute})
 
 
 def _check_machine(settings: Settings, backend: str) -> None:
@@ -351,12 +331,12 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
         # A third-party task may have fewer clients than the run.
         tasks[0].check(num_clients - 1)
     unused = [getattr(each, "unused_settings", {}) for each in (*tasks, strategy)]
-    read = _declared_by([str(settings["algorithm"])], settings).union(
-        *(declared(maker) for maker in OF_ALL)
-    )
-    for name, values, others in WITHOUT_EFFECT:
-        if name in read and settings[name] in values:
-            reason = f"{name} is {settings[name]!r}"
-            unused.append(dict.fromkeys(others, reason))
+    read = dict[str, Declared]()
+    for maker in _makers([str(settings["algorithm"])], settings):
+        read |= declared(maker)
+    for name, each in read.items():
+        for other, values in each.facts.unused_if.items():
+            if other in read and settings[other] in values:
+                unused.append({name: f"{other} is {settings[other]!r}"})
     notes = [note for task in tasks for note in getattr(task, "notes", ())]
     return {name: why for each in unused for name, why in each.items()}, notes

@@ -21,6 +21,7 @@ from flwr_frl.common.text import short_name
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
+from flwr_frl.strategies.table import CASES, SIMULATION_DEFAULTS
 
 S = TypeVar("S", bound=Algorithm)
 FINE_TUNED = "-ft"
@@ -32,8 +33,8 @@ def strategy_class(settings: Settings) -> type[Algorithm]:
     Parameters
     ----------
     settings : mapping
-        ``algorithm``, a key of `ALGORITHMS` or an import path, and ``task``: a strategy
-        may declare another one for it (`Traits.task_overrides`).
+        ``algorithm``, a key of `ALGORITHMS` or an import path, and ``task``, for which
+        `CASES` may name another strategy.
 
     Returns
     -------
@@ -45,10 +46,8 @@ def strategy_class(settings: Settings) -> type[Algorithm]:
     SettingsError
         If there is no such algorithm, or it cannot be imported or is not a strategy.
     """
-    algorithm = str(settings["algorithm"])
-    strategy = _load(_path(algorithm))
-    case = strategy.traits.task_overrides.get(str(settings["task"]))
-    return strategy if case is None else _load(case)
+    path = _path(str(settings["algorithm"]))
+    return _load(CASES.get((path, str(settings["task"])), path))
 
 
 def _path(algorithm: str) -> str:
@@ -143,9 +142,15 @@ def client_path(settings: Settings) -> str:
 
 
 def simulation_defaults(settings: Settings) -> dict[str, Setting]:
-    """Return the defaults in simulation; a wrapped strategy's take precedence."""
-    defaults = [layer.traits.simulation_defaults for layer in settings_owners(settings)]
-    return {name: value for layer in defaults for name, value in layer.items()}
+    """Return the defaults of settings in simulation.
+
+    A strategy that wraps another one depends on which replies come first, and in
+    simulation a speed model determines it.
+    """
+    *wrapping, kind = settings_owners(settings)
+    speeds = {"speed-model": "fixed"} if wrapping else {}
+    path = f"{kind.__module__}:{kind.__qualname__}".removesuffix(FINE_TUNED)
+    return {**speeds, **SIMULATION_DEFAULTS.get(path, {})}
 
 
 def check_names(algorithms: Iterable[str]) -> None:

@@ -53,7 +53,7 @@ class LGFedAvg(Strategy, client="flwr_frl.clients.lg_fedavg:LGFedAvgClient"):
 
 
 # Local training only
-class Local(Strategy, client="flwr_frl.clients.local:LocalClient", averages=False):
+class Local(Strategy, client="flwr_frl.clients.local:LocalClient", uses_mean="never"):
     """Let the sampled clients train without sharing; messages contain no arrays."""
 
     def aggregate(self, round: Round) -> Arrays | None:
@@ -178,27 +178,15 @@ class KNNPer(FedAvg, client="flwr_frl.clients.knn_per:KNNPerClient"):
 
 
 # FedSA-LoRA (Guo et al., ICLR 2025)
-class FedSALoRA(
-    Strategy,
-    client="flwr_frl.clients.fedsa_lora:FedSALoRAClient",
-    simulation_defaults={"adapters": "lora"},
-):
+class FedSALoRA(Strategy, client="flwr_frl.clients.fedsa_lora:FedSALoRAClient"):
     """Average the matrices A; the matrices B and the heads stay with the clients."""
 
 
 # FFA-LoRA (Sun et al., ICLR 2024)
-class FFALoRA(
-    Strategy,
-    client="flwr_frl.clients.ffa_lora:FFALoRAClient",
-    simulation_defaults={"adapters": "lora"},
-):
+class FFALoRA(Strategy, client="flwr_frl.clients.ffa_lora:FFALoRAClient"):
     """Average the matrices B and the heads; the matrices A never change."""
 
 
 # FedDPA (Yang et al., NeurIPS 2024)
-class FedDPA(
-    Strategy,
-    client="flwr_frl.clients.feddpa:FedDPAClient",
-    simulation_defaults={"adapters": "lora"},
-):
+class FedDPA(Strategy, client="flwr_frl.clients.feddpa:FedDPAClient"):
     """Average the global adapters and heads; personal ones stay with the clients."""

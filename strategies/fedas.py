@@ -4,16 +4,10 @@ from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import check_metrics
 from flwr_frl.strategies.server.round import Reply
 
 
-class FedAS(
-    Strategy,
-    client="flwr_frl.clients.fedas:FedASClient",
-    # The server sees each client's trace.
-    supports_client_dp=False,
-):
+class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
     """Average the representations, weighted by the clients' Fisher information.
 
     A client's weight is the trace of its empirical Fisher information after training
@@ -33,7 +27,7 @@ class FedAS(
 
     def check(self, reply: Reply) -> None:
         """Reject replies without a trace, or with one below 0."""
-        if check_metrics(reply.message, [FISHER_TRACE])[FISHER_TRACE] < 0:
+        if reply.metric(FISHER_TRACE) < 0:
             raise InvalidReplyError(f"has {FISHER_TRACE!r} below 0")
 
     def weights(self, replies: list[Reply]) -> list[float]:

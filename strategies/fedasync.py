@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from flwr_frl.common.settings import Free, Range, require, validate
+from flwr_frl.common.settings import require, setting, validate
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedbuff import FedBuff
 
@@ -18,7 +18,7 @@ class FedAsync(FedBuff):
     Parameters
     ----------
     strategy : Strategy
-        The base; an algorithm that averages, with `Traits.asynchronous`.
+        The base, with ``Traits.uses_mean="only"``; its replies must not be changes.
     async_base : str, default "fedavg"
         Name or import path of the base, if settings choose it.
     concurrency : int, default 10
@@ -32,16 +32,16 @@ class FedAsync(FedBuff):
     """
 
     # Models that arrive are averaged with the newest version.
-    _from_sent = False
+    from_sent = False
 
     def __init__(
         self,
         strategy: Strategy,
-        async_base: Annotated[str, Free("an algorithm")] = "fedavg",
-        concurrency: Annotated[int, Range("[1, inf)")] = 10,
-        staleness_exponent: Annotated[float, Range("[0, inf)")] = 0.5,
-        max_staleness: Annotated[int, Range("[-1, inf)")] = -1,
-        fedasync_alpha: Annotated[float, Range("(0, 1]")] = 0.6,
+        async_base: Annotated[str, setting(form="an algorithm", code=True)] = "fedavg",
+        concurrency: Annotated[int, setting(ge=1)] = 10,
+        staleness_exponent: Annotated[float, setting(ge=0)] = 0.5,
+        max_staleness: Annotated[int, setting(ge=-1)] = -1,
+        fedasync_alpha: Annotated[float, setting(gt=0, le=1)] = 0.6,
     ) -> None:
         self.fedasync_alpha = fedasync_alpha
         validate(self)

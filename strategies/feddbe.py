@@ -16,9 +16,7 @@ from flwr_frl.strategies.server.round import Round
 MEAN = f"{CONSENSUS}mean"
 
 
-class FedDBE(
-    Strategy, client="flwr_frl.clients.feddbe:FedDBEClient", needs_arrays=(MEAN,)
-):
+class FedDBE(Strategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
     """Algorithm 1: average the models; the consensual mean z̄ of all features is fixed.
 
     z̄ is the mean of the clients' mean features before the first round, weighted like
@@ -55,6 +53,7 @@ class FedDBE(
 
     def begin(self, round: Round) -> None:
         """Expect the model without z̄."""
+        round.need(MEAN)
         round.expected = {n: a for n, a in round.sent.items() if n != MEAN}
 
     def aggregate(self, round: Round) -> Arrays | None:

@@ -20,7 +20,7 @@ GRADIENTS, SEEN = "gradients", "seen"
 class FedDyn(
     ClientStateMean,
     client="flwr_frl.clients.feddyn:FedDynClient",
-    needs_only_mean=True,
+    uses_mean="only",
 ):
     """Algorithm 1: h ← h − α/m Σ_k (θ_k − θ), and θ ← mean θ_k − h/α.
 
@@ -55,6 +55,9 @@ class FedDyn(
         weighting = self.settings.weighting
         allowed = "uniform, as h is the mean over all clients"
         require(weighting == "uniform", "weighting", weighting, allowed)
+        noise = self.settings.server_dp_noise
+        allowed = "0, as h would contain the noise of all rounds"
+        require(noise == 0, "server-dp-noise", noise, allowed)
         self.state[GRADIENTS] = {}
         self.state[SEEN] = []
 
@@ -82,7 +85,7 @@ class FedDyn(
             return None
         names = [reply.client for reply in round.replies]
         seen = set(self.state[SEEN]).union(names)
-        unused = self.in_mean & self.pending.unused.keys()
+        unused = self.in_mean & round.unused.keys()
         lost = self._outdated or min(unused, default="")
         totals, new = {}, {}
         for name, change in changes.items():

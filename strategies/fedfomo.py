@@ -15,7 +15,7 @@ CHOICE = 0xF030
 
 
 class FedFomo(
-    Strategy, client="flwr_frl.clients.fedfomo:FedFomoClient", averages=False
+    Strategy, client="flwr_frl.clients.fedfomo:FedFomoClient", uses_mean="never"
 ):
     """Algorithm 1: send each client the models that have helped it most so far.
 
@@ -72,7 +72,7 @@ class FedFomo(
 
     def per_client(self, client: str) -> Arrays:
         """Return the models for a client, stacked."""
-        chosen = self.choose(client, self.pending.server_round)
+        chosen = self.choose(client, self.round.number)
         self._candidates[client] = chosen
         models = [self.models[other] for other in chosen]
         names = models[0] if models else ()

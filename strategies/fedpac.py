@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.common.messages import PROTOTYPES
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.server.checks import InvalidReplyError
@@ -19,12 +19,7 @@ CLASS_FEATURES, VARIANCE = "statistics.features", "statistics.variance"
 TOLERANCE = 1e-12
 
 
-class FedPAC(
-    TrainedHeads,
-    FedProto,
-    client="flwr_frl.clients.fedpac:FedPACClient",
-    needs_arrays=(PROTOTYPES, PROTOTYPE_COUNTS),
-):
+class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClient"):
     """Algorithm 1: average representations and centroids, and combine the heads.
 
     The new head of client i is Σ_j α_ij φ_j over the heads φ_j of the round's clients.
@@ -46,6 +41,7 @@ class FedPAC(
 
     def begin(self, round: Round) -> None:
         """Expect the statistics as well."""
+        super().begin(round)
         like = round.sent[PROTOTYPES]
         statistics = {CLASS_FEATURES: like, VARIANCE: np.zeros((), like.dtype)}
         round.expected = {**round.sent, **statistics}

@@ -16,17 +16,17 @@ from flwr_frl.strategies.server.round import Reply, Round
 LARGEST_ENTRY = 1e6
 
 
-class FedProto(
-    Strategy,
-    client="flwr_frl.clients.fedproto:FedProtoClient",
-    needs_arrays=(PROTOTYPES, PROTOTYPE_COUNTS),
-):
+class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
     """Algorithm 1: average the prototypes of each class; models stay with the clients.
 
     C̄_j is the mean of the C_ij of the clients that have class j. With
     ``weighting="examples"`` they are weighted by |D_ij| (equation 6); the authors' code
     weights all equally. A class that no client of a round has keeps its prototype.
     """
+
+    def begin(self, round: Round) -> None:
+        """Require the prototypes and their counts among the shared arrays."""
+        round.need(PROTOTYPES, PROTOTYPE_COUNTS)
 
     def check(self, reply: Reply) -> None:
         """Reject negative numbers of examples and huge prototypes."""

@@ -32,21 +32,12 @@ def gaussian_start(
     return scale * rng.standard_normal(shape)
 
 
-class FedRep(
-    Strategy,
-    client="flwr_frl.clients.fedrep:FedRepClient",
-    task_overrides={"linear": "flwr_frl.strategies.fedrep:FedRepLinear"},
-):
+class FedRep(Strategy, client="flwr_frl.clients.fedrep:FedRepClient"):
     """Algorithm 1: average the representations; heads stay with the clients."""
 
 
 class FedRepLinear(
-    FedRep,
-    client="flwr_frl.clients.fedrep:FedRepLinearClient",
-    supports_client_dp=True,
-    asynchronous=True,
-    # The linear case in SRPFL's paper always has the QR step (its algorithm 2).
-    srpfl_settings={"orthonormalize": True},
+    FedRep, client="flwr_frl.clients.fedrep:FedRepLinearClient", uses_mean="only"
 ):
     """Algorithm 2: a linear representation B, sent as Bᵀ of shape (k, d).
 
@@ -93,7 +84,7 @@ class FedRepLinear(
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
         if self.privacy:
-            names = [self.name_of(node) for node in nodes]
+            names = [self.clients.name_of(node) for node in nodes]
             combined = self.privacy.mean(names, single, centre) or centre
         else:
             combined = self.apply_rule(votes, single, centre) or centre

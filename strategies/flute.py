@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import HEAD, NUM_EXAMPLES
+from flwr_frl.common.messages import NUM_EXAMPLES
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
-from flwr_frl.strategies.server.client_manager import ClientInfo
+from flwr_frl.strategies.server.clients import Client
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Round
 
@@ -109,9 +109,7 @@ class FLUTE(
     TrainedHeads,
     client="flwr_frl.clients.flute:FLUTEClient",
     # A head returns to its own client only.
-    supports_client_dp=True,
-    asynchronous=True,
-    task_overrides={"linear": "flwr_frl.strategies.flute:FLUTELinear"},
+    uses_mean="only",
 ):
     """Algorithm 2: mean of the representations, one step on Σ NC_i of the heads.
 
@@ -139,7 +137,7 @@ class FLUTE(
         self._classes: dict[str, str] = {}
         self.clients.refusal_of = self._refusal_of
 
-    def _refusal_of(self, client: ClientInfo) -> str:
+    def _refusal_of(self, client: Client) -> str:
         """Return "" if a client reports its classes, or else why it is refused.
 
         Without training examples it has no class, and is only tested.
@@ -255,16 +253,9 @@ class FLUTELinear(
         head = self.heads.get(client)
         return head or {HEAD_WEIGHT: self._random((1, self.rank), client)}
 
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Expect no head in return, as its gradient is among the expected arrays."""
-        content = super().content(node, arrays, config)
-        self.pending.expected.pop(HEAD, None)
-        return content
-
     def begin(self, round: Round) -> None:
-        """Expect both gradients, in float64."""
+        """Expect both gradients, in float64, and no head in return."""
+        round.returns_own = False
         like = {**round.sent, HEAD_WEIGHT: np.zeros((1, self.rank))}
         round.expected = {f"gradient.{name}": array for name, array in like.items()}
 

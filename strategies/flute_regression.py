@@ -23,9 +23,7 @@ from flwr_frl.strategies.server.round import Round
 
 
 class FLUTERegression(
-    TrainedHeads,
-    client="flwr_frl.clients.flute_regression:FLUTERegressionClient",
-    needs_arrays=(COUPLING,),
+    TrainedHeads, client="flwr_frl.clients.flute_regression:FLUTERegressionClient"
 ):
     """Average the representations; balance the heads with the features.
 
@@ -65,6 +63,10 @@ class FLUTERegression(
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         warn_if_unbounded(self.gamma1, self.gamma2)
+
+    def begin(self, round: Round) -> None:
+        """Require the coupling matrix among the shared arrays."""
+        round.need(COUPLING)
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Average the representations, and make one step on the returned heads."""

@@ -6,7 +6,7 @@ from flwr_frl.common.messages import CLUSTER, CLUSTERS
 from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays, check_metrics
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
 
 
@@ -63,7 +63,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
 
     def check(self, reply: Reply) -> None:
         """Reject replies without a valid cluster."""
-        chosen = check_metrics(reply.message, [CLUSTER])[CLUSTER]
+        chosen = reply.metric(CLUSTER)
         if chosen not in range(self.num_clusters):
             text = (
                 f"names cluster {chosen:g}, not one from 0 to {self.num_clusters - 1}"

@@ -10,7 +10,6 @@ from flwr.common import log
 
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies.gossip.base import Gossip
-from flwr_frl.strategies.server.replies import attached, check_metrics
 from flwr_frl.strategies.server.round import Reply, Round
 
 # Relative tolerance for dual variables, as machines may round differently.
@@ -19,14 +18,7 @@ TOLERANCE = 1e-9
 HUGE = 1e300
 
 
-_SYNTHETIC = "flwr_frl.strategies.multi_task:SyntheticMultiTask"
-
-
-class MultiTask(
-    Gossip,
-    client="flwr_frl.clients.multi_task:MultiTaskClient",
-    task_overrides={"qcqp": _SYNTHETIC, "multi-task-logistic": _SYNTHETIC},
-):
+class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     """Relay compressed copies between neighbours; every node has a separate model.
 
     Neighbours iterate in lockstep, so the others wait for a node that is offline. The
@@ -61,7 +53,7 @@ class MultiTask(
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
-        i = self.boxes.number[self.name_of(node)]
+        i = self.boxes.number[self.clients.name_of(node)]
         neighbours = list(self.boxes.neighbours[i])
         entries["node"] = i
         entries["neighbours"] = [self.boxes.names[j] for j in neighbours]
@@ -73,7 +65,7 @@ class MultiTask(
     def check(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless message and ``iterations`` are valid."""
         super().check(reply)
-        check_metrics(reply.message, ("iterations",))
+        reply.metric("iterations")
 
     def metrics(self, round: Round) -> dict[str, float]:
         """Add ``iterations``, the minimum over the nodes.
@@ -95,7 +87,7 @@ class MultiTask(
         metrics = super().aggregate_evaluate(server_round, replies)
         if not self.evaluation.replies:
             return metrics
-        reported = map(check_metrics, self.evaluation.replies)
+        reported = [reply.metrics for reply in self.evaluation.replies]
         constraints = [m["constraint"] for m in reported if "constraint" in m]
         if constraints:
             metrics["constraint"] = max(constraints)
@@ -106,9 +98,9 @@ class MultiTask(
         """Return ``dual-mismatch``, and log the edges concerned."""
         ends: dict[tuple[int, int], tuple[float, float]] = {}
         for reply in self.evaluation.replies:
-            i = self.boxes.number[self.name_of(reply.metadata.src_node_id)]
-            iterations = check_metrics(reply).get("iterations", -1.0)
-            data = attached(reply, "duals")
+            i = self.boxes.number[reply.client]
+            iterations = reply.metrics.get("iterations", -1.0)
+            data = reply.attachment("duals")
             neighbours = self.boxes.neighbours[i]
             if isinstance(data, bytes) and len(data) == 8 * len(neighbours):
                 duals = np.nan_to_num(np.frombuffer(data, "<f8"), nan=HUGE).tolist()

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.patient import GridDecorator
+from flwr_frl.strategies.grids.closing import GridDecorator
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Reply, Round
@@ -34,7 +34,7 @@ EMBEDDING = "embedding"
 class PFedHN(
     Strategy,
     client="flwr_frl.clients.pfedhn:PFedHNClient",
-    averages=False,
+    uses_mean="never",
     replies_are_changes=True,
     takes_newcomers=False,
 ):
@@ -177,19 +177,20 @@ class PFedHN(
         list of Message
             The replies.
         """
-        key = self.settings.seed, ORDER, self.pending.server_round
+        key = self.settings.seed, ORDER, self.round.number
         replies = []
         for i in np.random.default_rng(key).permutation(len(messages)):
             message = messages[i]
             node = message.metadata.dst_node_id
-            model = self._model(self._embedding(self.name_of(node))["values"])
+            model = self._model(self._embedding(self.clients.name_of(node))["values"])
             record = self._as_transported(to_record(model))
             message.content[self.arrayrecord_key] = record
             came = list(exchange([message]))
             replies += came
-            if valid := [r for r in came if not r.has_error() and self._is_valid(r)]:
+            round = self.round
+            if valid := [r for r in came if not r.has_error() and round.is_valid(r)]:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    self._make_step(list(map(self._read, valid)))
+                    self._make_step(list(map(round.reply_of, valid)))
         return replies
 
     def aggregate(self, round: Round) -> Arrays | None:
@@ -221,7 +222,7 @@ class PFedHN(
             self._step(network["values"][layer], network["momentum"][layer], gradient)
         if not all(map(is_finite, (*network.values(), *embeddings.values()))):
             text = "round %d: the hypernetwork is not finite; the former one stays"
-            log(WARNING, text, self.pending.server_round)
+            log(WARNING, text, self.round.number)
             return False
         self.network.update(network)
         self.embeddings.update(embeddings)

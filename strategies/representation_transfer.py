@@ -20,17 +20,11 @@ from flwr_frl.task.transfer import basis, unit_columns
 class RepresentationTransfer(
     Strategy,
     client="flwr_frl.clients.feature_transfer:FeatureTransferClient",
-    task_overrides={
-        "transfer": "flwr_frl.strategies.representation_transfer:"
-        "RepresentationTransferLinear"
-    },
-    evaluate_last_round_only=True,
-    averages=False,
     # The targets receive arrays of another shape.
-    fixed_shapes=False,
+    uses_mean="never",
+    evaluate_last_round_only=True,
     # Targets already are newcomers.
     takes_newcomers=False,
-    srpfl_settings=None,
 ):
     """Collect the sources' trained representations once, and send them to all targets.
 
@@ -102,7 +96,7 @@ class RepresentationTransfer(
         if self.built:
             targets = self._with_role(nodes, "target")
             acknowledged = self.ledger.acknowledged
-            nodes = [n for n in targets if self.name_of(n) not in acknowledged]
+            nodes = [n for n in targets if self.clients.name_of(n) not in acknowledged]
         else:
             nodes = self._with_role(nodes, "source")
         kind = MessageType.TRAIN
@@ -119,10 +113,10 @@ class RepresentationTransfer(
         """Add ``asked``, the number of clients addressed."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            metrics["asked"] = len(self.pending.asked)
+            metrics["asked"] = len(self.round.asked)
         # A round is valid even if all targets have a model already.
-        done = self.built and not self.pending.asked
-        return (self.pending.sent if done else arrays), metrics
+        done = self.built and not self.round.asked
+        return (self.round.record if done else arrays), metrics
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Combine the sources' arrays; replies of targets change nothing."""
@@ -132,7 +126,7 @@ class RepresentationTransfer(
             sources = [reply.read() for reply in round.replies]
             combined = self.combine(sources)
         except SettingsError as error:
-            if not (self.pending.silent or self.pending.rejections):
+            if not (self.round.silent or self.round.rejections):
                 raise
             # Sources that have not answered yet may have valid representations.
             log(WARNING, "round %d: %s; retrying all sources", round.number, error)
@@ -150,7 +144,8 @@ class RepresentationTransfer(
     ) -> Iterable[Message]:
         """Address the targets that have a model."""
         targets = self._with_role(self.identify(grid), "target")
-        nodes = [n for n in targets if self.name_of(n) in self.ledger.acknowledged]
+        acknowledged = self.ledger.acknowledged
+        nodes = [n for n in targets if self.clients.name_of(n) in acknowledged]
         kind = MessageType.EVALUATE
         return self.open_round(nodes, arrays, config, server_round, kind)
 

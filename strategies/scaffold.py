@@ -17,8 +17,7 @@ from flwr_frl.strategies.server.round import Round
 class SCAFFOLD(
     ClientStateMean,
     client="flwr_frl.clients.scaffold:SCAFFOLDClient",
-    supports_client_dp=True,
-    needs_only_mean=True,
+    uses_mean="only",
 ):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 
@@ -77,11 +76,7 @@ class SCAFFOLD(
         counted = sum(every[name] for name in self.counted(round))
         # Clients without a c_i so far count with 0.
         before = total if self.is_approximate else self.state["total"] or total
-        gone = (
-            set()
-            if self.is_approximate
-            else self.in_mean.intersection(self.pending.unused)
-        )
+        gone = set() if self.is_approximate else self.in_mean.intersection(round.unused)
         lost = min(gone, default="")
         anew = bool(lost or self._outdated)
         new = {}

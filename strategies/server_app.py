@@ -13,11 +13,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.common.messages import CLASS_COUNTS
 from flwr_frl.common.settings import (
-    Setting,
     Settings,
     SettingsError,
     build,
     expand_home,
+    facts,
     is_path,
     resolve,
 )
@@ -37,13 +37,13 @@ from flwr_frl.results.results import (
 )
 from flwr_frl.results.trackers import About, Trackers
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners
-from flwr_frl.strategies.base import Strategy, reliable_grid
+from flwr_frl.strategies.base import Strategy, adapted, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import class_counts
 from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
-from flwr_frl.strategies.server.rounds import KeepClients, Rounds
+from flwr_frl.strategies.server.rounds import KeepClients, Rounds, Start
 from flwr_frl.strategies.server.run_settings import RunSettings
 
 
@@ -83,74 +83,97 @@ def run(
     strategy.clients.keyed = options.names_by_key
     strategy.clients.round_timeout = options.round_timeout
     grid = reliable_grid(strategy, grid, options.round_timeout)
-    output, name = Path(options.output), short_name(options.algorithm)
-    log(INFO, "results are written to %s", (output / name).absolute())
-    start, seconds_before = 0, 0.0
+    name = short_name(options.algorithm)
+    place = Path(options.output) / name
+    log(INFO, "results are written to %s", place.absolute())
     if options.resume:
-        former = Checkpoint.read(Path(options.resume) / name, settings)
-        strategy.restore(former.state)
-        if strategy.privacy:
-            strategy.privacy.read(Path(options.resume) / name)
-        arrays, start = former.arrays, former.server_round
-        seconds_before = former.seconds
-        strategy.ledger.resumed = start
-        strategy.ledger.note_checkpoint(start)
-        log(INFO, "going on after round %d", start)
-        journal = read_rows(Path(options.resume) / name / METRICS)
-        rows = [row for row in journal if row["round"] <= start]
-        is_last = start >= options.num_server_rounds
-        if is_last or stopped_early(rows, options.patience):
-            # The folder may hold the results of another run.
-            same = Path(options.resume).resolve() == output.resolve()
-            if same and (summary := read_summary(settings, start)):
-                return summary
-            if not same or not rows:
-                more = "num-server-rounds" if is_last else "patience"
-                raise SettingsError(
-                    f"resume: the run of {name} has ended, and {options.output!r} has "
-                    f"nothing of it; leave {name} out, or set a larger {more} to go on"
-                )
+        former: Path | None = Path(options.resume) / name
+        start = _resumed(strategy, options, settings, Path(options.resume) / name)
+        if start.is_over and (summary := _summary(options, settings, start)):
+            return summary
     else:
-        strategy.ledger.run_token = uuid4().hex[:12]
-        arrays = strategy.initialize(grid)
-        if nodes := strategy.identify(grid):
-            # Only at the start: a resumed run continues with the connected clients.
-            strategy.check_clients(len(nodes))
-    with locked(output / name):
-        if not options.resume or Path(options.resume).resolve() != output.resolve():
-            archive_run(output, name)
-        if strategy.privacy:
-            strategy.privacy.run_token = strategy.ledger.run_token
-            strategy.privacy.keep_in(output / name, resumed=bool(options.resume))
-        prepare_directory(
-            output / name, Path(options.resume) / name if options.resume else None
-        )
+        former, start = None, _begun(strategy, grid)
+    with locked(place):
+        _prepare_folder(strategy, place, former)
         nodes = strategy.identify(grid)
         if len(nodes) < (least := int(settings["min-train-nodes"])):
             text = "min-train-nodes is %d, but there are only %d clients: all train"
             log(WARNING, text, least, len(nodes))
-        token, place = strategy.ledger.run_token, (output / name).absolute()
-        with trackers.of(About(name, token, start, place, settings)):
-            report = Report(settings, after=start, trackers=trackers)
+        token = strategy.ledger.run_token
+        about = About(name, token, start.after, place.absolute(), settings)
+        with trackers.of(about):
+            report = Report(settings, after=start.after, trackers=trackers)
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
-            rounds = Rounds(
-                strategy, options, report, clock, seconds_before, keep_clients
-            )
+            rounds = Rounds(strategy, options, report, clock, start, keep_clients)
             with rounds.watch.over():
-                wrapped = strategy.adapt_grid(clock or grid)
-                label_of = strategy.clients.label_of
-                wrapped = strategy.participation.adapt_grid(wrapped, label_of)
-                arrays = rounds.run(wrapped, arrays, after=start)
+                arrays = rounds.run(adapted(strategy, clock or grid))
                 joined: ByExamples = {}
                 if options.new_clients:
                     # With `patience` a run can end before `num-server-rounds`.
-                    last = max(start, int(report.latest("round") or 0))
+                    last = max(start.after, int(report.latest("round") or 0))
                     timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
                 rounds.watch.end("finished")
                 return report.finish(*_final_clients(strategy, joined))
+
+
+def _begun(strategy: Strategy, grid: Grid) -> Start:
+    """Return the start of a new run, in which the initial clients take part."""
+    strategy.ledger.run_token = uuid4().hex[:12]
+    arrays = strategy.initialize(grid)
+    if nodes := strategy.identify(grid):
+        # Only at the start: a resumed run continues with the connected clients.
+        strategy.check_clients(len(nodes))
+    return Start(arrays)
+
+
+def _resumed(
+    strategy: Strategy, options: RunSettings, settings: Settings, former: Path
+) -> Start:
+    """Restore a strategy from the checkpoint in a folder; return where it goes on."""
+    checkpoint = Checkpoint.read(former, settings)
+    strategy.restore(checkpoint.state)
+    if strategy.privacy:
+        strategy.privacy.read(former)
+    after = strategy.ledger.resumed = checkpoint.server_round
+    strategy.ledger.note_checkpoint(after)
+    log(INFO, "going on after round %d", after)
+    rows = [row for row in read_rows(former / METRICS) if row["round"] <= after]
+    ended = after >= options.num_server_rounds or stopped_early(rows, options.patience)
+    return Start(checkpoint.arrays, after, checkpoint.seconds, ended, bool(rows))
+
+
+def _summary(
+    options: RunSettings, settings: Settings, start: Start
+) -> dict[str, Any] | None:
+    """Return the summary of a resumed run that has ended; None if it is missing.
+
+    Raises `SettingsError` if the output folder has nothing of the run, as it may hold
+    the results of another one.
+    """
+    same = Path(options.resume).resolve() == Path(options.output).resolve()
+    if same and (summary := read_summary(settings, start.after)):
+        return summary
+    if same and start.has_rows:
+        return None
+    is_last = start.after >= options.num_server_rounds
+    more, name = "num-server-rounds" if is_last else "patience", options.algorithm
+    raise SettingsError(
+        f"resume: the run of {short_name(name)} has ended, and {options.output!r} has "
+        f"nothing of it; leave {short_name(name)} out, or set a larger {more} to go on"
+    )
+
+
+def _prepare_folder(strategy: Strategy, place: Path, former: Path | None) -> None:
+    """Archive another run's results in the folder, and keep those of a resumed run."""
+    if former is None or former.resolve() != place.resolve():
+        archive_run(place.parent, place.name)
+    if strategy.privacy:
+        strategy.privacy.run_token = strategy.ledger.run_token
+        strategy.privacy.keep_in(place, resumed=former is not None)
+    prepare_directory(place, former)
 
 
 def _clock(
@@ -203,7 +226,7 @@ def _final_clients(
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
 
 
-def server_settings(given: Settings) -> dict[str, Setting]:
+def server_settings(given: Settings) -> Settings:
     """Return all settings that the server can know, with their defaults.
 
     Parameters
@@ -213,22 +236,18 @@ def server_settings(given: Settings) -> dict[str, Setting]:
 
     Returns
     -------
-    dict
-        All settings. With a third-party algorithm or task, names that the strategy does
-        not declare are left for the clients to check.
+    mapping
+        All settings, read-only. With third-party code, names that the strategy does not
+        declare are left for the clients to check.
 
     Raises
     ------
     SettingsError
         If a name is unknown or a type is wrong.
     """
+    foreign = any(is_path(given.get(name, "")) for name in facts("code"))
     given = expand_home(given)
-    named = resolve(given, strict=False)
-    owners = settings_owners(named)
-    package = __name__.partition(".")[0]
-    strange = any(owner.__module__.partition(".")[0] != package for owner in owners)
-    foreign = strange or is_path(named["task"])
-    return resolve(given, owners, strict=not foreign)
+    return resolve(given, settings_owners, "keep" if foreign else "refuse")
 
 
 class OneLineErrors(logging.Filter):

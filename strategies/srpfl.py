@@ -6,9 +6,9 @@ Flower's differential-privacy strategies do.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from logging import INFO
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
@@ -17,40 +17,32 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.settings import (
-    Choice,
-    Free,
-    Range,
+    Setting,
     Settings,
+    build,
     declared,
     require,
+    setting,
     validate,
 )
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.arrivals import with_retries
-from flwr_frl.strategies.grids.first_replies import FirstReplies, StageOptions
-from flwr_frl.strategies.grids.speeds import speed_model
-from flwr_frl.strategies.grids.stages import (
-    exact_stages,
-    listed_stages,
-    theory_stages,
-)
-from flwr_frl.strategies.server.aggregation import least_replies
-from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.traits import Algorithm, StrategySettings
+from flwr_frl.strategies.first_replies import FirstReplies
+from flwr_frl.strategies.grids.inbox import Inbox
+from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
+from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.server.traits import Algorithm
+from flwr_frl.strategies.stages import exact_stages, listed_stages, theory_stages
 from flwr_frl.strategies.wrapping import Wrapping
 
 # Values of ``rounds-per-stage`` that follow from the speeds.
 THEORIES = ("theory", "theory-exact")
 # Value of ``rounds-per-stage`` for FLANP's stopping rule.
 BY_GRADIENT = "gradient"
+STAGES = "numbers with commas between, theory, theory-exact, gradient or auto"
 
 
-class SRPFL(
-    Wrapping,
-    # In simulation a speed model decides whose replies come first.
-    simulation_defaults={"speed-model": "fixed"},
-):
+class SRPFL(Wrapping):
     """Use the first n replies of each round in any strategy.
 
     Values out of their range raise `SettingsError`.
@@ -68,8 +60,8 @@ class SRPFL(
         Length of the stages in rounds: one number for all, or a list of numbers, of
         which the last also holds for all later stages. ``auto``: stages of equal
         lengths in the first half of the rounds, and all sampled clients in the second.
-        ``theory`` (only as a setting): lengths by `theory_stages`; ``theory-exact``: by
-        `exact_stages`, without the first stages that have no round. ``gradient``:
+        ``theory`` (with a speed model): lengths by `theory_stages`; ``theory-exact``:
+        by `exact_stages`, without the first stages that have no round. ``gradient``:
         FLANP's stopping rule, by ``stage-threshold``.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, if settings choose it.
@@ -79,7 +71,7 @@ class SRPFL(
     stage_threshold : float, default 0.1
         θ in (0, 1), for ``gradient``: a stage of n clients ends once the squared norm
         of a round's change of the shared arrays is at most θ n0 / n times that of the
-        first round (`StageOptions`).
+        first round (`FirstReplies`).
     sample_for : {"round", "stage", "run"}, default "round"
         Sample the N clients in every round, once for a stage (remark 3.2), or once for
         the run. With ``run``, only the first n clients of a stage train until it ends,
@@ -89,6 +81,10 @@ class SRPFL(
         examples of the replies, beginning with the share n0 / N (appendix C).
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
+    speeds : SpeedModel, optional
+        Speeds of the simulated clients, for ``theory`` and ``theory-exact``.
+    communication_time : float, default 0
+        Additional time of a round, for ``theory-exact``.
     """
 
     base_setting = "srpfl-base"
@@ -97,17 +93,19 @@ class SRPFL(
     def __init__(
         self,
         strategy: FlowerStrategy,
-        initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
+        initial_nodes: Annotated[int, setting(ge=1)] = 2,
         rounds_per_stage: Annotated[
             int | str | Sequence[int],
-            Free("numbers with commas between, theory, theory-exact, gradient or auto"),
+            setting(form=STAGES, safe=True),
         ] = "auto",
-        srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
-        contraction: Annotated[float, Range("(0, 1)")] = 0.1,
-        stage_threshold: Annotated[float, Range("(0, 1)")] = 0.1,
-        sample_for: Annotated[str, Choice("round", "stage", "run")] = "round",
-        doubles: Annotated[str, Choice("clients", "examples")] = "clients",
+        srpfl_base: Annotated[str, setting(form="an algorithm", code=True)] = "fedrep",
+        contraction: Annotated[float, setting(gt=0, lt=1)] = 0.1,
+        stage_threshold: Annotated[float, setting(gt=0, lt=1)] = 0.1,
+        sample_for: Annotated[Literal["round", "stage", "run"], setting()] = "round",
+        doubles: Annotated[Literal["clients", "examples"], setting()] = "clients",
         num_rounds: int | None = None,
+        speeds: SpeedModel | None = None,
+        communication_time: float = 0.0,
     ) -> None:
         allowed = "a strategy object, such as FedRep()"
         require(not isinstance(strategy, type | str), "strategy", strategy, allowed)
@@ -119,87 +117,82 @@ class SRPFL(
         self.doubles = doubles
         validate(self)
         ours = strategy if isinstance(strategy, Strategy) else None
-        noise = ours.settings.server_dp_noise if ours else 0.0
-        allowed = "0 with SRPFL: who is among the first depends on the data"
-        require(noise == 0, "server-dp-noise", noise, allowed)
-        allowed = "another value without a speed-model"
-        theory = rounds_per_stage in THEORIES
-        require(not theory, "rounds-per-stage", rounds_per_stage, allowed)
         by_gradient = rounds_per_stage == BY_GRADIENT
-        allowed = "another value with a strategy of another package"
-        valid = ours is not None or not by_gradient
-        require(valid, "rounds-per-stage", rounds_per_stage, allowed)
-        valid = ours is not None or sample_for != "run"
-        require(valid, "sample-for", sample_for, allowed)
-        settings = ours.settings if ours else StrategySettings()
-        rule, byzantine = settings.aggregation, settings.byzantine_fraction
-        allowed = f"clients with aggregation={rule!r}: a client that reports many "
-        allowed += "examples would end rounds alone"
-        valid = rule == "mean" or doubles == "clients"
-        require(valid, "doubles", doubles, allowed)
-        automatic = by_gradient or rounds_per_stage == "auto"
+        if ours:
+            noise, rule = ours.settings.server_dp_noise, ours.settings.aggregation
+            allowed = "0 with SRPFL: who is among the first depends on the data"
+            require(noise == 0, "server-dp-noise", noise, allowed)
+            allowed = f"clients with aggregation={rule!r}: a client that reports many "
+            allowed += "examples would end rounds alone"
+            valid = rule == "mean" or doubles == "clients"
+            require(valid, "doubles", doubles, allowed)
+        else:
+            allowed = "another value with a strategy of another package"
+            require(not by_gradient, "rounds-per-stage", rounds_per_stage, allowed)
+            require(sample_for != "run", "sample-for", sample_for, allowed)
+        lengths: Sequence[int] | None = None
+        if rounds_per_stage in THEORIES:
+            allowed = "another value without a speed-model"
+            known = ours is not None and speeds is not None
+            require(known, "rounds-per-stage", rounds_per_stage, allowed)
+            assert ours
+            assert speeds
+            sampled = len(ours.sample(1, list(range(speeds.num_clients))))
+            arrivals = speeds.expected_arrivals(sampled)
+            if rounds_per_stage == "theory":
+                lengths = theory_stages(initial_nodes, arrivals, contraction)
+            else:
+                about = contraction, communication_time
+                lengths = exact_stages(initial_nodes, arrivals, *about)
+                while len(lengths) > 1 and lengths[0] == 0:
+                    lengths = lengths[1:]
+                    initial_nodes *= 2
+                lengths = [max(1, length) for length in lengths]
+        elif rounds_per_stage != "auto" and not by_gradient:
+            lengths = listed_stages(rounds_per_stage)
         self.participation = FirstReplies(
-            ours.participation if ours else Participation(1.0, 1, 0),
+            ours,
             initial_nodes,
-            None if automatic else listed_stages(rounds_per_stage),
+            lengths,
             num_rounds,
-            ours.state if ours else None,
-            StageOptions(
-                sample_for,
-                stage_threshold if by_gradient else 0.0,
-                ours.name_of if ours else str,
-                examples_in(ours) if ours and doubles == "examples" else None,
-                lambda n: least_replies(rule, n, byzantine, settings.bucket_size),
-            ),
+            sample_for,
+            stage_threshold if by_gradient else 0.0,
+            by_examples=doubles == "examples",
         )
 
     @classmethod
-    def wrapped_settings(cls, settings: Settings) -> Settings:
+    def wrapped_settings(cls, settings: Settings) -> dict[str, Setting]:
         """Return the settings of the wrapped strategy."""
         wrapped = super().wrapped_settings(settings)
-        return {**wrapped, **(strategy_class(wrapped).traits.srpfl_settings or {})}
+        # The linear case in the paper always has the QR step (its algorithm 2).
+        if "orthonormalize" in declared(strategy_class(wrapped)):
+            wrapped["orthonormalize"] = True
+        return wrapped
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy samples clients."""
-        samples = strategy.traits.srpfl_settings is not None
+        samples = all(
+            getattr(strategy, name, None) is getattr(Strategy, name)
+            for name in ("configure_train", "sample")
+        )
         return "" if samples else "an algorithm that samples clients"
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Strategy:
         """Return the wrapped strategy of the settings, with SRPFL's participation."""
         wrapped = build_strategy(cls.wrapped_settings(settings))
-        initial_nodes = int(settings["initial-nodes"])
-        stages: str | Sequence[int] = str(settings["rounds-per-stage"])
         total, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
         # The theory needs the speeds of at least one client.
         allowed = f"at most {total - 1}, so that one of {total} clients trains"
         require(newcomers < total, "new-clients", newcomers, allowed)
-        speeds = speed_model(settings, total - newcomers)
-        contraction = float(settings["contraction"])
-        # The theory is computed before an instance is validated.
-        declared(cls)["contraction"].check("contraction", contraction)
-        if stages in THEORIES and speeds is not None:
-            sampled = len(wrapped.sample(1, list(range(speeds.num_clients))))
-            arrivals = speeds.expected_arrivals(sampled)
-            if stages == "theory":
-                stages = theory_stages(initial_nodes, arrivals, contraction)
-            else:
-                added = float(settings["communication-time"])
-                lengths = exact_stages(initial_nodes, arrivals, contraction, added)
-                while len(lengths) > 1 and lengths[0] == 0:
-                    lengths = lengths[1:]
-                    initial_nodes *= 2
-                stages = [max(1, length) for length in lengths]
-        cls(
-            wrapped,
-            initial_nodes,
-            stages,
-            contraction=contraction,
-            stage_threshold=float(settings["stage-threshold"]),
-            sample_for=str(settings["sample-for"]),
-            doubles=str(settings["doubles"]),
+        build(
+            cls,
+            settings,
+            strategy=wrapped,
             num_rounds=int(settings["num-server-rounds"]),
+            speeds=speed_model(settings, total - newcomers),
+            communication_time=float(settings["communication-time"]),
         ).install()
         return wrapped
 
@@ -218,7 +211,8 @@ class SRPFL(
             arguments = grid, initial_arrays, num_rounds, *args
             return self.strategy.start(*arguments, **kwargs)
         longest = float(kwargs.get("timeout", math.inf))
-        grid = self.participation.adapt_grid(with_retries(grid, str, longest), str)
+        if not hasattr(grid, "wait_for"):
+            grid = Inbox(grid, longest=longest)
         return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
 
     def configure_train(
@@ -227,31 +221,18 @@ class SRPFL(
         """Return the wrapped strategy's messages; the round closes at n replies."""
         wrapped = self.strategy
         messages = list(wrapped.configure_train(server_round, arrays, config, grid))
-        is_valid = getattr(wrapped, "_is_valid", lambda reply: True)
+        # All replies without error count for a strategy of another package.
+        round = getattr(wrapped, "round", None)
+        is_valid = round.is_valid if isinstance(round, Round) else lambda reply: True
         self.participation.open(server_round, messages, grid, is_valid)
         return messages
 
     def summary(self) -> None:
         """Log the configuration."""
         text = "\t├──> SRPFL: the first %d clients, doubled after %s rounds"
-        stages = BY_GRADIENT if self.participation.options.threshold else "auto"
+        stages = BY_GRADIENT if self.participation.threshold else "auto"
         log(INFO, text, self.initial_nodes, self.participation.lengths or stages)
         self.strategy.summary()
-
-
-def examples_in(strategy: Strategy) -> Callable[[int], int]:
-    """Return a function that returns a node's declared number of training examples.
-
-    It is at least 1, so that every reply counts.
-    """
-
-    def examples_of(node: int) -> int:
-        client = strategy.clients.known.get(node)
-        # Some clients, such as those of Flower's templates, report a float.
-        declared = client.properties.get("num-examples", 1) if client else 1
-        return max(1, int(declared))
-
-    return examples_of
 
 
 class LGSRPFL(SRPFL):

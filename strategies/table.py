@@ -83,7 +83,27 @@ _TABLE = {
         "representation transfer (Singh, UCLA 2024, chapter 5)",
     ),
 }
-# Import path and description, by name.
-ALGORITHMS = {
-    n: (f"{__package__}.{path}", about) for n, (path, about) in _TABLE.items()
+# Strategies that replace others with certain tasks, by the other one and the task.
+_CASES = {
+    ("fedrep:FedRep", "linear"): "fedrep:FedRepLinear",
+    ("flute:FLUTE", "linear"): "flute:FLUTELinear",
+    ("multi_task:MultiTask", "qcqp"): "multi_task:SyntheticMultiTask",
+    ("multi_task:MultiTask", "multi-task-logistic"): "multi_task:SyntheticMultiTask",
+    ("representation_transfer:RepresentationTransfer", "transfer"): (
+        "representation_transfer:RepresentationTransferLinear"
+    ),
 }
+# Algorithms whose models need LoRA adapters.
+_OF_ADAPTERS = ("averaging:FedSALoRA", "averaging:FFALoRA", "averaging:FedDPA")
+
+
+def _full(path: str) -> str:
+    return f"{__package__}.{path}"
+
+
+# Import path and description, by name.
+ALGORITHMS = {n: (_full(path), about) for n, (path, about) in _TABLE.items()}
+# Import paths, by import path and task.
+CASES = {(_full(path), task): _full(case) for (path, task), case in _CASES.items()}
+# Defaults of settings in simulation, by import path.
+SIMULATION_DEFAULTS = {_full(path): {"adapters": "lora"} for path in _OF_ADAPTERS}

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from flwr_frl.common.settings import Settings, require
+from flwr_frl.common.settings import Setting, Settings, require
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.patient import delegate
+from flwr_frl.strategies.grids.closing import delegate
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.traits import Algorithm
 
@@ -31,7 +31,7 @@ class Wrapping(Algorithm):
     participation: Participation
 
     @classmethod
-    def wrapped_settings(cls, settings: Settings) -> Settings:
+    def wrapped_settings(cls, settings: Settings) -> dict[str, Setting]:
         """Return the settings of the wrapped strategy.
 
         Raises `SettingsError` if that strategy cannot be wrapped.

@@ -5,9 +5,6 @@ from typing import TYPE_CHECKING
 from flwr_frl.common.lazy import attach
 
 if TYPE_CHECKING:
-    from flwr_frl.common.settings import Choice as Choice
-    from flwr_frl.common.settings import Free as Free
-    from flwr_frl.common.settings import Range as Range
     from flwr_frl.common.settings import SettingsError as SettingsError
     from flwr_frl.common.settings import setting as setting
     from flwr_frl.task.base import ExampleTask as ExampleTask

@@ -4,13 +4,13 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_frl.common.settings import Checked, Choice, Free, Range, Seed, SettingsError
+from flwr_frl.common.settings import Checked, SettingsError, setting
 from flwr_frl.task.checks import try_batch
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet
@@ -46,10 +46,16 @@ class EvaluationSettings(Checked):
         Determines the validation sets that are drawn.
     """
 
-    validation_fraction: Annotated[float, Range("[0, 1)")] = 0.0
-    evaluate_on: Annotated[str, Choice("test", "validation")] = "test"
-    metrics: Annotated[str, Free("names or import paths, with commas between")] = ""
-    seed: Annotated[int, Seed] = 0
+    validation_fraction: float = setting(0.0, ge=0, lt=1)
+    evaluate_on: Literal["test", "validation"] = setting("test")
+    metrics: str = setting(
+        "",
+        form="names or import paths, with commas between",
+        code=True,
+        fallback="",
+        may_differ="on resume",
+    )
+    seed: int = setting(0, ge=0)
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -6,26 +6,19 @@ The two phases as functions, and the synthetic data of Table 5.1.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import (
-    Checked,
-    Choice,
-    Range,
-    Seed,
-    require,
-    require_drawable,
-)
+from flwr_frl.common.settings import Checked, require, require_drawable, setting
 
 Matrix = npt.NDArray[np.float64]
 
 TEST_EXAMPLES = 500
 # `phase_two_descent` stops at this norm of the gradient, relative to the first one.
 GRADIENT_TOLERANCE = 1e-12
-ROLES = ("auto", "source", "target")
+Role = Literal["auto", "source", "target"]
 
 
 def is_source(role: str, client: int, num_sources: int) -> bool:
@@ -231,18 +224,18 @@ class TransferData(Checked):
         If a value is out of range.
     """
 
-    dimension: Annotated[int, Range("[1, inf)")] = 10
-    rank: Annotated[int, Range("[1, inf)")] = 2
-    num_sources: Annotated[int, Range("[0, inf)")] = 10
-    source_samples: Annotated[int, Range("[1, inf)")] = 100
+    dimension: int = setting(10, ge=1)
+    rank: int = setting(2, ge=1)
+    num_sources: int = setting(10, ge=0)
+    source_samples: int = setting(100, ge=1)
     # At least one per phase.
-    target_samples: Annotated[int, Range("[2, inf)")] = 8
-    ratio_db: Annotated[float, Range("(-inf, inf)")] = 20.0
-    tau: Annotated[float, Range("(0, inf)")] = 1.0
-    noise_variance: Annotated[float, Range("(0, inf)")] = 1e-3
-    seed: Annotated[int, Seed] = 0
-    role: Annotated[str, Choice(*ROLES)] = "auto"
-    source_outputs: Annotated[int, Range("[1, inf)")] = 1
+    target_samples: int = setting(8, ge=2)
+    ratio_db: float = setting(20.0)
+    tau: float = setting(1.0, gt=0)
+    noise_variance: float = setting(1e-3, gt=0)
+    seed: int = setting(0, ge=0)
+    role: Role = setting("auto")
+    source_outputs: int = setting(1, ge=1)
 
     def __post_init__(self) -> None:
         """Check the ranges."""

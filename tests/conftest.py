@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import refusals
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.results import newcomers
 from flwr_frl.results.plot import plot
-from flwr_frl.strategies.server import newcomers
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import calls
 
@@ -36,7 +36,7 @@ NUMBERS = count()
 # few rounds.
 FIGURES = {
     "flwr_frl.results.comparison.plot": plot,
-    "flwr_frl.strategies.server.newcomers.plot": newcomers.plot,
+    "flwr_frl.results.newcomers.plot": newcomers.plot,
 }
 
 
@@ -184,11 +184,4 @@ def batched_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 @pytest.fixture
 def code_of() -> Callable[[Callable[[], object]], str]:
     """Return a function that returns the code of a call's one-line `SettingsError`."""
-
-    def code(call: Callable[[], object]) -> str:
-        with pytest.raises(SettingsError) as error:
-            call()
-        assert "\n" not in str(error.value)
-        return error.value.code
-
-    return code
+    return refusals.code_of

@@ -3,6 +3,7 @@
 import re
 import sys
 import tomllib
+from collections import Counter
 from types import ModuleType
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from deploy_commands import DEPLOY, command
 from flwr.app import Context, RecordDict
+from flwr.common.config import parse_config_args
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from torch import nn
 
@@ -31,13 +33,13 @@ def test_links_of_the_guide_exist():
         assert (DEPLOY / link).exists(), link
 
 
-def test_the_guide_s_settings_exist():
-    text = re.search(r"--run-config '(.*?)'", guide(), re.DOTALL)[1]
-    from flwr.common.config import parse_config_args
-
-    settings = parse_config_args([text])
-    assert settings["task"] == "image-folder"
-    resolve(settings)
+def test_the_guide_s_settings_exist_with_and_without_containers():
+    runs = re.findall(
+        r"--run-config '(algorithm.*?|\s+algorithm.*?)'\n", guide(), re.DOTALL
+    )
+    first, second = (parse_config_args([text]) for text in runs)
+    assert first == second
+    assert resolve(first)["task"] == "image-folder"
 
 
 class Net(nn.Module):
@@ -73,12 +75,6 @@ def example(monkeypatch):
     return run
 
 
-def named(grid: InlineGrid) -> InlineGrid:
-    for i, context in grid.contexts.items():
-        context.node_config = {"client-name": f"pi-{i:02}"}
-    return grid
-
-
 class Spy(InlineGrid):
     """Records all messages and replies."""
 
@@ -94,7 +90,9 @@ class Spy(InlineGrid):
 
 
 def test_the_guide_s_custom_app_with_differential_privacy(example):
-    grid = named(Spy(example("client"), 10))
+    grid = Spy(example("client"), 10)
+    for i, context in grid.contexts.items():
+        context.node_config = {"client-name": f"pi-{i:02}"}
     context = Context(1, 0, {}, RecordDict(), {})
     example("server")(grid, context)
     trained = [(m, r) for m, r in grid.seen if str(m.metadata.message_type) == "train"]
@@ -118,11 +116,8 @@ def test_the_guide_s_custom_app_with_differential_privacy(example):
     assert moved.mean() == pytest.approx(9 * step, abs=4 * 0.04 * 3 / np.sqrt(15))
     assert 0.03 < moved.std() < 0.25
     # Each client has continued to train its own head.
-    counts = {}
-    for message, _ in trained:
-        node = message.metadata.dst_node_id
-        counts[node] = counts.get(node, 0) + 1
-    for node, count in counts.items():
+    nodes = [message.metadata.dst_node_id for message, _ in trained]
+    for node, count in Counter(nodes).items():
         head = grid.contexts[node].state["head"].to_torch_state_dict()
         expected = Net().head.bias + 0.5 * count
         torch.testing.assert_close(head["bias"], expected.detach())
@@ -163,33 +158,25 @@ def test_the_guide_s_mod_adds_noise_on_the_device(example):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("times", [1, 2])
-def test_the_federation_is_added_to_the_configuration_of_flower(
-    tmp_path, monkeypatch, times
-):
+def test_the_federation_is_added_to_the_configuration_of_flower(tmp_path, monkeypatch):
     from flwr.cli.flower_config import init_flwr_config
 
     home = tmp_path / ".flwr"
     monkeypatch.setenv("FLWR_HOME", str(home))
     init_flwr_config()
     original = tomllib.loads((home / "config.toml").read_text())["superlink"]
-    guide = (DEPLOY / "README.md").read_text()
-    marked = re.search(r"<!-- superlink -->\n```sh\n(.*?)```", guide, re.DOTALL)
+    marked = re.search(r"<!-- superlink -->\n```sh\n(.*?)```", guide(), re.DOTALL)[1]
     # `init_flwr_config` has already created the file.
-    lines = marked[1].replace("flwr config list >/dev/null\n", "")
-    assert lines != marked[1]
-    for _ in range(times):
+    lines = marked.replace("flwr config list >/dev/null\n", "")
+    federation = {"address": "127.0.0.1:8000"}
+    federation["root-certificates"] = "/etc/flwr-frl/ca.crt"
+    # The second time, nothing is added.
+    for _ in range(2):
         environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
         assert command("bash", "-euc", lines, env=environment).returncode == 0
-    updated = tomllib.loads((home / "config.toml").read_text())["superlink"]
-    assert updated == {
-        **original,
-        "default": "federation",
-        "federation": {
-            "address": "127.0.0.1:8000",
-            "root-certificates": "/etc/flwr-frl/ca.crt",
-        },
-    }
+        updated = tomllib.loads((home / "config.toml").read_text())["superlink"]
+        added = {"default": "federation", "federation": federation}
+        assert updated == {**original, **added}
 
 
 @pytest.mark.parametrize("name", ["README.md", "proxy.conf"])

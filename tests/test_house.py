@@ -1,6 +1,7 @@
 """Limits of size and layering, import rules, and no torch on a server."""
 
 import ast
+import math
 import re
 import subprocess
 import sys
@@ -15,14 +16,15 @@ from benchmarks.one_round import functions_of_a_round
 from flwr_frl.clients.device.traits import Traits as ClientTraits
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.algorithms import ALGORITHMS, client_path, strategy_class
+from flwr_frl.strategies.server import watch
 from flwr_frl.strategies.server.traits import Traits as StrategyTraits
 from flwr_frl.task.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUND_FILES, ROUND_FUNCTIONS = 55, 270  # of one FedRep round; may only be lowered
-CLIMBING_IMPORTS = 6  # may only be lowered
-ROOMS_IN_CIRCLES = 10  # may only be lowered
-TRAITS = 27  # of strategies and clients; may only be lowered
+ROUND_FILES, ROUND_FUNCTIONS = 53, 262  # of one FedRep round; may only be lowered
+CLIMBING_IMPORTS = 0  # may only be lowered
+ROOMS_IN_CIRCLES = 0  # may only be lowered
+TRAITS = 9  # of strategies and clients; may only be lowered
 
 # Floor and room of modules; a submodule without an entry is where its package is.
 ROOMS = {
@@ -139,7 +141,9 @@ BETWEEN_ROOMS = {
 # Limits
 
 
-def test_a_fedrep_round_passes_through_no_more_code():
+def test_a_fedrep_round_passes_through_no_more_code(monkeypatch):
+    # On a busy machine, a round may take so long that it also writes the status.
+    monkeypatch.setattr(watch, "INTERVAL", math.inf)
     calls = functions_of_a_round()
     assert len({file for file, _ in calls}) <= ROUND_FILES
     assert 0 < len(calls) <= ROUND_FUNCTIONS
@@ -353,7 +357,7 @@ def test_names_of_algorithms_are_found():
         ROOT / "strategies" / "flute.py"
     )
     assert srpfl not in CENTRAL
-    assert {"clients/base.py", "strategies/grids/arrivals.py"} <= {*map(place, CENTRAL)}
+    assert {"clients/base.py", "strategies/grids/inbox.py"} <= {*map(place, CENTRAL)}
 
 
 def test_shared_code_names_no_algorithm():

@@ -1,12 +1,12 @@
 """The package is imported as `flwr_frl`, and hides no modules of its users."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from deploy_commands import command
 from environments import build_wheel, install, make_environment
 
 import flwr_frl
@@ -27,21 +27,6 @@ run = simulate("fedrep", backend="inline", rounds=1, clients=5, output={output!r
 print(task.NAME, clients.base.NAME, strategies.NAME, len(run.rows))
 """
 FLAT_APP = {
-    "pyproject.toml": """
-[project]
-name = "flat"
-version = "1.0.0"
-
-[tool.flwr.app]
-publisher = "nobody"
-
-[tool.flwr.app.components]
-serverapp = "server:app"
-clientapp = "client:app"
-
-[tool.flwr.app.config]
-num-server-rounds = 1
-""",
     "task.py": "SHAPE = (3,)\n",
     "server.py": """
 from flwr.app import ArrayRecord
@@ -90,15 +75,8 @@ def printed_by(
 ) -> str:
     """Run a program in a folder without the checkout on its path; return its output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    result = subprocess.run(
-        [str(python), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    where = {"cwd": folder, "env": environment}
+    result = command(python, *arguments, seconds=300, **where)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -1,17 +1,14 @@
 """``--list`` and ``--help`` are complete, and printed without PyTorch and Flower."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from deploy_commands import ROOT, command
 
 from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.task import names
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.tasks import TASKS
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_the_listed_names_are_those_of_the_tasks_and_models():
@@ -31,9 +28,7 @@ def test_listing_loads_neither_torch_nor_flower(argument):
             pass
         print(sorted({{"flwr", "torch", "grpc"}} & set(sys.modules)))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
-    )
+    done = command(sys.executable, "-c", code, cwd=ROOT)
     listed = {tuple(line.split()[:2]) for line in done.stdout.splitlines()}
     for name in ALGORITHMS:
         assert ("algorithm", name) in listed or f"  {name} " in done.stdout

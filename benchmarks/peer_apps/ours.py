@@ -17,7 +17,7 @@ from benchmarks.peer_apps.work import (
     read_client,
 )
 from flwr_frl import simulate
-from flwr_frl.common.settings import Free, resolve
+from flwr_frl.common.settings import resolve, setting
 from flwr_frl.strategies import FedAvg, FedRep
 from flwr_frl.task import ExampleSet, ExampleTask, build_task
 from flwr_frl.task.training import sgd
@@ -38,7 +38,7 @@ def images(data_dir: str) -> Any:
 
 
 def folder(
-    num_clients: int, *, data_dir: Annotated[str, Free("a directory")] = ""
+    num_clients: int, *, data_dir: Annotated[str, setting(form="a directory")] = ""
 ) -> ExampleTask:
     """Return the task: the image folder with PFLlib's CNN."""
     data = images(data_dir)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.algorithms import algorithm_of
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import LARGEST, followed
 from flwr_frl.common.settings import (
@@ -24,7 +23,6 @@ from flwr_frl.common.settings import (
     is_path,
     reason_of,
     require,
-    resolve,
 )
 from flwr_frl.task.base import BaseTask, Task
 from flwr_frl.task.data.images import read_image
@@ -278,10 +276,8 @@ class ModelCard:
         require(0 <= num_clients <= LARGEST, "clients", num_clients, allowed)
         usable = followed(settings, named or {})
         usable.need_task(without=INITIAL_ONLY)
-        values = resolve(usable.settings, strict=False)
-        chosen = {name: values[name] for name in usable.settings}
         partition = str(settings.get("partition", ""))
-        return cls.from_settings(chosen, num_clients, partition)
+        return cls.from_settings(usable.settings, num_clients, partition)
 
     def metadata(self) -> dict[str, str]:
         """Return the card as metadata of a file: JSON texts by key."""
@@ -397,3 +393,8 @@ def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
         if not is_built_by_name(task):
             del card["model"]
     return {**card, **algorithm_of(kind)}
+
+
+def algorithm_of(kind: type[Client]) -> dict[str, str]:
+    """Return the metadata of a client's files about its algorithm."""
+    return {"algorithm": f"{kind.__module__}:{kind.__qualname__}"}

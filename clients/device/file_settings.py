@@ -14,44 +14,19 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     defaults,
+    facts,
+    fallbacks,
     is_path,
     require,
+    resolve,
     unknown,
 )
 from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, TASKS, model_settings
 
-# String settings that choose a built-in option or name nothing outside the process.
-PLAIN = frozenset(
-    (
-        *("aggregation", "transport", "weighting", "cohort", "device", "experiment"),
-        *("model", "model-head", "client-models", "classes", "evaluate-on"),
-        *("input-columns", "label-column", "train-split", "test-split", "data-subset"),
-        *("emnist-split", "test-partition", "partitioner-arguments"),
-        "rounds-per-stage",
-        *("head-epochs-order", "learning-rate-schedule", "finetune-part", "mixing"),
-        *("consensus-step", "compressor", "trigger", "spectrum", "initialization"),
-        "text-windows",
-        *("class-weights", "adapters", "lora-targets", "lora-share"),
-    )
-)
-# String settings that are either a built-in name or an import path.
-MAY_BE_CODE = frozenset(
-    ("algorithm", "srpfl-base", "partition", "metrics", "optimizer")
-)
 # A string of a custom class's setting that cannot be a path, an address or code.
 WORDS = re.compile(r"[\w\s,;=+-]*")
 # Largest integer that is used, except for the seed.
 LARGEST = 10**6
-# Replacements of withheld settings; the others get their defaults. An empty name means
-# that nothing is used unless the user names it.
-REPLACEMENTS: Settings = {
-    "algorithm": "",
-    "srpfl-base": "",
-    "task": "",
-    "partition": "iid",
-}
-# Settings whose replacement suffices for using a trained model.
-DISPENSABLE = frozenset(("partition", "metrics", "cache-dir"))
 # Command-line options of both commands; --run-config names all other settings.
 FLAGS = ("task", "algorithm", "data-dir")
 
@@ -62,7 +37,7 @@ class Followed(NamedTuple):
     Parameters
     ----------
     settings : mapping
-        Settings to use; withheld ones are missing or replaced.
+        All settings to use, with fallbacks or defaults in place of withheld ones.
     withheld : dict of str to setting
         Values that only the file names and that are not used, by setting.
     """
@@ -75,9 +50,9 @@ class Followed(NamedTuple):
 
         The message shows the option with which the user can allow it.
         """
-        for name in sorted(self.withheld.keys() & {*names} - DISPENSABLE):
+        for name in sorted(self.withheld.keys() & {*names} - fallbacks().keys()):
             value = self.withheld[name]
-            is_code = name in ("task", *MAY_BE_CODE) and is_path(value)
+            is_code = name in facts("code") and is_path(value)
             use = "whose code is run" if is_code else "which is used"
             option, python = f"--run-config '{name}=...'", f"named={{{name!r}: ...}}"
             if name in FLAGS:
@@ -110,8 +85,8 @@ def followed(settings: Mapping[str, Any], named: Settings) -> Followed:
     settings : mapping
         Settings in the file.
     named : mapping
-        Settings that the user names. ``task`` and those in `MAY_BE_CODE` must equal
-        the file's; any other value replaces the file's.
+        Settings that the user names. Those that may name code must equal the file's;
+        any other value replaces the file's.
 
     Raises
     ------
@@ -121,7 +96,7 @@ def followed(settings: Mapping[str, Any], named: Settings) -> Followed:
     for name, value in named.items():
         if name not in settings and name not in defaults():
             raise unknown("setting", name, {*settings, *defaults()})
-        if name == "task" or name in MAY_BE_CODE:
+        if name in facts("code"):
             in_file = settings.get(name, defaults().get(name))
             require(value == in_file, name, value, f"that of the file, {in_file!r}")
     withheld = {
@@ -130,8 +105,11 @@ def followed(settings: Mapping[str, Any], named: Settings) -> Followed:
         if name not in named and _reaches_out(name, value, named)
     }
     usable = {n: v for n, v in settings.items() if n not in withheld}
-    replaced = {n: v for n, v in REPLACEMENTS.items() if n in withheld}
-    return Followed({**usable, **replaced, **named}, withheld)
+    # No code is used in place of another one.
+    replaced = {**dict.fromkeys(facts("code"), ""), **fallbacks()}
+    replaced = {n: v for n, v in replaced.items() if n in withheld}
+    settings = resolve({**usable, **replaced, **named}, unknown_names="keep")
+    return Followed(settings, withheld)
 
 
 def named_settings(others: Settings | None, **texts: str) -> dict[str, Setting]:
@@ -159,9 +137,9 @@ def _reaches_out(name: str, value: Any, named: Settings) -> bool:
             or value.startswith("hf-text:")
             or (value in TASKS and value not in (*GENERATED, *IN_FOLDERS))
         )
-    if name in MAY_BE_CODE:
+    if name in facts("code"):
         return is_path(value)
     if name in defaults():
         # `resolve` refuses a string where a number belongs.
-        return isinstance(defaults()[name], str) and name not in PLAIN
+        return isinstance(defaults()[name], str) and name not in facts("safe")
     return WORDS.fullmatch(value) is None

@@ -1,18 +1,10 @@
 """Keep the states of a client's optimisers between rounds (`optimizer-state`)."""
 
-from typing import Any
-
 from flwr_frl.clients.device.conversions import to_tensors
 from flwr_frl.clients.device.state_file import OPTIMIZER
 from flwr_frl.common.sealed import Arrays
 from flwr_frl.task.devices import CPU
 from flwr_frl.task.training.optimizer_state import State
-from flwr_frl.task.training.trainer import KEPT
-
-
-def keeps_optimizers(settings: Any) -> bool:
-    """Return whether a client with these settings keeps its optimisers' states."""
-    return getattr(settings, "optimizer_state", "") == KEPT
 
 
 class OptimizerStates:

@@ -32,6 +32,7 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.training.trainer import KEPT
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Groups = tuple[str, ...]
@@ -55,7 +56,7 @@ class ParameterGroups:
         Arrays that `send` has returned; nothing else refers to their memory.
     """
 
-    traits: ClassVar[Traits] = Traits()
+    _traits: ClassVar[Traits] = Traits()
     # Subclasses declare a name, ``"head"``, or several, which become prefixes.
     shared: Any = WHOLE
     personal: Any = ()
@@ -64,6 +65,7 @@ class ParameterGroups:
     task: Task
     index: int
     state: PersonalState
+    settings: Any
     device: torch.device
     model: SplitModel
     received: Tensors
@@ -71,6 +73,7 @@ class ParameterGroups:
     upload: Mapping[str, Tensor] | None = None
     metrics: Config
     config: Config
+    _shapes: dict[str, tuple[int, ...]]
     _proximal_weight: float
     # Set while `fit` runs if ``optimizer-state`` is kept.
     _optimizers: OptimizerStates | None = None
@@ -117,6 +120,13 @@ class ParameterGroups:
         """
         return name.partition(".")[0] + "."
 
+    def _takes(self, shape: tuple[int, ...], initial: tuple[int, ...]) -> bool:
+        """Return whether an array may have another shape than its initial value.
+
+        If that has no entry along the first axis, any number may be received.
+        """
+        return initial[:1] == (0,) and shape[1:] == initial[1:]
+
     def _structure(self) -> list[object]:
         """Return everything that all clients of a run must have in common.
 
@@ -151,6 +161,7 @@ class ParameterGroups:
         }
         personal = initial_arrays(self, self.personal)
         shapes = {name: tuple(array.shape) for name, array in personal.items()}
+        self._shapes = shapes
         kept = self._optimizers
         loaded = self.state.load(shapes) or {} if personal or kept else {}
         if kept:
@@ -169,9 +180,26 @@ class ParameterGroups:
             self._proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
 
     def save(self) -> None:
-        """Save the personal arrays as the version of ``server-round``."""
-        if arrays := personal_arrays(self, self.personal):
+        """Save the personal arrays as the version of ``server-round``.
+
+        Raises
+        ------
+        SettingsError
+            If one has another shape than its initial value: it could not be loaded.
+        """
+        arrays = personal_arrays(self, self.personal)
+        for name, shape in self._shapes.items():
+            if arrays[name].shape != shape:
+                raise SettingsError(
+                    f"{type(self).__name__} saves {name!r} of shape "
+                    f"{arrays[name].shape}; expected {shape}, that of its initial value"
+                )
+        if arrays:
             self._save(arrays, self.config)
+
+    @property
+    def _keeps_optimizers(self) -> bool:
+        return getattr(self.settings, "optimizer_state", "") == KEPT
 
     def _save_optimizers(self, config: Mapping[str, Scalar]) -> None:
         """Save the states of optimisers that `fit` has not saved with its version."""
@@ -281,13 +309,6 @@ def array_names(client: ParameterGroups, groups: Groups) -> list[str]:
     if groups not in cache:
         cache[groups] = list(initial_arrays(client, groups))
     return cache[groups]
-
-
-def groups_to_fit(kind: type[ParameterGroups]) -> Groups:
-    """Return the groups that a client fits if it joins after training."""
-    if kind.traits.newcomer_groups is not None:
-        return kind.traits.newcomer_groups
-    return kind.personal if kind.traits.predicts_with_personal else ()
 
 
 def personal_arrays(client: ParameterGroups, groups: Groups) -> Arrays:

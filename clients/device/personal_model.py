@@ -3,14 +3,14 @@
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import Groups
-from flwr_frl.common.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.common.messages import FROM_SHARED, IN_MEAN, IS_CHANGE
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import Proximal
 
 PERSONAL_MODEL = "model."
 
 
-class PersonalModelClient(Client, also_test_global=True):
+class PersonalModelClient(Client):
     """Keep a personal model and deploy it."""
 
     personal: Groups = (PERSONAL_MODEL,)
@@ -39,7 +39,7 @@ class PersonalModelClient(Client, also_test_global=True):
         return self.model
 
 
-class AllClientsMeanClient(PersonalModelClient, sends_changes=True):
+class AllClientsMeanClient(PersonalModelClient):
     """Share the mean of all personal models; each reply is the change of one.
 
     A client without a saved model starts from the mean.
@@ -59,4 +59,5 @@ class AllClientsMeanClient(PersonalModelClient, sends_changes=True):
         if in_mean and not self.config.get(FROM_SHARED):
             before = under(PERSONAL_MODEL, self.saved)
         self.upload = difference(self.model.state_dict(), before)
+        self.metrics[IS_CHANGE] = 1
         self.keep_personal_model()

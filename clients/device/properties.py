@@ -1,5 +1,6 @@
 """The properties that clients report to the server before the first round."""
 
+from functools import lru_cache
 from logging import WARNING
 from typing import Any, cast
 
@@ -8,7 +9,6 @@ from flwr.app import ConfigRecord, Context
 from flwr.common import ConfigRecordValues, log
 
 from flwr_frl.clients.base import Client, Config, example_counts
-from flwr_frl.clients.device.optimizers import keeps_optimizers
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.setup import (
     Setup,
@@ -17,7 +17,6 @@ from flwr_frl.clients.device.setup import (
     seed_torch,
     unread,
 )
-from flwr_frl.clients.device.simulated import newcomers
 from flwr_frl.common.messages import (
     CLASS_COUNTS,
     EXAMPLES,
@@ -111,7 +110,7 @@ def _reported_by(
 ) -> Config:
     """Return the properties of a client that has been built."""
     properties = client.get_properties(config) | incompatible_with_noise(client)
-    if RUN in config and (client.personal or keeps_optimizers(client.settings)):
+    if RUN in config and (client.personal or client._keeps_optimizers):
         properties |= cast(Config, client.state.kept())
     if isinstance(client.task, ImageTask):
         properties |= zip(INPUTS, client.task.shape, strict=True)
@@ -170,3 +169,11 @@ def simulated_properties(
     if index in newcomers(num_clients, new_clients, seed):
         properties[NEWCOMER] = True
     return properties
+
+
+@lru_cache(maxsize=16)
+def newcomers(num_clients: int, count: int, seed: int) -> frozenset[int]:
+    """Draw the simulated clients that join after training; at least one trains."""
+    rng = np.random.default_rng([seed, 0x2E3C0])
+    drawn = rng.permutation(num_clients)[: max(0, min(count, num_clients - 1))]
+    return frozenset(drawn.tolist())

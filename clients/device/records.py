@@ -29,7 +29,6 @@ from flwr_frl.common.messages import (
     CHECKPOINT_ROUND,
     COINS,
     EXCHANGED_ROUND,
-    IS_CHANGE,
     METRICS,
     NUM_EXAMPLES,
     PROPERTIES,
@@ -145,12 +144,12 @@ def check_config(record: ConfigRecord) -> Config:
 
 
 def read_array(
-    name: str, array: Array, like: Tensor, same_shape: bool
+    name: str, array: Array, like: Tensor, client: Client
 ) -> npt.NDArray[Any]:
     """Return an array of a message.
 
     Raises `SettingsError` if it cannot be read, is not finite, or differs from ``like``
-    in its kind of dtype or, with ``same_shape``, in its shape.
+    in its kind of dtype, or in its shape unless the client takes it.
     """
     try:
         values = values_of(array)
@@ -167,10 +166,11 @@ def read_array(
         raise SettingsError(
             f"array {name!r} of the message is of {values.dtype}, not {wanted}"
         )
-    if same_shape and values.shape != tuple(like.shape):
+    shape = tuple(like.shape)
+    if values.shape != shape and not client._takes(values.shape, shape):
         raise SettingsError(
             f"array {name!r} of the message is of shape {values.shape}; this client's "
-            f"model has {tuple(like.shape)}"
+            f"model has {shape}"
         )
     # All clients of one process receive the same object, which is checked once.
     finite = isinstance(array, MemoryArray) and array.all_finite
@@ -210,8 +210,7 @@ def unpack(message: Message, client: Client) -> NDArrays:
         raise SettingsError(
             f"the message's arrays do not fit this client's model: {'; '.join(wrong)}"
         )
-    fixed = client.traits.fixed_shapes
-    return [read_array(n, received[n], like, fixed) for n, like in expected.items()]
+    return [read_array(n, received[n], like, client) for n, like in expected.items()]
 
 
 def _quoted(name: str) -> str:
@@ -248,8 +247,6 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     if SERVER_ROUND in config:
         # The server rejects replies to another round.
         metrics = {**metrics, SERVER_ROUND: config[SERVER_ROUND]}
-    if client.traits.sends_changes:
-        metrics = {**metrics, IS_CHANGE: 1}
     return pack_metrics(client, num_examples, metrics, records)
 
 

@@ -101,7 +101,6 @@ def tests_received_model(context: Context, setup: Setup, config: Config) -> bool
         and not (kind.personal and config.get(ACKNOWLEDGED_ROUND))
         and all(getattr(kind, name) is getattr(Client, name) for name in hooks)
         and isinstance(kind.shared, tuple)
-        and not kind.traits.also_test_global
         and not setup.privacy.dp_noise
     )
 

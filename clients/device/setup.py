@@ -2,24 +2,14 @@
 
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from logging import WARNING
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from flwr.app import Context, UserConfig
-from flwr.common import log
+from flwr.app import Context
 
-from flwr_frl.clients.algorithms import (
-    check_countable,
-    check_optimizer,
-    client_class,
-    complete,
-    owners,
-    short_name,
-)
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
@@ -32,19 +22,15 @@ from flwr_frl.common.messages import (
     RUN,
     SERVER_ROUND,
 )
-from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
-    Free,
-    Range,
-    Setting,
+    Maker,
     Settings,
     SettingsError,
-    build,
     declared,
     defaults,
-    is_path,
+    facts,
     require,
-    resolve,
+    setting,
     unknown,
 )
 from flwr_frl.task import devices
@@ -54,12 +40,11 @@ from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.tasks import (
     TaskKey,
     built_task,
-    task_key,
 )
 from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
-# Keys of a node config besides the algorithm's ``node_settings``.
+# Keys of a node config besides the settings that a device may override.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")
 # Similarity, from 0 to 1, at which an unknown name counts as misspelled; that of
 # ``device-id`` and ``device`` is lower.
@@ -90,11 +75,15 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
         override it.
     """
 
-    experiment: Annotated[str, Free("a name")] = ""
-    count_multiple: Annotated[int, Range("[1, inf)")] = 1
-    torch_threads: Annotated[int, Range("[1, 1024]")] = 1
-    cohort: Annotated[str, Free("off, auto or a number")] = "auto"
-    device: Annotated[str, Free(devices.NAMES)] = "auto"
+    experiment: str = setting("", form="a name", safe=True)
+    count_multiple: int = setting(1, ge=1, per_device=True)
+    torch_threads: int = setting(1, ge=1, le=1024, may_differ="always")
+    cohort: str = setting(
+        "auto", form="off, auto or a number", safe=True, may_differ="always"
+    )
+    device: str = setting(
+        "auto", form=devices.NAMES, safe=True, may_differ="always", per_device=True
+    )
 
     def rounded(self, count: int) -> int:
         """Round a number of examples to ``count-multiple``; only 0 becomes 0."""
@@ -159,13 +148,20 @@ def partition(node: Settings, run: Settings) -> tuple[int, int]:
     return index, num_partitions
 
 
+@cache
+def per_device(kind: type[Client]) -> set[str]:
+    """Return the settings that a device may override in its node config."""
+    of_kind = declared(cast(Maker, kind)).items()
+    return {*facts("per-device"), *(n for n, s in of_kind if s.facts.per_device)}
+
+
 def unread(node: Settings, kind: type[Client]) -> list[str]:
     """Return the unknown names in a node config, which may belong to another app.
 
     Raises `SettingsError` if one is similar to a known name: a misspelled name must
     not leave a device without noise, or its state without a directory.
     """
-    valid_names = *kind.traits.node_settings, *OF_A_NODE
+    valid_names = {*per_device(kind), *OF_A_NODE}
     names = [name for name in node if name not in valid_names]
     # The name of another setting, such as ``partition``, is not a misspelling.
     for name in (n for n in names if n not in defaults()):
@@ -179,7 +175,7 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
 def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
     """Raise `SettingsError`, with both names, if an algorithm cannot use a task."""
     try:
-        kind.traits.check(task)
+        kind._traits.check(task)
     except SettingsError as error:
         algorithm, name = settings["algorithm"], settings["task"]
         raise SettingsError(
@@ -234,123 +230,6 @@ class Setup(NamedTuple):
             return settings
         rounds = int(self.run["num-server-rounds"])
         return settings.in_round(int(config[SERVER_ROUND]), rounds)
-
-
-class _Pairs(tuple[tuple[str, Setting], ...]):
-    """Pairs whose hash is computed once."""
-
-    _hash: int | None = None
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = super().__hash__()
-        return self._hash
-
-
-class FrozenConfig(dict[str, Any]):
-    """A run config that does not change, whose many pairs are hashed once."""
-
-    def __init__(self, config: UserConfig) -> None:
-        super().__init__(config)
-        self.pairs = _Pairs(config.items())
-
-
-def client_setup(
-    context: Context, run_config: UserConfig | None, strict: bool = True
-) -> Setup:
-    """Return the resolved settings of this client.
-
-    Parameters
-    ----------
-    context : Context
-        Its node config overrides the settings of ``Traits.node_settings``.
-    run_config : UserConfig, optional
-        Settings of the run; by default the context's.
-    strict : bool, default True
-        False under another project's ServerApp, to which unknown names may belong; they
-        are then ignored.
-
-    Raises
-    ------
-    SettingsError
-        If a name is unknown or a value is out of range.
-    """
-    run = context.run_config if run_config is None else run_config
-    pairs = run.pairs if isinstance(run, FrozenConfig) else tuple(run.items())
-    kind, setup = _setup_of_run(pairs, strict)
-    if "partition-id" in context.node_config:
-        partition_id(context.node_config)
-    unread(context.node_config, kind)
-    return setup(tuple(node_settings(kind, run, context.node_config).items()))
-
-
-def node_settings(kind: type[Client], settings: Settings, node: Settings) -> Settings:
-    """Return the settings that one client overrides.
-
-    A device overrides them in its node config. In simulation ``client-models`` assigns
-    the models, if the algorithm declares that setting.
-    """
-    overridden = {
-        name: node[name] for name in kind.traits.node_settings if name in node
-    }
-    models = str(settings.get("client-models", "")).split()
-    if models and "partition-id" in node and "client-models" in declared(kind):
-        return {"model": models[partition_id(node) % len(models)], **overridden}
-    return overridden
-
-
-Pairs = tuple[tuple[str, Setting], ...]
-
-
-@run_cache(maxsize=16)
-def _setup_of_run(
-    run: Pairs, strict: bool
-) -> tuple[type[Client], Callable[[Pairs], Setup]]:
-    """Return the client class, and a function from a node's settings to its setup."""
-    if not strict:
-        run = _known(run)
-    # With a cache for each run, its many pairs are hashed once per message, not twice.
-    setup = lru_cache(maxsize=16)(partial(_setup, run))
-    return client_class(resolve(dict(run), strict=False)), setup
-
-
-def _known(run: Pairs) -> Pairs:
-    """Return the settings of flwr-frl; log the others once per process."""
-    guests = owners(resolve(dict(run), strict=False))
-    names = {*defaults(), *(n for guest in guests for n in declared(guest))}
-    if ignored := sorted(name for name, _ in run if name not in names):
-        text = "the run config has keys that flwr-frl does not know and ignores: %s"
-        log(WARNING, text, ", ".join(ignored))
-    return tuple(pair for pair in run if pair[0] in names)
-
-
-def _setup(run: Pairs, node: Pairs) -> Setup:
-    of_run = resolve(dict(run), strict=False)
-    # An app with a custom task may also list settings of its own algorithms.
-    strict = not is_path(of_run["task"])
-    settings = complete(resolve({**dict(run), **dict(node)}, owners(of_run), strict))
-    device = build(DeviceSettings, settings)
-    cohort_size(device.cohort)
-    check_countable(settings)
-    check_optimizer(settings)
-    kind, output = client_class(settings), Path(str(settings["output"]))
-    algorithm = build(kind.settings_type, settings)
-    if isinstance(algorithm, TrainerSettings):
-        algorithm.check_rounds(int(settings["num-server-rounds"]))
-        weights = algorithm.class_weights
-        allowed = "none or numbers with dp-noise: the counts are private"
-        valid = weights != "balanced" or not device.dp_noise
-        require(valid, "class-weights", weights, allowed)
-    states = output / short_name(str(settings["algorithm"])) / "clients"
-    return Setup(
-        kind,
-        algorithm,
-        device,
-        build(ExamplePrivacy, settings),
-        settings,
-        task_key(settings),
-        states if int(settings["checkpoint-every"]) or settings["resume"] else None,
-    )
 
 
 def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> Client:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from flwr_frl.common.files import STATE_FILE, refuse_links
 from flwr_frl.common.sealed import Arrays, unseal
-from flwr_frl.common.settings import Place, Settings, require
+from flwr_frl.common.settings import Settings, is_possible, require
 
 # Prefix of the states of optimisers among the arrays.
 OPTIMIZER = "optimizer."
@@ -125,7 +125,7 @@ def state_directory(
     if "state-dir" in node:
         state_dir = str(node["state-dir"])
         allowed = "a folder that can be made"
-        require(Place().permits(state_dir), "state-dir", state_dir, allowed)
+        require(is_possible(state_dir), "state-dir", state_dir, allowed)
         root = Path(state_dir).expanduser()
         # A run's name comes from a message or from a file.
         directory = root / (quoted(experiment) or OF_A_RUN + quoted(run))

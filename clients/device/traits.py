@@ -9,45 +9,23 @@ from flwr_frl.common.settings import Setting, SettingsError, made_by
 from flwr_frl.task.base import Task
 from flwr_frl.task.tasks import TASKS
 
-# Settings that every device may override in its node config.
-NODE_SETTINGS = (
-    "data-dir",
-    "cache-dir",
-    "weights",
-    "count-multiple",
-    "device",
-    "dp-noise",
-    "dp-clip",
-    "dp-delta",
-)
-
 
 @dataclass(frozen=True)
 class Traits:
     """Requirements and capabilities of a client class.
 
     A class inherits the traits of its first base and changes them by class keywords:
-    ``class MyClient(Client, needs_classes=True)``.
+    ``class MyClient(Client, requires=(needs_classes,))``.
 
     Parameters
     ----------
-    task_type : type, default object
-        Class that the task must be an instance of.
-    needs_classes : bool, default False
-        True if targets must be classes.
     requires : tuple of callable, default ()
-        Further requirements. Each is called with the task and raises `SettingsError`
-        if the task cannot be used; see `linear_head`.
-    head_layers : int, default 1
-        Number of layers in the head of a built-in model if ``head-layers`` is 0.
+        Requirements. Each is called with the task and raises `SettingsError` if the
+        task cannot be used; see `TaskOf`, `needs_classes`, `linear_head` and
+        `separate_head`.
     task_settings : mapping, default {}
         Settings of the task that the algorithm requires; they replace the run's.
-    node_settings : tuple of str, default NODE_SETTINGS
-        Settings that a device may override in its node config.
-    fixed_shapes : bool, default True
-        True if received arrays have the shapes of the device's own model.
-    sends_changes : bool, default False
-        True if `Client.update` uploads changes of the received arrays.
+        ``head-layers`` only replaces 0, which leaves their number to the algorithm.
     supports_example_dp : bool, default False
         True if `Client.update` learns from examples only through `Client.train`, with
         regularizers that treat each example separately; required for ``dp-noise``. A
@@ -55,44 +33,18 @@ class Traits:
     assumes_sgd : bool, default False
         True if the algorithm's equations hold for steps of plain SGD only, so that
         ``optimizer`` and ``max-gradient-norm`` must keep their defaults.
-    also_test_global : bool, default False
-        True if `Client.evaluate` also tests the received model (``accuracy-global``).
-    predicts_with_personal : bool, default True
-        True if the deployed model contains the personal parameter groups.
-    newcomer_groups : tuple of str, optional
-        Parameter groups that a client fits if it joins after training; by default the
-        personal ones, if the deployed model contains them.
     """
 
-    task_type: type = object
-    needs_classes: bool = False
     requires: tuple[Callable[[Task], None], ...] = ()
-    head_layers: int = 1
     task_settings: Mapping[str, Setting] = field(default_factory=dict)
-    node_settings: tuple[str, ...] = NODE_SETTINGS
-    fixed_shapes: bool = True
-    sends_changes: bool = False
     supports_example_dp: bool = False
     assumes_sgd: bool = False
-    also_test_global: bool = False
-    predicts_with_personal: bool = True
-    newcomer_groups: tuple[str, ...] | None = None
 
     def check(self, task: Task) -> None:
         """Raise `SettingsError` if the task does not meet the requirements."""
-        if not isinstance(task, self.task_type):
-            names = [n for n, m in TASKS.items() if made_by(m) is self.task_type]
-            example = f", as of {' or '.join(names)}" if names else ""
-            raise SettingsError(f"it needs a {self.task_type.__name__}{example}")
-        generic = self.task_type is object
+        generic = not any(isinstance(check, TaskOf) for check in self.requires)
         if generic and (reason := getattr(task, "untrainable", "")):
             raise SettingsError(f"there is nothing to train on; {reason}")
-        if not generic and getattr(task, "held_out", False):
-            raise SettingsError("validation-fraction must be 0: it draws its examples")
-        if self.needs_classes and not task.classes:
-            raise SettingsError(
-                "it needs classes, to which its heads belong", "no-classes"
-            )
         for check in self.requires:
             check(task)
 
@@ -129,6 +81,34 @@ def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
             f"one of {', '.join(names)}"
         )
     return replace(traits, **changes)
+
+
+@dataclass(frozen=True)
+class TaskOf:
+    """The requirement that the task is an instance of a class.
+
+    Parameters
+    ----------
+    kind : type
+        The class.
+    """
+
+    kind: type
+
+    def __call__(self, task: Task) -> None:
+        """Raise `SettingsError` if the task is of another class."""
+        if not isinstance(task, self.kind):
+            names = [n for n, m in TASKS.items() if made_by(m) is self.kind]
+            example = f", as of {' or '.join(names)}" if names else ""
+            raise SettingsError(f"it needs a {self.kind.__name__}{example}")
+        if getattr(task, "held_out", False):
+            raise SettingsError("validation-fraction must be 0: it draws its examples")
+
+
+def needs_classes(task: Task) -> None:
+    """Refuse tasks whose targets are not classes."""
+    if not task.classes:
+        raise SettingsError("it needs classes, to which its heads belong", "no-classes")
 
 
 def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from flwr_frl.common.settings import Free, Range
+from flwr_frl.common.settings import setting
 from flwr_frl.task.compression.per_tensor import CompressionSettings
 from flwr_frl.task.training import SGD
 
@@ -30,12 +30,14 @@ class GossipSettings(SGD):
         Rounds, of ``local-steps`` iterations each.
     """
 
-    learning_rate_schedule: Annotated[
-        str, Free("constant, theory, inverse:A or steps:WARMUP:T1,T2,...:FACTOR")
-    ] = "constant"
-    averaged_output: Annotated[bool, Free()] = False
-    num_clients: Annotated[int, Range("[1, 1000000]")] = 20
-    num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
+    learning_rate_schedule: str = setting(
+        "constant",
+        form="constant, theory, inverse:A or steps:WARMUP:T1,T2,...:FACTOR",
+        safe=True,
+    )
+    averaged_output: bool = setting(False)
+    num_clients: int = setting(20, ge=1, le=1_000_000)
+    num_server_rounds: int = setting(30, ge=1)
     # Number of iterations H between two exchanges.
     local_steps: ClassVar[int] = 1
     # Threshold c_t of the trigger; 0 sends every non-zero difference.

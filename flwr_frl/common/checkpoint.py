@@ -20,33 +20,6 @@ BEST_FILE = "checkpoint-best-validation.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
 
-
-# Settings that may differ between a run and its continuation.
-MAY_DIFFER = frozenset(
-    (
-        "cache-dir",
-        "checkpoint-every",
-        "cohort",
-        "data-dir",
-        "device",
-        "evaluate-every",
-        "evaluate-last",
-        "keep-best",
-        "max-empty-rounds",
-        "metrics",
-        "min-available-nodes",
-        "names-by-key",
-        "num-server-rounds",
-        "output",
-        "page",
-        "patience",
-        "resume",
-        "round-timeout",
-        "torch-threads",
-        "tracker",
-        "tracker-uri",
-    )
-)
 # Code of the error if another setting differs.
 OTHER_SETTINGS = "other-settings"
 

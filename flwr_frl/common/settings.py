@@ -1,12 +1,14 @@
 """Declaration, validation and defaults of settings.
 
-A setting is an annotated field of a client or a strategy::
+A setting is an annotated field of a client, a strategy or a dataclass::
 
     head_epochs: int = setting(10, ge=0)
 
-or an argument, or a field of a dataclass, annotated with its allowed values::
+or an argument of a function or constructor::
 
-    learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
+    head_epochs: Annotated[int, setting(ge=0)] = 10
+
+pydantic checks the values; messages are made here.
 
 Its name is that of the field or argument, in kebab-case: ``learning-rate``. Flower
 needs a flat list of all settings; it is ``[tool.flwr.app.config]`` of
@@ -15,6 +17,7 @@ Third-party classes declare additional ones. This module imports neither torch n
 because servers use it.
 """
 
+import dataclasses
 import difflib
 import inspect
 import math
@@ -24,17 +27,35 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass, make_dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from logging import getLogger
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from types import MappingProxyType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from flwr_frl.common.run_cache import run_cache
 
 Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
+MayDiffer = Literal["never", "on resume", "always"]
+UnknownNames = Literal["refuse", "keep", "ignore"]
+
+# Key of a setting's facts in the metadata of a dataclass's field.
+KEY = "setting"
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 # Beginnings of allowed values that need a noun in messages.
 INEQUALITIES = ("above ", "below ", "in [", "in (")
@@ -260,129 +281,111 @@ def unknown(
     return SettingsError(message, code or kind)
 
 
-class Allowed:
-    """Base class of the annotations that declare a setting and its allowed values."""
-
-    def permits(self, value: Any) -> bool:
-        """Return whether a value is allowed."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        """Return the allowed values in words that follow "expected"."""
-        raise NotImplementedError
+# Facts and limits of a setting
 
 
-@dataclass(frozen=True)
-class Range(Allowed):
-    """An interval of finite numbers.
+def is_possible(path: str) -> bool:
+    """Return whether a path, which need not exist, is valid.
 
-    Parameters
-    ----------
-    interval : str
-        In mathematical notation, such as ``"(0, 1]"`` or ``"[1, inf)"``.
+    Paths that are too long, have a null byte or begin with ``~`` and an unknown user
+    are not.
     """
+    try:
+        Path(path).expanduser().exists()
+    except (OSError, RuntimeError):
+        return False
+    return "\0" not in path
 
-    interval: str
 
-    def __post_init__(self) -> None:
-        """Check the notation."""
-        try:
-            valid = self.interval[0] in "[(" and self.interval[-1] in ")]"
-            valid = valid and self.bounds[0] <= self.bounds[1]
-        except (ValueError, IndexError):
-            valid = False
-        require(valid, "interval", self.interval, "like '(0, 1]' or '[1, inf)'")
+def only_if(valid: Callable[[str], bool]) -> AfterValidator:
+    """Return a validator, for the annotation of a setting, from a test of its value."""
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The lower and the upper bound."""
-        low, high = self.interval[1:-1].split(",")
-        return float(low), float(high)
+    def validated(value: str) -> str:
+        if not valid(value):
+            raise ValueError
+        return value
 
-    def permits(self, value: Any) -> bool:
-        """Return whether a number is finite and in the interval."""
-        low, high = self.bounds
-        try:
-            above = low < value or (low == value and self.interval[0] == "[")
-            below = value < high or (value == high and self.interval[-1] == "]")
-            return above and below and abs(value) != float("inf")
-        except TypeError:
-            return False
+    return AfterValidator(validated)
 
-    def __str__(self) -> str:
-        low, high = self.bounds
-        if low == -float("inf") and high == float("inf"):
-            return "finite"
-        if high != float("inf"):
-            return f"in {self.interval}"
-        return f"{'at least' if self.interval[0] == '[' else 'above'} {low:g}"
+
+# The annotation of a path of a file or a folder.
+PathText = Annotated[str, only_if(is_possible)]
 
 
 @dataclass(frozen=True)
-class Choice(Allowed):
-    """One of several names.
+class Facts:
+    """Everything that `setting` declares of a setting, except its default."""
+
+    limits: Mapping[str, float]
+    form: str
+    safe: bool
+    code: bool
+    fallback: Setting | None
+    may_differ: MayDiffer
+    per_device: bool
+    unused_if: Mapping[str, tuple[Setting, ...]]
+
+
+def setting(
+    default: Any = ...,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    form: str = "",
+    safe: bool = False,
+    code: bool = False,
+    fallback: Setting | None = None,
+    may_differ: MayDiffer = "never",
+    per_device: bool = False,
+    unused_if: Mapping[str, tuple[Setting, ...]] | None = None,
+) -> Any:
+    """Declare a setting: pydantic's `Field`, with what else is to be known of it.
+
+    ``head_epochs: int = setting(10, ge=0)`` in a client, a strategy or a dataclass
+    declares the setting ``head-epochs``; so does the argument of a function
+    ``head_epochs: Annotated[int, setting(ge=0)] = 10``.
 
     Parameters
     ----------
-    *names : str
-        The allowed values.
-    """
-
-    names: tuple[str, ...]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
-
-    def permits(self, value: Any) -> bool:
-        """Return whether a value is one of the names."""
-        return value in self.names
-
-    def __str__(self) -> str:
-        *first, last = (name or "empty" for name in self.names)
-        return f"{', '.join(first)} or {last}" if first else last
-
-
-@dataclass(frozen=True)
-class Free(Allowed):
-    """Any value. Code that reads the setting may restrict it further.
-
-    Parameters
-    ----------
+    default : bool, int, float or str, optional
+        The default of a field. It is annotated with its type, with a ``Literal`` of the
+        allowed strings, or with `PathText`. Of an argument, it stands in the signature.
+    ge, gt, le, lt : float, optional
+        Limits of a number: at least, above, at most, below. All numbers are finite.
     form : str, default ""
-        Expected form, for the documentation.
+        Expected form of a string, for messages and the documentation.
+    safe : bool, default False
+        True if a checkpoint or model of a stranger may set this string, as it names
+        nothing outside the process. Numbers, booleans and literals always may.
+    code : bool, default False
+        True if the string is a built-in name or an import path, whose code is run.
+    fallback : bool, int, float or str, optional
+        Value with which a trained model can be used if that of a stranger's file is
+        not; by default users must name the value.
+    may_differ : {"never", "on resume", "always"}, default "never"
+        Whether the value may change when a run is resumed, and whether runs with
+        different values are compared, too.
+    per_device : bool, default False
+        True if a device may override the value in its node config.
+    unused_if : mapping of str to tuple, optional
+        Values of other settings with which this one has no effect.
+
+    Notes
+    -----
+    ``safe``, ``code``, ``fallback`` and ``may_differ`` have an effect for settings of
+    flwr-frl only, as those who need them cannot import the task; `facts` lists them.
+    The first declaration in ``docs/settings.md`` counts.
     """
-
-    form: str = ""
-
-    def permits(self, value: Any) -> bool:
-        """Return True."""
-        return True
-
-    def __str__(self) -> str:
-        return self.form
-
-
-class Place(Free):
-    """A path of a file or a folder, which need not exist."""
-
-    def permits(self, value: Any) -> bool:
-        """Return whether a path is valid.
-
-        Paths that are too long, have a null byte or begin with ``~`` and an unknown
-        user are not.
-        """
-        try:
-            Path(value).expanduser().exists()
-        except (OSError, RuntimeError):
-            return False
-        return "\0" not in value
-
-
-Seed = Range("[0, inf)")
-
-T = TypeVar("T")
-
-Maker = Callable[..., Any]
+    limits = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    facts = Facts(
+        {name: limit for name, limit in limits.items() if limit is not None},
+        *(form, safe, code, fallback, may_differ, per_device, unused_if or {}),
+    )
+    if default is ...:
+        return facts
+    return dataclasses.field(default=default, metadata={KEY: facts})
 
 
 @dataclass(frozen=True)
@@ -396,21 +399,80 @@ class Declared:
         ``_`` at the end.
     default : bool, int, float or str
         Default, whose type is the type of the setting.
-    allowed : Allowed
-        Allowed values.
+    annotation : type
+        A type, a ``Literal``, or either with validators.
+    facts : Facts
+        Limits and other facts.
     """
 
     argument: str
     default: Setting
-    allowed: Allowed
+    annotation: Any
+    facts: Facts
+
+    @property
+    def kind(self) -> Any:
+        """The annotation without validators."""
+        annotated = get_origin(self.annotation) is Annotated
+        return self.annotation.__origin__ if annotated else self.annotation
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The setting as a keyword argument of a constructor."""
+        return inspect.Parameter(
+            self.argument,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=self.default,
+            annotation=Annotated[self.annotation, self.facts],
+        )
+
+    @property
+    def is_safe(self) -> bool:
+        """True if a stranger's file may set a string."""
+        return self.facts.safe or get_origin(self.kind) is Literal
+
+    @cached_property
+    def allowed(self) -> str:
+        """The allowed values in words that follow "expected"."""
+        if self.kind is bool or self.facts.form:
+            return self.facts.form or TYPES[bool]
+        if get_origin(self.kind) is Literal:
+            *first, last = (name or "empty" for name in get_args(self.kind))
+            return f"{', '.join(first)} or {last}" if first else last
+        if self.kind not in (int, float):
+            return ""
+        limits = self.facts.limits
+        low = limits.get("ge", limits.get("gt", -math.inf))
+        high = limits.get("le", limits.get("lt"))
+        if high is not None:
+            ends = "[" if "ge" in limits else "(", "]" if "le" in limits else ")"
+            return f"in {ends[0]}{low}, {high}{ends[1]}"
+        if low == -math.inf:
+            return "finite"
+        return f"{'at least' if 'ge' in limits else 'above'} {low:g}"
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        limits: Any = Field(**dict[str, Any](self.facts.limits))
+        annotation: Any = Annotated[self.annotation, limits]
+        return TypeAdapter(annotation, config=STRICT)
 
     def check(self, name: str, value: Any) -> None:
         """Raise `SettingsError` unless a value is allowed."""
-        allowed = str(self.allowed)
-        if isinstance(value, float) and not math.isfinite(value):
-            # The text of a bounded interval excludes infinity, but "above 0" does not.
-            allowed = allowed if "in" in allowed else f"{allowed} and finite"
-        require(self.allowed.permits(value), name, value, allowed)
+        try:
+            self._adapter.validate_python(value)
+        except ValidationError:
+            allowed = self.allowed or TYPES[type(self.default)]
+            if isinstance(value, float) and not math.isfinite(value):
+                # "In [0, 1]" excludes infinity, but "above 0" does not.
+                allowed = allowed if "in" in allowed else f"{allowed} and finite"
+            elif self.kind is int and not isinstance(value, int):
+                allowed = f"{TYPES[int]}, {allowed}"
+            require(False, name, value, allowed)
+
+
+Maker = Callable[..., Any]
+T = TypeVar("T")
 
 
 def made_by(maker: Maker) -> Any:
@@ -443,18 +505,16 @@ def _parameters(maker: Maker) -> dict[str, tuple[inspect.Parameter, str]]:
     return parameters
 
 
-def _allowed(annotation: Any, module: str) -> tuple[Any, Allowed | None]:
-    """Return the type in an annotation, and the allowed values if it is a setting."""
+def _evaluated(annotation: Any, module: str) -> Any:
+    """Return an annotation, which postponed evaluation has left as a string."""
     if isinstance(annotation, str):
-        # Postponed evaluation. Names imported only for type checkers are undefined.
-        try:
-            annotation = eval(annotation, vars(sys.modules[module]))
-        except NameError as error:
-            if not annotation.startswith("Annotated"):
-                return None, None
-            raise SettingsError(f"{annotation} in {module}: {error}") from None
-    kind, *extras = get_args(annotation) or (None,)
-    return kind, next((e for e in extras if isinstance(e, Allowed)), None)
+        return eval(annotation, vars(sys.modules[module]))
+    return annotation
+
+
+def _facts(annotation: Any) -> Facts | None:
+    extras = getattr(annotation, "__metadata__", ())
+    return next((extra for extra in extras if isinstance(extra, Facts)), None)
 
 
 @run_cache(maxsize=None)
@@ -478,12 +538,24 @@ def declared(maker: Maker) -> dict[str, Declared]:
         If a setting has no default, or one of an unsupported type.
     """
     function = made_by(maker)
-    if kind := getattr(function, "settings_type", None):
-        return declared(kind)
+    if settings_type := getattr(function, "settings_type", None):
+        return declared(settings_type)
+    of_fields = {
+        field.name: field.metadata.get(KEY)
+        for field in (dataclasses.fields(function) if is_dataclass(function) else ())
+    }
     settings: dict[str, Declared] = {}
     for name, (parameter, module) in _parameters(maker).items():
-        kind, allowed = _allowed(parameter.annotation, module)
-        if allowed is None:
+        try:
+            annotation = _evaluated(parameter.annotation, module)
+        except NameError as error:
+            # Names imported only for type checkers are undefined.
+            if of_fields.get(name) or "setting" in parameter.annotation:
+                line = f"{parameter.annotation} in {module}: {error}"
+                raise SettingsError(line) from None
+            continue
+        facts = of_fields.get(name) or _facts(annotation)
+        if facts is None:
             continue
         # A trailing underscore distinguishes a field from a method of the same name.
         default, setting = parameter.default, name.rstrip("_").replace("_", "-")
@@ -496,95 +568,62 @@ def declared(maker: Maker) -> dict[str, Declared]:
         place = f"the default of {name!r} in {function.__qualname__}"
         valid = isinstance(default, bool | int | float | str)
         require(valid, place, default, "a bool, an int, a float or a str", setting)
-        if kind is float and type(default) is int:
-            default = float(default)
-        settings[setting] = Declared(name, default, allowed)
+        settings[setting] = Declared(name, default, annotation, facts)
+        if settings[setting].kind is float and type(default) is int:
+            settings[setting] = Declared(name, float(default), annotation, facts)
     return settings
 
 
-@dataclass(frozen=True)
-class _Field:
-    """The default and the limits of a setting that a class declares as a field."""
-
-    default: Setting
-    limits: tuple[float | None, ...]
-    form: str
-
-    def annotation(self, kind: Any) -> Any:
-        """Return the field's type with its allowed values."""
-        if get_origin(kind) is Literal:
-            return Annotated[str, Choice(*get_args(kind))]
-        if kind not in (int, float):
-            return Annotated[kind, Free(self.form)]
-        ge, gt, le, lt = self.limits
-        low = f"({gt}" if gt is not None else f"[{-math.inf if ge is None else ge}"
-        high = f"{lt})" if lt is not None else "inf)" if le is None else f"{le}]"
-        return Annotated[kind, Range(f"{low}, {high}")]
-
-
-def setting(
-    default: Setting,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    form: str = "",
-) -> Any:
-    """Declare a setting as an annotated field of a client or a strategy.
-
-    ``head_epochs: int = setting(10, ge=0)`` declares the setting ``head-epochs``.
+def take_fields(kind: type, others: type) -> dict[str, Declared]:
+    """Remove the settings that a class declares as fields, and return them.
 
     Parameters
     ----------
-    default : bool, int, float or str
-        The default. The field is annotated with its type, or with a ``Literal`` of the
-        allowed strings.
-    ge, gt, le, lt : float, optional
-        Limits of a number: at least, above, at most, below.
-    form : str, default ""
-        Expected form of a string, for the documentation.
-    """
-    return _Field(default, (ge, gt, le, lt), form)
-
-
-def take_fields(kind: type) -> dict[str, tuple[Any, Setting]]:
-    """Remove the settings that a class declares as fields, and return them.
+    kind : type
+        The class.
+    others : type
+        The dataclass of the settings that it has beside these.
 
     Returns
     -------
-    dict of str to (annotation, default)
+    dict of str to Declared
         By the field's name.
 
     Raises
     ------
     SettingsError
-        If a field has no annotation.
+        If a field has no annotation or the name of an attribute, or if a setting is
+        replaced by a plain value.
     """
+
+    def refuse(base: type, name: str, why: str) -> NoReturn:
+        line = f"{base.__qualname__}.{name} {why}"
+        raise SettingsError(line, name.replace("_", "-"))
+
     for base in kind.__bases__:
         for name, value in vars(base).items():
-            if isinstance(value, _Field):
-                raise SettingsError(
-                    f"{base.__qualname__}.{name} is no setting; {base.__qualname__} "
-                    "must be a subclass of Client or Strategy",
-                    name.replace("_", "-"),
-                )
-    fields, annotations = {}, inspect.get_annotations(kind)
-    for name, field in list(vars(kind).items()):
-        if not isinstance(field, _Field):
+            if isinstance(value, dataclasses.Field) and not is_dataclass(base):
+                why = f"is no setting; {base.__qualname__} must be a subclass of"
+                refuse(base, name, f"{why} Client or Strategy")
+    inherited = getattr(others, "__dataclass_fields__", {})
+    taken, annotations = {}, inspect.get_annotations(kind)
+    for name, value in list(vars(kind).items()):
+        if not isinstance(value, dataclasses.Field):
+            if name in inherited and isinstance(value, Setting):
+                text = f"{type(value).__name__} = setting({value!r})"
+                refuse(kind, name, f"is no setting; write {name}: {text}")
             continue
+        text = f"{name}: {type(value.default).__name__} = setting(...)"
         if name not in annotations:
-            raise SettingsError(
-                f"{kind.__qualname__}.{name} has no annotation; write "
-                f"{name}: {type(field.default).__name__} = setting(...)",
-                name.replace("_", "-"),
-            )
-        annotation = annotations[name]
-        if isinstance(annotation, str):  # Postponed evaluation
-            annotation = eval(annotation, vars(sys.modules[kind.__module__]))
-        fields[name] = field.annotation(annotation), field.default
+            refuse(kind, name, f"has no annotation; write {text}")
         delattr(kind, name)
-    return fields
+        if hasattr(kind, name) or callable(getattr(others, name, None)):
+            line = f"is also an attribute; write {text.replace(':', '_:', 1)}"
+            refuse(kind, name, line)
+        annotation = _evaluated(annotations[name], kind.__module__)
+        default: Any = value.default
+        taken[name] = Declared(name, default, annotation, value.metadata[KEY])
+    return taken
 
 
 def warn_about_similar(kind: type, hooks: Iterable[str]) -> None:
@@ -612,14 +651,18 @@ def extended(base: type, kind: type) -> type:
         ``check_settings``, if any, raises `SettingsError` for values that do not fit
         each other.
     """
-    if not (fields := take_fields(kind)):
+    if not (fields := take_fields(kind, base)):
         return base
-    listed = [(name, *field) for name, field in fields.items()]
+    listed = [
+        (each.argument, each.parameter.annotation, each.default)
+        for each in fields.values()
+    ]
     name = f"{kind.__name__}.settings_type"
     check = vars(kind).get("check_settings")
 
     def validated(settings: Any) -> None:
-        base.__post_init__(settings)  # type: ignore[attr-defined]
+        # The next class may be another base's settings.
+        super(made, settings).__post_init__()  # type: ignore[arg-type]
         if check:
             check.__func__(settings)
 
@@ -697,16 +740,37 @@ def build(maker: Callable[..., T], settings: Settings, **others: Any) -> T:
 
 
 @cache
-def defaults() -> Settings:
-    """Return the default of every setting that this package declares.
-
-    They are read from ``pyproject.toml``, of which a wheel contains a copy.
-    """
+def _generated() -> Mapping[str, Any]:
+    """Return ``[tool]`` of ``pyproject.toml``, of which a wheel contains a copy."""
     package, root = Path(__file__).resolve().parents[1:3]
     path = package / "pyproject.toml"
     path = path if path.exists() else root / "pyproject.toml"
-    config = tomllib.loads(path.read_text(encoding="utf-8"))
-    settings: Settings = config["tool"]["flwr"]["app"]["config"]
+    tools: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]
+    return tools
+
+
+def defaults() -> Settings:
+    """Return the default of every setting that this package declares."""
+    settings: Settings = _generated()["flwr"]["app"]["config"]
+    return settings
+
+
+@cache
+def facts(name: str) -> frozenset[str]:
+    """Return the settings of this package with a fact, also if torch is not loaded.
+
+    Parameters
+    ----------
+    name : {"safe", "code", "per-device", "on-resume", "always"}
+        Arguments of `setting`, or values of its argument ``may_differ``: ``on-resume``
+        are all that may differ then, ``always`` those of them that always may.
+    """
+    return frozenset(_generated()["flwr-frl"][name])
+
+
+def fallbacks() -> Settings:
+    """Return the settings of this package with a ``fallback``, and its value."""
+    settings: Settings = _generated()["flwr-frl"]["fallbacks"]
     return settings
 
 
@@ -721,57 +785,77 @@ def expand_home(settings: Settings) -> Settings:
 
 
 def resolve(
-    overrides: Settings, guests: Iterable[Maker] = (), strict: bool = True
-) -> dict[str, Setting]:
+    given: Settings,
+    owners: Callable[[Settings], Iterable[Maker]] = lambda settings: (),
+    unknown_names: UnknownNames = "refuse",
+) -> Settings:
     """Merge settings with the defaults, and check names and types.
+
+    Every process does so once, where the settings enter it: on the command line or in
+    `simulate`, in the ServerApp, in the ClientApp, and from a file of a trained model.
 
     Parameters
     ----------
-    overrides : mapping of str to bool, int, float or str
+    given : mapping of str to bool, int, float or str
         Settings in kebab-case. An int is converted to float if the default is a float,
         and a number to str if the default is ``"auto"`` or a number in quotes.
-    guests : iterable of callable
-        Third-party classes and functions, which declare additional settings.
-    strict : bool, default True
-        Whether unknown names raise an error; otherwise they are passed through.
+    owners : callable, optional
+        Returns, for settings that name an algorithm and a task, the classes and
+        functions that declare settings.
+    unknown_names : {"refuse", "keep", "ignore"}, default "refuse"
+        What to do with names that nobody declares. Ignored ones are logged.
 
     Returns
     -------
-    dict of str to bool, int, float or str
-        All settings.
+    mapping of str to bool, int, float or str
+        All settings, read-only.
 
     Raises
     ------
     SettingsError
         If a name is unknown, or a value's type differs from its default's.
     """
-    settings, guests = dict(defaults()), tuple(guests)
-    for guest in guests:
-        for name, setting in declared(guest).items():
+    known = dict(defaults())
+    named = {n: converted(n, v, known[n]) for n, v in given.items() if n in known}
+    makers = tuple(owners({**known, **named}))
+    for maker in makers:
+        for name, setting in declared(maker).items():
             default = setting.default
-            existing = settings.setdefault(name, default)
+            existing = known.setdefault(name, default)
             if (type(default), default) != (type(existing), existing):
                 raise SettingsError(
-                    f"{made_by(guest).__qualname__} declares {name} with the default "
+                    f"{made_by(maker).__qualname__} declares {name} with the default "
                     f"{default!r}, but elsewhere it is {existing!r}; rename the "
                     "setting, or keep the default and set it in the run config",
                     name,
                 )
-    for name, value in overrides.items():
-        if name in settings:
-            kind = type(settings[name])
-            if kind is float and type(value) is int:
-                value = float(value)
-            if _takes_numbers(settings[name]) and type(value) in (int, float):
-                value = str(value)
-            require(type(value) is kind, name, value, TYPES[kind])
-        elif strict:
-            raise _undeclared(name, guests) or unknown("setting", name, settings)
-        # Flower's config records hold integers of 64 bits.
-        fits = not isinstance(value, int) or abs(value) < 2**63
-        require(fits, name, value, "an integer of 64 bits")
-        settings[name] = value
-    return settings
+    others = [name for name in given if name not in known]
+    if others and unknown_names == "refuse":
+        raise _undeclared(others[0], makers) or unknown("setting", others[0], known)
+    if others and unknown_names == "ignore":
+        text = "the run config has keys that flwr-frl does not know and ignores: %s"
+        getLogger("flwr").warning(text, ", ".join(sorted(others)))
+    kept = others if unknown_names == "keep" else []
+    settings = {**known, **{name: given[name] for name in kept}}
+    values = {n: converted(n, given[n], settings[n]) for n in given if n in settings}
+    return MappingProxyType({**settings, **values})
+
+
+def converted(name: str, value: Setting, default: Setting) -> Setting:
+    """Return a value with the type of its setting's default.
+
+    Raises `SettingsError` if it has another one.
+    """
+    kind = type(default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if _takes_numbers(default) and type(value) in (int, float):
+        value = str(value)
+    require(type(value) is kind, name, value, TYPES.get(kind, kind.__name__))
+    # Flower's config records hold integers of 64 bits.
+    fits = not isinstance(value, int) or abs(value) < 2**63
+    require(fits, name, value, "an integer of 64 bits")
+    return value
 
 
 def _undeclared(name: str, guests: Iterable[Maker]) -> SettingsError | None:

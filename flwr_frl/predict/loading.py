@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from flwr_frl.clients.algorithms import algorithm_of, client_class
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.base import Client, deployed_groups
 from flwr_frl.clients.device.card import (
     Classifier,
     ModelCard,
+    algorithm_of,
     initial_only,
     unknown_split,
     without_examples,
@@ -22,7 +23,6 @@ from flwr_frl.clients.device.card import (
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.parameter_groups import array_names, initial_arrays
-from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import read_checked, usable, versions_in
 from flwr_frl.common.settings import (
@@ -164,7 +164,7 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
     of_run = of_run and _is_same_folder(data_dir, run.data_dir)
     on_device = bool(state_dir or data_dir) and not of_run
     kind = client_class(settings)
-    if not (kind.traits.fixed_shapes or issubclass(kind, PersonalModelClient)):
+    if kind._takes is not Client._takes:
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves no model of the task's own: "
             "its shared arrays have other shapes, and only its clients can combine them"
@@ -186,8 +186,8 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
         card.check_size(arrays)
         new = kind(task, index, state, build(kind.settings_type, settings))
         run.check_frozen(new)
-        groups = new.personal if new.traits.predicts_with_personal else ()
-        for name, wanted in initial_arrays(new, new.shared + groups).items():
+        groups = (*new.shared, *deployed_groups(kind))
+        for name, wanted in initial_arrays(new, groups).items():
             card.check_array(name, wanted, arrays)
         new.receive([arrays[name].numpy() for name in array_names(new, new.shared)], {})
         return new
@@ -257,7 +257,7 @@ def _personal_arrays(
     run: TrainedRun, kind: type[Client], client: str, state_dir: str
 ) -> tuple[dict[str, str], Tensors]:
     """Return metadata and arrays of a client's state file; empty if it needs none."""
-    has_groups = kind.traits.predicts_with_personal and bool(kind.personal)
+    has_groups = bool(deployed_groups(kind))
     heads = under("heads/", run.state)
     on_server = {name.rpartition("/")[0] for name in heads}
     names = sorted(run.acknowledged if has_groups else on_server)

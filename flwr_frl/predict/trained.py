@@ -22,7 +22,7 @@ from flwr_frl.clients.device.state_file import quoted, state_directory
 from flwr_frl.common.checkpoint import FILE, read
 from flwr_frl.common.messages import EXAMPLES, FROZEN_DIGEST, SERVER_ROUND
 from flwr_frl.common.sealed import ChecksumError
-from flwr_frl.common.settings import Settings, SettingsError, build, resolve
+from flwr_frl.common.settings import Settings, SettingsError, build
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.fingerprint import check_examples
@@ -203,7 +203,7 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
         check_named(usable)
         return TrainedRun(
             path,
-            complete(resolve(usable.settings, strict=False)),
+            complete(usable.settings),
             usable,
             str(written.get("data-dir", "")),
             {str(name): int(r) for name, r in values["acknowledged"].items()},

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr_frl.common.checkpoint import MAY_DIFFER
-from flwr_frl.common.settings import Settings
+from flwr_frl.common.settings import Settings, facts
 from flwr_frl.common.text import short_name
+from flwr_frl.results import newcomers
 from flwr_frl.results.journal import join_csv
 from flwr_frl.results.output import log_os_errors
 from flwr_frl.results.page.document import write_page
@@ -21,17 +21,9 @@ from flwr_frl.results.results import (
     write_json,
 )
 from flwr_frl.results.tables import write_tables
-from flwr_frl.strategies.server import newcomers
 
 # Settings of a single run, which the summary's ``config`` leaves out.
 PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
-# Settings that may change when a run is resumed, but not between compared runs.
-COMPARED = frozenset(
-    (
-        *("num-server-rounds", "evaluate-every", "evaluate-last"),
-        *("data-dir", "metrics", "patience"),
-    )
-)
 
 
 def shared_config(settings: Settings) -> dict[str, Any]:
@@ -69,8 +61,7 @@ def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
 
 
 def _comparable(config: Settings) -> dict[str, Any]:
-    ignored = MAY_DIFFER - COMPARED
-    return {name: value for name, value in config.items() if name not in ignored}
+    return {name: v for name, v in config.items() if name not in facts("always")}
 
 
 def write_comparison(

@@ -17,6 +17,7 @@ from rich.progress import (
 
 from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
+from flwr_frl.results import newcomers
 from flwr_frl.results.comparison import (
     read_comparable,
     shared_config,
@@ -39,7 +40,6 @@ from flwr_frl.results.results import (
 )
 from flwr_frl.results.terminal import console
 from flwr_frl.results.trackers import Trackers
-from flwr_frl.strategies.server import newcomers
 
 
 class Report:

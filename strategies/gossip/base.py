@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flwr_frl.common.flower_messages import fill
 from flwr_frl.common.messages import EXCHANGED_ROUND
-from flwr_frl.common.settings import Free, SettingsError, validate
+from flwr_frl.common.settings import SettingsError, setting, validate
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.strategies.gossip.graphs import Graph
 from flwr_frl.strategies.gossip.mixing import (
@@ -24,7 +24,7 @@ from flwr_frl.strategies.gossip.mixing import (
 )
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays, attached, check_metrics
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
 
 # Key of the graph's edges in a checkpoint; shape (edges, 2).
@@ -37,7 +37,7 @@ LOST_STATE = "LostStateError"
 LARGEST_SKETCHED = 1e9
 
 
-class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_settings=None):
+class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
     """Relay each node's message to its neighbours on a graph.
 
     Messages are queued until their receiver has answered, so a node that was offline
@@ -72,7 +72,9 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
     def __init__(
         self,
         *,
-        consensus_step: Annotated[float | str, Free(ALLOWED)] = "auto",
+        consensus_step: Annotated[
+            float | str, setting(form=ALLOWED, safe=True)
+        ] = "auto",
         **base: Any,
     ) -> None:
         super().__init__(**base)
@@ -111,7 +113,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         self._exchanged_round = server_round - 1
         self.lose_absent(server_round)
         messages = super().configure_train(server_round, arrays, config, grid)
-        self.pending.attached_bytes = max(self._message_lengths, default=0)
+        self.round.attached_bytes = max(self._message_lengths, default=0)
         return messages
 
     def configure_evaluate(
@@ -132,7 +134,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
-        name = self.name_of(node)
+        name = self.clients.name_of(node)
         i = self.boxes.number[name]
         about: dict[str, Any] = {
             EXCHANGED_ROUND: self._exchanged_round,
@@ -144,8 +146,8 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
 
     def check(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless the message has a valid length."""
-        check_metrics(reply.message, ("refused",))
-        data = attached(reply.message, "message")
+        reply.metric("refused")
+        data = reply.attachment("message")
         if not isinstance(data, bytes):
             raise InvalidReplyError("has no message to the neighbours")
         if data and len(data) not in self._message_lengths:
@@ -156,7 +158,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
 
     def aggregate(self, round: Round) -> Arrays:
         """Queue each message for the sender's neighbours; average nothing."""
-        sent = {reply.client: message_of(reply.message) for reply in round.replies}
+        sent = {reply.client: message_of(reply) for reply in round.replies}
         self.boxes.collect(round.number, sent, self.relays)
         return {}
 
@@ -172,7 +174,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Relay the valid replies' messages; give up nodes that lost their state."""
         result = super().aggregate_train(server_round, replies)
-        for name, reason in self.pending.rejections:
+        for name, reason in self.round.rejections:
             present = name in self.boxes.number and name not in self.boxes.lost
             if LOST_STATE in reason and present:
                 self.lose(name, "its state is not the one its neighbours rely on")
@@ -187,7 +189,7 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         each counted once regardless of its receivers; the number of messages that
         receivers refused as malformed; and the number of lost nodes.
         """
-        lengths = [len(message_of(reply.message)) for reply in round.replies]
+        lengths = [len(message_of(reply)) for reply in round.replies]
         return {
             **super().metrics(round),
             "sent": sum(length > 0 for length in lengths),
@@ -274,16 +276,16 @@ def message_format(
     return frozenset(cast(list[int], lengths)), omega, typical_omega
 
 
-def message_of(reply: Message) -> bytes:
+def message_of(reply: Reply) -> bytes:
     """Return the message to the neighbours in a valid training reply."""
-    data = attached(reply, "message")
+    data = reply.attachment("message")
     assert isinstance(data, bytes)
     return data
 
 
-def sketch_of(reply: Message) -> NDArray[np.float32] | None:
+def sketch_of(reply: Reply) -> NDArray[np.float32] | None:
     """Return the sketch in an evaluation reply, or None if there is no valid one."""
-    data = attached(reply, "sketch")
+    data = reply.attachment("sketch")
     if not isinstance(data, bytes) or len(data) % 4 or not data:
         return None
     values = np.frombuffer(data, "<f4")

@@ -1,18 +1,19 @@
 """Base of strategies whose clients are the nodes of a fixed graph."""
 
 from logging import WARNING
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.settings import Choice, Free, Range, SettingsError, validate
+from flwr_frl.common.settings import SettingsError, setting, validate
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Graph, build_graph
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.gossip.mixing import metropolis_weights, uniform_weights
 
+FORMS = f"{', '.join([*GRAPHS, *RANDOM_GRAPHS])} or a file of edges"
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
 
 
@@ -49,14 +50,12 @@ class GraphStrategy(Strategy):
     def __init__(
         self,
         *,
-        graph: Annotated[
-            str, Free(f"{', '.join([*GRAPHS, *RANDOM_GRAPHS])} or a file of edges")
-        ] = "ring",
-        edge_probability: Annotated[float, Range("(0, 1]")] = 0.5,
-        graph_degree: Annotated[int, Range("[2, inf)")] = 4,
-        rewiring_probability: Annotated[float, Range("[0, 1]")] = 0.1,
-        mixing: Annotated[str, Choice(*MIXING)] = "metropolis",
-        max_missed_rounds: Annotated[int, Range("[1, inf)")] = 1000,
+        graph: Annotated[str, setting(form=FORMS)] = "ring",
+        edge_probability: Annotated[float, setting(gt=0, le=1)] = 0.5,
+        graph_degree: Annotated[int, setting(ge=2)] = 4,
+        rewiring_probability: Annotated[float, setting(ge=0, le=1)] = 0.1,
+        mixing: Annotated[Literal["metropolis", "uniform"], setting()] = "metropolis",
+        max_missed_rounds: Annotated[int, setting(ge=1)] = 1000,
         **base: Any,
     ) -> None:
         super().__init__(**base)
@@ -101,10 +100,10 @@ class GraphStrategy(Strategy):
         if not nodes:
             return []
         if not self.boxes.names:
-            names = [self.name_of(n) for n in nodes]
+            names = [self.clients.name_of(n) for n in nodes]
             self._set_graph(names, self.build_graph(len(nodes)))
         number = self.boxes.number
-        for name in {self.name_of(node) for node in nodes} - number.keys():
+        for name in {self.clients.name_of(node) for node in nodes} - number.keys():
             if name not in self._latecomers:
                 text = "client %s came late and has no place in the graph"
                 log(WARNING, text, self.clients.label(name))
@@ -112,7 +111,7 @@ class GraphStrategy(Strategy):
         ahead, self._ahead = self._ahead, []
         self._lose_ahead([name for name in ahead if name in number])
         present = number.keys() - self.boxes.lost
-        return [node for node in nodes if self.name_of(node) in present]
+        return [node for node in nodes if self.clients.name_of(node) in present]
 
     def _expected_clients(self) -> set[str]:
         """Exclude lost nodes."""

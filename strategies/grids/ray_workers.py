@@ -97,11 +97,11 @@ class RayWorkers:
         self.idle.clear()
         self._since = time.monotonic()
 
-    def end(self, workers: Iterable[Any]) -> None:
-        """Kill workers and their tasks; the next run starts others."""
+    def restart(self, workers: Iterable[Any]) -> None:
+        """End the work of workers, which Ray then starts again."""
         for worker in workers:
-            self._ray.kill(worker)
-            self._workers.remove(worker)
+            self._ray.kill(worker, no_restart=False)
+            self.await_restart(worker)
 
     def patience(self) -> float:
         """Return the remaining seconds for a worker to start.

@@ -1,26 +1,26 @@
 """A grid whose speed model determines the order of replies and the simulated time."""
 
-from collections.abc import Callable
+import heapq
+import time
+from collections.abc import Callable, Iterable
 from typing import cast
 
-import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.grids.arrivals import ArrivalGrid
+from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.strategies.grids.closing import Closing, GridDecorator
 from flwr_frl.strategies.grids.speeds import SpeedModel
 
 
-def _round_of(message: Message) -> int:
-    config = next(iter(message.content.config_records.values()))
-    return int(cast(int, config["server-round"]))
+class SimulatedArrivals(GridDecorator):
+    """Deliver the replies of training in the order of a speed model's times.
 
-
-class SimulatedArrivals(ArrivalGrid):
-    """Close rounds at the replies of the fastest clients by a speed model.
-
-    Slower clients are not asked at all. A clock adds up the times of the rounds. A
-    round takes as long as its slowest used client, plus the communication time.
+    A node that is sent a message at time t replies at t plus its computation and the
+    communication time. It trains when its reply is delivered, so nodes whose replies a
+    round does not wait for do not train at all, and the others train together. Nodes
+    whose replies are due at the same time are served in the order of their positions.
+    Other messages take no time.
 
     Parameters
     ----------
@@ -49,49 +49,69 @@ class SimulatedArrivals(ArrivalGrid):
         self.communication_time = communication_time
         self.position_of = position_of
         self.seconds = seconds
+        self._closing: Closing | None = None
 
-    def first_replies(
-        self, messages: list[Message], wanted: int | None, timeout: float | None
-    ) -> list[Message]:
-        """Send training messages to the fastest clients only, and advance the clock.
+    def wait_for(self, closing: Closing) -> None:
+        """Close the next `send_and_receive` by a policy; by default at all replies."""
+        self._closing = closing
 
-        An invalid reply is replaced by that of the next client. Other messages are sent
-        to all clients and take no time.
-        """
-        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
-            return list(self.grid.send_and_receive(messages, timeout=timeout))
-        times = self.speeds.times(_round_of(messages[0]))
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Advance the clock until the replies that close the round are delivered."""
+        messages = list(messages)
+        closing, self._closing = self._closing, None
+        if closing is None:
+            if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
+                return self.grid.send_and_receive(messages, timeout=timeout)
+            closing = Closing()
+        server_round = closing.round or _round_of(messages[0])
+        times = self.speeds.times(server_round) + self.communication_time
 
-        def time_of(message: Message) -> float:
-            return float(times[self.position_of(message.metadata.dst_node_id)])
-
-        def order(message: Message) -> tuple[bool, float, int]:
-            node = message.metadata.dst_node_id
-            required = node in self._required
-            return not required, time_of(message), self.position_of(node)
-
-        left, last = sorted(messages, key=order), 0.0
-        count_all = wanted is None
-        missing = len(left) if wanted is None else wanted
-        replies: list[Message] = []
-        while left and missing > 0:
-            weights = [self.total_weight([message], count_all) for message in left]
-            reached = np.flatnonzero(np.cumsum(weights) >= missing)
-            count = int(reached[0]) + 1 if len(reached) else len(left)
-            asked, left = left[:count], left[count:]
-            last = max(last, *map(time_of, asked))
-            # Restore the strategy's order.
-            chosen = {message.metadata.dst_node_id for message in asked}
-            batch = [m for m in messages if m.metadata.dst_node_id in chosen]
-            came = list(self.grid.send_and_receive(batch, timeout=timeout))
-            replies += came
-            fine = {
-                r.metadata.src_node_id
-                for r in came
-                if not r.has_error() and self._is_valid(r)
-            }
-            missing -= self.total_weight(
-                (m for m in batch if m.metadata.dst_node_id in fine), count_all
+        def begin(messages: list[Message]) -> None:
+            began = self.seconds
+            closing.begin(
+                messages, lambda node: began + float(times[self.position_of(node)])
             )
-        self.seconds += last + self.communication_time
+
+        def entry(node: int) -> tuple[bool, float, int, int]:
+            due = closing.at_work[node][1]
+            return node not in closing.required, due, self.position_of(node), node
+
+        begin(messages)
+        queue = sorted(map(entry, closing.at_work))
+
+        def refill() -> None:
+            begin(more := closing.refill())
+            for message in more:
+                heapq.heappush(queue, entry(message.metadata.dst_node_id))
+
+        replies: list[Message] = []
+        while closing.missing > 0 and queue:
+            batch: list[tuple[int, Message]] = []
+            weights: dict[int, int] = {}
+            expected = 0
+            while expected < closing.missing and queue:
+                _, at, position, node = heapq.heappop(queue)
+                self.seconds = max(self.seconds, at)
+                batch.append((position, closing.at_work[node][0]))
+                weights[node] = closing.end(node)
+                expected += weights[node]
+                if expected < closing.missing and not (queue and queue[0][1] == at):
+                    refill()
+            asked = [message for _, message in sorted(batch, key=lambda pair: pair[0])]
+            for message in asked:
+                # Its time to live begins when its node trains.
+                message.metadata.created_at = time.time()
+            for reply in self.grid.send_and_receive(asked, timeout=timeout):
+                if closing.take(reply, weights[reply.metadata.src_node_id]):
+                    replies.append(reply)
+            if closing.missing > 0:
+                # Clients with an invalid reply are replaced as well.
+                refill()
         return replies
+
+
+def _round_of(message: Message) -> int:
+    config = next(iter(message.content.config_records.values()))
+    return int(cast(int, config[SERVER_ROUND]))

@@ -28,15 +28,61 @@ from flwr_frl.common.settings import (
     TrainingDivergedError,
     need,
 )
-from flwr_frl.strategies.grids.contexts import Contexts
 from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
 from flwr_frl.strategies.grids.ray_workers import RayWorkers
 
 CLIENT_APP_ERROR = 2
 # Exceptions whose message is one line for the user.
 EXPECTED = (SettingsError, TrainingDivergedError)
+# Seconds to wait for replies if there is no timeout.
+FOREVER = 1e9
 # Chunks of a large batch for each Ray worker, enough to balance the load.
 CHUNKS_A_WORKER = 4
+
+
+class Contexts(MutableMapping[int, Context]):
+    """The contexts of virtual nodes, created on demand.
+
+    Parameters
+    ----------
+    num_clients : int
+        Number of nodes; node i + 1 has the partition id i.
+    run_config : UserConfig
+        The clients' run config.
+
+    Attributes
+    ----------
+    held : dict of int to Context or None
+        Each node's context; None until it has a state or has been requested.
+    """
+
+    def __init__(self, num_clients: int, run_config: UserConfig) -> None:
+        self._num_clients, self._run_config = num_clients, run_config
+        self.held: dict[int, Context | None]
+        self.held = dict.fromkeys(range(1, num_clients + 1))
+
+    def __getitem__(self, node: int) -> Context:
+        context = self.held[node] = self.look_up(node)
+        return context
+
+    def __setitem__(self, node: int, context: Context) -> None:
+        self.held[node] = context
+
+    def __delitem__(self, node: int) -> None:
+        del self.held[node]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def look_up(self, node: int) -> Context:
+        """Return a node's context; a new one is not stored."""
+        config = {"partition-id": node - 1, "num-partitions": self._num_clients}
+        return self.held[node] or Context(
+            1, node, {**config}, RecordDict(), self._run_config
+        )
 
 
 def answer(
@@ -98,7 +144,6 @@ class InlineGrid(Grid):
         self._app = client_app
         # Flower cannot build a Message outside of a run.
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
-        self.contexts: MutableMapping[int, Context]
         self.contexts = Contexts(num_clients, run_config or {})
         self._pending: dict[str, Message] = {}
         self._numbers = itertools.count(1)
@@ -142,10 +187,24 @@ class InlineGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer messages in this process."""
-        taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
-        return self._answers(taken) if self.on_demand else list(self._answers(taken))
+        return self._pull(message_ids, None)
 
-    def _answers(self, messages: list[Message]) -> Iterator[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Answer messages; in one process, the timeout is ignored."""
+        return self._pull(self.push_messages(messages), timeout)
+
+    def _pull(
+        self, message_ids: Iterable[str], timeout: float | None
+    ) -> Iterable[Message]:
+        taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
+        replies = self._answers(taken, timeout)
+        return replies if self.on_demand else list(replies)
+
+    def _answers(
+        self, messages: list[Message], timeout: float | None
+    ) -> Iterable[Message]:
         contexts = self._contexts_of(messages)
         tracebacks: dict[str, str] = {}
         replies = answer(self._app, messages, contexts, tracebacks)
@@ -158,29 +217,14 @@ class InlineGrid(Grid):
 
     def contexts_with_state(self) -> list[Context]:
         """Return the contexts whose state is not empty, in the order of the nodes."""
-        contexts = self.contexts
-        held = contexts.held() if isinstance(contexts, Contexts) else contexts.values()
-        return [context for context in held if context.state]
+        return [c for c in self.contexts.held.values() if c and c.state]
 
     def _contexts_of(self, messages: Iterable[Message]) -> list[Context]:
         """Return the contexts of the nodes that the messages are for."""
-        contexts = self.contexts
-        look_up = contexts.__getitem__
-        if isinstance(contexts, Contexts):
-            look_up = contexts.look_up
         nodes = [message.metadata.dst_node_id for message in messages]
         # Messages to one node share its context.
-        by_node = {node: look_up(node) for node in dict.fromkeys(nodes)}
+        by_node = {node: self.contexts.look_up(node) for node in dict.fromkeys(nodes)}
         return [by_node[node] for node in nodes]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Answer messages in this process; the timeout is ignored."""
-        return self.pull_messages(self.push_messages(messages))
-
-    def close(self) -> None:
-        """Do nothing: there is no unfinished work in one process."""
 
 
 class RayGrid(InlineGrid):
@@ -206,115 +250,71 @@ class RayGrid(InlineGrid):
         self._workers = RayWorkers(_Worker, device)
         self._shared_app = ray.put(client_app)
         self._together = int(getattr(client_app, "size", 1))
-        self._queue: deque[list[Message]] = deque()
-        # Worker and messages of each running chunk, by Ray's handle.
-        self._running: dict[Any, tuple[Any, list[Message]]] = {}
-        self._replies: dict[str, Message] = {}
-        # Messages that were queued again as their worker died.
-        self._retried: set[str] = set()
-        # Messages in progress whose replies are no longer awaited.
-        self._given_up: set[str] = set()
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages for the workers and return their ids."""
-        ids = list(super().push_messages(messages))
-        waiting = [self._pending.pop(i) for i in ids]
-        self._queue.extend(split(waiting, self._workers.count, self._together))
-        self._collect(0.0)
-        return ids
-
-    def _collect(self, timeout: float | None) -> None:
-        """Wait for the first finished chunk, and give idle workers new ones."""
+    def _answers(
+        self, messages: list[Message], timeout: float | None
+    ) -> Iterable[Message]:
+        """Return the replies that arrive in time, in the order of the messages."""
+        end = time.monotonic() + (FOREVER if timeout is None else timeout)
         workers = self._workers
-        if self._queue and not self._running and not workers.idle:
-            left = workers.patience()
-            timeout = left if timeout is None else min(timeout, left)
-        if handles := [*self._running, *workers.starting]:
-            done, _ = self._ray.wait(handles, timeout=timeout)
-            for handle in done:
-                if handle in workers.starting:
-                    workers.welcome(handle)
-                else:
-                    self._take(handle, *self._running.pop(handle))
-        while self._queue and workers.idle:
-            messages, worker = self._queue.popleft(), workers.idle.pop()
-            contexts = self._contexts_of(messages)
-            call = worker.answer
-            handle = call.remote(self._shared_app, messages, contexts)
-            self._running[handle] = worker, messages
-
-    def _take(self, handle: Any, worker: Any, messages: list[Message]) -> None:
+        queue = deque(split(messages, workers.count, self._together))
+        # Worker and messages of each running chunk, by Ray's handle.
+        running: dict[Any, tuple[Any, list[Message]]] = {}
+        # Ids of messages that were queued again as their worker died.
+        retried = set[str]()
+        replies: dict[str, Message] = {}
         try:
-            replies, contexts, tracebacks = self._ray.get(handle)
-            self._show(tracebacks)
-            self._workers.idle.append(worker)
-        except self._ray.exceptions.RayError as error:
-            if isinstance(cause := getattr(error, "cause", None), ResourceError):
-                raise cause from None
-            reason = f"Ray worker failed: {str(error).splitlines()[0]}"
-            log(WARNING, reason)
-            self._workers.await_restart(worker)
-            if self._again(messages):
-                return
-            failure = Error(CLIENT_APP_ERROR, reason)
-            replies, contexts = [Message(failure, reply_to=m) for m in messages], []
-        ids = {message.metadata.message_id for message in messages}
-        if ids & self._given_up:
-            # A client's old state must not replace a newer one.
-            self._given_up -= ids
-            return
+            while (queue or running) and (left := end - time.monotonic()) > 0:
+                while queue and workers.idle:
+                    chunk, worker = queue.popleft(), workers.idle.pop()
+                    contexts = self._contexts_of(chunk)
+                    handle = worker.answer.remote(self._shared_app, chunk, contexts)
+                    running[handle] = worker, chunk
+                if not running:
+                    left = min(left, workers.patience())
+                done, _ = self._ray.wait([*running, *workers.starting], timeout=left)
+                for handle in done:
+                    if handle in workers.starting:
+                        workers.welcome(handle)
+                        continue
+                    worker, chunk = running.pop(handle)
+                    try:
+                        new = self._result(handle)
+                        workers.idle.append(worker)
+                    except self._ray.exceptions.RayError as error:
+                        workers.await_restart(worker)
+                        new = self._failed(chunk, error)
+                        ids = {message.metadata.message_id for message in chunk}
+                        if not ids & retried:
+                            # One message may have killed the worker, which must not
+                            # affect the other clients. So each is repeated separately.
+                            retried |= ids
+                            queue.extendleft([message] for message in reversed(chunk))
+                            continue
+                    replies |= {r.metadata.reply_to_message_id: r for r in new}
+        finally:
+            # Work of an interrupted run or after a timeout: nobody awaits it.
+            workers.restart([worker for worker, _ in running.values()])
+        order = (message.metadata.message_id for message in messages)
+        return [replies[i] for i in order if i in replies]
+
+    def _result(self, handle: Any) -> list[Message]:
+        """Return a chunk's replies, and keep its nodes' new states."""
+        replies: list[Message]
+        replies, contexts, tracebacks = self._ray.get(handle)
+        self._show(tracebacks)
         for context in contexts:
             self.contexts[context.node_id] = context
-        for reply in replies:
-            self._replies[reply.metadata.reply_to_message_id] = reply
+        return replies
 
-    def _again(self, messages: list[Message]) -> bool:
-        """Queue the messages of a dead worker again, separately and only once.
-
-        One of them may have killed it, which must not affect the other clients.
-        """
-        ids = {message.metadata.message_id for message in messages}
-        if ids & (self._retried | self._given_up):
-            return False
-        self._retried |= ids
-        self._queue.extendleft([message] for message in reversed(messages))
-        return True
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived."""
-        self._collect(0.0)
-        return [self._replies.pop(i) for i in message_ids if i in self._replies]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Queue messages for the workers; return the replies that arrive in time."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        ids = list(self.push_messages(messages))
-        while any(i not in self._replies for i in ids):
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                self._give_up(ids)
-                break
-            self._collect(left)
-        return self.pull_messages(ids)
-
-    def close(self) -> None:
-        """Cancel the work of an interrupted run.
-
-        The next run would otherwise wait for it and receive its states.
-        """
-        self._queue.clear()
-        self._workers.end(worker for worker, _ in self._running.values())
-        self._running.clear()
-
-    def _give_up(self, ids: list[str]) -> None:
-        """Remove messages from the queue, and ignore those in progress."""
-        late = {i for i in ids if i not in self._replies}
-        queued = [m for m in self._queue if m[0].metadata.message_id not in late]
-        self._queue = deque(queued)
-        for _, messages in self._running.values():
-            self._given_up |= late & {m.metadata.message_id for m in messages}
+    def _failed(self, chunk: list[Message], error: Exception) -> list[Message]:
+        """Return error replies to the messages of a dead worker."""
+        if isinstance(cause := getattr(error, "cause", None), ResourceError):
+            raise cause from None
+        reason = f"Ray worker failed: {str(error).splitlines()[0]}"
+        log(WARNING, reason)
+        failure = Error(CLIENT_APP_ERROR, reason)
+        return [Message(failure, reply_to=message) for message in chunk]
 
 
 def split(

@@ -6,7 +6,6 @@ SRPFL, section 5 and appendix C.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +13,11 @@ from numpy.random import Generator
 
 from flwr_frl.common.settings import (
     Checked,
-    Free,
-    Range,
-    Seed,
     Settings,
     SettingsError,
     build,
     require,
+    setting,
     unknown,
 )
 
@@ -46,8 +43,7 @@ class SpeedModel:
     Raises
     ------
     SettingsError
-        If the model or file is unknown, the fraction is out of its range, or the file
-        has a negative time or too few times.
+        If the model or file is unknown, or the file has a negative time or too few.
     """
 
     def __init__(
@@ -58,8 +54,6 @@ class SpeedModel:
         straggler_fraction: float = 0.1,
         redraw: bool = False,
     ) -> None:
-        valid = 0 <= straggler_fraction <= 1
-        require(valid, "straggler-fraction", straggler_fraction, "in [0, 1]")
         self.num_clients = num_clients
         self.seed = seed
         self.redraw = redraw
@@ -145,6 +139,9 @@ def read_times(path: Path, num_clients: int) -> Times:
     return times[:num_clients]
 
 
+NO_SPEEDS = {"speed-model": ("none",)}
+
+
 @dataclass(frozen=True)
 class SpeedSettings(Checked):
     """Speeds of simulated clients (SRPFL, section 5 and appendix C).
@@ -168,13 +165,13 @@ class SpeedSettings(Checked):
         Fixes all times.
     """
 
-    speed_model: Annotated[
-        str, Free("none, fixed, dynamic, groups, correlated or a file")
-    ] = "none"
-    straggler_fraction: Annotated[float, Range("[0, 1]")] = 0.1
-    redraw_speeds: Annotated[bool, Free()] = False
-    communication_time: Annotated[float, Range("[0, inf)")] = 0.0
-    seed: Annotated[int, Seed] = 0
+    speed_model: str = setting(
+        "none", form="none, fixed, dynamic, groups, correlated or a file"
+    )
+    straggler_fraction: float = setting(0.1, ge=0, le=1, unused_if=NO_SPEEDS)
+    redraw_speeds: bool = setting(False, unused_if=NO_SPEEDS)
+    communication_time: float = setting(0.0, ge=0, unused_if=NO_SPEEDS)
+    seed: int = setting(0, ge=0)
 
 
 def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:

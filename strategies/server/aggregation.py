@@ -8,12 +8,18 @@ besides the replies themselves, that takes n times the largest array in float64.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.strategies.server.replies import Arrays, NDArray, mean, rounded_to
+from flwr_frl.strategies.server.replies import (
+    Arrays,
+    NDArray,
+    is_finite,
+    mean,
+    rounded_to,
+)
 
 Floats = npt.NDArray[np.float64]
 # One client's arrays, decoded when called.
@@ -23,15 +29,16 @@ Rule = Callable[[Sequence[float], Sequence[Decode], Sent], Arrays | None]
 
 # `clip` around the model that repeating the last round's change would give.
 CENTERED_CLIP = "centered-clip"
-RULES = (
+RuleName = Literal[
     "mean",
     "median",
     "trimmed-mean",
     "clip",
-    CENTERED_CLIP,
+    "centered-clip",
     "multi-krum",
     "geometric-median",
-)
+]
+RULES = get_args(RuleName)
 # Rules that use weights; in the others each client has one vote.
 WEIGHED = ("mean", "clip", CENTERED_CLIP, "geometric-median")
 # Rules that need the arrays that were sent.
@@ -139,6 +146,28 @@ def clip(
     for name in (n for n in step if not _is_float(sent[n])):
         step[name] = np.median([change[name] for change in client_changes()], axis=0)
     return {n: rounded_to(likes[n].dtype, np.add(centre[n], step[n])) for n in step}
+
+
+def about_last_change(
+    combine: Callable[[Sent], Arrays | None], sent: Sent, last: Sent
+) -> tuple[Arrays | None, Arrays]:
+    """Return x + v and v, the last round's change, updated by this round's replies.
+
+    Centered clipping with one iteration a round (Karimireddy, He and Jaggi, ICML 2021):
+    v ← v + mean_i (Δ_i − v) min(1, τ / ‖Δ_i − v‖), where Δ_i are the clients' changes
+    of x, which was sent. This equals `clip` about x + v, with v = 0 in the first round.
+    In the paper workers send momentum; here Δ_i is a client's total change in this
+    round, without momentum across rounds. ``combine`` is `clip` about its argument.
+    """
+    centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
+    moved = combine(centre)
+    if moved is None:
+        return None, {}
+    floats = (name for name, array in sent.items() if _is_float(array))
+    # The difference of two scalars is no array.
+    change = {n: np.asarray(np.subtract(moved[n], sent[n])) for n in floats}
+    # An infinite v would make the results of all later rounds unusable.
+    return moved, change if is_finite(change) else {}
 
 
 def multi_krum(

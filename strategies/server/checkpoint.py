@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 
 from flwr_frl.common.checkpoint import (
     FILE,
-    MAY_DIFFER,
     OTHER_SETTINGS,
     Content,
     pack,
@@ -20,7 +19,7 @@ from flwr_frl.common.checkpoint import (
 )
 from flwr_frl.common.files import PRIVATE, write_atomically
 from flwr_frl.common.memory_array import values_of
-from flwr_frl.common.settings import Settings, SettingsError
+from flwr_frl.common.settings import Settings, SettingsError, facts
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.replies import Arrays, to_record
 
@@ -204,7 +203,7 @@ class Checkpoint:
         """Read the checkpoint of a run that is to be resumed with these settings.
 
         Raises `SettingsError` if there is none in the run's output directory, it is
-        damaged, or a setting differs that is not in `MAY_DIFFER`.
+        damaged, or a setting differs that may not.
         """
         path = directory / FILE
         if not path.is_file():
@@ -224,7 +223,7 @@ class Checkpoint:
         differ = [
             f"{name} was {former[name]!r} and is {value!r}"
             for name, value in settings.items()
-            if name not in MAY_DIFFER and former.get(name, value) != value
+            if name not in facts("on-resume") and former.get(name, value) != value
         ]
         if differ:
             line = f"resume: {str(directory)!r} was made with other settings: "

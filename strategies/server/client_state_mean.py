@@ -64,7 +64,7 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         contribute a change of 0.
         """
         if self.privacy:
-            return self.pending.asked_names()
+            return round.clients
         return [reply.client for reply in round.replies]
 
     def content(
@@ -73,7 +73,7 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         """Add the entries that determine from where a client measures its change."""
         content = super().content(node, arrays, config)
         record = cast(ConfigRecord, content[self.configrecord_key])
-        record[IN_MEAN] = self.name_of(node) in self.in_mean
+        record[IN_MEAN] = self.clients.name_of(node) in self.in_mean
         record[FROM_SHARED] = self.is_approximate
         return content
 
@@ -90,7 +90,7 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         self._outdated = name
 
 
-class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=True):
+class AllClientsMean(ClientStateMean, uses_mean="only"):
     """x̄ ← x̄ + |S|/N mean Δx_i, where N clients have trained so far.
 
     A client that trains for the first time begins at x̄, so x̄ stays the plain mean of

@@ -18,9 +18,9 @@ from flwr_frl.common.messages import (
     OF_CLIENTS,
 )
 from flwr_frl.common.text import several
-from flwr_frl.strategies.server.client_manager import ClientManager
-from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
+from flwr_frl.strategies.server.clients import Clients
+from flwr_frl.strategies.server.replies import single_metrics
+from flwr_frl.strategies.server.round import Reply, Round
 
 # Distinguishes the draws of evaluated clients from others of the same seed.
 EVALUATED = 0xE7A1
@@ -49,10 +49,8 @@ class Evaluation:
         Each client's latest metrics, by the client's name.
     rounds : dict of str to int
         Round in which each client was last evaluated.
-    replies : list of Message
-        Valid replies of the last evaluation, from clients with test examples.
-    names : list of str
-        Clients that sent these replies.
+    round : Round
+        The last evaluation's messages and valid replies.
     """
 
     fraction: float = 1.0
@@ -61,12 +59,21 @@ class Evaluation:
     weighted_by: str = ""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
-    replies: list[Message] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+    round: Round = field(default_factory=partial(Round, trains=False))
     # The nodes that were drawn for this evaluation; None if all are evaluated.
     _sampled: frozenset[int] | None = field(default=None, init=False)
     # Clients without test examples, which have been logged.
     _untested: set[str] = field(default_factory=set, init=False)
+
+    @property
+    def replies(self) -> list[Reply]:
+        """Valid replies of the last evaluation, from clients with test examples."""
+        return [reply for reply in self.round.replies if reply.metrics]
+
+    def check(self, reply: Reply) -> None:
+        """Raise `InvalidReplyError` for a reply without the metric of the weights."""
+        if self.weighted_by and reply.metrics:
+            reply.weight(self.weighted_by)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the nodes to evaluate in a round, in the same order."""
@@ -80,13 +87,7 @@ class Evaluation:
         self._sampled = frozenset(sampled)
         return sampled
 
-    def aggregate(
-        self,
-        server_round: int,
-        pending: PendingRound,
-        replies: Iterable[Message],
-        clients: ClientManager,
-    ) -> MetricRecord:
+    def aggregate(self, messages: Iterable[Message], clients: Clients) -> MetricRecord:
         """Store the clients' metrics and return means over clients with test examples.
 
         A sampled client that is still busy with an earlier round counts with its latest
@@ -101,23 +102,16 @@ class Evaluation:
             ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; ``NAME-clients``
             for a mean over fewer clients; no means without valid replies.
         """
-        check = partial(check_evaluation, weight=self.weighted_by)
-        valid = pending.close(replies, check)
-        if pending.silent:
-            names = several([clients.label(name) for name in pending.silent])
+        self.round.close(messages)
+        if self.round.silent:
+            names = several([clients.label(name) for name in self.round.silent])
             log(WARNING, "not evaluated, no reply of clients %s", names)
-        tested = [
-            (name, reply, metrics)
-            for name, reply in zip(pending.names(valid), valid, strict=True)
-            if (metrics := check_evaluation(reply))
-        ]
-        self._log_untested(zip(pending.names(valid), valid, strict=True), clients)
-        self.names = [name for name, *_ in tested]
-        self.replies = [reply for _, reply, _ in tested]
-        self.metrics |= {name: metrics for name, _, metrics in tested}
-        self.rounds |= dict.fromkeys(self.names, server_round)
-        every = [metrics for *_, metrics in tested]
-        most = [clients.declared(reply, NUM_TEST_EXAMPLES) for reply in self.replies]
+        self._log_untested(clients)
+        tested = self.replies
+        self.metrics |= {reply.client: reply.metrics for reply in tested}
+        self.rounds |= {reply.client: self.round.number for reply in tested}
+        every = [reply.metrics for reply in tested]
+        most = [clients.declared(reply.node, NUM_TEST_EXAMPLES) for reply in tested]
         # Earlier metrics alone would not be an evaluation of this round.
         busy = [
             clients.known[node]
@@ -128,7 +122,7 @@ class Evaluation:
         every += [self.metrics[client.name] for client in before]
         most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
         means = mean_metrics(every, self.weighted_by) | weighted_means(every, most)
-        counts = {"evaluated": len(every), **pending.counts("evaluation-")}
+        counts = {"evaluated": len(every), **self.round.counts("evaluation-")}
         if before:
             counts["evaluated-before"] = len(before)
         for name in means:
@@ -137,11 +131,13 @@ class Evaluation:
                 counts[name + OF_CLIENTS] = reporting
         return single_metrics({**means, **counts})
 
-    def _log_untested(
-        self, replies: Iterable[tuple[str, Message]], clients: ClientManager
-    ) -> None:
+    def _log_untested(self, clients: Clients) -> None:
         """Log once which clients have no test examples."""
-        without = {n for n, r in replies if not clients.declared(r, NUM_TEST_EXAMPLES)}
+        without = {
+            reply.client
+            for reply in self.round.replies
+            if not clients.declared(reply.node, NUM_TEST_EXAMPLES)
+        }
         if new := sorted(without - self._untested):
             text = "without test examples: %s; the means are over the other clients"
             log(WARNING, text, several([clients.label(name) for name in new]))

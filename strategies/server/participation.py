@@ -25,15 +25,14 @@ class Participation:
         Minimum number of nodes.
     seed : int
         Seed of the sampling.
-    waits_for_all : bool, default True
-        True if a round waits for the replies of all sampled clients.
     """
 
     fraction: float
     least: int
     seed: int
-    waits_for_all: bool = True
 
+    # True if a round waits for the replies of all sampled clients.
+    waits_for_all = True
     # Settings that have an effect here although the strategy does not use them.
     uses = frozenset[str]()
 

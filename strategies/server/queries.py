@@ -20,7 +20,7 @@ from flwr_frl.common.npy import header, raw
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.server.checks import InvalidReplyError, error_reason
-from flwr_frl.strategies.server.client_manager import QUERY_TIMEOUT, ClientManager
+from flwr_frl.strategies.server.clients import QUERY_TIMEOUT, Clients
 from flwr_frl.strategies.server.replies import reply_arrays
 
 # Number of clients that are asked for the initial model at first.
@@ -28,7 +28,7 @@ ASKED = 5
 
 
 def query_arrays(
-    clients: ClientManager, grid: Grid, nodes: list[int], action: str
+    clients: Clients, grid: Grid, nodes: list[int], action: str
 ) -> list[tuple[str, ArrayRecord]]:
     """Ask clients for arrays; return names and arrays, in the order of the names.
 
@@ -61,7 +61,7 @@ def query_arrays(
 
 
 def common_initial_arrays(
-    clients: ClientManager, grid: Grid, nodes: list[int]
+    clients: Clients, grid: Grid, nodes: list[int]
 ) -> ArrayRecord:
     """Return the initial arrays on which most clients agree, bit for bit.
 
@@ -93,7 +93,7 @@ def common_initial_arrays(
     return next(record for _, record in answers if _digest(record) == agreed)
 
 
-def nothing_sent(clients: ClientManager, what: str) -> SettingsError:
+def nothing_sent(clients: Clients, what: str) -> SettingsError:
     """Return the error for the case that no client has sent its arrays."""
     reason = clients.failure or "none, as there are no clients"
     return SettingsError(

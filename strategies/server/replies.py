@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from flwr_frl.common.memory_array import (
     num_bytes,
     values_of,
 )
-from flwr_frl.common.messages import BYTES, EXAMPLES, PROPERTIES, UNUSED_STATE
+from flwr_frl.common.messages import EXAMPLES, NUM_EXAMPLES, PROPERTIES, UNUSED_STATE
 from flwr_frl.common.npy import header
 from flwr_frl.common.npy import is_finite as all_finite
 from flwr_frl.common.text import one_line
@@ -143,58 +142,32 @@ def reply_arrays(reply: Message, key: str) -> ArrayRecord:
     return record
 
 
-# Metrics are read several times a round.
-_CHECKED: WeakKeyDictionary[Message, dict[str, float]] = WeakKeyDictionary()
-
-
-def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]:
+def reply_metrics(reply: Message) -> dict[str, float]:
     """Return all single-valued metrics of a reply.
 
-    Raises `InvalidReplyError` if there is more than one MetricRecord, one of ``names``
-    is missing, or `check_values` rejects one.
+    Raises `InvalidReplyError` if there is more than one MetricRecord, or `check_values`
+    rejects one.
     """
-    metrics = _CHECKED.get(reply)
-    if metrics is None:
-        records = _metric_records(reply)
-        if len(records) > 1:
-            raise InvalidReplyError(f"has {len(records)} metric records, not 1")
-        metrics = _CHECKED[reply] = check_values(records[0] if records else {})
-    for name in names:
-        if name not in metrics:
-            raise InvalidReplyError(f"lacks the metric {name!r}")
-    return metrics
+    records = _metric_records(reply)
+    if len(records) > 1:
+        raise InvalidReplyError(f"has {len(records)} metric records, not 1")
+    return check_values(records[0] if records else {})
 
 
-def check_weight(reply: Message, name: str) -> None:
-    """Raise `InvalidReplyError` unless a reply has a metric that can be a weight."""
-    weight = check_metrics(reply, [name])[name]
-    if weight < 0:
-        raise InvalidReplyError(f"metric {name!r} is {weight}, a weight below 0")
+def evaluation_metrics(reply: Message) -> dict[str, float]:
+    """Return an evaluation's metrics, as `reply_metrics`; {} without test examples.
 
-
-def check_evaluation(reply: Message, weight: str = "") -> dict[str, float]:
-    """Return an evaluation's metrics, as `check_metrics`; {} without test examples.
-
-    Without examples the loss may be NaN, which is not an error. If ``weight`` is not
-    empty, the reply must have this metric, and it must be a valid weight.
+    Without examples the loss may be NaN, which is not an error.
     """
-    if any(record.get("num-examples") == 0 for record in _metric_records(reply)):
+    if any(record.get(NUM_EXAMPLES) == 0 for record in _metric_records(reply)):
         return {}
-    if weight:
-        check_weight(reply, weight)
-    return check_metrics(reply)
+    return reply_metrics(reply)
 
 
 def _metric_records(reply: Message) -> list[MetricRecord]:
     # Flower's `metric_records` copies the dictionary.
     records = entries_of(reply.content).values()
     return [record for record in records if isinstance(record, MetricRecord)]
-
-
-def attached(reply: Message, name: str) -> object:
-    """Return a client's attachment by name; None if there is none."""
-    record = entries_of(reply.content).get(BYTES)
-    return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
 def reply_properties(reply: Message) -> Mapping[str, Any]:

@@ -1,7 +1,6 @@
 """The rounds of each client whose replies have counted."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
@@ -17,46 +16,47 @@ from flwr_frl.common.messages import (
 )
 
 
-@dataclass
 class RoundLedger:
     """Records whose replies have counted, so that clients keep the state to resume.
 
     Parameters
     ----------
-    run_token : str, default ""
+    label : callable, default str
+        Returns a client's name in logs.
+
+    Attributes
+    ----------
+    run_token : str
         Identifies the run to the clients; saved in checkpoints.
-    checkpointed : int, default 0
+    checkpointed : int
         Round of the last checkpoint that was written.
     acknowledged : dict of str to int
         Last round in which each client's reply counted, by name.
-    counted : int, default 0
+    counted : int
         Number of replies that have counted so far.
-    resumed : int, optional
+    resumed : int or None
         Round of the checkpoint from which the run was resumed.
     seen : dict of str to int
         Round of the later checkpoint that a rolled-back client has seen, by name.
-    examples : dict of str to str
-        Fingerprint of each simulated client's examples at its first message, by name.
-    label : callable, default str
-        Returns a client's name in logs.
     """
 
-    run_token: str = ""
-    checkpointed: int = 0
-    acknowledged: dict[str, int] = field(default_factory=dict)
-    counted: int = 0
-    resumed: int | None = None
-    seen: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
-    label: Callable[[str], str] = str
-    # Rounds whose state each client has saved, by name.
-    _kept: dict[str, list[int]] = field(default_factory=dict)
-    # `acknowledged` in the last checkpoint.
-    _saved: dict[str, int] = field(default_factory=dict)
-    # Clients whose delayed reply of a round up to this checkpoint counted after it.
-    _delayed: set[str] = field(default_factory=set)
-    # Why clients could not use their saved state, as last logged.
-    _unused: dict[str, str] = field(default_factory=dict)
+    def __init__(self, label: Callable[[str], str] = str) -> None:
+        self._label = label
+        self.run_token = ""
+        self.checkpointed = self.counted = 0
+        self.resumed: int | None = None
+        self.acknowledged: dict[str, int] = {}
+        self.seen: dict[str, int] = {}
+        # Fingerprint of each simulated client's examples at its first message, by name.
+        self._examples: dict[str, str] = {}
+        # Rounds whose state each client has saved, by name.
+        self._kept: dict[str, list[int]] = {}
+        # `acknowledged` in the last checkpoint.
+        self._saved: dict[str, int] = {}
+        # Clients whose delayed reply of a round up to this checkpoint counted after it.
+        self._delayed = set[str]()
+        # Why clients could not use their saved state, as last logged.
+        self._unused: dict[str, str] = {}
 
     def is_rolled_back(self, name: str, properties: Mapping[str, Any]) -> bool:
         """Return whether a client is ahead of the server; False after the first call.
@@ -69,7 +69,7 @@ class RoundLedger:
         self._kept[name] = rounds if isinstance(rounds, list) else []
         if rounds == [] and self.acknowledged.get(name, 0):
             text = "client %s has lost what it kept; that of round %d was its last"
-            log(WARNING, text, self.label(name), self.acknowledged[name])
+            log(WARNING, text, self._label(name), self.acknowledged[name])
         rounds = self._kept[name]
         if not isinstance(seen, int) or seen <= self.resumed:
             return False
@@ -91,7 +91,7 @@ class RoundLedger:
             WARNING,
             "client %s has seen the checkpoint of round %d, later than this one of "
             "round %s; it goes on with what it had after round %d",
-            self.label(name),
+            self._label(name),
             self.seen[name],
             self.resumed,
             self.acknowledged[name],
@@ -104,7 +104,7 @@ class RoundLedger:
                 self._unused[name] = reason
                 # The client starts from an older state, or without one.
                 text = "client %s goes on without what it had kept last: %s"
-                log(WARNING, text, self.label(name), reason)
+                log(WARNING, text, self._label(name), reason)
 
     def note_checkpoint(self, server_round: int) -> None:
         """Record that the checkpoint of a round has been written or restored."""
@@ -153,7 +153,7 @@ class RoundLedger:
             checkpointed = self._saved.get(name, 0)
         first = {}
         if isinstance(examples, str):
-            first[EXAMPLES] = self.examples.setdefault(name, examples)
+            first[EXAMPLES] = self._examples.setdefault(name, examples)
         return {
             ACKNOWLEDGED_ROUND: acknowledged,
             CHECKPOINT_ROUND: checkpointed if resumable else server_round - 1,
@@ -164,10 +164,10 @@ class RoundLedger:
     def state_dict(self) -> dict[str, Any]:
         """Return the values that a checkpoint saves."""
         run = {"acknowledged": self.acknowledged, "run": self.run_token}
-        return {**run, EXAMPLES: self.examples}
+        return {**run, EXAMPLES: self._examples}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Return to a saved state."""
         self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
         self.run_token = str(values["run"])
-        self.examples = dict(values.get(EXAMPLES, {}))
+        self._examples = dict(values.get(EXAMPLES, {}))

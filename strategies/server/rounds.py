@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
@@ -16,12 +16,11 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import best_round, stopped_early
-from flwr_frl.results.watch import Watch
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Strategy, averages_on_arrival
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.strategies.server.watch import Watch
 
 # Called with the run's token and each client's last round that has counted; returns
 # whether all states are written.
@@ -116,6 +115,30 @@ def evaluate(
     return dict(strategy.aggregate_evaluate(server_round, replies) or {})
 
 
+class Start(NamedTuple):
+    """Where a run begins: with the first round, or after a checkpoint.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        The shared arrays.
+    after : int, default 0
+        The last completed round.
+    seconds : float, default 0
+        Time that the run has taken so far.
+    is_over : bool, default False
+        True if all rounds have been completed, so at most the report is missing.
+    has_rows : bool, default False
+        True if the journal has rows of the completed rounds.
+    """
+
+    arrays: ArrayRecord
+    after: int = 0
+    seconds: float = 0.0
+    is_over: bool = False
+    has_rows: bool = False
+
+
 class Rounds:
     """Runs the rounds, and writes a row and checkpoints after each.
 
@@ -129,8 +152,8 @@ class Rounds:
         Receives the rows; its folder gets the checkpoints.
     clock : SimulatedArrivals or None
         The simulated time.
-    seconds_before : float
-        Time that a resumed run has taken so far.
+    start : Start
+        Where the run begins.
     keep_clients : callable or None
         Saves simulated clients' states before the last checkpoint (`KeepClients`).
     """
@@ -141,32 +164,24 @@ class Rounds:
         settings: RunSettings,
         report: Report,
         clock: SimulatedArrivals | None,
-        seconds_before: float,
+        start: Start,
         keep_clients: KeepClients | None,
     ) -> None:
         self.strategy, self.settings, self.report = strategy, settings, report
-        self.clock, self._keep_clients = clock, keep_clients
+        self.clock, self.start, self._keep_clients = clock, start, keep_clients
         self.watch = Watch(strategy, report)
-        self._began = time.monotonic() - seconds_before
+        self._began = time.monotonic() - start.seconds
         self._grid: Grid | None = None
         # The checkpoint of the last round until it is written, in case the run ends.
         self._unwritten: Callable[[], Checkpoint] | None = None
         # Number of consecutive rounds without a valid reply.
         self._empty = 0
 
-    def run(self, grid: Grid, arrays: ArrayRecord, after: int) -> ArrayRecord:
-        """Run all rounds after a given one, and return the arrays after the last.
+    def run(self, grid: Grid) -> ArrayRecord:
+        """Run all rounds that are left, and return the arrays after the last one.
 
-        There are none if the resumed run has ended.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-        arrays : ArrayRecord
-            Arrays that the first of them sends.
-        after : int
-            The last completed round.
+        If the resumed run is over, only an evaluation is run, as the report needs each
+        client's metrics.
 
         Raises
         ------
@@ -175,17 +190,17 @@ class Rounds:
             had one.
         """
         self._grid = grid
-        last, rows = self.settings.num_server_rounds, self.report.rows
-        has_ended = after >= last or stopped_early(rows, self.settings.patience)
+        (arrays, after, *_), timeout = self.start, self.settings.round_timeout
+        last = after if self.start.is_over else self.settings.num_server_rounds
         try:
             with self.report.progress:
                 arrays = run_rounds(
                     self.strategy,
                     grid,
                     arrays,
-                    range(after + 1, after + 1 if has_ended else last + 1),
+                    range(after + 1, last + 1),
                     evaluated=self.is_evaluated,
-                    timeout=self.settings.round_timeout,
+                    timeout=timeout,
                     after_round=self._after_round,
                 )
         except (Exception, KeyboardInterrupt, SystemExit):
@@ -193,12 +208,11 @@ class Rounds:
             if self._unwritten is not None:
                 self._write(self._unwritten(), last=True)
             raise
-        if has_ended:
-            # Only the report is missing, which needs each client's metrics.
-            evaluate(self.strategy, grid, arrays, after, self.settings.round_timeout)
+        if self.start.is_over:
+            evaluate(self.strategy, grid, arrays, after, timeout)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
-            why = self.strategy.training.failure or "nobody was asked"
+            why = self.strategy.round.failure or "nobody was asked"
             raise SettingsError(f"no round had a valid reply; {why}")
         return arrays
 
@@ -240,11 +254,11 @@ class Rounds:
         row = {**about, **metrics, **about}
         if self.clock is not None:
             row["seconds-simulated"] = self.clock.seconds
-        exchange, label = self.strategy.training, self.strategy.clients.label
-        if exchange.rejections:
-            row["rejected-clients"] = [label(name) for name, _ in exchange.rejections]
-        if exchange.silent and self.strategy.participation.waits_for_all:
-            row["unanswered-clients"] = [label(name) for name in exchange.silent]
+        training, label = self.strategy.round, self.strategy.clients.label
+        if training.rejections:
+            row["rejected-clients"] = [label(name) for name, _ in training.rejections]
+        if training.silent and self.strategy.participation.waits_for_all:
+            row["unanswered-clients"] = [label(name) for name in training.silent]
             log(WARNING, "no reply of clients %s", several(row["unanswered-clients"]))
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = list(silent)
@@ -252,14 +266,14 @@ class Rounds:
 
     def _client_metrics(self) -> dict[str, dict[str, Any]]:
         """Return the metrics of each client that was tested, by its label."""
-        tested, label = self.strategy.evaluation, self.strategy.clients.label
+        label = self.strategy.clients.label
         return {
-            label(name): {
+            label(reply.client): {
                 metric: value
-                for metric, value in tested.metrics[name].items()
+                for metric, value in reply.metrics.items()
                 if metric != NUM_EXAMPLES
             }
-            for name in tested.names
+            for reply in self.strategy.evaluation.replies
         }
 
     def _check_not_empty(self, metrics: dict[str, Any]) -> None:
@@ -269,7 +283,7 @@ class Rounds:
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         limit = self.settings.max_empty_rounds
         if limit and self._empty >= limit:
-            why = self.strategy.training.failure or "nobody was asked"
+            why = self.strategy.round.failure or "nobody was asked"
             raise SettingsError(
                 f"no valid reply in {self._empty} rounds in a row; {why}"
             )

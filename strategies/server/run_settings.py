@@ -1,16 +1,14 @@
 """Settings of a run."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from flwr_frl.common.settings import (
     Checked,
-    Free,
-    Place,
-    Range,
+    PathText,
     Settings,
     SettingsError,
     require,
+    setting,
 )
 
 
@@ -75,24 +73,26 @@ class RunSettings(Checked):
         Port of a local page that shows the results during the run; 0 disables it.
     """
 
-    algorithm: Annotated[str, Free("a name or import path")] = "fedrep"
-    task: Annotated[str, Free("a name or import path")] = "digits"
-    num_clients: Annotated[int, Range("[1, 1000000]")] = 20
-    num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
-    round_timeout: Annotated[float, Range("(0, inf)")] = 3600.0
-    max_empty_rounds: Annotated[int, Range("[0, inf)")] = 0
-    evaluate_every: Annotated[int, Range("[0, inf)")] = 5
-    evaluate_last: Annotated[int, Range("[0, inf)")] = 10
-    new_clients: Annotated[int, Range("[0, inf)")] = 0
-    names_by_key: Annotated[bool, Free()] = False
-    output: Annotated[str, Place("a directory")] = "results"
-    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
-    patience: Annotated[int, Range("[0, inf)")] = 0
-    keep_best: Annotated[bool, Free()] = False
-    resume: Annotated[str, Place("a directory")] = ""
-    tracker: Annotated[str, Free("names or import paths")] = ""
-    tracker_uri: Annotated[str, Free("an address for each tracker")] = ""
-    page: Annotated[int, Range("[0, 65535]")] = 0
+    algorithm: str = setting("fedrep", form="a name or import path", code=True)
+    task: str = setting("digits", form="a name or import path", code=True)
+    num_clients: int = setting(20, ge=1, le=1_000_000)
+    num_server_rounds: int = setting(30, ge=1, may_differ="on resume")
+    round_timeout: float = setting(3600.0, gt=0, may_differ="always")
+    max_empty_rounds: int = setting(0, ge=0, may_differ="always")
+    evaluate_every: int = setting(5, ge=0, may_differ="on resume")
+    evaluate_last: int = setting(10, ge=0, may_differ="on resume")
+    new_clients: int = setting(0, ge=0)
+    names_by_key: bool = setting(False, may_differ="always")
+    output: PathText = setting("results", form="a directory", may_differ="always")
+    checkpoint_every: int = setting(0, ge=0, may_differ="always")
+    patience: int = setting(0, ge=0, may_differ="on resume")
+    keep_best: bool = setting(False, may_differ="always")
+    resume: PathText = setting("", form="a directory", may_differ="always")
+    tracker: str = setting("", form="names or import paths", may_differ="always")
+    tracker_uri: str = setting(
+        "", form="an address for each tracker", may_differ="always"
+    )
+    page: int = setting(0, ge=0, le=65_535, may_differ="always")
 
     def __post_init__(self) -> None:
         """Check the values."""

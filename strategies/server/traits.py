@@ -1,49 +1,36 @@
-"""Declarations of a strategy: its settings, requirements and capabilities.
+"""Declarations of a strategy: its traits and its settings.
 
 A subclass declares its traits in its class statement::
 
-    class Mine(Strategy, client="package.module:MineClient", averages=False):
+    class Mine(Strategy, client="package.module:MineClient", uses_mean="only"):
 """
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.settings import (
     Checked,
-    Choice,
-    Range,
-    Seed,
-    Setting,
+    Declared,
     Settings,
     SettingsError,
     build,
+    declared,
     defaults,
     require,
+    setting,
     similar,
     take_fields,
     validate,
     warn_about_similar,
 )
-from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED
+from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, WEIGHED, RuleName
 
 F = TypeVar("F", bound=Callable[..., None])
-
-
-# Methods that receive the replies to training. An override may need more of their
-# arrays than the mean.
-USES_REPLIES = {
-    "aggregate",
-    "aggregate_train",
-    "_mean",
-    "metrics",
-    "weights",
-}
-
 
 # Methods that algorithms override
 HOOKS = (
@@ -54,185 +41,42 @@ HOOKS = (
 
 @dataclass(frozen=True)
 class Traits:
-    """Requirements and capabilities of an algorithm.
-
-    A subclass inherits all of them but four, which describe one implementation:
-    ``task_overrides``; ``supports_client_dp`` and ``asynchronous`` where the subclass
-    overrides ``aggregate`` or ``mean``; and ``needs_only_mean`` where it overrides one
-    of `USES_REPLIES`.
+    """Requirements and capabilities of an algorithm, which subclasses inherit.
 
     Parameters
     ----------
     client : str
         Import path of the algorithm's client, ``package.module:Class``.
-    task_overrides : mapping of str to str
-        Import paths of the strategies that replace this one, by the task's name.
+    uses_mean : {"only", "also", "never"}, default "only"
+        How ``aggregate`` uses the shared arrays of replies. An override of it changes
+        ``only`` to ``also``, unless its class declares otherwise.
+
+        - ``only``: through `Round.mean`. Arrays that a client alone receives may return
+          to this client. Client-level differential privacy and FedBuff need this. A
+          simulation in one process without a speed model averages such replies as they
+          arrive, so its memory does not grow with the number of clients.
+        - ``also``: in other ways as well.
+        - ``never``: not through `Round.mean`, so no rule of ``aggregation`` applies.
+          The result may have other names and shapes than the arrays that were sent.
+    replies_are_changes : bool, default False
+        True if replies are differences from the arrays that were sent. The client then
+        reports ``is-change``, and FedBuff cannot wrap the strategy.
     evaluate_last_round_only : bool, default False
         Evaluate the last round only, regardless of the settings.
     takes_newcomers : bool, default True
         True if training leaves a model for clients that join afterwards.
-    waits_for_all : bool, default True
-        True if a round waits for the replies of all sampled clients.
-    simulation_defaults : mapping
-        Defaults of settings in simulation.
-    srpfl_settings : mapping or None
-        Settings that SRPFL changes when it wraps the strategy; None if the strategy
-        does not sample clients, so that SRPFL cannot wrap it.
-    averages : bool, default True
-        True if the strategy averages replies, so that ``aggregation`` applies.
-    supports_client_dp : bool, default True
-        True if clients are exposed only through averages (required for client-level
-        differential privacy).
-    replies_are_changes : bool, default False
-        True if replies are differences from the arrays that were sent. The client then
-        needs ``sends_changes``.
-    asynchronous : bool, default True
-        True if replies that were made from earlier versions can be averaged with others
-        (`flwr_frl.strategies.fedbuff`).
-    needs_only_mean : bool, default True
-        True if `mean` is all that the strategy needs of the arrays in replies to
-        training. A simulation in one process without a speed model then averages each
-        reply as it arrives, and its memory does not grow with the number of clients.
-    fixed_shapes : bool, default True
-        True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
-        arrays that were sent.
-    needs_arrays : tuple of str, default ()
-        Names of arrays beside the model that the initial arrays must contain.
     """
 
     client: str = ""
-    task_overrides: Mapping[str, str] = field(default_factory=dict)
+    uses_mean: Literal["only", "also", "never"] = "only"
+    replies_are_changes: bool = False
     evaluate_last_round_only: bool = False
     takes_newcomers: bool = True
-    waits_for_all: bool = True
-    simulation_defaults: Mapping[str, Setting] = field(default_factory=dict)
-    srpfl_settings: Mapping[str, Setting] | None = field(default_factory=dict)
-    averages: bool = True
-    supports_client_dp: bool = True
-    replies_are_changes: bool = False
-    asynchronous: bool = True
-    needs_only_mean: bool = True
-    fixed_shapes: bool = True
-    needs_arrays: tuple[str, ...] = ()
 
-
-class Algorithm(FlowerStrategy):
-    """A strategy that declares traits in its class statement."""
-
-    traits: ClassVar[Traits] = Traits()
-
-    def __init_subclass__(cls, **traits: Any) -> None:
-        """Derive the subclass's traits from the inherited ones.
-
-        Raises
-        ------
-        SettingsError
-            If a trait is unknown, or is defined as an attribute, without effect.
-        """
-        super().__init_subclass__()
-        warn_about_similar(cls, HOOKS)
-        # A class, which a strategy beside it names, or its import path.
-        if isinstance(client := traits.get("client"), type):
-            traits["client"] = f"{client.__module__}:{client.__qualname__}"
-        if settings := take_fields(cls):
-            declare(cls, settings)
-        fields = Traits.__dataclass_fields__
-        for name in traits.keys() - fields.keys():
-            raise SettingsError(
-                f"{cls.__qualname__} declares {name!r}; expected {', '.join(fields)}"
-            )
-        for name in fields.keys() & cls.__dict__.keys():
-            raise SettingsError(
-                f"{cls.__qualname__}.{name} has no effect; use the class keyword "
-                f"{name}, as in `class Mine(Strategy, {name}=...)`"
-            )
-        per_class: dict[str, Any] = {"task_overrides": {}}
-        # An overriding method may expose more than an average does.
-        parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
-        # Also by a base that is no strategy.
-        overridden = {
-            name
-            for name in USES_REPLIES
-            if inspect.getattr_static(cls, name, None)
-            is not inspect.getattr_static(parent, name, None)
-        }
-        if overridden & {"aggregate", "_mean"}:
-            per_class |= {"supports_client_dp": False, "asynchronous": False}
-        if overridden:
-            per_class["needs_only_mean"] = False
-        cls.traits = replace(cls.traits, **{**per_class, **traits})
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Any:
-        """Return the strategy with its declared arguments taken from settings.
-
-        Raises
-        ------
-        SettingsError
-            If a setting is out of its range, or an ``__init__`` does not pass on the
-            arguments of its bases: their settings would silently keep their defaults.
-        """
-        for kind in cls.__mro__:
-            init = kind.__dict__.get("__init__")
-            if init and all(
-                parameter.kind is not parameter.VAR_KEYWORD
-                for parameter in inspect.signature(init).parameters.values()
-            ):
-                # `Averaging.__init__`, whose bases declare no settings.
-                if "fraction_train" in inspect.signature(init).parameters:
-                    break
-                raise SettingsError(
-                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
-                    "its bases, such as fraction-train and seed, have no effect; add "
-                    "**base to its arguments and call super().__init__(**base)"
-                )
-        return build(cls, settings)
-
-
-def declare(cls: type[Any], settings: Mapping[str, tuple[Any, Setting]]) -> None:
-    """Give a strategy an ``__init__`` that takes its settings as keyword arguments.
-
-    They are set as attributes, and then the rest is passed to the ``__init__`` that the
-    class defines or inherits.
-
-    Parameters
-    ----------
-    cls : type
-        The class.
-    settings : mapping of str to (annotation, default)
-        The settings that it declares as fields, by name.
-    """
-    defined = vars(cls).get("__init__")
-
-    def init(self: Any, *positional: Any, **arguments: Any) -> None:
-        # A subclass that declares a setting again has set it already.
-        own = {
-            name: arguments.pop(name, vars(self).get(name, default))
-            for name, (_, default) in settings.items()
-        }
-        vars(self).update(own)
-        validate(self)
-        for name in own.keys() & StrategySettings.__dataclass_fields__.keys():
-            arguments[name] = own[name]
-        inner = partial(defined, self) if defined else super(cls, self).__init__
-        inner(*positional, **arguments)
-
-    parameters = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-        )
-        for name, (annotation, default) in settings.items()
-    ]
-    further = inspect.signature(defined or _accepts_all).parameters.values()
-    me, *others = further
-    others = [me, *(other for other in others if other.name not in settings)]
-    every = sorted([*others, *parameters], key=lambda parameter: parameter.kind)
-    vars(init)["__signature__"] = inspect.Signature(every)
-    init.__module__, init.__doc__ = cls.__module__, getattr(defined, "__doc__", None)
-    cls.__init__ = init
-
-
-def _accepts_all(self: Any, **base: Any) -> None: ...
+    def __post_init__(self) -> None:
+        """Check `uses_mean`."""
+        known = self.uses_mean in ("only", "also", "never")
+        require(known, "uses_mean", self.uses_mean, "only, also or never")
 
 
 @dataclass(frozen=True)
@@ -301,22 +145,22 @@ class StrategySettings(Checked):
         If a value is out of its range.
     """
 
-    fraction_train: Annotated[float, Range("(0, 1]")] = 0.5
-    fraction_evaluate: Annotated[float, Range("[0, 1]")] = 1.0
-    min_train_nodes: Annotated[int, Range("[1, inf)")] = 1
-    min_available_nodes: Annotated[int, Range("[1, inf)")] = 1
-    weighting: Annotated[str, Choice("uniform", "examples")] = "uniform"
-    largest_share: Annotated[float, Range("(0, 1]")] = 1.0
-    aggregation: Annotated[str, Choice(*RULES)] = "mean"
-    byzantine_fraction: Annotated[float, Range("[0, 0.5)")] = 0.2
-    clip_norm: Annotated[float, Range("[0, inf)")] = 0.0
-    bucket_size: Annotated[int, Range("[0, inf)")] = 0
-    server_dp_noise: Annotated[float, Range("[0, 1e6]")] = 0.0
-    server_dp_clip: Annotated[float, Range("[0, inf)")] = 0.0
-    server_dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
-    seed: Annotated[int, Seed] = 0
-    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
-    transport: Annotated[str, Choice("float32", "float16")] = "float32"
+    fraction_train: float = setting(0.5, gt=0, le=1)
+    fraction_evaluate: float = setting(1.0, ge=0, le=1)
+    min_train_nodes: int = setting(1, ge=1)
+    min_available_nodes: int = setting(1, ge=1, may_differ="always")
+    weighting: Literal["uniform", "examples"] = setting("uniform")
+    largest_share: float = setting(1.0, gt=0, le=1)
+    aggregation: RuleName = setting("mean")
+    byzantine_fraction: float = setting(0.2, ge=0, lt=0.5)
+    clip_norm: float = setting(0.0, ge=0)
+    bucket_size: int = setting(0, ge=0)
+    server_dp_noise: float = setting(0.0, ge=0, le=1_000_000)
+    server_dp_clip: float = setting(0.0, ge=0)
+    server_dp_delta: float = setting(0.0, ge=0, lt=1)
+    seed: int = setting(0, ge=0)
+    checkpoint_every: int = setting(0, ge=0, may_differ="always")
+    transport: Literal["float32", "float16"] = setting("float32")
 
     @classmethod
     def of(cls, strategy: type, arguments: dict[str, Any]) -> "StrategySettings":
@@ -359,14 +203,15 @@ class StrategySettings(Checked):
         """Raise `SettingsError` if an algorithm with these traits cannot use them."""
         rule = self.aggregation
         allowed = "mean: this algorithm averages no models"
-        require(traits.averages or rule == "mean", "aggregation", rule, allowed)
+        valid = traits.uses_mean != "never" or rule == "mean"
+        require(valid, "aggregation", rule, allowed)
         allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
         valid = self.weighting == "uniform" or rule in WEIGHED
         require(valid, "weighting", self.weighting, allowed)
         if not self.server_dp_noise:
             return
         allowed = "0 for this algorithm: more is told of a client than a share of means"
-        valid = traits.averages and traits.supports_client_dp
+        valid = traits.uses_mean == "only"
         require(valid, "server-dp-noise", self.server_dp_noise, allowed)
         allowed = "uniform with server-dp-noise"
         require(self.weighting == "uniform", "weighting", self.weighting, allowed)
@@ -399,6 +244,116 @@ class StrategySettings(Checked):
         return unused
 
 
+class Algorithm(FlowerStrategy):
+    """A strategy that declares traits in its class statement."""
+
+    traits: ClassVar[Traits] = Traits()
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        """Derive the subclass's traits from the inherited ones.
+
+        Raises
+        ------
+        SettingsError
+            If a trait is unknown, or is defined as an attribute, without effect.
+        """
+        super().__init_subclass__()
+        warn_about_similar(cls, HOOKS)
+        # A class, which a strategy beside it names, or its import path.
+        if isinstance(client := traits.get("client"), type):
+            traits["client"] = f"{client.__module__}:{client.__qualname__}"
+        if settings := take_fields(cls, StrategySettings):
+            declare(cls, settings)
+        fields = Traits.__dataclass_fields__
+        for name in traits.keys() - fields.keys():
+            raise SettingsError(
+                f"{cls.__qualname__} declares {name!r}; expected {', '.join(fields)}"
+            )
+        for name in fields.keys() & cls.__dict__.keys():
+            raise SettingsError(
+                f"{cls.__qualname__}.{name} has no effect; use the class keyword "
+                f"{name}, as in `class Mine(Strategy, {name}=...)`"
+            )
+        parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
+        # An overriding method may use more than the mean. It may also be that of a base
+        # that is no strategy.
+        overrides = any(
+            inspect.getattr_static(cls, name, None)
+            is not inspect.getattr_static(parent, name, None)
+            for name in ("aggregate", "_mean")
+        )
+        if overrides and cls.traits.uses_mean == "only":
+            traits = {"uses_mean": "also", **traits}
+        cls.traits = replace(cls.traits, **traits)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Any:
+        """Return the strategy with its declared arguments taken from settings.
+
+        Raises
+        ------
+        SettingsError
+            If a setting is out of its range, or an ``__init__`` does not pass on the
+            arguments of its bases: their settings would silently keep their defaults.
+        """
+        for kind in cls.__mro__:
+            init = kind.__dict__.get("__init__")
+            if init and all(
+                parameter.kind is not parameter.VAR_KEYWORD
+                for parameter in inspect.signature(init).parameters.values()
+            ):
+                # `Strategy.__init__`, whose bases declare no settings.
+                if "fraction_train" in inspect.signature(init).parameters:
+                    break
+                raise SettingsError(
+                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
+                    "its bases, such as fraction-train and seed, have no effect; add "
+                    "**base to its arguments and call super().__init__(**base)"
+                )
+        return build(cls, settings)
+
+
+def declare(cls: type[Any], settings: Mapping[str, Declared]) -> None:
+    """Give a strategy an ``__init__`` that takes its settings as keyword arguments.
+
+    They are set as attributes, and then the rest is passed to the ``__init__`` that the
+    class defines or inherits.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    settings : mapping of str to Declared
+        The settings that it declares as fields, by name.
+    """
+    defined = vars(cls).get("__init__")
+
+    def init(self: Any, *positional: Any, **arguments: Any) -> None:
+        # A subclass that declares a setting again has set it already.
+        own = {
+            name: arguments.pop(name, vars(self).get(name, each.default))
+            for name, each in settings.items()
+        }
+        vars(self).update(own)
+        validate(self)
+        for name in own.keys() & StrategySettings.__dataclass_fields__.keys():
+            arguments[name] = own[name]
+        inner = partial(defined, self) if defined else super(cls, self).__init__
+        inner(*positional, **arguments)
+
+    parameters = [each.parameter for each in settings.values()]
+    further = inspect.signature(defined or _accepts_all).parameters.values()
+    me, *others = further
+    others = [me, *(other for other in others if other.name not in settings)]
+    every = sorted([*others, *parameters], key=lambda parameter: parameter.kind)
+    vars(init)["__signature__"] = inspect.Signature(every)
+    init.__module__, init.__doc__ = cls.__module__, getattr(defined, "__doc__", None)
+    cls.__init__ = init
+
+
+def _accepts_all(self: Any, **base: Any) -> None: ...
+
+
 def takes(settings: type) -> Callable[[F], F]:
     """Decorate an ``__init__``: its signature shows the fields of a settings class.
 
@@ -407,8 +362,7 @@ def takes(settings: type) -> Callable[[F], F]:
 
     def decorate(init: F) -> F:
         *named, _ = inspect.signature(init).parameters.values()
-        fields = inspect.signature(settings).parameters.values()
-        keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in fields]
+        keywords = [each.parameter for each in declared(settings).values()]
         vars(init)["__signature__"] = inspect.Signature([*named, *keywords])
         return init
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Annotated
+from typing import Literal
 
 import numpy as np
 
-from flwr_frl.common.settings import Checked, Choice, Free, Range, require, unknown
+from flwr_frl.common.settings import Checked, require, setting, unknown
 from flwr_frl.task.compression.compressor import Compressor as Compressor
 from flwr_frl.task.compression.compressor import Float32s, squared_l2
 from flwr_frl.task.compression.operators import QSGD as QSGD
@@ -92,7 +92,18 @@ class PerTensor(Compressor):
         return np.concatenate(tensors)
 
 
-COMPRESSORS: dict[str, type[Compressor]] = {
+CompressorName = Literal[
+    "identity",
+    "top-k",
+    "rand-k",
+    "qsgd",
+    "sign",
+    "sign-top-k",
+    "qsgd-top-k",
+    "sign-rand-k",
+    "qsgd-rand-k",
+]
+COMPRESSORS: dict[CompressorName, type[Compressor]] = {
     "identity": Identity,
     "top-k": TopK,
     "rand-k": RandK,
@@ -136,10 +147,25 @@ class CompressionSettings(Checked):
         If True, each parameter tensor is compressed separately.
     """
 
-    compressor: Annotated[str, Choice(*COMPRESSORS)] = "sign-top-k"
-    compressor_k: Annotated[float, Range("(0, inf)")] = 0.1
-    compressor_levels: Annotated[int, Range("[1, inf)")] = 15
-    per_tensor: Annotated[bool, Free()] = False
+    compressor: CompressorName = setting("sign-top-k")
+    compressor_k: float = setting(
+        0.1, gt=0, unused_if={"compressor": ("identity", "sign", "qsgd")}
+    )
+    compressor_levels: int = setting(
+        15,
+        ge=1,
+        unused_if={
+            "compressor": (
+                "identity",
+                "sign",
+                "top-k",
+                "rand-k",
+                "sign-top-k",
+                "sign-rand-k",
+            )
+        },
+    )
+    per_tensor: bool = setting(False)
 
 
 @lru_cache(maxsize=16)

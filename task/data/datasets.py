@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.settings import (
     Checked,
-    Choice,
-    Free,
-    Place,
-    Range,
+    PathText,
     SettingsError,
     need,
     reason_of,
     require,
+    setting,
     unknown,
 )
 from flwr_frl.task.data.cache import (
@@ -38,7 +36,7 @@ from flwr_frl.task.data.pfllib import PFLlibFolder
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
-EMNIST_SPLITS = ("balanced", "letters", "digits", "mnist", "byclass", "bymerge")
+EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
 
 
 @dataclass(frozen=True)
@@ -117,12 +115,16 @@ class DataSettings(Checked):
         uses the size of the first image.
     """
 
-    data_dir: Annotated[str, Place("a directory")] = ""
-    cache_dir: Annotated[str, Place("a directory")] = ""
-    num_classes: Annotated[int, Range("[0, inf)")] = 0
-    classes: Annotated[str, Free("names, separated by commas")] = ""
-    emnist_split: Annotated[str, Choice(*EMNIST_SPLITS)] = "balanced"
-    image_size: Annotated[int, Range("[0, 4096]")] = 0
+    data_dir: PathText = setting(
+        "", form="a directory", may_differ="on resume", per_device=True
+    )
+    cache_dir: PathText = setting(
+        "", form="a directory", fallback="", may_differ="always", per_device=True
+    )
+    num_classes: int = setting(0, ge=0)
+    classes: str = setting("", form="names, separated by commas", safe=True)
+    emnist_split: EmnistSplit = setting("balanced")
+    image_size: int = setting(0, ge=0, le=4096)
 
 
 def load_dataset(name: str, settings: DataSettings) -> Dataset:

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flwr_frl.common.settings import (
-    Free,
-    Place,
-    Range,
     SettingsError,
     error_line,
+    is_possible,
     need,
     require,
+    setting,
     unknown,
 )
 from flwr_frl.task.data.columns import (
@@ -86,12 +85,12 @@ class ColumnSettings(DataSettings):
         Name of the data set's configuration, if it has several.
     """
 
-    input_columns: Annotated[str, Free("columns, separated by commas")] = ""
-    label_column: Annotated[str, Free("a column")] = ""
-    train_split: Annotated[str, Free("a split")] = "train"
-    test_split: Annotated[str, Free("a split")] = ""
-    test_fraction: Annotated[float, Range("(0, 1)")] = 0.2
-    data_subset: Annotated[str, Free("a configuration")] = ""
+    input_columns: str = setting("", form="columns, separated by commas", safe=True)
+    label_column: str = setting("", form="a column", safe=True)
+    train_split: str = setting("train", form="a split", safe=True)
+    test_split: str = setting("", form="a split", safe=True)
+    test_fraction: float = setting(0.2, gt=0, lt=1)
+    data_subset: str = setting("", form="a configuration", safe=True)
 
 
 class Selection(NamedTuple):
@@ -141,7 +140,7 @@ class HubData:
         self.settings = settings
         self.name = settings.data_dir or name
         require(bool(self.name), "task", "hf", "hf:NAME, or hf with a data-dir")
-        valid = Place().permits(self.name)
+        valid = is_possible(self.name)
         require(valid, "task", f"hf:{self.name}", "a name or a path")
         self.path = Path(self.name).expanduser()
         if self.name.startswith((".", "/", "~")) and not self.path.exists():

@@ -14,21 +14,19 @@ generator. They raise `SettingsError` if the partition is impossible.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.settings import (
     Checked,
-    Choice,
-    Free,
-    Range,
-    Seed,
     SettingsError,
     is_path,
     need,
+    only_if,
     require,
+    setting,
 )
 from flwr_frl.task.data.partitioners import partition_rows
 
@@ -214,15 +212,7 @@ PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
 DETERMINISTIC = ("class-groups", "iid", CLUSTERED)
 
 
-class NameOrPath(Choice):
-    """One of several names, or an import path."""
-
-    def permits(self, value: Any) -> bool:
-        """Return whether a value is one of the names or has the form of a path."""
-        return super().permits(value) or is_path(value)
-
-    def __str__(self) -> str:
-        return str(Choice(*self.names, "package.module:Class"))
+PartitionName = Annotated[str, only_if(lambda n: n in PARTITIONS or is_path(n))]
 
 
 @dataclass(frozen=True)
@@ -266,16 +256,21 @@ class PartitionSettings(Checked):
         A random number up to this one is added to ``client-examples`` for each client.
     """
 
-    seed: Annotated[int, Seed] = 0
-    partition: Annotated[str, NameOrPath(*PARTITIONS)] = "shards"
-    partitioner_arguments: Annotated[str, Free("name=value ...")] = ""
-    classes_per_client: Annotated[int, Range("[1, inf)")] = 2
-    dirichlet_alpha: Annotated[float, Range("(0, inf)")] = 0.5
-    size_sigma: Annotated[float, Range("[0, 100]")] = 1.0
-    label_groups: Annotated[int, Range("[1, inf)")] = 4
-    test_partition: Annotated[str, Choice("same", "all")] = "same"
-    client_examples: Annotated[int, Range("[0, inf)")] = 0
-    client_examples_spread: Annotated[int, Range("[0, inf)")] = 0
+    seed: int = setting(0, ge=0)
+    partition: PartitionName = setting(
+        "shards",
+        form=f"{', '.join(PARTITIONS)} or package.module:Class",
+        code=True,
+        fallback="iid",
+    )
+    partitioner_arguments: str = setting("", form="name=value ...", safe=True)
+    classes_per_client: int = setting(2, ge=1)
+    dirichlet_alpha: float = setting(0.5, gt=0)
+    size_sigma: float = setting(1.0, ge=0, le=100)
+    label_groups: int = setting(4, ge=1)
+    test_partition: Literal["same", "all"] = setting("same")
+    client_examples: int = setting(0, ge=0)
+    client_examples_spread: int = setting(0, ge=0)
 
     def labels(
         self,

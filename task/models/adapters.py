@@ -7,21 +7,12 @@ h = W x + (α/r) B A x, with A of shape (r, inputs) and B of shape (outputs, r).
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import (
-    Checked,
-    Choice,
-    Free,
-    Range,
-    Seed,
-    need,
-    require,
-    unknown,
-)
+from flwr_frl.common.settings import Checked, need, require, setting, unknown
 from flwr_frl.task.base import BaseTask, RegressionTask
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import changed
@@ -34,6 +25,9 @@ from flwr_frl.task.types import Task
 LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Names that ``peft`` gives to the matrices of linear layers and of embeddings.
 NAMES = {"A": ("lora_A", "lora_embedding_A"), "B": ("lora_B", "lora_embedding_B")}
+
+
+NO_ADAPTERS = {"adapters": ("none",)}
 
 
 @dataclass(frozen=True)
@@ -62,12 +56,14 @@ class AdapterSettings(Checked):
         Determines the initial values of A; B begins with zeros.
     """
 
-    adapters: Annotated[str, Choice("none", "lora")] = "none"
-    lora_rank: Annotated[int, Range("[1, inf)")] = 8
-    lora_alpha: Annotated[float, Range("(0, inf)")] = 16.0
-    lora_targets: Annotated[str, Free("names of layers")] = ""
-    lora_share: Annotated[str, Choice("both", "b")] = "both"
-    seed: Annotated[int, Seed] = 0
+    adapters: Literal["none", "lora"] = setting("none")
+    lora_rank: int = setting(8, ge=1, unused_if=NO_ADAPTERS)
+    lora_alpha: float = setting(16.0, gt=0, unused_if=NO_ADAPTERS)
+    lora_targets: str = setting(
+        "", form="names of layers", safe=True, unused_if=NO_ADAPTERS
+    )
+    lora_share: Literal["both", "b"] = setting("both")
+    seed: int = setting(0, ge=0)
 
 
 def is_lora(name: str, matrix: str) -> bool:
@@ -121,7 +117,7 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
         need("peft", "transformers", "adapters='lora'")
     has_model = isinstance(task, BaseTask) and not task.untrainable
     valid = has_model and not isinstance(task, RegressionTask)
-    given = "lora-share", settings.lora_share, "both"
+    given: tuple[str, str, str] = "lora-share", settings.lora_share, "both"
     if settings.adapters != "none":
         given = "adapters", settings.adapters, "none"
     name, value, default = given

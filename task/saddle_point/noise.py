@@ -1,5 +1,7 @@
 """Random samples and perturbations of the saddle-point method (Singh 2024, ch. 4)."""
 
+from typing import Literal
+
 import numpy as np
 
 from flwr_frl.task.saddle_point.problems import Float64s, Problem
@@ -10,7 +12,7 @@ _NOISE = 0x4D546
 # than one iteration.
 _BLOCK, _VALUES = 64, 2**20
 # Distributions of the perturbations of bandit feedback.
-DIRECTIONS = ("sphere", "bernoulli", "gaussian")
+Direction = Literal["sphere", "bernoulli", "gaussian"]
 
 
 class Noise:
@@ -39,7 +41,7 @@ class Noise:
         self,
         problem: Problem,
         seed: int,
-        direction: str = DIRECTIONS[0],
+        direction: Direction | Literal[""] = "sphere",
         block: int = _BLOCK,
     ) -> None:
         self.problem, self.seed, self.direction = problem, seed, direction

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Self, cast
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_frl.common.settings import Checked, Choice, Free, Range, Seed, require
+from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task.saddle_point.algorithm import LARGEST_DECAY, SaddlePoint
-from flwr_frl.task.saddle_point.noise import DIRECTIONS
+from flwr_frl.task.saddle_point.noise import Direction
 from flwr_frl.task.saddle_point.problems import PairConstraint, Pairs, Problem
 from flwr_frl.task.saddle_point.sets import Ball, ConvexSet, Everywhere
 from flwr_frl.task.theory import MultiTaskTheory
@@ -47,14 +47,14 @@ class SaddlePointSettings(Checked):
         Rounds T, for ``theory``.
     """
 
-    saddle_step: Annotated[float, Range("(0, inf)")] = 1e-3
-    dual_regularizer: Annotated[float | str, Free(REGULARIZERS)] = "auto"
-    radius: Annotated[float | str, Free(RADII)] = "auto"
-    bandit_radius: Annotated[float | str, Free(PERTURBATIONS)] = "0"
-    bandit_direction: Annotated[str, Choice(*DIRECTIONS)] = DIRECTIONS[0]
-    primal_steps: Annotated[int, Range("[1, inf)")] = 1
-    seed: Annotated[int, Seed] = 0
-    num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
+    saddle_step: float = setting(1e-3, gt=0)
+    dual_regularizer: float | str = setting("auto", form=REGULARIZERS)
+    radius: float | str = setting("auto", form=RADII)
+    bandit_radius: float | str = setting("0", form=PERTURBATIONS)
+    bandit_direction: Direction = setting("sphere")
+    primal_steps: int = setting(1, ge=1)
+    seed: int = setting(0, ge=0)
+    num_server_rounds: int = setting(30, ge=1)
 
     def __post_init__(self) -> None:
         """Check the ranges, also in combination."""

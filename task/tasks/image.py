@@ -6,21 +6,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import (
-    Free,
-    Place,
-    Range,
-    SettingsError,
-    declared,
-    require,
-)
+from flwr_frl.common.settings import PathText, SettingsError, declared, require, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset
 from flwr_frl.task.data.images import read_image
@@ -101,13 +94,13 @@ class ImageSettings(DataSettings, PartitionSettings):
         Whether grey and handwritten images are augmented, too.
     """
 
-    model: Annotated[str, Free("a model's name")] = ""
-    model_head: Annotated[str, Free("a submodule's name")] = ""
-    head_layers: Annotated[int, Range("[0, inf)")] = 0
-    weights: Annotated[str, Place("a file or a name")] = ""
-    grey_to_rgb: Annotated[bool, Free()] = True
-    augment: Annotated[bool, Free()] = True
-    augment_all: Annotated[bool, Free()] = False
+    model: str = setting("", form="a model's name", safe=True)
+    model_head: str = setting("", form="a submodule's name", safe=True)
+    head_layers: int = setting(0, ge=0)
+    weights: PathText = setting("", form="a file or a name", per_device=True)
+    grey_to_rgb: bool = setting(True)
+    augment: bool = setting(True)
+    augment_all: bool = setting(False)
 
 
 class ImageTask(BaseTask):

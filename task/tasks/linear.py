@@ -6,21 +6,12 @@ FedRep, section 5.1 (``low-rank``, with φ_i = B* w*_i); FLUTE, section 7.1
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Literal
 
 import numpy as np
 
-from flwr_frl.common.settings import (
-    Checked,
-    Choice,
-    Range,
-    Seed,
-    require,
-    require_drawable,
-)
+from flwr_frl.common.settings import Checked, require, require_drawable, setting
 from flwr_frl.task.base import Matrix, RegressionTask
-
-SPECTRA = ("low-rank", "gaussian", "decaying")
 
 
 def orthonormal(b: Matrix) -> Matrix:
@@ -80,13 +71,13 @@ class LinearTask(Checked, RegressionTask):
         If a value is out of range.
     """
 
-    dimension: Annotated[int, Range("[1, inf)")] = 10
-    rank: Annotated[int, Range("[1, inf)")] = 2
-    samples: Annotated[int, Range("[1, inf)")] = 5
-    noise_variance: Annotated[float, Range("[0, inf)")] = 1e-3
-    spectrum: Annotated[str, Choice(*SPECTRA)] = "low-rank"
+    dimension: int = setting(10, ge=1)
+    rank: int = setting(2, ge=1)
+    samples: int = setting(5, ge=1)
+    noise_variance: float = setting(1e-3, ge=0)
+    spectrum: Literal["low-rank", "gaussian", "decaying"] = setting("low-rank")
     num_clients: int = 20
-    seed: Annotated[int, Seed] = 0
+    seed: int = setting(0, ge=0)
 
     # Training draws have the number 0 or that of a round, never this one.
     test_draw = 2**31

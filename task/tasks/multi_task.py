@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import Checked, Seed
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -34,7 +34,7 @@ class MultiTaskSetup(Checked, BaseTask):
     """
 
     problem: str
-    seed: Annotated[int, Seed] = 0
+    seed: int = setting(0, ge=0)
 
     classes: ClassVar[tuple[str, ...]] = ()
     untrainable: ClassVar[str] = "the algorithm for it is multi-task"

@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar, Literal
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import (
-    Checked,
-    Choice,
-    Place,
-    Range,
-    Seed,
-    SettingsError,
-    require,
-)
+from flwr_frl.common.settings import Checked, PathText, SettingsError, require, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.columns import class_name
 from flwr_frl.task.devices import seeded
@@ -134,11 +126,13 @@ class TextSettings(Checked):
         Units of each of the two LSTM layers.
     """
 
-    data_dir: Annotated[str, Place("a directory")] = ""
-    seed: Annotated[int, Seed] = 0
-    sequence_length: Annotated[int, Range("[0, 100000]")] = 0
-    text_windows: Annotated[str, Choice("disjoint", "sliding")] = "disjoint"
-    lstm_width: Annotated[int, Range("[1, inf)")] = 256
+    data_dir: PathText = setting(
+        "", form="a directory", may_differ="on resume", per_device=True
+    )
+    seed: int = setting(0, ge=0)
+    sequence_length: int = setting(0, ge=0, le=100_000)
+    text_windows: Literal["disjoint", "sliding"] = setting("disjoint")
+    lstm_width: int = setting(256, ge=1)
 
 
 class TextTask(BaseTask):

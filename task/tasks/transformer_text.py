@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import (
     Checked,
-    Free,
-    Place,
-    Range,
-    Seed,
+    PathText,
     SettingsError,
     reason_of,
     require,
+    setting,
     unknown,
 )
 from flwr_frl.task.base import BaseTask, Task
@@ -66,12 +64,14 @@ class TransformerSettings(Checked):
         with its embeddings; -1 freezes the whole transformer.
     """
 
-    data_dir: Annotated[str, Place("a directory")] = ""
-    seed: Annotated[int, Seed] = 0
-    sequence_length: Annotated[int, Range("[0, 100000]")] = 0
-    test_fraction: Annotated[float, Range("(0, 1)")] = 0.2
-    classes: Annotated[str, Free("names, separated by commas")] = ""
-    frozen_layers: Annotated[int, Range("[-1, inf)")] = 0
+    data_dir: PathText = setting(
+        "", form="a directory", may_differ="on resume", per_device=True
+    )
+    seed: int = setting(0, ge=0)
+    sequence_length: int = setting(0, ge=0, le=100_000)
+    test_fraction: float = setting(0.2, gt=0, lt=1)
+    classes: str = setting("", form="names, separated by commas", safe=True)
+    frozen_layers: int = setting(0, ge=-1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import (
     Checked,
-    Range,
     SettingsError,
     need,
     require,
     require_all_of_noise,
+    setting,
 )
 from flwr_frl.task.devices import current, seed
 from flwr_frl.task.examples import ExampleSet
@@ -53,9 +53,9 @@ class ExamplePrivacy(Checked):
         examples.
     """
 
-    dp_noise: Annotated[float, Range("[0, 1e6]")] = 0.0
-    dp_clip: Annotated[float, Range("[0, inf)")] = 0.0
-    dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
+    dp_noise: float = setting(0.0, ge=0, le=1_000_000, per_device=True)
+    dp_clip: float = setting(0.0, ge=0, per_device=True)
+    dp_delta: float = setting(0.0, ge=0, lt=1, per_device=True)
 
     def __post_init__(self) -> None:
         """Check the values, and that Opacus is installed."""

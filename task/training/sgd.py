@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from logging import getLogger
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,9 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from flwr_frl.common.settings import (
     Checked,
-    Free,
-    Range,
     SettingsError,
     TrainingDivergedError,
+    setting,
 )
 from flwr_frl.task.devices import CPU, current
 from flwr_frl.task.examples import Batch, ExampleSet
@@ -59,11 +58,13 @@ class SGD(Checked):
         AVX-512 and bfloat16, and far slower on one without.
     """
 
-    learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
-    momentum: Annotated[float, Range("[0, 1)")] = 0.5
-    weight_decay: Annotated[float, Range("[0, inf)")] = 1e-4
-    batch_size: Annotated[int, Range("[1, inf)")] = 10
-    bfloat16: Annotated[bool, Free()] = False
+    learning_rate: float = setting(0.01, gt=0)
+    momentum: float = setting(
+        0.5, ge=0, lt=1, unused_if={"optimizer": ("adam", "adamw")}
+    )
+    weight_decay: float = setting(1e-4, ge=0)
+    batch_size: int = setting(10, ge=1)
+    bfloat16: bool = setting(False)
     # Settings of `flwr_frl.task.training.trainer.TrainerSettings`.
     optimizer_: ClassVar[str] = "sgd"
     max_gradient_norm: ClassVar[float] = 0.0

@@ -4,20 +4,18 @@ import inspect
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from flwr_frl.common.settings import (
-    Choice,
-    Free,
-    Range,
     SettingsError,
     error_line,
     is_path,
     load,
     require,
+    setting,
     unknown,
 )
 from flwr_frl.task.training.class_weights import FORMS as WEIGHTS
@@ -78,19 +76,18 @@ class TrainerSettings(SGD):
         of each class, separated by commas.
     """
 
-    optimizer_: Annotated[  # type: ignore[misc]
-        str, Free("sgd, adam, adamw or an import path")
-    ] = "sgd"
-    optimizer_state: Annotated[str, Choice(RENEWED, KEPT)] = RENEWED
-    max_gradient_norm: Annotated[  # type: ignore[misc]
-        float, Range("[0, inf)")
-    ] = 0.0
-    learning_rate_schedule: Annotated[
-        str,
-        Free(f"{FORMS}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations"),
-    ] = "constant"
-    warmup_rounds: Annotated[int, Range("[0, inf)")] = 0
-    class_weights: Annotated[str, Free(WEIGHTS)] = "none"
+    optimizer_: str = setting(  # type: ignore[misc]
+        "sgd", form="sgd, adam, adamw or an import path", code=True
+    )
+    optimizer_state: Literal["renewed", "kept"] = setting("renewed")
+    max_gradient_norm: float = setting(0.0, ge=0)  # type: ignore[misc]
+    learning_rate_schedule: str = setting(
+        "constant",
+        form=f"{FORMS}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations",
+        safe=True,
+    )
+    warmup_rounds: int = setting(0, ge=0)
+    class_weights: str = setting("none", form=WEIGHTS, safe=True)
 
     def __post_init__(self) -> None:
         """Check the values, and that the optimiser can be used."""

@@ -136,7 +136,7 @@ def test_linear_gradients_match_autograd_of_the_paper_s_loss() -> None:
         for array, parameter in zip(arrays, parameters, strict=True):
             np.testing.assert_allclose(array, parameter.grad.numpy(), rtol=1e-10)
         assert n == 6
-        assert metrics == {"train-loss": pytest.approx(loss.item())}
+        assert metrics == {"train-loss": pytest.approx(loss.item()), "is-change": 1}
     names = ["gradient.representation.weight", "gradient.head.weight"]
     assert array_names(flute, flute.sent) == names
     # The client saves nothing, and its initial arrays are those of the task's model.

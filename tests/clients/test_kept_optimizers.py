@@ -6,10 +6,11 @@ from client_messages import FAST, app_of, context_of, initial_arrays, message_of
 from flwr.app import ArrayRecord, Context
 from torch import nn
 
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.optimizers import OptimizerStates
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.tasks import build_task

@@ -224,17 +224,16 @@ def test_invalid_settings_are_refused_in_one_line(settings, node, line):
 
 OWN = """
 from dataclasses import dataclass
-from typing import Annotated
 import numpy as np
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.common.settings import Range
+from flwr_frl.common.settings import setting
 
 @dataclass(frozen=True)
 class OwnSettings(TrainingSettings):
-    shift: Annotated[float, Range("[0, inf)")] = 2.0
+    shift: float = setting(2.0, ge=0)
 
-class OwnClient(Client, head_layers=2):
+class OwnClient(Client, task_settings={"head-layers": 2}):
     settings_type = OwnSettings
     personal = ("count.",)
 

@@ -11,10 +11,11 @@ from torch import nn
 
 from flwr_frl import simulate
 from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.device.conversions import difference
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.records import checked
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.settings import SettingsError, build, resolve
 from flwr_frl.task.base import ExampleTask

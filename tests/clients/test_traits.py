@@ -19,7 +19,8 @@ from flwr_frl.clients import (
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.settings import SettingsError, build, resolve
+from flwr_frl.clients.device.traits import needs_classes
+from flwr_frl.common.settings import SettingsError, build, require, resolve, setting
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.examples import ExampleSet
@@ -39,30 +40,30 @@ def client_of(kind: type[Client], task: Task | None = None) -> Client:
     return kind(task, 0, PersonalState.holding({}), build(kind.settings_type, {}))
 
 
-def test_a_client_has_at_most_28_public_names():
+def test_a_client_has_at_most_27_public_names():
     names = set(dir(client_of(FedAvgClient))) - set(dir(NumPyClient))
     public = sorted(name for name in names if not name.startswith("_"))
-    assert len(public) <= 28, public
+    assert len(public) <= 27, public
 
 
 def test_traits_are_inherited():
-    class Own(LGFedAvgClient, needs_classes=True):
+    class Own(LGFedAvgClient, requires=(needs_classes,)):
         pass
 
-    class Below(Own, head_layers=3):
+    class Below(Own, task_settings={"head-layers": 3}):
         pass
 
-    assert Own.traits.head_layers == 2
-    assert Below.traits.needs_classes
-    assert Below.traits.head_layers == 3
-    assert not LGFedAvgClient.traits.needs_classes
+    assert Own._traits.task_settings == {"head-layers": 2}
+    assert Below._traits.requires == (needs_classes,)
+    assert Below._traits.task_settings == {"head-layers": 3}
+    assert not LGFedAvgClient._traits.requires
 
 
 def test_a_new_fit_does_not_inherit_example_level_privacy():
     class Same(FedRepClient):
         pass
 
-    class Changed(FedRepClient, also_test_global=True):
+    class Changed(FedRepClient, assumes_sgd=True):
         def fit(self, parameters, config):
             return super().fit(parameters, config)
 
@@ -85,17 +86,17 @@ def test_a_new_fit_does_not_inherit_example_level_privacy():
         pass
 
     classes = (Same, Changed, Updated, Mixed, Trained, Declared)
-    support = [kind.traits.supports_example_dp for kind in classes]
+    support = [kind._traits.supports_example_dp for kind in classes]
     assert support == [True, False, False, False, False, True]
-    assert FLUTEStarClient.traits.supports_example_dp
-    assert not FedBNClient.traits.supports_example_dp
+    assert FLUTEStarClient._traits.supports_example_dp
+    assert not FedBNClient._traits.supports_example_dp
 
 
 def test_algorithms_that_support_example_level_privacy():
     names = {
         name
         for name in ALGORITHMS
-        if client_class(resolve({"algorithm": name})).traits.supports_example_dp
+        if client_class(resolve({"algorithm": name}))._traits.supports_example_dp
     }
     assert names == {
         *("fedrep", "fedper", "lg-fedavg", "flute", "flute-star", "local", "fedbabu"),
@@ -118,8 +119,8 @@ def test_algorithms_that_support_example_level_privacy():
 @pytest.mark.parametrize(
     ("body", "traits", "words"),
     [
-        ({"needs_classes": True}, {}, "Own.needs_classes must be a class keyword"),
-        ({}, {"need_classes": True}, "did you mean 'needs_classes'"),
+        ({"assumes_sgd": True}, {}, "Own.assumes_sgd must be a class keyword"),
+        ({}, {"require": ()}, "did you mean 'requires'"),
     ],
 )
 def test_invalid_traits_raise_a_one_line_error(body, traits, words):
@@ -142,3 +143,42 @@ def test_a_task_that_an_algorithm_cannot_use_is_refused(kind, task, words):
     with pytest.raises(SettingsError, match=words) as error:
         client_of(kind, task)
     assert "\n" not in str(error.value)
+
+
+class Keeps(FedAvgClient):
+    personal = "memory"
+    decay: float = setting(0.5, ge=0)
+
+    def initial_group(self, group):
+        return {"x": torch.zeros(2)}
+
+    @staticmethod
+    def check_settings(settings):
+        require(settings.decay != 0.125, "decay", settings.decay, "another one")
+
+
+class Grows(FedAvgClient):
+    growth: int = setting(3, ge=1)
+
+
+class Both(Grows, Keeps):
+    """Has the settings of both."""
+
+
+def test_a_class_has_the_settings_of_all_its_bases():
+    settings = build(Both.settings_type, {"decay": 0.25})
+    assert (settings.growth, settings.decay, settings.batch_size) == (3, 0.25, 10)
+    for values in ({"growth": 0}, {"decay": -1.0}, {"decay": 0.125}):
+        with pytest.raises(SettingsError, match="expected"):
+            build(Both.settings_type, values)
+
+
+def test_a_personal_array_keeps_its_shape():
+    class Longer(Keeps):
+        def update(self):
+            self.saved["memory.x"] = torch.zeros(3)
+            return 0.0
+
+    client = client_of(Longer)
+    with pytest.raises(SettingsError, match=r"'memory.x' of shape \(3,\); expected"):
+        client.fit(client.get_parameters({}), {"server-round": 1})

@@ -3,14 +3,13 @@
 import pickle
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from declarations import COUNT, PYPROJECT, MoreSteps, function
 
 from flwr_frl.common.settings import (
-    Free,
-    Range,
+    Declared,
     ResourceError,
     SettingsError,
     defaults,
@@ -19,6 +18,7 @@ from flwr_frl.common.settings import (
     need,
     require,
     resolve,
+    setting,
     unknown,
 )
 
@@ -43,7 +43,7 @@ def test_unknown_names_raise_with_the_most_similar_one(code_of):
             resolve({name: 1})
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("unknown_names", ["refuse", "keep"])
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -56,18 +56,31 @@ def test_unknown_names_raise_with_the_most_similar_one(code_of):
         ("seed", 2**63),
     ],
 )
-def test_values_of_another_type_raise(code_of, name, value, strict):
-    assert code_of(lambda: resolve({name: value}, strict=strict)) == name
+def test_values_of_another_type_raise(code_of, name, value, unknown_names):
+    given = {name: value}
+    assert code_of(lambda: resolve(given, unknown_names=unknown_names)) == name
 
 
-def test_unknown_names_pass_if_not_strict(code_of):
-    settings = resolve({"sede": 1, "seed": 3}, strict=False)
-    assert settings == {**defaults(), "seed": 3, "sede": 1}
-    assert code_of(lambda: resolve({"sede": -(2**63)}, strict=False)) == "sede"
+def test_unknown_names_may_be_kept_or_ignored(code_of, caplog):
+    given = {"sede": 1, "seed": 3}
+    kept, ignored = (resolve(given, unknown_names=do) for do in ("keep", "ignore"))
+    assert kept == {**defaults(), "seed": 3, "sede": 1}
+    assert ignored == {**defaults(), "seed": 3}
+    assert "does not know and ignores: sede" in caplog.text
+    large = {"sede": -(2**63)}
+    assert code_of(lambda: resolve(large, unknown_names="keep")) == "sede"
+
+
+def test_resolved_settings_are_read_only():
+    settings: Any = resolve({})
+    with pytest.raises(TypeError):
+        settings["seed"] = 1
 
 
 def test_guests_add_their_settings(code_of):
-    guests = (MoreSteps, function)
+    def guests(settings):
+        return MoreSteps, function
+
     added = {"step-size": 0.25, "num-steps": 7, "rate": 0.5, "max-size": 8}
     assert resolve({}, guests) == {**defaults(), **added}
     settings = resolve({"num-steps": 9, "rate": 1}, guests)
@@ -87,25 +100,20 @@ def test_two_defaults_of_a_setting_are_an_error(code_of):
         seed: Annotated[int, COUNT] = 77
 
     with pytest.raises(SettingsError, match="default 77, but elsewhere it is 0") as e:
-        resolve({}, [Guest])
+        resolve({}, lambda _: [Guest])
     assert e.value.code == "seed"
 
     @dataclass
     class Text:
-        seed: Annotated[str, Free()] = "0"
+        seed: Annotated[str, setting()] = "0"
 
-    assert code_of(lambda: resolve({}, [Text])) == "seed"
+    assert code_of(lambda: resolve({}, lambda _: [Text])) == "seed"
 
     @dataclass
     class Same:
         seed: Annotated[int, COUNT] = 0
 
-    assert resolve({}, [Same]) == defaults()
-
-
-@pytest.mark.parametrize("interval", ["", "0", "[0 1]", "(1, 0]", "[a, 1]", "[0, 1"])
-def test_invalid_interval_is_an_error(code_of, interval):
-    assert code_of(lambda: Range(interval)) == "interval"
+    assert resolve({}, lambda _: [Same]) == defaults()
 
 
 # Import paths
@@ -114,8 +122,8 @@ def test_invalid_interval_is_an_error(code_of, interval):
 def test_an_import_path_is_loaded():
     assert is_path("package.module:name")
     assert not is_path("fedrep")
-    assert load("flwr_frl.common.settings:Range", "task") is Range
-    assert load("flwr_frl.common.settings:Range.permits", "task") is Range.permits
+    assert load("flwr_frl.common.settings:Declared", "task") is Declared
+    assert load("flwr_frl.common.settings:Declared.check", "task") is Declared.check
 
 
 @pytest.mark.parametrize(
@@ -123,8 +131,8 @@ def test_an_import_path_is_loaded():
     [
         ("no_such_module:f", "'no_such_module'; install it, or .* that contains it"),
         ("task.no_such:f", "No module named 'task.no_such'"),
-        ("flwr_frl.common.settings:Rang", r"has no 'Rang'; did you mean 'Range'\?"),
-        ("flwr_frl.common.settings:Range.x", "has no 'Range.x'"),
+        ("flwr_frl.common.settings:Declare", r"has no 'Declare'; .* 'Declared'\?"),
+        ("flwr_frl.common.settings:Declared.x", "has no 'Declared.x'"),
         ("flwr_frl.common.settings:", "has no ''"),
         (":f", "Empty module name"),
     ],

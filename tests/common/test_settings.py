@@ -6,31 +6,34 @@ import tomllib
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import pytest
-from declarations import COUNT, PYPROJECT, RATE, MoreSteps, SGDOptimizer, function
+from declarations import PYPROJECT, RATE, MoreSteps, SGDOptimizer, function
 
 from docs import settings as settings_page
 from flwr_frl.clients.algorithms import owners
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.common.settings import (
-    Choice,
     Declared,
-    Free,
-    Place,
-    Range,
+    PathText,
     SettingsError,
     build,
     declared,
     defaults,
+    is_possible,
     load,
     resolve,
+    setting,
     validate,
 )
 from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.gossip.graph_strategy import MIXING, GraphStrategy
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.task.compression.per_tensor import COMPRESSORS, CompressionSettings
 from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.tasks import TASKS
 
@@ -39,54 +42,56 @@ INFINITY = math.inf
 
 # Allowed values
 
+LIMITS = [
+    # Limits, what is allowed and refused, and the former in words.
+    ({"gt": 0, "lt": 1}, [1e-300, 0.5], [0.0, -0.0, 1.0, -1.0], "in (0, 1)"),
+    ({"gt": 0, "le": 1}, [1e-300, 1, 1.0], [0.0, 1 + 1e-15], "in (0, 1]"),
+    ({"ge": 0, "lt": 1}, [0, -0.0, 0.5], [-1e-300, 1, 1.0], "in [0, 1)"),
+    ({"ge": 0.5}, [0.5, 10**30, 1e308], [0.499, -5], "at least 0.5"),
+    ({"gt": 0}, [5e-324, 1e308], [0, -1], "above 0"),
+    ({"lt": 0}, [-1e308, -1], [0, 1], "in (-inf, 0)"),
+    ({}, [-1e308, 0, 1e308], [True, "1", None], "finite"),
+]
+
+
+def of(kind: Any, default: Any = 0.0, **facts: Any) -> Declared:
+    return Declared("x", default, kind, setting(**facts))
+
+
+@pytest.mark.parametrize(("limits", "allowed", "refused", "words"), LIMITS)
+def test_limits_of_finite_numbers(code_of, limits, allowed, refused, words):
+    declaration = of(float, **limits)
+    assert declaration.allowed == words
+    for value in allowed:
+        declaration.check("x", value)
+    for value in [*refused, math.nan, INFINITY, -INFINITY]:
+        assert code_of(lambda value=value: declaration.check("x", value)) == "x"
+
 
 @pytest.mark.parametrize(
-    ("interval", "allowed", "refused"),
+    ("declaration", "value", "line"),
     [
-        ("(0, 1)", [1e-300, 0.5, 1 - 1e-16], [0, 0.0, -0.0, 1, 1.0, -1, 2]),
-        ("(0, 1]", [1e-300, 0.5, 1, 1.0], [0.0, -1e-300, 1 + 1e-15, 2]),
-        ("[0, 1)", [0, -0.0, 0.5], [-1e-300, 1, 1.0]),
-        ("[0, 1]", [0, 0.5, 1], [-1e-300, 1 + 1e-15]),
-        ("[1, inf)", [1, 2, 10**30, 1e308], [0, 0.999, -5]),
-        ("(0, inf)", [5e-324, 1e308], [0, -1]),
-        ("[-2, 3]", [-2, 0, 3], [-3, 4]),
-        ("(-inf, 0)", [-1e308, -1], [0, 1]),
-        ("(-inf, inf)", [-1e308, 0, 1e308], []),
-        # Infinity is excluded even if the interval is closed.
-        ("[0, inf]", [0, 1e308], [-1]),
-        ("[-inf, inf]", [0], []),
+        (of(float, gt=0), -1.0, "x is -1.0; expected a number above 0"),
+        (of(float, gt=0), "fast", "x is 'fast'; expected a number above 0"),
+        (of(float, gt=0), INFINITY, "x is inf; expected a number above 0 and finite"),
+        (of(int, 1, ge=1), 1.5, "x is 1.5; expected an integer, at least 1"),
+        (of(int, 1, ge=1), True, "x is True; expected at least 1"),
+        (of(bool, True), 1, "x is 1; expected true or false"),
+        (of(Literal["a"], "a"), "b", "x is 'b'; expected a"),
+        (of(Literal["", "b", "c"], ""), "d", "x is 'd'; expected empty, b or c"),
+        (of(PathText, "", form="a file"), "x\0", r"x is 'x\x00'; expected a file"),
+        (of(str, ""), 3, "x is 3; expected a string"),
     ],
 )
-def test_a_range_is_an_interval_of_finite_numbers(interval, allowed, refused):
-    within = Range(interval)
-    assert [x for x in allowed if not within.permits(x)] == []
-    no_number = [math.nan, INFINITY, -INFINITY]
-    assert [x for x in [*refused, *no_number] if within.permits(x)] == []
+def test_message_has_the_value_and_what_is_allowed(declaration, value, line):
+    with pytest.raises(SettingsError) as caught:
+        declaration.check("x", value)
+    assert (str(caught.value), caught.value.code) == (line, "x")
 
 
-@pytest.mark.parametrize(
-    ("allowed", "words"),
-    [
-        (Range("(0, 1]"), "in (0, 1]"),
-        (Range("[0.5, inf)"), "at least 0.5"),
-        (Range("(0, inf)"), "above 0"),
-        (Range("(-inf, 0)"), "in (-inf, 0)"),
-        (Range("(-inf, inf)"), "finite"),
-        (Choice("a"), "a"),
-        (Choice("a", "b", "c"), "a, b or c"),
-        (Choice("", "b"), "empty or b"),
-        (Free("a directory"), "a directory"),
-    ],
-)
-def test_allowed_values_in_words(allowed, words):
-    assert str(allowed) == words
-
-
-def test_place_may_be_missing_but_must_be_a_possible_path(tmp_path):
-    place = Place("a directory")
-    assert all(place.permits(name) for name in ("", "nothing/here", "~", str(tmp_path)))
-    impossible = ("~nobody-has-it/x", "a" * 5000, "x\0y")
-    assert not any(place.permits(name) for name in impossible)
+def test_path_may_be_missing_but_must_be_possible(tmp_path):
+    assert all(is_possible(name) for name in ("", "nothing/here", "~", str(tmp_path)))
+    assert not any(map(is_possible, ("~nobody-has-it/x", "a" * 5000, "x\0y")))
 
 
 # Declarations
@@ -100,7 +105,7 @@ class Parent:
         position: int = 0,
         *,
         rate: Annotated[float, RATE] = 0.5,
-        kind: Annotated[str, Choice("a", "b")] = "a",
+        kind: Annotated[Literal["a", "b"], setting()] = "a",
     ) -> None:
         self.position = position
         self.rate = rate
@@ -113,7 +118,7 @@ class Child(Parent):
         self,
         *,
         rate: Annotated[float, RATE] = 0.75,
-        more: Annotated[bool, Free()] = True,
+        more: Annotated[bool, setting()] = True,
         **parent: Any,
     ) -> None:
         super().__init__(rate=rate, **parent)
@@ -127,7 +132,7 @@ class Alike(Child):
 class Closed(Parent):
     """Takes none of its parent's arguments."""
 
-    def __init__(self, *, more: Annotated[bool, Free()] = True) -> None:
+    def __init__(self, *, more: Annotated[bool, setting()] = True) -> None:
         super().__init__(rate=1.0)
         self.more = more
 
@@ -153,11 +158,9 @@ def values_of(maker: Any) -> dict[str, Any]:
 
 
 def test_a_dataclass_declares_its_fields_and_those_of_its_bases():
-    assert declared(SGDOptimizer) == {"step-size": Declared("step_size", 0.5, RATE)}
-    assert declared(MoreSteps) == {
-        "step-size": Declared("step_size", 0.25, RATE),
-        "num-steps": Declared("num_steps", 7, COUNT),
-    }
+    assert values_of(SGDOptimizer) == {"step-size": 0.5}
+    assert values_of(MoreSteps) == {"step-size": 0.25, "num-steps": 7}
+    assert declared(MoreSteps)["num-steps"].argument == "num_steps"
 
 
 def test_class_that_forwards_arguments_declares_those_of_its_bases():
@@ -215,27 +218,29 @@ def test_integer_default_of_a_float_is_converted():
 
     values = [setting.default for setting in declared(maker).values()]
     assert list(map(type, values)) == [float, int]
-    assert resolve({"rate": 0.5}, [maker])["rate"] == 0.5
+    assert resolve({"rate": 0.5}, lambda _: [maker])["rate"] == 0.5
 
 
 POSTPONED = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
-from flwr_frl.common.settings import Checked, Range as Interval
+from flwr_frl.common.settings import Checked, setting
 
 if TYPE_CHECKING:
     from nowhere import Thing
 
-def function(thing: Thing | None = None, rate: Annotated[int, Interval("(0, 1]")] = 1):
+Rate = Annotated[float, setting(gt=0, le=1)]
+
+def function(thing: Thing | None = None, rate: Rate = 1.0):
     return rate
 
 @dataclass
 class Data(Checked):
-    rate: Annotated[float, Interval("(0, 1]")] = 0.5
+    rate: float = setting(0.5, gt=0, le=1)
 
 class Parent:
-    def __init__(self, *, rate: Annotated[float, Interval("(0, 1]")] = 0.5):
+    def __init__(self, *, rate: Annotated[float, setting(gt=0, le=1)] = 0.5):
         self.rate = rate
 """
 
@@ -263,7 +268,7 @@ def test_postponed_annotations_are_resolved_in_their_module(write_module):
     for path in paths:
         settings = declared(load(path, "maker"))
         assert list(settings) == ["rate"], path
-        assert settings["rate"].allowed == RATE
+        assert (settings["rate"].kind, settings["rate"].facts) == (float, RATE), path
 
 
 # Building
@@ -342,12 +347,12 @@ def everything_declared() -> list[tuple[Any, str, Declared]]:
 
 def test_pyproject_lists_all_declared_settings_and_defaults():
     settings: dict[str, Any] = {}
-    for maker, name, setting in everything_declared():
-        value = setting.default
+    for maker, name, each in everything_declared():
+        value = each.default
         # All declarations of a setting have the same default.
         first = settings.setdefault(name, value)
         assert (type(value), value) == (type(first), first), (maker, name)
-        assert setting.allowed.permits(value), (maker, name)
+        each.check(name, value)
     typed = {name: (type(value), value) for name, value in settings.items()}
     listed = {name: (type(value), value) for name, value in defaults().items()}
     assert typed == listed
@@ -361,6 +366,17 @@ def test_pyproject_has_the_sections_and_order_of_the_settings_page():
     page = settings_page.PAGE.read_text(encoding="utf-8").replace("## ", "# ")
     rows = re.findall(r"^# (.+)$|^\| `([\w-]+)` \|", page, re.M)[1:]
     assert lines == [(title.replace("`", ""), name) for title, name in rows]
+
+
+@pytest.mark.parametrize(
+    ("maker", "name", "table"),
+    [
+        (CompressionSettings, "compressor", COMPRESSORS),
+        (GraphStrategy, "mixing", MIXING),
+    ],
+)
+def test_choices_are_the_keys_of_the_table_of_their_code(maker, name, table):
+    assert set(get_args(declared(maker)[name].kind)) == set(table)
 
 
 @dataclass
@@ -384,5 +400,45 @@ def of_a_task(many: int = 2):
 )
 def test_an_argument_without_an_annotated_type_is_no_setting(name, maker, shown):
     with pytest.raises(SettingsError, match=f"argument of {shown}, but no") as caught:
-        resolve({name: 1}, [maker])
+        resolve({name: 1}, lambda _: [maker])
     assert caught.value.code == name
+
+
+# Fields of clients and strategies
+
+
+def declare(base: type, field: str, annotation: Any, value: Any) -> type:
+    annotations = {} if annotation is None else {field: annotation}
+    return type("Mine", (base,), {field: value, "__annotations__": annotations})
+
+
+@pytest.mark.parametrize(
+    ("base", "field", "annotation", "value", "line"),
+    [
+        (Client, "pace", None, setting(3), "has no annotation; write pace: int = "),
+        (Strategy, "pace", None, setting(3), "has no annotation; write pace: int = "),
+        (Client, "momentum", None, 0.1, "is no setting; write momentum: float = "),
+        (Strategy, "seed", int, 3, "is no setting; write seed: int = setting(3)"),
+        (Client, "fit", int, setting(3), "is also an attribute; write fit_: int"),
+        (
+            Strategy,
+            "aggregate",
+            int,
+            setting(3),
+            "is also an attribute; write aggregate_",
+        ),
+    ],
+)
+def test_field_that_is_no_setting_is_one_line(base, field, annotation, value, line):
+    with pytest.raises(SettingsError) as caught:
+        declare(base, field, annotation, value)
+    assert str(caught.value).startswith(f"Mine.{field} {line}")
+    assert caught.value.code == field
+
+
+def test_settings_of_a_class_that_is_neither_client_nor_strategy_are_refused():
+    class Mixin:
+        pace: int = setting(3)
+
+    with pytest.raises(SettingsError, match="Mixin must be a subclass of Client or"):
+        type("Mine", (Mixin, Client), {})

@@ -1,6 +1,5 @@
 """A headless Chromium, as packaged by Debian, driven over DevTools pipes."""
 
-import base64
 import contextlib
 import json
 import os
@@ -28,17 +27,10 @@ class Browser:
             os.dup2(13, 3)
             os.dup2(14, 4)
 
+        options = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
+        options += ("hide-scrollbars", "remote-debugging-pipe")
         self.process = subprocess.Popen(
-            [
-                CHROMIUM,
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--hide-scrollbars",
-                "--remote-debugging-pipe",
-                f"--user-data-dir={profile}",
-            ],
+            [CHROMIUM, *(f"--{o}" for o in options), f"--user-data-dir={profile}"],
             preexec_fn=connect,
             close_fds=False,
             stdout=subprocess.DEVNULL,
@@ -106,10 +98,6 @@ class Browser:
         while not self.value(expression):
             assert time.monotonic() < deadline, f"waited {seconds} s for {expression}"
             time.sleep(0.1)
-
-    def shoot(self, path: Path) -> None:
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def complaints(self) -> list[str]:
         """Return the errors of the page, including violations of its content policy."""

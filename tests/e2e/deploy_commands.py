@@ -1,15 +1,15 @@
-"""Run the commands of the folder ``deploy``."""
+"""Run commands to their end."""
 
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-
-
+ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
 
-def command(*arguments: object, **more) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(a) for a in arguments], capture_output=True, text=True, timeout=60, **more
-    )
+def command(
+    *arguments: object, seconds: float = 60, check: bool = False, **more
+) -> subprocess.CompletedProcess[str]:
+    words = [str(argument) for argument in arguments]
+    how = {"capture_output": True, "text": True, "timeout": seconds, "check": check}
+    return subprocess.run(words, **{**how, **more})

@@ -1,25 +1,25 @@
 """Virtual environments with the current dependencies, and a wheel of our package."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import flwr
+from deploy_commands import command
 
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def build_wheel(root: Path, folder: Path) -> Path:
-    command = [*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(root)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    words = (*PIP, "wheel", "--no-deps", "--wheel-dir", folder, root)
+    command(*words, seconds=300, check=True)
     [wheel] = folder.glob("*.whl")
     return wheel
 
 
 def make_environment(folder: Path) -> Path:
     """Create an environment without the checkout; return its site-packages."""
-    command = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
-    subprocess.run(command, check=True, timeout=300)
+    words = (sys.executable, "-m", "venv", "--without-pip", folder)
+    command(*words, seconds=300, check=True)
     [site] = folder.glob("lib/python*/site-packages")
     # Python ignores .pth files, such as that of the checkout, in a folder that is added
     # by a .pth file itself. So only the dependencies are available.
@@ -34,5 +34,5 @@ def make_environment(folder: Path) -> Path:
 
 
 def install(wheel: Path, site: Path) -> None:
-    command = [*PIP, "install", "--no-deps", "--target", str(site), str(wheel)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    words = (*PIP, "install", "--no-deps", "--target", site, wheel)
+    command(*words, seconds=300, check=True)

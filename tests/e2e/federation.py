@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from deploy_commands import DEPLOY, ROOT, command
+
 BIN = Path(sys.executable).parent
-ROOT = Path(__file__).resolve().parents[2]
 # Folder of a SuperExec that keeps torch loaded
-WARM = ROOT / "deploy" / "warm"
+WARM = DEPLOY / "warm"
 MARK = "FRL_STARTED_BY"
 REGISTER = """
 import sys
@@ -74,6 +75,19 @@ def kill_9(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def environment_of(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's programs with a home of their own."""
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        # SuperLink and SuperNode start their apps by name.
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
 class Federation:
     """A SuperLink and SuperNodes, each in its own process group.
 
@@ -87,16 +101,7 @@ class Federation:
         self.nodes = nodes
         self.keys = home / "keys"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.environment = {
-            **os.environ,
-            "FLWR_HOME": str(home / "flwr"),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            # SuperLink and SuperNode start their apps by name.
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1",
-        }
+        self.environment = {**environment_of(home / "flwr"), "OMP_NUM_THREADS": "1"}
         (home / "flwr").mkdir(parents=True)
         trust = "insecure = true"
         if nodes:
@@ -108,29 +113,19 @@ class Federation:
         )
 
     def make_keys(self, *nodes: str) -> None:
-        script = ROOT / "deploy" / "certificates.sh"
         arguments = [self.keys, "--server", "127.0.0.1", "--node", *nodes]
-        subprocess.run([script, *arguments], check=True, capture_output=True)
+        command(DEPLOY / "certificates.sh", *arguments, check=True)
 
     def flwr(self, *arguments: str) -> str:
         """Run a command of Flower and return its output."""
-        result = subprocess.run(
-            [str(BIN / "flwr"), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        result = command(BIN / "flwr", *arguments, seconds=120, env=self.environment)
         return result.stdout + result.stderr
 
-    def start(
-        self, name: str, *command: str, **settings: str
-    ) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *words: str, **settings: str) -> subprocess.Popen[bytes]:
         """Start a program of Flower; ``settings`` are added to its environment."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]],
+                [str(BIN / words[0]), *words[1:]],
                 # Child processes inherit the mark.
                 env={**self.environment, **settings, MARK: f"{self.home / name}"},
                 stdout=log,
@@ -143,15 +138,11 @@ class Federation:
     def start_superlink(self, *options: str) -> None:
         trust = ["--insecure"]
         if self.nodes:
-            trust = [
-                "--ssl-ca-certfile",
-                str(self.keys / "ca.crt"),
-                "--ssl-certfile",
-                str(self.keys / "server.crt"),
-                "--ssl-keyfile",
-                str(self.keys / "server.key"),
-                "--enable-supernode-auth",
-            ]
+            files = {"ca-certfile": "ca.crt", "certfile": "server.crt"}
+            files["keyfile"] = "server.key"
+            trust = ["--enable-supernode-auth"]
+            for option, name in files.items():
+                trust += [f"--ssl-{option}", str(self.keys / name)]
         port = str(self.port)
         self.start("superlink", "flower-superlink", *trust, "--port", port, *options)
         # The first start in a new virtual environment compiles all modules.
@@ -160,13 +151,8 @@ class Federation:
     def register(self) -> None:
         """Run ``flwr supernode register`` for all nodes, in a single process."""
         keys = [str(self.keys / "nodes" / f"{name}.pub") for name in self.nodes]
-        subprocess.run(
-            [sys.executable, "-c", REGISTER, *keys],
-            env=self.environment,
-            capture_output=True,
-            timeout=120,
-            check=True,
-        )
+        words = (sys.executable, "-c", REGISTER, *keys)
+        command(*words, seconds=120, check=True, env=self.environment)
 
     def listens(self) -> bool:
         with (
@@ -195,41 +181,24 @@ class Federation:
         if not options:
             options = ("--insecure",) if not self.nodes else self.credentials(name)
         path = f"{program.parent}{os.pathsep}{self.environment['PATH']}"
-        self.start(
-            name,
-            *before,
-            str(program),
-            "--superlink",
-            f"127.0.0.1:{port or self.port}",
-            "--port",
-            str(free_port()),
-            "--node-config",
-            node_config,
-            *options,
-            PATH=f"{WARM}{os.pathsep}{path}" if warm else path,
-        )
+        link = ("--superlink", f"127.0.0.1:{port or self.port}")
+        words = (str(program), *link, "--port", str(free_port()))
+        path = f"{WARM}{os.pathsep}{path}" if warm else path
+        node = ("--node-config", node_config)
+        self.start(name, *before, *words, *node, *options, PATH=path)
 
     def credentials(self, name: str) -> tuple[str, ...]:
-        return (
-            "--root-certificates",
-            str(self.keys / "ca.crt"),
-            "--auth-supernode-private-key",
-            str(self.keys / "nodes" / name),
-        )
+        key = ("--auth-supernode-private-key", str(self.keys / "nodes" / name))
+        return ("--root-certificates", str(self.keys / "ca.crt"), *key)
 
     def run(self, app: Path, run_config: str, seconds: float) -> str:
         """Run an app, wait for its end, and return the log."""
-        command = [str(BIN / "flwr"), "run", str(app), "test", "--stream"]
+        words = [BIN / "flwr", "run", app, "test", "--stream"]
         if run_config:
-            command += ["--run-config", run_config]
-        result = subprocess.run(
-            command,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+            words += ["--run-config", run_config]
+        # Flower looks at every file below the folder in which it starts.
+        where = {"env": self.environment, "cwd": self.home / "flwr"}
+        result = command(*words, seconds=seconds, **where)
         return result.stdout + result.stderr
 
     def kill(self, name: str) -> None:
@@ -280,8 +249,7 @@ def project() -> Path:
 def compile_flower() -> None:
     """Start Flower's programs once: the first start in a new environment is slow."""
     for program in ("flower-superlink", "flower-supernode", "flwr"):
-        command = [str(BIN / program), "--version"]
-        subprocess.run(command, capture_output=True, check=False)
+        command(BIN / program, "--version", seconds=240)
 
 
 @contextlib.contextmanager
@@ -291,14 +259,9 @@ def local_flower(home: Path) -> Iterator[dict[str, str]]:
     compile_flower()
     try:
         yield {
-            **os.environ,
-            "FLWR_HOME": str(home),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
+            **environment_of(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
             "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }
     finally:
         # The local SuperLink is a daemon.

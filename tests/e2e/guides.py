@@ -1,11 +1,10 @@
 """Execute guides as they are written: create their files and run their commands."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from federation import ROOT
+from deploy_commands import ROOT, command
 
 BLOCK = re.compile(r"<!-- (.*?) -->\n```\w+\n(.*?)```\n<!-- end -->", flags=re.DOTALL)
 
@@ -23,17 +22,9 @@ def follow(name: str, home: Path, environment: dict[str, str]) -> None:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
             continue
-        shell = ["bash", "-euo", "pipefail", "-c", text]
-        command = [sys.executable, "-c", text] if kind == "python" else shell
-        result = subprocess.run(
-            command,
-            cwd=home,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        shell = ("bash", "-euo", "pipefail", "-c", text)
+        words = (sys.executable, "-c", text) if kind == "python" else shell
+        result = command(*words, seconds=400, cwd=home, env=environment)
         printed = result.stderr + result.stdout
         assert result.returncode == 0, printed
         (home / f"{kind}.out").write_text(printed, encoding="utf-8")

@@ -18,9 +18,7 @@ OTHER = "__version__ = '0.0.1'\n__path__ = []\n"
 
 
 @pytest.mark.e2e
-def test_supernodes_need_no_package_and_ignore_another_version(
-    tmp_path: Path,
-) -> None:
+def test_supernodes_need_no_package_and_ignore_another_version(tmp_path: Path) -> None:
     write_folders(tmp_path / "data", len(NAMES))
     folders = sorted((tmp_path / "data").iterdir())
     federation = Federation(tmp_path / "federation")

@@ -192,17 +192,6 @@ def test_devices_match_the_simulation_and_intruders_receive_nothing(
     assert listed.lower().count("online") == len(NAMES), listed
 
 
-@pytest.mark.e2e
-def test_a_run_without_a_target_gives_a_one_line_error(
-    fleet: Federation, tmp_path: Path
-):
-    # The index of a device does not determine its role: all are sources.
-    config = f'algorithm="representation-transfer" {SHARED}'
-    log = fleet.run(project(), f'{config} output="{tmp_path / "out"}"', 600)
-    assert "role is 'source'; expected 'target' in the node config" in log
-    assert "Traceback" not in log
-
-
 # A third-party algorithm and task
 
 GUEST_OWN = "roll=0.3 warm-up=3 gradient-bound=2.0 learning-rate=0.05"
@@ -249,7 +238,7 @@ def test_a_third_party_app_resumes_and_gives_one_line_errors(
 
 # One device is hostile; the results are those of the honest ones alone
 
-ROUNDS = 8
+ROUNDS = 5
 ALONE = (
     'task="image-folder" model="mlp-2" num-clients=2 fraction-train=1.0 '
     f"num-server-rounds={ROUNDS} evaluate-every=0 evaluate-last=1 checkpoint-every=1 "
@@ -268,12 +257,12 @@ def test_hostile_replies_change_nothing(fleet: Federation, tmp_path: Path) -> No
         assert row["rejected"] + row["unanswered"] == 1
         kind = "rejected" if row["rejected"] else "unanswered"
         assert row[f"{kind}-clients"] == ["000002"]
-    # Rounds 1 to 6 are rejected. Flower drops the reply of round 7 (see the app), and
-    # the gigabyte of round 8 may be late.
-    assert [row["rejected"] for row in rows[:6]] == [1] * 6
-    assert rows[6]["unanswered"] == 1
+    # Rounds 1 to 3 are rejected. Flower drops the reply of round 4 (see the app), and
+    # the gigabyte of round 5 may be late.
+    assert [row["rejected"] for row in rows[:3]] == [1] * 3
+    assert rows[3]["unanswered"] == 1
     assert (fleet.home / "ids" / "answered").exists()
-    assert "reply of client 000002 is of round 1, not of round 6" in log
+    assert "reply of client 000002 is of round 1, not of round 3" in log
     assert "no reply of clients 000002" in log
     assert not (fleet.home / "planted").exists(), "a pickle was loaded"
 

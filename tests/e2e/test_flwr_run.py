@@ -1,13 +1,13 @@
 """``flwr run .`` in Flower's simulation gives the same results as ``simulation.py``."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import BIN, ROOT, local_flower, project, read_lines
+from command_line import run
+from deploy_commands import command
+from federation import BIN, local_flower, project, read_lines
 
 COMMON = "evaluate-last=1 num-clients=4 classes-per-client=5 "
 SETTINGS = {
@@ -37,54 +37,26 @@ def test_flwr_run_equals_inline(
 ) -> None:
     settings = SETTINGS[algorithm]
     inline, simulated = tmp_path / "inline", tmp_path / "simulated"
-    command = [
-        str(BIN / "flwr"),
-        "run",
-        str(project()),
-        "local",
-        "--stream",
-        "--federation-config",
-        "num-supernodes=4 client-resources-num-cpus=1 "
-        f"init-args-num-cpus={PROCESSES[algorithm]}",
-        "--run-config",
-        f'algorithm="{algorithm}" {settings} output="{simulated}"',
-    ]
+    nodes = "num-supernodes=4 client-resources-num-cpus=1 "
+    nodes += f"init-args-num-cpus={PROCESSES[algorithm]}"
+    config = f'algorithm="{algorithm}" {settings} output="{simulated}"'
+    words = (BIN / "flwr", "run", project(), "local", "--stream")
+    options = ("--federation-config", nodes, "--run-config", config)
     # On a busy machine, Flower's limit of 15 seconds for the SuperLink may be too low.
     for _ in range(3):
-        result = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        if "Failed to start local SuperLink" not in result.stdout + result.stderr:
+        where = {"env": environment, "cwd": tmp_path}
+        result = command(*words, *options, seconds=400, **where)
+        log = result.stdout + result.stderr
+        if "Failed to start local SuperLink" not in log:
             break
     rows = read_lines(simulated / algorithm / "metrics.jsonl")
-    log = result.stdout + result.stderr
     assert rows, log
     # The log names the folder of the results and reports each round.
     assert f"results are written to {simulated}/{algorithm}" in log
     assert "connected clients: " in log
-    clients = rows[-1]["clients"]
-    total = len(rows)
+    clients, total = rows[-1]["clients"], len(rows)
     assert f"round {total} of {total}: {clients} clients, train loss " in log
-    subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "simulation.py"),
-            algorithm,
-            "--backend",
-            "inline",
-            "--output",
-            str(inline),
-            "--run-config",
-            settings,
-        ],
-        check=True,
-        cwd=tmp_path,
-    )
+    assert run(inline, algorithm, "--run-config", settings) == 0
     for actual, expected in zip(
         rows, read_lines(inline / algorithm / "metrics.jsonl"), strict=True
     ):

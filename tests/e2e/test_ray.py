@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from algorithm_runs import assert_same, run_tiny
+from deploy_commands import command
 from federation import ROOT, kill_9, processes_with, wait_until
 
 from flwr_frl.clients.client_app import make_app
@@ -94,15 +95,8 @@ def test_a_process_without_the_token_cannot_run_code_in_the_workers(tmp_path):
     assert not [name for name in os.environ if name.startswith("RAY_AUTH_")]
     # Otherwise the intruder's Ray would look for loopback addresses on the network.
     reachable = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    result = subprocess.run(
-        [sys.executable, "-c", INTRUDER, address, str(mark)],
-        env=os.environ | reachable,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = (sys.executable, "-c", INTRUDER, address, mark)
+    result = command(*words, seconds=120, env=os.environ | reachable)
     assert "ConnectionError" in result.stderr
     assert not mark.exists()
 
@@ -125,6 +119,13 @@ def test_a_run_on_ray_is_resumed_inline(tmp_path):
     expected = run_tiny("fedrep", **more)
     assert resumed.rows == expected.rows
     assert_same(resumed, expected)
+
+
+def script(folder: Path, text: str, *arguments: Path):
+    """Run a script with its own Ray."""
+    (folder / "script.py").write_text(text)
+    where = {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    return command(sys.executable, "script.py", *arguments, seconds=300, **where)
 
 
 DYING = """
@@ -157,16 +158,7 @@ for always in (False, True):
 
 @pytest.mark.e2e
 def test_the_chunk_of_a_dead_worker_is_retried_once(tmp_path):
-    (tmp_path / "dying.py").write_text(DYING)
-    result = subprocess.run(
-        [sys.executable, "dying.py", str(tmp_path / "marker")],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = script(tmp_path, DYING, tmp_path / "marker")
     # Ray also writes to standard output.
     lines = [line for line in result.stdout.splitlines() if line.startswith("40 ")]
     assert lines == ["40 []", "40 []", "40 [7]", "40 [7]"], result.stderr
@@ -209,16 +201,7 @@ exchange(None)
 
 @pytest.mark.e2e
 def test_replies_after_a_timeout_are_neither_awaited_nor_used(tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
-    result = subprocess.run(
-        [sys.executable, "slow.py", str(tmp_path / "go"), str(tmp_path / "begun")],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = script(tmp_path, SLOW, tmp_path / "go", tmp_path / "begun")
     lines = [line for line in result.stdout.splitlines() if " replies " in line]
     assert lines == ["40 replies {1}", "0 replies {1}", "40 replies {2}"], result.stderr
     # In the second exchange, each worker finishes only the chunk that it had begun.

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from deploy_commands import command
 from federation import ROOT, free_port, kill_9, processes_with, read_lines, wait_until
 
 START = (
@@ -32,16 +33,9 @@ def start(folder: Path, home: str, *arguments: str) -> str:
     address of the cluster, and wait for it after it has ended.
     """
     folder.mkdir()
-    started = subprocess.run(
-        [*START, *arguments],
-        cwd=folder,
-        env=ENVIRONMENT | {"FRL_NODE": str(folder), "RAY_TMPDIR": home},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=True,
-    )
-    return started.stdout
+    environment = ENVIRONMENT | {"FRL_NODE": str(folder), "RAY_TMPDIR": home}
+    where = {"cwd": folder, "env": environment}
+    return command(*START, *arguments, seconds=180, check=True, **where).stdout
 
 
 def numbers_of(output: Path) -> list[dict]:

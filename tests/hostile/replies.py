@@ -17,14 +17,13 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import Settings, SettingsError, resolve
 from flwr_frl.results.results import strict_json
 from flwr_frl.strategies import ALGORITHMS, build_strategy
-from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids import arrivals
-from flwr_frl.strategies.grids.arrivals import with_retries
+from flwr_frl.strategies.fedbuff import Asynchronous
+from flwr_frl.strategies.grids import inbox
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import is_finite
 from flwr_frl.strategies.server.rounds import run_rounds
 
@@ -65,7 +64,7 @@ def adapted(strategy: Strategy, grid: Grid) -> Grid:
         return grid
     speeds = SpeedModel("fixed", CLIENTS, seed=0)
     clock = SimulatedArrivals(grid, speeds, 0.0, lambda node: node % CLIENTS)
-    return strategy.participation.adapt_grid(clock, strategy.name_of)
+    return strategy.participation.adapt_grid(clock, strategy.clients.name_of)
 
 
 @dataclass
@@ -102,7 +101,9 @@ class Target:
             arrays = arrays if trained is None else trained
         messages = list(configure(1, arrays, ConfigRecord(), self.grid))
         self.replies = list(self.grid.send_and_receive(messages))
-        self.asked = self.inner.pending
+        evaluates = kind == "evaluate"
+        self.owner = self.inner.evaluation if evaluates else self.inner
+        self.asked = self.owner.round
         self.before = self.inner.snapshot()()
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
@@ -116,11 +117,10 @@ class Target:
         """Aggregate replies in the state before them; return arrays and metrics."""
         self.inner.restore(copy.deepcopy(self.before))
         asked = self.asked
-        exchange = PendingRound(asked.server_round, self.inner.name_of, asked.sent)
-        exchange.asked = set(asked.asked)
-        exchange.asked_in = dict(asked.asked_in)
-        exchange.expected = dict(asked.expected)
-        self.inner.pending = exchange
+        self.owner.round = round = copy.copy(asked)
+        round.asked, round.asked_in = set(asked.asked), dict(asked.asked_in)
+        round.like, round.rejections, round.unused = dict(asked.like), [], {}
+        round.forget_replies()
         if isinstance(work := self.inner.participation, Asynchronous):
             # The grid does this for every client whose reply it delivers.
             delivered = {reply.metadata.src_node_id for reply in replies}
@@ -179,13 +179,13 @@ class Target:
         if len(rows) > 60 or not all(map(is_finite_metric, rows.values())):
             outcome.fell.append(f"{what} put nonsense into the metrics")
         json.loads(strict_json(rows), parse_constant=refuse)
-        exchange = self.inner.pending
-        for name, reason in exchange.rejections:
+        rejections = self.owner.round.rejections
+        for name, reason in rejections:
             if not f"{name}{reason}".isprintable() or len(reason) > 400:
                 outcome.fell.append(f"{what} is not one line: {reason!r}"[:300])
-        if exchange.rejections:
+        if rejections:
             outcome.refused += 1
-            counted = len(replies) - len(exchange.rejections)
+            counted = len(replies) - len(rejections)
             if self.kind == "train" and counted == len(self.replies) - 1:
                 same = arrays.keys() == self.without.keys() and all(
                     np.array_equal(arrays[n], v) for n, v in self.without.items()
@@ -286,12 +286,12 @@ def attack_names(algorithm: str, rng: Rng, outcome: Outcome) -> None:
     outcome.tried += 1
     settings = settings_of(algorithm)
     strategy = build_strategy(settings)
-    grid = with_retries(Renaming(make_app(settings), rng), strategy.name_of)
+    grid = Inbox(Renaming(make_app(settings), rng), strategy.clients.name_of)
     try:
-        with mock.patch.object(arrivals, "PULL_INTERVAL", 0.0):
+        with mock.patch.object(inbox, "PULL_INTERVAL", 0.0):
             arrays = strategy.initialize(grid)
             grid = strategy.adapt_grid(grid)
-            grid = strategy.participation.adapt_grid(grid, strategy.name_of)
+            grid = strategy.participation.adapt_grid(grid, strategy.clients.name_of)
             work = isinstance(strategy.participation, Asynchronous)
             rounds = range(1, 30 if work else 7)
             run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: r % 2 == 0)

@@ -8,25 +8,19 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import animals
 import numpy as np
 import pytest
 import torch
+from command_line import ROOT, one_error
+from pictures import write_images
 from PIL import Image
+from refusals import assert_says, refusal, uninstall
 from torch import nn
 
 from flwr_frl.clients.device.card import ImageModel, ModelCard
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.predict import (
-    Predictor,
-    export,
-    load,
-    load_model,
-    load_run,
-    predict,
-)
+from flwr_frl.predict import Predictor, export, load, load_model, load_run, predict
 from flwr_frl.predict.__main__ import main
 from flwr_frl.running import run
 from flwr_frl.task.models import SplitModel, build_model
@@ -57,12 +51,8 @@ def model(tmp_path):
 @pytest.fixture
 def photos(tmp_path):
     """A folder of four photos, two of which do not have the model's size."""
-    rng = np.random.default_rng(0)
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for i in range(2):
-        pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i}.png")
+    rng, folder = np.random.default_rng(0), tmp_path / "photos"
+    write_images(folder, rng.integers(0, 256, (2, 8, 8), dtype=np.uint8))
     Image.fromarray(np.full((20, 30, 3), 60, np.uint8)).save(folder / "2, large.png")
     Image.fromarray(np.full((4, 4), 200, np.uint8)).save(folder / "3.png")
     (folder / "notes.txt").write_text("no image")
@@ -152,18 +142,16 @@ def test_an_operator_missing_in_onnx_is_a_one_line_error(tmp_path):
     pytest.importorskip("onnxscript")
     classifier, card = classifier_of("mlp", 8, 1)
     classifier.model = SplitModel(Eigenvalues(), nn.Linear(8, 3))
-    with pytest.raises(SettingsError) as raised:
-        export(classifier, card, tmp_path / "model.onnx")
-    assert "\n" not in str(raised.value)
-    assert str(raised.value).startswith("the model cannot be exported as .onnx")
-    assert "linalg_eig" in str(raised.value)
+    error = str(refusal(export, classifier, card, tmp_path / "model.onnx"))
+    assert error.startswith("the model cannot be exported as .onnx")
+    assert "linalg_eig" in error
     assert not (tmp_path / "model.onnx").exists()
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda package: None)
-    with pytest.raises(SettingsError, match=r"pip install 'flwr-frl\[onnx\]'$"):
-        export(*classifier_of("mlp", 8, 1), tmp_path / "model.onnx")
+    uninstall(monkeypatch, "onnx", "onnxscript")
+    call = (export, *classifier_of("mlp", 8, 1), tmp_path / "model.onnx")
+    assert "pip install 'flwr-frl[onnx]'" in str(refusal(*call))
 
 
 # Damaged files
@@ -197,13 +185,11 @@ def test_every_damaged_model_is_refused(tmp_path, damage):
     data = path.read_bytes()
     for _ in range(100):
         path.write_bytes(damage(data, rng))
-        with pytest.raises(SettingsError) as error:
-            load_model(path)
-        assert "\n" not in str(error.value)
+        refusal(load_model, path)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     # Its arrays are not used as initial weights, either.
-    with pytest.raises(SettingsError, match=r"cannot be read: its checksum is wrong$"):
-        load_weights(classifier.model, str(path), "mlp")
+    error = refusal(load_weights, classifier.model, str(path), "mlp")
+    assert "cannot be read: its checksum is wrong" in str(error)
 
 
 @pytest.mark.parametrize("suffix", ["pt2", "onnx"])
@@ -265,10 +251,7 @@ def test_more_images_than_one_batch_are_classified(model):
     ],
 )
 def test_unsuitable_images_are_a_one_line_error(model, images, line):
-    with pytest.raises(SettingsError) as raised:
-        load(model[0])(images)
-    assert line in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert_says(line, load(model[0]), images)
 
 
 # Predictions as CSV
@@ -284,10 +267,8 @@ def test_images_with_outputs_that_are_not_finite_are_a_one_line_error(photos):
     white = photos / "white.png"
     Image.fromarray(pixels[1, :, :, 0]).save(white)
     line = "cannot be predicted from: the model's output is not finite"
-    with pytest.raises(SettingsError, match=f"^image 1 {line}$"):
-        Predictor(classifier, card)(pixels)
-    with pytest.raises(SettingsError, match=f"white.png {line}$"):
-        list(predict(classifier, card, [white]))
+    assert_says(f"image 1 {line}", Predictor(classifier, card), pixels)
+    assert_says(f"white.png {line}", lambda: list(predict(classifier, card, [white])))
 
 
 def test_a_folder_of_photos_gives_a_csv(model, photos, tmp_path, capsys):
@@ -306,13 +287,11 @@ def test_a_folder_of_photos_gives_a_csv(model, photos, tmp_path, capsys):
     assert [float(row[2]) for row in rows] == pytest.approx(best, abs=5e-5)
     # The CSV path has a file where a folder is needed.
     assert main([*command, "--csv", str(photos / "0.png" / "classes.csv")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: csv ")
-    assert error.count("\n") == 1
+    assert "error: csv " in one_error(capsys.readouterr().err)
 
 
 def test_the_example_in_the_deployment_guide(model, photos, monkeypatch):
-    guide = Path(__file__).parents[2] / "deploy" / "README.md"
+    guide = ROOT / "deploy" / "README.md"
     lines = guide.read_text().partition("<!-- predict -->\n```python\n")[2]
     monkeypatch.chdir(photos.parent)
     namespace: dict = {}
@@ -344,24 +323,18 @@ def test_an_exported_model_predicts_without_the_run(devices, folders, tmp_path, 
     alone.mkdir()
     shutil.copy(path, alone)
     shutil.copytree(images, alone / "cat")
-    result = subprocess.run(
-        [sys.executable, "-m", "flwr_frl.predict", "cat", "--model", path.name],
-        cwd=alone,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    assert result.stdout == first.replace(images, "cat")
+    command = [sys.executable, "-m", "flwr_frl.predict", "cat", "--model", path.name]
+    where = {"cwd": alone, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    printed = subprocess.check_output(command, **where, text=True)
+    assert printed == first.replace(images, "cat")
 
 
 def test_a_model_with_additional_parts_is_exported_only_as_a_program(folders, tmp_path):
     settings = animals.settings_of(tmp_path, algorithm="fedcp", data_dir=str(folders))
     run("fedcp", settings, "inline")
     loaded = load_run(tmp_path / "results" / "fedcp", "000000")
-    with pytest.raises(SettingsError, match=r"it must end with .pt2, as this algorit"):
-        export(*loaded, tmp_path / "model.safetensors")
+    line = "it must end with .pt2, as this algorit"
+    assert_says(line, export, *loaded, tmp_path / "model.safetensors")
     assert not (tmp_path / "model.safetensors").exists()
     export(*loaded, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()

@@ -54,7 +54,7 @@ def test_a_stopped_run_is_ended_as_unfinished(tmp_path, monkeypatch):
     def stop(watch):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flwr_frl.results.watch.Watch.after_round", stop)
+    monkeypatch.setattr("flwr_frl.strategies.server.watch.Watch.after_round", stop)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, tracker="recorders:Recorder")
     assert Recorder.told[-1] == (False, {}, [])

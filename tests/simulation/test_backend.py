@@ -23,16 +23,23 @@ def seconds_a_step(monkeypatch, seconds):
     monkeypatch.setattr(backend, "step_seconds", lambda task, settings: seconds)
 
 
-def test_short_training_runs_inline(monkeypatch, settings):
+def test_long_training_runs_on_ray_if_there_are_several_cores(monkeypatch, settings):
     seconds_a_step(monkeypatch, 1e-4)
     assert backend.choose_backend(settings) == "inline"
-
-
-def test_long_training_runs_on_ray_if_there_are_several_cores(monkeypatch, settings):
     seconds_a_step(monkeypatch, 0.1)
     assert backend.choose_backend(settings) == "ray"
+    # Workers cannot import classes of a script.
+    custom = {**settings, "algorithm": "__main__:Mine"}
+    assert backend.choose_backend(custom) == "inline"
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "find_spec", lambda name: None)
+        assert backend.choose_backend(settings) == "inline"
     monkeypatch.setattr(backend.os, "sched_getaffinity", lambda pid: {0})
     assert backend.choose_backend(settings) == "inline"
+    # As on macOS
+    monkeypatch.delattr(backend.os, "sched_getaffinity")
+    monkeypatch.setattr(backend.os, "cpu_count", lambda: 10)
+    assert backend.usable_cores() == 10
 
 
 def test_the_estimate_counts_steps_rounds_and_clients_that_train_together(
@@ -48,13 +55,6 @@ def test_the_estimate_counts_steps_rounds_and_clients_that_train_together(
     assert backend.training_seconds(settings) == pytest.approx(expected / 3)
 
 
-def test_a_system_without_affinities_has_all_cores(monkeypatch):
-    # As on macOS.
-    monkeypatch.delattr(backend.os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(backend.os, "cpu_count", lambda: 10)
-    assert backend.usable_cores() == 10
-
-
 def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     assert backend.choose_backend(settings) == "ray"
@@ -63,40 +63,16 @@ def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
     assert backend.choose_backend(settings) == "ray"
 
 
-def test_runs_without_ray_or_with_classes_of_a_script_are_inline(monkeypatch, settings):
-    seconds_a_step(monkeypatch, 0.1)
-    custom = {**settings, "algorithm": "__main__:Mine"}
-    assert backend.choose_backend(custom) == "inline"
-    monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert backend.choose_backend(settings) == "inline"
-
-
-def test_a_loss_that_would_diverge_does_not_end_the_measurement(settings):
-    inputs = torch.full((40, 1), 1e6)
-    examples = [ExampleSet(inputs, inputs)]
-    task = ExampleTask(
-        lambda: SplitModel(nn.Identity(), nn.Linear(1, 1)),
-        *(examples, examples, nn.functional.mse_loss),
-    )
-    assert backend.step_seconds(task, settings) > 0
-
-
-def test_a_model_that_cannot_be_measured_runs_inline(monkeypatch, settings):
-    examples = [ExampleSet(torch.ones(1, 2), torch.tensor([0]))]
-    task = ExampleTask(
-        lambda: SplitModel(nn.BatchNorm1d(2), nn.Linear(2, 2)), examples, examples
-    )
-    monkeypatch.setattr(backend, "build_task", lambda *_: task)
-    assert backend.choose_backend(settings) == "inline"
-
-
-def test_a_client_that_cannot_train_does_not_end_the_measurement(monkeypatch, settings):
-    inputs = torch.full((40, 1), 1e30)
+@pytest.mark.parametrize(
+    ("inputs", "representation"),
+    [(torch.ones(1, 2), nn.BatchNorm1d(2)), (torch.full((40, 2), 1e30), nn.Identity())],
+)
+def test_a_model_that_cannot_be_measured_runs_inline(
+    monkeypatch, settings, inputs, representation
+):
     sets = [ExampleSet(inputs, inputs)]
-    loss = nn.functional.mse_loss
-    task = ExampleTask(
-        lambda: SplitModel(nn.Identity(), nn.Linear(1, 1)), sets, sets, loss
-    )
+    model = lambda: SplitModel(representation, nn.Linear(2, 2))  # noqa: E731
+    task = ExampleTask(model, sets, sets, nn.functional.mse_loss)
     monkeypatch.setattr(backend, "build_task", lambda *_: task)
     assert backend.choose_backend(settings) == "inline"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import cases, config, run
-from PIL import Image
+from pictures import write_images
 
 from flwr_frl import running
 from flwr_frl.arguments import parse
@@ -16,11 +16,9 @@ def folder_of_clients(root: Path, num_clients: int = 2) -> None:
     """Write images that are already split over clients."""
     rng = np.random.default_rng(0)
     for client in range(num_clients):
-        for part, name in (("train", "a"), ("train", "b"), ("test", "a")):
-            folder = root / f"client-{client}" / part / name
-            folder.mkdir(parents=True)
-            pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "0.png")
+        for place in ("train/a", "train/b", "test/a"):
+            pixels = rng.integers(0, 255, (1, 16, 16, 3), dtype=np.uint8)
+            write_images(root / f"client-{client}" / place, pixels)
 
 
 def warnings_of(arguments: list[str], caplog) -> list[str]:
@@ -78,37 +76,26 @@ def test_a_warning_has_the_value_and_the_reason(caplog):
     ]
 
 
-def test_several_runs_log_a_warning_once(tmp_path, caplog):
-    settings = {"model": "logistic", "num_clients": 5, "nc_weight": 0.5}
-    arguments = ("fedavg", "--seeds", "2", "--rounds", "1")
-    assert run(tmp_path, *arguments, **settings) == 0
-    lines = [line for line in caplog.messages if "does nothing" in line]
-    assert len(lines) == 1
-
-
 def test_partition_settings_have_no_effect_on_folders_of_clients(tmp_path, caplog):
     folder_of_clients(tmp_path / "images")
     task = ["--task", "image-folder", "--data-dir", str(tmp_path / "images")]
     task += ["--clients", "2", "--fraction", "1"]
     text = f"cache-dir='{tmp_path / 'cache'}' image-size=16"
     assert warnings_of(["fedavg", *task, *config(text)], caplog) == []
-    lines = warnings_of(
-        ["fedavg", *task, *config(f"{text} partition='iid' test-partition='all'")],
-        caplog,
-    )
-    assert [line.split(":")[0] for line in lines] == [
-        "partition=iid does nothing",
-        "test-partition=all does nothing",
-    ]
+    text += " partition='iid' test-partition='all'"
+    lines = warnings_of(["fedavg", *task, *config(text)], caplog)
+    names = [line.partition("=")[0] for line in lines]
+    assert names == ["partition", "test-partition"]
 
 
 def test_a_command_warns_once_of_its_settings(tmp_path, caplog):
     settings = {"nc_weight": 0.5, "min_train_nodes": 30}
-    assert run(tmp_path, "fedavg", "fedper", "--rounds", "1", **settings) == 0
+    words = ("fedavg", "fedper", "--seeds", "2", "--rounds", "1")
+    assert run(tmp_path, *words, **settings) == 0
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     # The second warning is given for each run.
     few = "min-train-nodes is 30, but there are only 20 clients: all train"
-    assert [line.partition("=")[0] for line in warned] == ["nc-weight", few, few]
+    assert [line.partition("=")[0] for line in warned] == ["nc-weight", *[few] * 4]
 
 
 ON_DIGITS = """
@@ -132,12 +119,8 @@ def test_settings_of_built_in_models_have_no_effect_on_custom_models(
     task = ["--task", write_module("own_digits", ON_DIGITS) + ":OnDigits"]
     assert warnings_of(["fedavg", *task], caplog) == []
     # resnet18 would convert the digits to RGB.
-    settings = {
-        "head-layers": 7,
-        "model": "resnet18",
-        "model-head": "fc",
-        "weights": "no",
-    }
+    settings = {"head-layers": 7, "model": "resnet18"}
+    settings |= {"model-head": "fc", "weights": "no"}
     text = " ".join(f"{name}={value!r}" for name, value in settings.items())
     assert warnings_of(["fedavg", *task, *config(text)], caplog) == [
         f"{name}={value} does nothing: the task has a model of its own"

@@ -1,9 +1,9 @@
 """Unusual custom tasks: doubles, a target per position, no training examples."""
 
 import pytest
+from refusals import assert_says
 
 from flwr_frl import simulate
-from flwr_frl.common.settings import SettingsError
 
 TASK = """
 import torch
@@ -83,25 +83,15 @@ def test_clients_without_training_examples_are_tested(algorithm, module, tmp_pat
     assert (rows[-1]["clients"], rows[-1]["evaluated"]) == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "task", "line"),
-    [
-        ("fedavg", "soft", "targets are float32; with classes they must be integers"),
-        ("fedrod", "soft", "targets are float32; with classes they must be integers"),
-        (
-            "fedavg",
-            "places",
-            r"outputs of shape \(9, 4, 2\) and integer targets of shape \(9, 4\); c",
-        ),
-    ],
-)
-def test_targets_that_cannot_be_evaluated_are_refused(
-    algorithm, task, line, module, tmp_path
-):
-    with pytest.raises(SettingsError, match=line):
-        rows_of(algorithm, f"{module}:{task}", tmp_path, num_clients=2)
-
-
-def test_hf_maml_refuses_bfloat16(tmp_path):
-    with pytest.raises(SettingsError, match="bfloat16 is True; expected false with"):
-        rows_of("hf-maml", "digits", tmp_path, num_clients=10, bfloat16=True)
+def test_targets_that_cannot_be_evaluated_and_precisions_are_refused(module, tmp_path):
+    integers = "targets are float32; with classes they must be integers"
+    shapes = "outputs of shape (9, 4, 2) and integer targets of shape (9, 4); c"
+    for algorithm, task, line in (
+        ("fedavg", "soft", integers),
+        ("fedrod", "soft", integers),
+        ("fedavg", "places", shapes),
+    ):
+        call = (rows_of, algorithm, f"{module}:{task}", tmp_path)
+        assert_says(line, *call, num_clients=2)
+    call = (rows_of, "hf-maml", "digits", tmp_path)
+    assert_says("bfloat16 is True; expected false with", *call, bfloat16=True)

@@ -26,13 +26,15 @@ from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.privacy import epsilon
 from flwr_frl.task.training.privacy import epsilon as example_epsilon
 
-PRIVATE = {
-    **STEADY,
-    "fraction_train": 1.0,
-    "server_dp_noise": 2.0,
-    "server_dp_clip": 1.0,
-    "server_dp_delta": 1e-3,
-}
+PRIVATE = {**STEADY, "fraction_train": 1.0, "server_dp_noise": 2.0}
+PRIVATE |= {"server_dp_clip": 1.0, "server_dp_delta": 1e-3}
+
+
+def killed_in(server_round: int, monkeypatch, output: Path, name: str, **more) -> None:
+    with monkeypatch.context() as patched:
+        die_in(patched, server_round)
+        with pytest.raises(Killed):
+            run(output, name, "--rounds", "5", **more)
 
 
 def test_one_command_reports_epsilon_for_each_algorithm(tmp_path, capsys):
@@ -52,10 +54,7 @@ def test_one_command_reports_epsilon_for_each_algorithm(tmp_path, capsys):
 
 def test_moments_are_counted_with_the_rounds_of_a_killed_run(tmp_path, monkeypatch):
     settings = {**PRIVATE, "task": "linear", "initialization": "moments"}
-    with monkeypatch.context() as patched:
-        die_in(patched, 3)
-        with pytest.raises(Killed):
-            run(tmp_path, "fedrep", "--rounds", "5", **settings)
+    killed_in(3, monkeypatch, tmp_path, "fedrep", **settings)
     account = tmp_path / "fedrep" / ACCOUNT_FILE
     # The moments and three rounds, twice
     assert {*json_of(account)["asked"].values()} == {4}
@@ -65,11 +64,8 @@ def test_moments_are_counted_with_the_rounds_of_a_killed_run(tmp_path, monkeypat
 
 def test_rounds_released_by_a_killed_run_are_counted(tmp_path, monkeypatch):
     settings = {**PRIVATE, "checkpoint_every": 2}
-    with monkeypatch.context() as patched:
-        # Rounds 1 to 4 are released; round 3 is in no checkpoint.
-        die_in(patched, 4)
-        with pytest.raises(Killed):
-            run(tmp_path, "fedrep", "--rounds", "5", **settings)
+    # Rounds 1 to 4 are released; round 3 is in no checkpoint.
+    killed_in(4, monkeypatch, tmp_path, "fedrep", **settings)
     rounds = json.loads((tmp_path / "fedrep" / ACCOUNT_FILE).read_text())["asked"]
     assert set(rounds.values()) == {4}
     output = str(tmp_path)
@@ -84,10 +80,7 @@ def test_rounds_released_by_a_killed_run_are_counted(tmp_path, monkeypatch):
 
 
 def test_a_killed_run_without_a_checkpoint_is_counted(tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        die_in(patched, 2)
-        with pytest.raises(Killed):
-            run(tmp_path, "fedavg", "--rounds", "3", **PRIVATE)
+    killed_in(2, monkeypatch, tmp_path, "fedavg", **PRIVATE)
     assert run(tmp_path, "fedavg", "--rounds", "2", **PRIVATE) == 0
     assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 4, 1e-3)
     # A new run after the end of this one has its own account.
@@ -117,13 +110,8 @@ def test_too_little_noise_is_refused(tmp_path, monkeypatch, noise, code):
 # Example-level privacy on the clients
 
 BATCH = 200
-OF_EXAMPLES = {
-    **STEADY,
-    "batch_size": BATCH,
-    "dp_noise": 2.0,
-    "dp_clip": 1.0,
-    "dp_delta": 1e-3,
-}
+OF_EXAMPLES = {**STEADY, "batch_size": BATCH}
+OF_EXAMPLES |= {"dp_noise": 2.0, "dp_clip": 1.0, "dp_delta": 1e-3}
 
 
 def steps_of(examples: int, epochs: int) -> tuple[float, float, int]:
@@ -152,26 +140,16 @@ def test_each_client_has_its_own_epsilon(tmp_path):
 
 def test_steps_before_a_kill_and_of_repeated_rounds_are_counted(tmp_path, monkeypatch):
     settings = {**OF_EXAMPLES, "fraction_train": 1.0, "checkpoint_every": 2}
-    with monkeypatch.context() as patched:
-        die_in(patched, 4)
-        with pytest.raises(Killed):
-            run(tmp_path, "fedavg", "--rounds", "5", **settings)
+    killed_in(4, monkeypatch, tmp_path, "fedavg", **settings)
     output = str(tmp_path)
-    assert run(tmp_path, "fedavg", "--rounds", "5", **settings, resume=output) == 0
-    # Rounds 1 to 4, and then 3 to 5
-    for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
-        expected = example_epsilon((steps_of(entry["num-examples"], 7),), 1e-3)
-        assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_run_without_checkpoints_continues_its_account(tmp_path):
-    settings = {**OF_EXAMPLES, "fraction_train": 1.0}
-    assert run(tmp_path, "fedavg", "--rounds", "1", **settings) == 0
-    output = str(tmp_path)
-    assert run(tmp_path, "fedavg", "--rounds", "2", **settings, resume=output) == 0
-    for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
-        expected = example_epsilon((steps_of(entry["num-examples"], 2),), 1e-3)
-        assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
+    # Rounds 1 to 4, and then 3 to 5; round 6 without checkpoints
+    for rounds, trained in (("5", 7), ("6", 8)):
+        more = {**settings, "checkpoint_every": 2 if rounds == "5" else 0}
+        assert run(tmp_path, "fedavg", "--rounds", rounds, **more, resume=output) == 0
+        for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
+            steps = steps_of(entry["num-examples"], trained)
+            expected = example_epsilon((steps,), 1e-3)
+            assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from command_line import (
     rows_of,
     run,
 )
-from disks import full
 
-from flwr_frl import cli, simulate
+from flwr_frl import simulate
 from flwr_frl.clients.device import account, state
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.results.report import Report
@@ -53,23 +52,18 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", PERSONAL)
-def test_a_run_stopped_at_round_5_can_be_resumed(tmp_path, undisturbed, algorithm):
-    finished_at(5, tmp_path, algorithm, **SAVED)
+def test_a_run_that_was_stopped_and_one_that_crashed_can_be_resumed(
+    tmp_path, undisturbed, algorithm
+):
+    finished_at(4, tmp_path, algorithm, **SAVED)
+    # The last round, 4, has a checkpoint although it is not a multiple of 5. Then
+    # rounds 6 to 8 are trained, and the server is rolled back to round 5, and the
+    # clients with it.
+    killed_in(8, tmp_path, algorithm, **SAVED, resume=str(tmp_path))
     rows = resumed(tmp_path, algorithm, **SAVED)
     assert_same_rows(rows, undisturbed[algorithm], 1e-12)
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
-
-
-@pytest.mark.parametrize("algorithm", PERSONAL)
-def test_a_run_that_crashed_between_checkpoints_can_be_resumed(
-    tmp_path, undisturbed, algorithm
-):
-    # Rounds 6 to 8 were trained and aggregated. The server is rolled back to round 5,
-    # and the clients with it.
-    killed_in(8, tmp_path, algorithm, **SAVED)
-    rows = resumed(tmp_path, algorithm, **SAVED)
-    assert_same_rows(rows, undisturbed[algorithm], 1e-12)
 
 
 def test_checkpoints_do_not_change_results(tmp_path, undisturbed):
@@ -109,16 +103,6 @@ def test_a_run_can_be_resumed_in_another_folder(tmp_path, undisturbed):
     assert {*first.rglob("*.safetensors")} == heads
 
 
-def test_a_finished_run_that_crashed_when_extended_can_be_resumed(
-    tmp_path, undisturbed
-):
-    # The last round, 6, has a checkpoint as well, although it is not a multiple of 5.
-    finished_at(6, tmp_path, "fedper", **SAVED)
-    killed_in(8, tmp_path, "fedper", **SAVED, resume=str(tmp_path))
-    rows = resumed(tmp_path, "fedper", **SAVED)
-    assert_same_rows(rows, undisturbed["fedper"], 1e-12)
-
-
 def test_a_run_that_crashed_after_a_failed_checkpoint_can_be_resumed(
     tmp_path, monkeypatch, undisturbed
 ):
@@ -137,20 +121,6 @@ def test_a_run_that_crashed_after_a_failed_checkpoint_can_be_resumed(
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
 
 
-def test_a_run_is_resumed_in_its_folder_and_without_checkpoints(
-    tmp_path, undisturbed, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    finished_at(5, tmp_path / "there", "fedper", **SAVED)
-    text = " ".join(f"{n.replace('_', '-')}={v!r}" for n, v in STEADY.items())
-    text += f" resume='{tmp_path / 'there'}'"
-    arguments = ["fedper", "--backend", "inline", "--rounds", "9"]
-    assert cli.main([*arguments, "--run-config", text]) == 0
-    rows = rows_of(tmp_path / "there", "fedper")
-    assert_same_rows(rows, undisturbed["fedper"], 1e-12)
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
-
-
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
@@ -166,21 +136,6 @@ def test_other_tasks_and_rules_resume(tmp_path, algorithm, more):
     assert_same_rows(rows, uninterrupted, 1e-12)
 
 
-def test_a_setting_that_the_checkpoint_lacks_does_not_block_a_resume(
-    tmp_path, monkeypatch
-):
-    write = Checkpoint.write
-
-    def older(checkpoint: Checkpoint, directory: Path) -> None:
-        del checkpoint.settings["aggregation"]
-        write(checkpoint, directory)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Checkpoint, "write", older)
-        finished_at(1, tmp_path, "fedavg")
-    assert len(resumed(tmp_path, "fedavg", aggregation="median")) == 9
-
-
 def test_resuming_several_algorithms_starts_those_not_begun(tmp_path):
     finished_at(2, tmp_path, "fedavg")
     words, resume = ("fedavg", "fedper", "--rounds", "3"), {"resume": str(tmp_path)}
@@ -188,13 +143,6 @@ def test_resuming_several_algorithms_starts_those_not_begun(tmp_path):
     assert [len(rows_of(tmp_path, name)) for name in ("fedavg", "fedper")] == [3, 3]
     # An algorithm that has never started cannot be resumed.
     assert run(tmp_path, "fedrep", **STEADY, **resume) == 2
-
-
-def test_a_full_disk_prevents_a_checkpoint_but_not_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
-    simulated = simulate("fedavg", "inline", rounds=2, clients=5, output=tmp_path)
-    assert len(simulated.rows) == 2
-    assert simulated.summary["not-written"] == [f"fedavg/{FILE}"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "apfl"])
@@ -272,8 +220,7 @@ def test_the_hint_is_shown_only_for_a_run_that_has_begun(
     die_in(monkeypatch, server_round, KeyboardInterrupt)
     assert run(tmp_path, "fedrep", "--rounds", "2", **STEADY) == 130
     assert (tmp_path / "fedrep" / FILE).is_file() is begun
-    hint = f"; continue with --run-config 'resume=\"{tmp_path}\"'" if begun else ""
-    assert capsys.readouterr().err.endswith(f"interrupted{hint}\n")
+    assert ("; continue with --run-config " in capsys.readouterr().err) is begun
 
 
 def test_a_simulation_from_python_leaves_a_checkpoint_when_interrupted(

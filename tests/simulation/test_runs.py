@@ -4,13 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import (
-    STEADY,
-    assert_same_rows,
-    json_of,
-    rows_of,
-    run,
-)
+from command_line import STEADY, assert_same_rows, json_of, rows_of, run
 from PIL import Image
 
 from flwr_frl import cli, running
@@ -40,22 +34,18 @@ def test_the_files_of_a_run(compared):
     # The last head of each client that has trained, which a resumed run needs
     heads = {name for name in files if name.startswith("fedrep/clients/")}
     assert len(heads) == 20
+    own = ("metrics.jsonl", "metrics.csv", "clients.json", "status.json")
+    own = (*own, "checkpoint.safetensors")
     assert files - heads == {
-        "accuracy.png",
-        "metrics.csv",
-        "report.html",
-        "summary.json",
-        "table.md",
-        "table.tex",
-        *(
-            f"{a}/{f}"
-            for a in ("fedavg", "fedrep")
-            for f in ("metrics.jsonl", "metrics.csv", "clients.json", "status.json")
-        ),
-        *(f"{a}/checkpoint.safetensors" for a in ("fedavg", "fedrep")),
+        *("accuracy.png", "metrics.csv", "report.html", "summary.json"),
+        *("table.md", "table.tex"),
+        *(f"{name}/{file}" for name in ("fedavg", "fedrep") for file in own),
     }
     with Image.open(compared / "accuracy.png") as image:
         assert image.format == "PNG"
+    config = json_of(compared / "summary.json")["config"]
+    assert config["num-server-rounds"] == 15
+    assert set(config) == set(defaults()) - set(PER_RUN)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep"])
@@ -64,19 +54,12 @@ def test_rows_have_the_documented_names(compared, algorithm):
     assert [row["round"] for row in rows] == list(range(1, 16))
     for row in rows:
         # Every fifth round is evaluated, and so are the last ten.
-        evaluated = row["round"] >= 5
-        assert ("accuracy" in row) is evaluated
-        if evaluated:
-            assert 0 <= row["accuracy"] <= 1
-            assert row["evaluated"] == 20
+        assert ("accuracy" in row) is (row["round"] >= 5)
+        assert row.get("evaluated", 20) == 20
         assert row["train-loss"] > 0
         # Half of the 20 clients
-        assert row["clients"] == 10
-        assert row["rejected"] == 0
-        assert row["bytes-down"] > 0
-        assert row["bytes-up"] > 0
-    seconds = [row["seconds"] for row in rows]
-    assert seconds == sorted(seconds)
+        assert (row["clients"], row["rejected"]) == (10, 0)
+        assert min(row["bytes-down"], row["bytes-up"]) > 0
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep"])
@@ -99,26 +82,10 @@ def test_clients_and_summary_agree_with_the_rows(compared, algorithm):
     assert summary["bytes"] == sum(row["bytes-down"] + row["bytes-up"] for row in rows)
 
 
-def test_the_summary_has_the_settings(compared):
-    config = json_of(compared / "summary.json")["config"]
-    assert config["num-server-rounds"] == 15
-    assert config["task"] == "digits"
-    assert set(config) == set(defaults()) - set(PER_RUN)
-
-
 def test_fedrep_is_clearly_above_fedavg(compared):
     algorithms = json_of(compared / "summary.json")["algorithms"]
     assert algorithms["fedrep"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.2
     assert algorithms["fedrep"]["accuracy"] > 0.7
-
-
-def test_fedrep_sends_less_than_fedavg(compared):
-    fedrep, fedavg = rows_of(compared)[0], rows_of(compared, "fedavg")[0]
-    # The head, to and from 10 clients: a weight of 10 x 32 and a bias of 10 floats,
-    # each with a header of 128 bytes and a name of at least 9.
-    head = 10 * (4 * (320 + 10) + 2 * (128 + 9))
-    assert fedavg["bytes-up"] - fedrep["bytes-up"] >= head
-    assert fedavg["bytes-down"] - fedrep["bytes-down"] >= head
 
 
 def test_fine_tuning_beats_the_global_model(tmp_path):
@@ -149,21 +116,13 @@ def test_settings_on_the_command_line_and_in_a_file_are_equivalent(tmp_path):
     run(tmp_path / "b", "fedper", "--rounds", "2", batch_size=32, model="mlp-2")
     from_file = rows_of(tmp_path / "a", "fedper")
     assert_same_rows(from_file, rows_of(tmp_path / "b", "fedper"), 0)
-    # A flag takes precedence over the file.
-    cli.main([*common, "--output", str(tmp_path / "c"), "--rounds", "1"])
-    assert len(rows_of(tmp_path / "c", "fedper")) == 1
-
-
-def test_all_algorithms_have_the_same_data(tmp_path):
-    settings = {"partition": "iid", "model": "mlp-2", "batch_size": 50}
-    for algorithm in ("fedrep", "local"):
-        run(tmp_path, algorithm, "--rounds", "1", "--clients", "10", **settings)
-    first, second = (
-        json_of(tmp_path / a / "clients.json") for a in ("fedrep", "local")
-    )
-    assert [c["num-examples"] for c in first.values()] == [
-        c["num-examples"] for c in second.values()
-    ]
+    # A flag takes precedence over a file and a setting.
+    for text in ("num-clients=5 batch-size=32", str(file)):
+        words = ["--rounds", "1", "--clients", "10", "--fraction", "1", "--seed", "4"]
+        _, parsed = parse([*words, "--run-config", text])
+        flags = {"num-server-rounds": 1, "num-clients": 10, "fraction-train": 1.0}
+        flags |= {"seed": 4, "batch-size": 32}
+        assert flags.items() <= parsed.items()
 
 
 def test_a_thousand_clients(tmp_path):
@@ -178,10 +137,10 @@ def test_a_thousand_clients(tmp_path):
 def test_squarm_with_default_settings_brings_nodes_together(tmp_path, capsys):
     last = []
     # The trigger 1e30 is never exceeded: each node trains alone.
+    quick = {"model": "logistic", "evaluate_every": 0, "evaluate_last": 1}
+    quick["batch_size"] = 50
     for name, more in (("together", {}), ("alone", {"trigger": "1e30"})):
         words = ("squarm-sgd", "--clients", "10", "--rounds", "60")
-        quick = {"model": "logistic", "evaluate_every": 0, "evaluate_last": 1}
-        quick["batch_size"] = 50
         assert run(tmp_path / name, *words, **quick, **more) == 0
         last.append(rows_of(tmp_path / name, "squarm-sgd")[-1])
     together, alone = last
@@ -205,37 +164,6 @@ def test_linear_fedrep_finds_the_representation(tmp_path):
 def test_a_closed_pipe_ends_the_list_without_error(nobody_reads):
     with nobody_reads():
         assert cli.main(["--list"]) == 0
-
-
-def test_flags_and_settings():
-    namespace, parsed = parse([])
-    assert parsed == {}
-    assert namespace.backend == "auto"
-    line = (
-        "--clients 30 --fraction 1 --seed 4 --rounds 9 --classes-per-client 3 "
-        "--task mnist --data-dir d --output o --run-config momentum=0.9 model='mlp'"
-    )
-    _, parsed = parse(line.split())
-    assert parsed == {
-        "num-clients": 30,
-        "fraction-train": 1.0,
-        "seed": 4,
-        "num-server-rounds": 9,
-        "classes-per-client": 3,
-        "task": "mnist",
-        "data-dir": "d",
-        "output": "o",
-        "momentum": 0.9,
-        "model": "mlp",
-    }
-
-
-def test_a_flag_takes_precedence_over_the_run_config(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text("num-clients = 5\n")
-    for text in ("num-clients=5", str(file)):
-        _, parsed = parse(["--clients", "10", "--run-config", text])
-        assert parsed == {"num-clients": 10}
 
 
 def test_options_that_are_given_twice_are_combined(tmp_path):

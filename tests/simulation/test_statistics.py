@@ -1,7 +1,5 @@
 """Several seeds, tuning, validation sets and newcomers on the command line."""
 
-import csv
-import json
 import math
 import subprocess
 import sys
@@ -15,7 +13,9 @@ from command_line import (
     assert_refused,
     cases,
     config,
+    config_of,
     json_of,
+    lines_of,
     rows_of,
     run,
 )
@@ -23,25 +23,13 @@ from command_line import (
 from flwr_frl import commands, running
 from flwr_frl.results import tune
 
-QUICK = {
-    "evaluate_last": 2,
-    "evaluate_every": 0,
-    "head_epochs": 1,
-    "num_clients": 5,
-    "model": "logistic",
-    "batch_size": 100,
-    "newcomer_epochs": 1,
-}
+QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
+QUICK |= {"model": "logistic", "batch_size": 100, "newcomer_epochs": 1}
 
 
 def go(output: Path, *arguments: str, code: int = 0, rounds: int = 3, **more) -> None:
     words = (*arguments, "--rounds", str(rounds))
     assert run(output, *words, **{**QUICK, **more}) == code
-
-
-def lines_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_sequential_seeds_can_be_resumed(tmp_path, monkeypatch, capsys):
@@ -98,31 +86,12 @@ def test_commands_with_the_same_seeds_share_a_table(tmp_path):
     assert summary["algorithms"]["fedavg"] == first["fedavg"]
     named = {(r["algorithm"], r["seed"]) for r in lines_of(tmp_path / "metrics.csv")}
     assert named == {(n, seed) for n in ("fedavg", "fedper") for seed in ("0", "1")}
-    # FedAvg has no third seed.
-    go(tmp_path, "local", "--seeds", "3", rounds=1)
-    assert list(json_of(tmp_path / "summary.json")["algorithms"]) == ["local"]
-
-
-def test_seeds_with_a_relative_data_folder_share_a_table(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    Path("data").mkdir()
-    for part in ("train", "test"):
-        images = rng.integers(0, 255, (60, 8, 8), "u1")
-        np.savez(f"data/{part}.npz", images=images, labels=np.arange(60) % 5)
-    for name in ("fedavg", "fedper"):
-        flags = ("--task", "arrays", "--data-dir", "data", "--seeds", "2")
-        go(tmp_path / "out", name, *flags, rounds=1)
-    summary = json_of(tmp_path / "out" / "summary.json")
-    assert list(summary["algorithms"]) == ["fedavg", "fedper"]
-
-
-def test_single_run_does_not_join_a_table_over_seeds(tmp_path):
-    go(tmp_path, "fedavg", "--seeds", "2", rounds=1)
-    go(tmp_path, "fedper", rounds=1)
-    summary = json_of(tmp_path / "summary.json")
+    # FedAvg has no third seed, and a single run joins no table over seeds.
+    for words in (("local", "--seeds", "3"), ("local",)):
+        go(tmp_path, *words, rounds=1)
+        summary = json_of(tmp_path / "summary.json")
+        assert list(summary["algorithms"]) == ["local"]
     assert "seeds" not in summary
-    assert list(summary["algorithms"]) == ["fedper"]
     # The files of the seeds are kept.
     assert (tmp_path / "seed-1" / "fedavg" / "metrics.csv").is_file()
 
@@ -132,21 +101,16 @@ def test_parallel_seeds_can_be_stopped_and_resumed(tmp_path):
     turn, beside = tmp_path / "turn", tmp_path / "beside"
     words = ("fedavg", "fedper", "--seeds", "2")
     go(turn, *words, rounds=40)
-    config = {name.replace("_", "-"): value for name, value in QUICK.items()}
     command = [sys.executable, str(ROOT / "simulation.py"), *words, "--rounds", "40"]
     command += ["--backend", "inline", "--jobs", "2", "--output", str(beside)]
-    text = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-    command += ["--run-config", text]
+    flag, text = config_of(QUICK)
+    command += [flag, text]
     begun = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     files = [beside / f"seed-0/{name}/metrics.jsonl" for name in ("fedavg", "fedper")]
     # Wait until both runs have written rows.
-    for _ in range(120_000):
-        if all(path.is_file() and path.stat().st_size for path in files):
-            break
+    while not all(path.is_file() and path.stat().st_size for path in files):
         assert begun.poll() is None, begun.communicate()
         time.sleep(0.005)
-    else:
-        pytest.fail(f"no rows in {files}")
     begun.terminate()
     _, errors = begun.communicate(timeout=120)
     assert begun.returncode == 130, errors
@@ -236,19 +200,6 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 
 
-def test_tune_keeps_the_entries_of_other_algorithms(tmp_path):
-    def prepare(name, settings):
-        return tune.RunGroup([name], [settings], tmp_path)
-
-    def carry_out(groups, tolerant):
-        return [{name: {"loss": 1.0} for name in group.algorithms} for group in groups]
-
-    for names in (["local", "ditto"], ["ditto", "fedavg"]):
-        grid = tune.points("learning-rate=0.1")
-        tune.tune(names, grid, {}, tmp_path, prepare, carry_out)
-    assert json_of(tmp_path / "tune.json").keys() == {"local", "ditto", "fedavg"}
-
-
 def test_class_counts_cover_all_training_examples(tmp_path):
     go(tmp_path, "fedavg", rounds=1)
     clients = json_of(tmp_path / "fedavg" / "clients.json")
@@ -257,9 +208,8 @@ def test_class_counts_cover_all_training_examples(tmp_path):
         assert len(entry["class-counts"]) <= 2
     # All training digits, and all classes
     assert sum(entry["num-examples"] for entry in clients.values()) == 1438
-    assert {c for entry in clients.values() for c in entry["class-counts"]} == set(
-        "0123456789"
-    )
+    counted = {c for entry in clients.values() for c in entry["class-counts"]}
+    assert counted == set("0123456789")
 
 
 def test_clients_are_named_after_their_files(tmp_path):
@@ -277,14 +227,8 @@ def test_clients_are_named_after_their_files(tmp_path):
 
 
 def test_weighted_accuracy_uses_the_numbers_of_test_examples(tmp_path):
-    go(
-        tmp_path,
-        "fedper",
-        rounds=2,
-        partition="dirichlet",
-        evaluate_last=1,
-        fraction_train=1.0,
-    )
+    uneven = {"partition": "dirichlet", "evaluate_last": 1, "fraction_train": 1.0}
+    go(tmp_path, "fedper", rounds=2, **uneven)
     clients = json_of(tmp_path / "fedper" / "clients.json").values()
     counts = [c["num-test-examples"] for c in clients]
     accuracies = [c.get("accuracy", 0.0) for c in clients]
@@ -292,9 +236,8 @@ def test_weighted_accuracy_uses_the_numbers_of_test_examples(tmp_path):
     summary = json_of(tmp_path / "summary.json")["algorithms"]["fedper"]
     expected = np.average(accuracies, weights=counts)
     assert summary["accuracy-weighted"] == pytest.approx(expected)
-    assert summary["accuracy-worst-decile"] == pytest.approx(
-        min(c["accuracy"] for c in clients if "accuracy" in c)
-    )
+    worst = min(c["accuracy"] for c in clients if "accuracy" in c)
+    assert summary["accuracy-worst-decile"] == pytest.approx(worst)
 
 
 def test_results_of_newcomers_are_in_the_files(tmp_path):
@@ -346,7 +289,7 @@ def test_bad_input_gives_a_one_line_error(surroundings, arguments, expected):
 def test_seeds_cannot_be_resumed_as_other_seeds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     go(Path("out"), "fedavg", "--seeds", "2", rounds=1)
-    more = " ".join(f"{n.replace('_', '-')}={json.dumps(v)}" for n, v in QUICK.items())
+    more = config_of(QUICK)[1]
     for flags, part in (
         (("--seeds", "2", "--seed", "1"), "~'out' has seed 0"),
         (("--seeds", "1"), "~'out' has seed 1, and this run is of seeds 0 to 0"),
@@ -375,11 +318,3 @@ def test_tune_runs_points_that_are_equal_for_an_algorithm_once(tmp_path, caplog)
     points = {name: len(result["points"]) for name, result in tuned.items()}
     assert points == {"fedavg": 1, "fedrep": 2}
     assert "does nothing" not in caplog.text
-
-
-def test_algorithms_may_stand_before_and_after_options(tmp_path):
-    go(tmp_path, "fedper", "--fraction", "1", "fedavg", rounds=1)
-    assert json_of(tmp_path / "summary.json")["algorithms"].keys() == {
-        "fedper",
-        "fedavg",
-    }

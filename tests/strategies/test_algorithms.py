@@ -39,18 +39,22 @@ def test_name_and_import_path_give_the_same_classes(name):
     assert "\n" not in about
 
 
+FLUTE_LINEAR = "flwr_frl.strategies.flute:FLUTELinear"
+
+
 @pytest.mark.parametrize(
     ("algorithm", "task", "expected"),
     [
         ("fedrep", "digits", "flwr_frl.strategies.fedrep:FedRep"),
         ("fedrep", "linear", "flwr_frl.strategies.fedrep:FedRepLinear"),
-        ("flute", "linear", "flwr_frl.strategies.flute:FLUTELinear"),
+        ("flute", "linear", FLUTE_LINEAR),
         # Unlike FLUTE, FLUTE* has no class for linear tasks.
         ("flute-star", "linear", "flwr_frl.strategies.flute:FLUTEStar"),
         ("fedavg", "linear", "flwr_frl.strategies.averaging:FedAvg"),
         ("srpfl", "linear", "flwr_frl.strategies.srpfl:SRPFL"),
         ("outsiders:Plain", "digits", "outsiders:Plain"),
-        ("outsiders:Plain", "linear", "outsiders:PlainLinear"),
+        ("outsiders:Plain", "linear", "outsiders:Plain"),
+        ("flwr_frl.strategies.flute:FLUTE", "linear", FLUTE_LINEAR),
         ("outsiders:Elsewhere.Plain", "digits", "outsiders:Elsewhere.Plain"),
     ],
 )

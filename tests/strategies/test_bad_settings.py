@@ -9,6 +9,7 @@ from torch import nn
 from flwr_frl import running
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.algorithms import settings_owners
+from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 
@@ -132,7 +133,7 @@ CASES = [
 def test_invalid_value_is_rejected_with_its_code(algorithm, given, code):
     named = resolve({"algorithm": algorithm})
     tried = [(algorithm, given)]
-    if settings_owners(named)[0].traits.srpfl_settings is not None:
+    if not SRPFL.allowed_base(settings_owners(named)[0]):
         tried.append(("srpfl", {"srpfl-base": algorithm, **given}))
     for name, settings in tried:
         with pytest.raises(SettingsError) as caught:

@@ -4,12 +4,14 @@ An algorithm that is added to `ALGORITHMS` is tested here without any change; on
 needs an unusual task has a row in `algorithm_runs.UNUSUAL`.
 """
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from algorithm_runs import (
     ROUNDS,
     DisturbedGrid,
@@ -22,14 +24,27 @@ from algorithm_runs import (
     settings_of,
     tiny_settings,
 )
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    RecordDict,
+)
 
+from flwr_frl.clients.algorithms import client_setup
+from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.records import unpack
+from flwr_frl.clients.device.setup import build_client
+from flwr_frl.clients.representation_transfer import TransferClient
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.fedbuff import FedBuff
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.strategies.wrapping import Wrapping
 
 GUEST = "guest.algorithm:Guest"
@@ -116,6 +131,29 @@ def test_personal_arrays_are_never_sent(algorithm: str, undisturbed: Outcome) ->
             assert not personal & {*content.array_records.get("arrays", {})}
 
 
+def test_the_deployed_model_is_the_same_every_time(
+    algorithm: str, undisturbed: Outcome
+) -> None:
+    settings = tiny_settings(algorithm)
+    messages = [message for message, _ in undisturbed.grid.exchanged]
+    train = MessageType.TRAIN
+    message = next(m for m in messages if m.metadata.message_type == train)
+    node = undisturbed.grid.contexts[message.metadata.dst_node_id].node_config
+    context = Context(0, 0, node, RecordDict(), {})
+    reply = make_app(settings)(message, context)
+    assert not reply.has_error()
+    config = dict(message.content.config_records["config"])
+    config["acknowledged-round"] = config["server-round"]
+    client = build_client(context, client_setup(context, settings), config)
+    if isinstance(client, TransferClient):
+        pytest.skip("only its clients can combine what they receive")
+    client.receive(unpack(message, client), config)
+    first, second = (copy.deepcopy(client.deployed_model().state_dict()) for _ in "ab")
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(second[name], tensor)
+
+
 def test_client_without_training_examples_is_tested_and_never_sampled(
     algorithm: str, undisturbed: Outcome
 ) -> None:
@@ -195,7 +233,7 @@ def test_invalid_reply_counts_as_no_training(
 def test_srpfl_wraps_every_algorithm_that_samples(algorithm: str) -> None:
     kind = settings_owners(settings_of(algorithm))[0]
     more = {"srpfl_base": algorithm, "initial_nodes": 1, "fraction_train": 1.0}
-    if issubclass(kind, Wrapping) or kind.traits.srpfl_settings is None:
+    if issubclass(kind, Wrapping) or SRPFL.allowed_base(kind):
         with pytest.raises(SettingsError):
             run_tiny("srpfl", **more)
         return
@@ -208,7 +246,7 @@ def test_half_precision_in_messages_changes_little(
     algorithm: str, undisturbed: Outcome
 ) -> None:
     kind = settings_owners(settings_of(algorithm))[0]
-    if issubclass(kind, Wrapping) or not kind.traits.averages:
+    if issubclass(kind, Wrapping) or kind.traits.uses_mean == "never":
         # Wrappers send another algorithm's messages; other messages are no averages.
         return
     result = run_tiny(algorithm, transport="float16")

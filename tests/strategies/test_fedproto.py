@@ -34,9 +34,8 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl.clients import FedAvgClient, FedProtoClient
-from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.algorithms import complete, node_settings
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.setup import node_settings
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedProto, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -196,7 +195,7 @@ def reply_of(node: int, means, counts) -> Message:
 
 def strategy_that_has_sent(counts, weighting: str) -> FedProto:
     strategy = FedProto(weighting=weighting)
-    strategy.pending.expect("arrays", record_of([[0, 1], [2, 3], [4, 5]], counts))
+    strategy.round.like["arrays"] = record_of([[0, 1], [2, 3], [4, 5]], counts)
     return strategy
 
 
@@ -240,7 +239,7 @@ def test_huge_prototypes_are_rejected():
 def test_median_covers_the_clients_that_have_the_class():
     strategy = FedProto(aggregation="median")
     sent = record_of([[0, 1], [2, 3], [4, 5]], [5, 5, 5])
-    strategy.pending.expect("arrays", sent)
+    strategy.round.like["arrays"] = sent
     replies = [
         reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0]),
         reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 0, 0]),

@@ -4,8 +4,9 @@ import pytest
 from paper_rounds import assert_same_arrays
 from softmax_runs import RATE, N, assert_same, gradient, loss_of, matrix, run
 
-from flwr_frl.clients import FedAvgClient
+from flwr_frl.clients import FedAvgClient, FedBNClient
 from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.base import deployed_groups
 from flwr_frl.clients.fine_tuning import FineTuned, fine_tuned
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, FedAvgFT, build_strategy
@@ -55,7 +56,7 @@ def test_without_epochs_the_variant_equals_its_base():
     ],
 )
 def test_any_global_method_has_a_fine_tuned_variant(name, path):
-    settings = resolve({"algorithm": name}, strict=False)
+    settings = resolve({"algorithm": name})
     strategy, client = strategy_class(settings), client_class(settings)
     assert strategy is strategy_class({**settings, "algorithm": path})
     assert f"{strategy.__module__}:{strategy.__qualname__}" == path
@@ -102,18 +103,14 @@ def test_methods_whose_groups_depend_on_the_client_cannot_be_fine_tuned():
         fine_tuned(Mine)
 
 
-def test_error_explains_why_personal_arrays_prevent_fine_tuning():
+def test_personal_arrays_beside_the_model_do_not_prevent_fine_tuning():
     class Mine(FedAvgClient):
         personal = ("memory.",)
 
-    line = r"its personal 'memory\.' may be a part .* predicts_with_personal=False"
-    with pytest.raises(SettingsError, match=line):
-        fine_tuned(Mine)
-
-    class Beside(Mine, predicts_with_personal=False):
-        pass
-
-    assert issubclass(fine_tuned(Beside), FineTuned)
+    assert issubclass(fine_tuned(Mine), FineTuned)
+    assert deployed_groups(fine_tuned(Mine)) == ()
+    with pytest.raises(SettingsError, match="must use the whole shared model"):
+        fine_tuned(FedBNClient)
 
 
 @pytest.mark.parametrize("name", ["nothing-ft", "fedavg-ft-ft", "-ft"])

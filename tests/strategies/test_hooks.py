@@ -58,8 +58,9 @@ def test_unanswered_clients_are_listed_only_if_they_are_awaited(
 class Accepting(FedRep):
     """Accepts replies of earlier rounds as well."""
 
-    def _check_train_reply(self, reply):
-        self.pending.arrays(reply, "arrays")
+    def begin(self, round):
+        if round.number == 2:
+            round.asked_in[1] = 1
 
 
 class Holding(InlineGrid):
@@ -126,16 +127,11 @@ def test_too_few_clients_are_rejected_before_the_run_begins(tmp_path):
     assert trained == [0, 1, 2, 3, 4] * 4
 
 
-def test_defaults_of_a_strategy_in_simulation():
-    outsider = "outsiders:Hooked"
-    settings = running.check([outsider], {"num-clients": 5}, "inline")
-    assert (settings["evaluate-last"], settings["fewest"]) == (4, 3)
-    settings = running.check([outsider], {"evaluate-last": 7}, "inline")
-    assert (settings["evaluate-last"], settings["fewest"]) == (7, 3)
-    settings = running.check(["outsiders:Unhooked"], {}, "inline")
-    assert (settings["evaluate-last"], settings["fewest"]) == (10, 2)
-    # Simulation defaults do not apply to server settings.
-    assert server_settings({"algorithm": outsider})["fewest"] == 2
+def test_defaults_of_a_strategy_in_simulation_apply_in_simulation_only():
+    fixed = running.check(["flanp"], {}, "inline")["speed-model"]
+    given = running.check(["flanp"], {"speed-model": "dynamic"}, "inline")
+    assert (fixed, given["speed-model"]) == ("fixed", "dynamic")
+    assert server_settings({"algorithm": "flanp"})["speed-model"] == "none"
 
 
 def test_wrapped_strategy_decides_when_to_evaluate():

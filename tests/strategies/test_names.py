@@ -12,7 +12,7 @@ from flwr.app import (
     MessageType,
     RecordDict,
 )
-from function_clients import START, averaging, grid_of, honest
+from function_clients import averaging, grid_of, honest
 from participants import properties_of
 
 from flwr_frl.clients.client_app import named
@@ -22,11 +22,9 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.nodes import RegisteredNames
-from flwr_frl.strategies.grids.patient import PatientGrid
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.tasks import task_maker
 
 
@@ -53,7 +51,7 @@ class Keyed(InlineGrid):
 
         super().__init__(client, len(keys))
         contexts = list(self.contexts.values())
-        self.contexts = dict(zip(keys, contexts, strict=True))
+        self.contexts.held = dict(zip(keys, contexts, strict=True))
         for node, context in self.contexts.items():
             context.node_id = node
         self.keys = keys
@@ -74,7 +72,7 @@ WITHOUT_B = {1: b"key of a", 4: b"of a thief", 3: b"key of c"}
 THIEF = {1: "a", 4: "b", 3: "c"}
 
 
-@pytest.mark.parametrize("wrap", [lambda g: g, lambda g: RealArrivals(PatientGrid(g))])
+@pytest.mark.parametrize("wrap", [lambda g: g, Inbox])
 def test_name_of_an_offline_device_cannot_be_taken(wrap, caplog) -> None:
     strategy = keyed(averaging())
     assert strategy.identify(wrap(Keyed(FIRST, NAMES))) == [1, 2, 3]
@@ -83,7 +81,7 @@ def test_name_of_an_offline_device_cannot_be_taken(wrap, caplog) -> None:
     # Device b reconnects as another node with its key.
     back = {1: b"key of a", 4: b"of a thief", 9: b"key of b"}
     assert strategy.identify(wrap(Keyed(back, {**THIEF, 9: "b"}))) == [1, 9]
-    assert strategy.name_of(9) == "b"
+    assert strategy.clients.name_of(9) == "b"
     # A key may have several names, and unused names are available.
     assert strategy.identify(wrap(Keyed(back, {1: "a", 4: "d", 9: "b"}))) == [1, 9, 4]
 
@@ -214,20 +212,16 @@ def test_client_refused_for_its_model_is_asked_again():
     structures.clear()
     # It is skipped a few times.
     assert [1, 2, 3] in [strategy.identify(grid) for _ in range(4)]
-    assert strategy.name_of(2) == "000001"
+    assert strategy.clients.name_of(2) == "000001"
 
 
 def test_declared_number_is_that_of_the_client_that_replied():
     grid, strategy = grid_of(3), averaging()
     strategy.identify(grid)
-    messages = strategy.configure_train(1, to_record(START), ConfigRecord(), grid)
-    reply = next(
-        r for r in grid.send_and_receive(messages) if r.metadata.src_node_id == 2
-    )
-    assert strategy.clients.declared(reply, "num-examples") == 2
+    assert strategy.clients.declared(2, "num-examples") == 2
     grid.contexts[99] = grid.contexts.pop(2)
     strategy.identify(grid)
-    assert strategy.clients.declared(reply, "num-examples") == 2
+    assert strategy.clients.declared(2, "num-examples") == 2
 
 
 @pytest.mark.parametrize("kind", ["algorithm", "task"])

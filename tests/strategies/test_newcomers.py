@@ -19,13 +19,13 @@ from softmax_runs import (
 )
 
 from flwr_frl import simulate
-from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.device.simulated import newcomers
+from flwr_frl.clients.device.properties import newcomers
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import resolve
+from flwr_frl.results.newcomers import curve, plot, summarize
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.server.newcomers import curve, let_join, plot, summarize
+from flwr_frl.strategies.server.newcomers import let_join
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.tasks import build_task
 
@@ -80,13 +80,16 @@ def test_newcomer_fits_its_own_head():
         assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
-class WithStatistics(FedAvgClient, newcomer_groups=(HEAD,)):
+class WithStatistics(FedAvgClient):
     """Shares an array besides the model; newcomers fit a head."""
 
     shared = (*FedAvgClient.shared, "statistics.")
 
     def initial_group(self, slot):
         return {"count": torch.zeros(3)}
+
+    def personalize(self):
+        self.train("head", self.settings.newcomer_epochs)
 
     def update(self):
         self.upload = {**self.received, **self.model.tensors}

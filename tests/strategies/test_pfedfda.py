@@ -21,7 +21,6 @@ from softmax_runs import (
 from flwr_frl.clients import PFedFDAClient
 from flwr_frl.clients.device.parameter_groups import (
     array_names,
-    groups_to_fit,
     personal_arrays,
 )
 from flwr_frl.clients.pfedfda import (
@@ -137,7 +136,7 @@ def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within):
     client, arrays = outcome.client(i, 2), outcome.arrays[-1]
     client.receive([arrays[n] for n in array_names(client, client.shared)], {})
     client.personalize()
-    saved = personal_arrays(client, groups_to_fit(PFedFDAClient))
+    saved = personal_arrays(client, PFedFDAClient.personal)
     a, head = parts({**arrays, **saved})
     gaussians = [arrays[name].astype(float) for name in (MEANS, COVARIANCE)]
     expected = head_of(*adapted(a, i, gaussians, how), draw(i)[1])

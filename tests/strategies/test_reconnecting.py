@@ -6,7 +6,7 @@ from function_clients import START, grid_of
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, build_strategy
-from flwr_frl.strategies.algorithms import simulation_defaults, strategy_class
+from flwr_frl.strategies.algorithms import simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
@@ -17,7 +17,7 @@ from flwr_frl.task.tasks import build_task
     ("algorithm", "own", "back"),
     [
         ("fedrep", {"fraction-train": 0.2}, 4),
-        ("srpfl", {"fraction-train": 1.0, "initial-nodes": 4}, 3),
+        ("srpfl", {"fraction-train": 1.0, "speed-model": "fixed"}, 3),
         ("dpsgd", {"model": "logistic"}, 1),
         ("representation-transfer", {"num-sources": 4, "source-epochs": 1}, 4),
     ],
@@ -40,7 +40,7 @@ def test_resumed_run_continues_with_the_connected_clients(
     run(InlineGrid(make_app(settings), 10), settings)
     again = resolve({**given, "num-server-rounds": 4, "resume": str(tmp_path)})
     grid = InlineGrid(make_app(again), 10)
-    grid.contexts = dict(list(grid.contexts.items())[:back])
+    grid.contexts.held = dict(list(grid.contexts.items())[:back])
     assert run(grid, again)["rounds"] == 4
 
 
@@ -90,38 +90,29 @@ def test_zero_rounds_are_valid():
     assert strategy.start(grid_of(3), to_record(START), num_rounds=0) is not None
 
 
-# SRPFL around third-party strategies
+# SRPFL around other strategies
 
 
-class Rapid(
-    FedAvg,
-    simulation_defaults={"speed-model": "dynamic"},
-    srpfl_settings={"weighting": "examples"},
-):
-    """Has a default speed model in simulation, and a changed setting under SRPFL."""
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ("fedavg", {"speed-model": "fixed"}),
+        ("fedsa-lora", {"speed-model": "fixed", "adapters": "lora"}),
+    ],
+)
+def test_srpfl_has_the_simulation_defaults_of_its_base(base, expected):
+    settings = resolve({"algorithm": "srpfl", "srpfl-base": base})
+    assert simulation_defaults(settings) == expected
 
 
-def test_srpfl_uses_the_simulation_defaults_of_its_base():
-    path = f"{__name__}:Rapid"
-    settings = resolve({"algorithm": "srpfl", "srpfl-base": path, "initial-nodes": 1})
-    assert simulation_defaults(settings) == {"speed-model": "dynamic"}
-    assert build_strategy(settings).settings.weighting == "examples"
-    plain = {**settings, "srpfl-base": "fedavg"}
-    assert simulation_defaults(plain) == {"speed-model": "fixed"}
+def test_srpfl_orthonormalizes_the_linear_case():
+    linear = resolve({"algorithm": "srpfl", "task": "linear", "initial-nodes": 1})
+    assert build_strategy(linear).orthonormalize
 
 
 def test_a_trait_that_is_an_attribute_is_rejected():
     with pytest.raises(SettingsError, match=r"^Mine\.client has no effect; use "):
         type("Mine", (FedAvg,), {"client": None})
-
-
-def test_subclass_is_not_replaced_by_the_linear_case_of_its_base():
-    path = "outsiders:Plain"
-    linear = {"algorithm": path, "task": "linear"}
-    assert strategy_class(linear).__name__ == "PlainLinear"
-    # PlainLinear is a subclass of Plain, but the linear case is defined for Plain only.
-    direct = {"algorithm": "outsiders:PlainLinear", "task": "linear"}
-    assert strategy_class(direct).__name__ == "PlainLinear"
 
 
 def test_task_with_a_required_argument_that_is_not_a_setting_is_rejected():

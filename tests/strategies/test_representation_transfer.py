@@ -259,7 +259,7 @@ def test_invalid_source_is_ignored(bad):
     strategy, grid, start = started(app)
     arrays, (row,) = rounds(strategy, grid, start, 1, 1)
     assert (row["clients"], row["rejected"]) == (3, 1)
-    assert strategy.training.rejections[0][0] == "000001"
+    assert strategy.round.rejections[0][0] == "000001"
     good = [r for r in trained(grid) if r.metadata.src_node_id != 2]
     others = [r.content["arrays"][WEIGHT].numpy().T for r in good]
     v = arrays[WEIGHT].numpy().T

@@ -11,10 +11,9 @@ from srpfl_runs import settings_of, simulated
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import SRPFL, Strategy, build_strategy
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.grids.stages import exact_stages, theory_stages
-from flwr_frl.strategies.srpfl import examples_in
+from flwr_frl.strategies.stages import exact_stages, theory_stages
 
 
 def schedule(strategy: SRPFL | Strategy, sampled: int, rounds: int) -> list[int]:
@@ -89,14 +88,14 @@ def test_rules_assume_that_all_byzantine_clients_reply_first() -> None:
 def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) -> None:
     strategy = Strategy(fraction_train=1.0)
     srpfl = SRPFL(strategy, 2, sample_for=sample_for, num_rounds=40)
-    grid, counts = RealArrivals(grid_of(1)), []
+    grid, counts = Inbox(grid_of(1)), []
     for server_round in range(1, 21):
         # Ten of 20 clients can be asked.
         nodes = srpfl.participation.sample(server_round, [*range(1, 11)], others=10)
         messages = [Message(RecordDict(), node, "train") for node in nodes]
         srpfl.participation.open(server_round, messages, grid, lambda reply: True)
-        counts.append(grid._wanted)
-    assert counts == [2] * 5 + [4] * 5 + [8] * 5 + [10] * 5
+        counts.append(grid._closing.missing)
+    assert counts == [2] * 5 + [4] * 5 + [8] * 5 + [math.inf] * 5
 
 
 def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
@@ -221,7 +220,7 @@ def test_stages_without_rounds_are_omitted() -> None:
     lengths = exact_stages(1, times, 0.1)
     assert lengths[0] == 0
     left = [length for length in lengths if length > 0]
-    assert strategy.participation.lengths == tuple(left)
+    assert strategy.participation.lengths == left
     assert strategy.participation.nodes(1, 20) == 2 ** (len(lengths) - len(left))
 
 
@@ -277,7 +276,8 @@ def test_examples_may_be_declared_as_floats() -> None:
     strategy = Strategy()
     declared = {0: 120.0, 1: 7, 2: 0}
     nodes = strategy.identify(grid_of(3, properties_of(**{"num-examples": declared})))
-    assert [examples_in(strategy)(node) for node in [*nodes, 99]] == [120, 7, 1, 1]
+    examples_of = SRPFL(strategy).participation.examples_of
+    assert [examples_of(node) for node in [*nodes, 99]] == [120, 7, 1, 1]
 
 
 def test_contraction_setting_changes_the_stage_lengths() -> None:
@@ -292,5 +292,5 @@ def test_contraction_setting_changes_the_stage_lengths() -> None:
             for n in (5, 10)
         ]
         expected = [math.ceil(2 * math.log(r) / math.log(1 / (1 - a))) for r in ratios]
-        assert strategy.participation.lengths == tuple(expected)
+        assert strategy.participation.lengths == expected
     assert chosen.participation.lengths != by_default.participation.lengths

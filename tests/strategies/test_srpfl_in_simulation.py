@@ -14,7 +14,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import SRPFL, LGFedAvg, build_strategy
 from flwr_frl.strategies.algorithms import settings_owners
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
@@ -126,7 +126,7 @@ def test_srpfl_inside_differential_privacy(real: bool) -> None:
     inner, grid = simulated(settings, base)
     if real:
         # Replies are checked before they are clipped.
-        grid = RealArrivals(inner)
+        grid = Inbox(inner)
     start = base.initialize(inner)
     counts = []
     end = run_rounds(

@@ -105,8 +105,11 @@ class Template:
 
 
 def run(strategy: Strategy | SRPFL, template: Template, rounds: int = 2):
+    grid = InlineGrid(template.app, N)
+    # As on real nodes, where SRPFL needs no speed model
+    grid.in_process = False
     return strategy.start(
-        InlineGrid(template.app, N),
+        grid,
         start_at(3.0),
         num_rounds=rounds,
         train_config=ConfigRecord({"lr": RATE}),
@@ -153,7 +156,7 @@ def test_client_without_query_handler_is_named_by_its_node(caplog):
         node: str(node) for node in range(1, N + 1)
     }
     assert strategy.ledger.acknowledged == {str(n): 1 for n in range(1, N + 1)}
-    assert strategy.clients.refusals == {}
+    assert strategy.clients.refused == {}
     assert strategy.evaluation.metrics["4"]["num-examples"] == 4
 
 

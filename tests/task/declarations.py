@@ -4,28 +4,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from flwr_frl.common.settings import (
-    Checked,
-    Range,
-)
+from flwr_frl.common.settings import Checked, setting
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
-
-RATE, COUNT = Range("(0, 1]"), Range("[1, inf)")
+RATE, COUNT = setting(gt=0, le=1), setting(ge=1)
 
 
 @dataclass(frozen=True)
 class SGDOptimizer(Checked):
-    step_size: Annotated[float, RATE] = 0.5
-    # Not settings, since neither has a range.
+    step_size: float = setting(0.5, gt=0, le=1)
+    # Not settings.
     plain: int = 3
     described: Annotated[int, "an integer"] = 4
 
 
 @dataclass(frozen=True)
 class MoreSteps(SGDOptimizer):
-    step_size: Annotated[float, RATE] = 0.25
+    step_size: float = setting(0.25, gt=0, le=1)
     num_steps: Annotated[int, COUNT] = 7
 
 

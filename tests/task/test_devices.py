@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from refusals import code_of
 
 from flwr_frl.task import devices
 
@@ -69,9 +70,9 @@ def test_seeded_is_reproducible_and_restores_the_generators(number):
     ("number", "name"),
     [(0, "gpu"), (0, "cuda:"), (0, "cuda"), (0, "mps"), (1, "cuda:1"), (1, "mps")],
 )
-def test_an_invalid_device_is_an_error(code_of, gpus, number, name):
+def test_an_invalid_device_is_an_error(gpus, number, name):
     gpus(number)
-    assert code_of(lambda: devices.find(name)) == "device"
+    assert code_of(devices.find, name) == "device"
 
 
 # Wording of torch 2.15
@@ -85,13 +86,8 @@ def test_out_of_memory_reports_amounts():
     error = torch.OutOfMemoryError(CUDA_SAYS)
     assert devices.is_out_of_memory(error)
     line = str(devices.out_of_memory(error, "lower batch-size (10)"))
-    assert line == (
-        "device 'cpu' is out of memory: 2.50 GiB more were wanted, and 1.10 GiB of "
-        "15.77 GiB are free; lower batch-size (10)"
-    )
-
-
-def test_out_of_memory_on_the_cpu():
+    amounts = "2.50 GiB more were wanted, and 1.10 GiB of 15.77 GiB are free"
+    assert line == f"device 'cpu' is out of memory: {amounts}; lower batch-size (10)"
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58)
     assert devices.is_out_of_memory(caught.value)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from refusals import assert_says, code_of
 from torch import nn
 
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, fewer, split, with_evaluation
@@ -42,10 +42,8 @@ def test_split_is_a_partition():
     # The split is determined by the seed and the client.
     again = split(examples(10), 2, settings)
     assert [numbers(part) for part in again] == [numbers(train), numbers(validation)]
-    drawn = {
-        tuple(numbers(split(examples(10), client, settings)[1])) for client in range(8)
-    }
-    assert len(drawn) > 4
+    parts = [split(examples(10), client, settings)[1] for client in range(8)]
+    assert len({tuple(numbers(part)) for part in parts}) > 4
     other = EvaluationSettings(validation_fraction=0.3, seed=5)
     assert numbers(split(examples(10), 2, other)[1]) != numbers(validation)
 
@@ -74,8 +72,7 @@ def test_an_empty_part_of_a_split_is_an_error(n, fraction):
     settings = EvaluationSettings(validation_fraction=fraction)
     task = with_evaluation(task_of(10, n), settings)
     task.check(0)
-    with pytest.raises(SettingsError, match=f"client 1's {n} training examples"):
-        task.check(1)
+    assert_says(f"client 1's {n} training examples", task.check, 1)
 
 
 def test_task_with_a_validation_fraction():
@@ -91,8 +88,7 @@ def test_task_with_a_validation_fraction():
     assert sorted(numbers(both[0]) + numbers(both[1])) == list(range(10))
     # The original task is unchanged.
     assert len(task.train_examples(0)) == 10
-    with pytest.raises(SettingsError, match="evaluate-on is 'validation'; expected"):
-        EvaluationSettings(evaluate_on="validation")
+    assert code_of(EvaluationSettings, evaluate_on="validation") == "evaluate-on"
 
 
 def test_a_smaller_share_is_a_subset_of_a_larger_one():
@@ -112,9 +108,8 @@ def test_balanced_accuracy_and_macro_f1():
     assert macro_f1(outputs, targets) == pytest.approx(1.8 / 3)
     # Targets that cross-entropy ignores do not count.
     ignored = torch.cat([targets, torch.tensor([-100])])
-    assert balanced_accuracy(torch.eye(3)[[0, 0, 2, 1, 1]], ignored) == pytest.approx(
-        5 / 6
-    )
+    accuracy = balanced_accuracy(torch.eye(3)[[0, 0, 2, 1, 1]], ignored)
+    assert accuracy == pytest.approx(5 / 6)
 
 
 def mean_output(outputs, targets):
@@ -146,8 +141,8 @@ def nothing(outputs, targets):
 def test_invalid_metrics_are_an_error(metrics, classes, line):
     task = task_of(3)
     object.__setattr__(task, "classes", tuple(classes))
-    with pytest.raises(SettingsError, match=line):
-        with_evaluation(task, EvaluationSettings(metrics=metrics)).check(0)
+    settings = EvaluationSettings(metrics=metrics)
+    assert_says(line, lambda: with_evaluation(task, settings).check(0))
 
 
 def test_metrics_that_are_a_property_cannot_be_replaced():
@@ -163,5 +158,5 @@ def test_metrics_that_are_a_property_cannot_be_replaced():
     plain = task_of(3)
     task = Task.__new__(Task)
     vars(task).update(vars(plain))
-    with pytest.raises(SettingsError, match=r"Task.metrics is a property; expected"):
-        with_evaluation(task, EvaluationSettings(metrics="macro-f1"))
+    settings = EvaluationSettings(metrics="macro-f1")
+    assert_says("Task.metrics is a property; expected", with_evaluation, task, settings)

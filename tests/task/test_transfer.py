@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from refusals import code_of
 
 from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
@@ -56,9 +57,9 @@ def test_the_tolerance_is_relative_to_the_largest_singular_value():
     assert [basis([columns], t).shape[1] for t in (0.001, 0.01, 0.1)] == [3, 2, 1]
 
 
-@pytest.mark.parametrize("columns", [0, 2])
-def test_zero_representations_have_no_basis(code_of, columns):
-    assert code_of(lambda: basis([np.zeros((3, columns))])) == "settings"
+def test_zero_representations_have_no_basis():
+    for columns in (0, 2):
+        assert code_of(basis, [np.zeros((3, columns))]) == "settings"
 
 
 # The phases
@@ -146,9 +147,8 @@ def test_ratio_db_is_a_ratio_of_powers():
     power = np.mean([np.sum(data.model(i) ** 2) for i in range(2000)])
     # Given V*, E‖V* w‖² = ‖V*‖²/q; its standard error is about 2 %.
     assert power == pytest.approx(np.sum(data.span**2) / 5, rel=0.08)
-    assert np.sum(data.span**2) / 5 == pytest.approx(30, rel=0.5)
-    targets = [data.model(i) for i in range(2000, 2400)]
     v = np.linalg.qr(data.span).Q
+    targets = [data.model(i) for i in range(2000, 2400)]
     outside = [theta - v @ (v.T @ theta) for theta in targets]
     # The standard error of the mean of 10,000 squares is 1.4 %.
     variance = np.sum(np.square(outside)) / (400 * 25)
@@ -156,9 +156,8 @@ def test_ratio_db_is_a_ratio_of_powers():
 
 
 def test_eigenvalues_and_noise():
-    data = TransferData(
-        dimension=4, rank=1, num_sources=1, tau=2.0, noise_variance=0.25
-    )
+    sizes = {"dimension": 4, "rank": 1, "num_sources": 1}
+    data = TransferData(**sizes, tau=2.0, noise_variance=0.25)
     expected = [np.exp(-j / 2) + 1e-4 for j in (1, 2, 3, 4)]
     np.testing.assert_allclose(data.eigenvalues, expected)
     for client, variances in ((0, np.ones(4)), (1, np.array(expected))):
@@ -181,12 +180,6 @@ def test_draws_are_distinct_and_reproducible():
     assert not np.array_equal(data.model(10), data.model(11))
 
 
-def test_the_number_of_samples_follows_the_role():
-    data = TransferData(num_sources=2, source_samples=7, target_samples=5)
-    assert [len(data.draw(c)[1]) for c in range(4)] == [7, 7, 5, 5]
-    assert [data.is_source(c) for c in range(4)] == [True, True, False, False]
-
-
 def test_errors_are_relative_to_the_true_model():
     data = TransferData(num_sources=0)
     truth = data.model(2)
@@ -199,22 +192,13 @@ def test_errors_are_relative_to_the_true_model():
     assert other == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("dimension", 0),
-        ("rank", 11),
-        ("num_sources", -1),
-        ("source_samples", 0),
-        ("target_samples", 1),
-        ("ratio_db", float("inf")),
-        ("tau", 0.0),
-        ("noise_variance", 0.0),
-        ("seed", -1),
-    ],
-)
-def test_values_out_of_range_are_an_error(code_of, name, value):
-    assert code_of(lambda: TransferData(**{name: value})) == name.replace("_", "-")
+def test_values_out_of_range_are_an_error():
+    for name, value in (
+        *(("dimension", 0), ("rank", 11), ("num_sources", -1), ("source_samples", 0)),
+        *(("target_samples", 1), ("ratio_db", float("inf")), ("tau", 0.0)),
+        *(("noise_variance", 0.0), ("seed", -1)),
+    ):
+        assert code_of(TransferData, **{name: value}) == name.replace("_", "-")
 
 
 # Table 5.1 at a small scale

@@ -7,11 +7,11 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_frl.clients.algorithms import client_class, takes_newcomers
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, deployed_groups
 from flwr_frl.clients.device.card import ModelCard, about_state
+from flwr_frl.clients.device.conversions import under
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.parameter_groups import (
-    groups_to_fit,
     initial_arrays,
     personal_arrays,
 )
@@ -21,7 +21,13 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.files import refuse_links
-from flwr_frl.common.settings import Place, Settings, SettingsError, build, require
+from flwr_frl.common.settings import (
+    Settings,
+    SettingsError,
+    build,
+    is_possible,
+    require,
+)
 from flwr_frl.predict.trained import TrainedRun, read_run, task_of_device
 from flwr_frl.task.devices import use
 
@@ -98,8 +104,8 @@ def personalize(
         If the device has already trained in the run, its data do not fit the shared
         part, or the algorithm has no personal parameters.
     """
-    # `Place` refuses names that are too long or start with an unknown ~user.
-    exists = Place().permits(data_dir) and Path(data_dir).expanduser().exists()
+    # `is_possible` refuses names that are too long or start with an unknown ~user.
+    exists = is_possible(data_dir) and Path(data_dir).expanduser().exists()
     require(exists, "data-dir", data_dir, "a folder or file that is there")
     texts = {"task": task, "algorithm": algorithm, "device": device}
     run = read_run(checkpoint, named_settings(named, data_dir=data_dir, **texts))
@@ -122,15 +128,22 @@ def personalize(
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
     client = kind(own_task, 0, state, build(kind.settings_type, settings))
     run.check_frozen(client)
-    groups = groups_to_fit(kind)
-    shared = dict(run.arrays)
     initial = initial_arrays(client, client.shared)
     # If the server stores a head for each client, the newcomer's is the initial head.
-    shared |= {
-        n: array
-        for n, array in initial.items()
-        if n not in shared and n.startswith(groups)
-    }
+    heads = {name.rpartition("/")[2] for name in under("heads/", run.state)}
+    alone = {name: array for name, array in initial.items() if name in heads}
+    groups = (*deployed_groups(kind), *map(client._group_of, alone))
+    if not groups:
+        raise SettingsError(
+            f"algorithm {settings['algorithm']!r} leaves nothing to fit to a device: "
+            "use flwr_frl.predict with --data-dir"
+        )
+    if any(0 in like.shape for like in initial.values()):
+        raise SettingsError(
+            f"algorithm {settings['algorithm']!r} sends clients models that its shared "
+            "arrays lack; simulate new clients with new-clients"
+        )
+    shared = {**alone, **run.arrays}
     for name, like in initial.items():
         card.check_array(name, like, shared)
     run.prepare(client, client_name, directory)
@@ -166,15 +179,5 @@ def _newcomer_class(run: TrainedRun, client_name: str) -> type[Client]:
     if not takes_newcomers(run.settings):
         raise SettingsError(
             f"{algorithm} leaves no model for devices that come after the training"
-        )
-    if not kind.traits.fixed_shapes:
-        raise SettingsError(
-            f"{algorithm} sends clients models that its shared arrays lack; simulate "
-            "new clients with new-clients"
-        )
-    if not groups_to_fit(kind):
-        raise SettingsError(
-            f"{algorithm} leaves nothing to fit to a device: use "
-            "flwr_frl.predict with --data-dir"
         )
     return kind

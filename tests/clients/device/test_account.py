@@ -16,9 +16,9 @@ from flwr.app import (
 )
 from torch import nn
 
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.account import FILE, PrivateTraining
-from flwr_frl.clients.device.setup import client_setup
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel

@@ -5,9 +5,10 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device import properties
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid

@@ -135,7 +135,8 @@ def test_clients_without_a_personal_state_are_evaluated_as_one_batch(monkeypatch
 def test_only_the_client_whose_examples_do_not_fit_fails():
     metrics, strategy = evaluated("one_does_not_fit")
     assert sorted(metrics) == ["000000", "000002", "000003"]
-    assert [name for name, _ in strategy.pending.rejections] == ["000001"]
+    rejections = strategy.evaluation.round.rejections
+    assert [name for name, _ in rejections] == ["000001"]
 
 
 def test_missing_arrays_are_an_error_of_each_client():

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from flwr_frl.strategies import SRPFL, FedBuff, Strategy
-from flwr_frl.strategies.grids.arrivals import RealArrivals, with_retries
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.rounds import run_rounds
 
 NODES, ROUNDS, VERSIONS = 4, 6, 10
@@ -108,7 +108,7 @@ def rounds(grid, context):
     """Run SRPFL with n = 1, 1, 2, 2, and then with all available clients."""
     base = Strategy(min_available_nodes=NODES, fraction_train=1.0)
     strategy = SRPFL(base, initial_nodes=1, rounds_per_stage=2)
-    grid = RealArrivals(grid)
+    grid = Inbox(grid)
     initial = base.initialize(grid)
 
     def after_round(server_round, arrays, metrics):
@@ -132,7 +132,7 @@ def rounds(grid, context):
         timeout=LONGEST,
         after_round=after_round,
     )
-    owed = [base.name_of(debt.node) for debt in grid._owed.values()]
+    owed = [base.clients.name_of(node) for node in grid._busy()]
     note(context, "end", owed=owed)
 
 
@@ -142,7 +142,7 @@ def versions(grid, context):
     wrapper = FedBuff(base, concurrency=NODES, buffer_size=1, staleness_exponent=1.0)
     strategy = wrapper.strategy
     strategy.participation.last_version = VERSIONS
-    real = with_retries(grid, strategy.name_of)
+    grid = Inbox(grid, strategy.clients.name_of)
 
     def after_round(version, arrays, metrics):
         updates = dict(strategy.participation.updates)
@@ -151,7 +151,7 @@ def versions(grid, context):
 
     run_rounds(
         strategy,
-        strategy.participation.adapt_grid(real, strategy.name_of),
+        strategy.participation.adapt_grid(grid, strategy.clients.name_of),
         ArrayRecord({"x": Array(np.zeros(3, np.float32))}),
         range(1, VERSIONS + 1),
         evaluated=lambda version: version == VERSIONS,

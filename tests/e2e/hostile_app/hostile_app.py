@@ -33,18 +33,6 @@ def wrong_names(arrays, planted):
     return {f"{name}x": Array(value) for name, value in arrays.items()}
 
 
-def wrong_shapes(arrays, planted):
-    return {name: Array(value[..., :1]) for name, value in arrays.items()}
-
-
-def wrong_dtypes(arrays, planted):
-    return {name: Array(value.astype(np.float64)) for name, value in arrays.items()}
-
-
-def not_finite(arrays, planted):
-    return {name: Array(np.full_like(value, np.nan)) for name, value in arrays.items()}
-
-
 def pickled(arrays, planted):
     stream = io.BytesIO()
     objects = np.array([Planted(planted)], dtype=object)
@@ -90,16 +78,7 @@ def to_another(reply: Message, context: Context, server_round: int) -> None:
 WHOLE = (replay, to_another)
 # One attack per round. The gigabyte comes last: on a slow machine it may be late, and
 # would delay the replies after it.
-ATTACKS = (
-    wrong_names,
-    wrong_shapes,
-    wrong_dtypes,
-    not_finite,
-    pickled,
-    replay,
-    to_another,
-    a_gigabyte_of_zeros,
-)
+ATTACKS = (wrong_names, pickled, replay, to_another, a_gigabyte_of_zeros)
 
 
 def ids_of(context: Context, server_round: int) -> Path:

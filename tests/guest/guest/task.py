@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import Free, Range
+from flwr_frl.common.settings import setting
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 SENSORS = 6
@@ -16,10 +16,10 @@ SENSORS = 6
 def sensors(
     num_clients: int,
     *,
-    seed: Annotated[int, Range("[0, inf)")] = 0,
-    readings: Annotated[int, Range("[2, inf)")] = 60,
-    noise: Annotated[float, Range("[0, inf)")] = 0.05,
-    data_dir: Annotated[str, Free("a directory with readings.csv")] = "",
+    seed: Annotated[int, setting(ge=0)] = 0,
+    readings: Annotated[int, setting(ge=2)] = 60,
+    noise: Annotated[float, setting(ge=0)] = 0.05,
+    data_dir: Annotated[str, setting(form="a directory with readings.csv")] = "",
 ) -> ExampleTask:
     """Return the task: six sensors, one value to predict, squared error and R².
 

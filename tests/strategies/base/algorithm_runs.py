@@ -76,9 +76,8 @@ def settings_of(algorithm: str, **more: Any) -> dict[str, Any]:
     """Return all settings of a simulated run; ``_`` in a name stands for ``-``."""
     chosen = {"algorithm": algorithm}
     chosen |= {name.replace("_", "-"): value for name, value in more.items()}
-    named = resolve(chosen, strict=False)
-    chosen = {**simulation_defaults(named), **chosen}
-    return dict(complete(resolve(chosen, owners(named))))
+    chosen = {**simulation_defaults({**defaults(), **chosen}), **chosen}
+    return complete(resolve(chosen, owners))
 
 
 def tiny_settings(algorithm: str, **more: Any) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def tiny_settings(algorithm: str, **more: Any) -> dict[str, Any]:
     base = str(more.get("srpfl_base", algorithm))
     chosen = {**TINY, **UNUSUAL.get(base.removesuffix("-ft"), {})}
     chosen |= {name.replace("_", "-"): value for name, value in more.items()}
-    named = resolve({"algorithm": algorithm, **chosen}, strict=False)
+    named = {**defaults(), "algorithm": algorithm, **chosen}
     names = {n for maker in owners(named) for n in declared(maker)} | {*defaults()}
     return settings_of(algorithm, **{n: v for n, v in chosen.items() if n in names})
 

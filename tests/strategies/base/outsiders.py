@@ -6,33 +6,25 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_frl.common.settings import Range, SettingsError, validate
+from flwr_frl.common.settings import SettingsError, setting, validate
 from flwr_frl.strategies import Strategy
-from flwr_frl.strategies.grids.arrivals import ArrivalGrid
+from flwr_frl.strategies.grids.closing import GridDecorator
 
 ASYNCHRONOUS = 3
 
 
-class Plain(
-    Strategy,
-    client="flwr_frl.clients.fedrep:FedRepClient",
-    task_overrides={"linear": "outsiders:PlainLinear"},
-):
+class Plain(Strategy, client="flwr_frl.clients.fedrep:FedRepClient"):
     """Averages the representations, like FedRep."""
 
 
-class PlainLinear(Plain, client="flwr_frl.clients.fedrep:FedRepLinearClient"):
-    pass
-
-
-class Passing(ArrivalGrid):
+class Passing(GridDecorator):
     """A grid that records the messages it passes on."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self.passed: list[Message] = []
 
-    def first_replies(self, messages, wanted, timeout):
+    def send_and_receive(self, messages, *, timeout=None):
         self.passed += messages
         return list(self.grid.send_and_receive(messages, timeout=timeout))
 
@@ -41,10 +33,8 @@ class Hooked(
     Strategy,
     client="flwr_frl.clients.fedavg:FedAvgClient",
     evaluate_last_round_only=True,
-    waits_for_all=False,
-    simulation_defaults={"evaluate-last": 4, "fewest": 3},
 ):
-    """Overrides traits, simulation defaults and hooks, and declares a setting.
+    """Overrides traits and hooks, waits for no client, and declares a setting.
 
     Parameters
     ----------
@@ -53,11 +43,13 @@ class Hooked(
     """
 
     grids: ClassVar[list[Passing]] = []
+    waits = False
 
-    def __init__(self, *, fewest: Annotated[int, Range("[1, 99]")] = 2, **base):
+    def __init__(self, *, fewest: Annotated[int, setting(ge=1, le=99)] = 2, **base):
         super().__init__(**base)
         self.fewest = fewest
         validate(self)
+        self.participation.waits_for_all = self.waits
 
     def check_clients(self, num_clients):
         super().check_clients(num_clients)
@@ -69,10 +61,10 @@ class Hooked(
         return self.grids[-1]
 
 
-class Unhooked(
-    Hooked, evaluate_last_round_only=False, waits_for_all=True, simulation_defaults={}
-):
+class Unhooked(Hooked, evaluate_last_round_only=False):
     """Reverses what `Hooked` declares."""
+
+    waits = True
 
     def adapt_grid(self, grid):
         return grid
@@ -92,7 +84,7 @@ class Needy(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
 class CutOff(Plain):
     """Does not pass keyword arguments on to its base class."""
 
-    def __init__(self, *, caution: Annotated[float, Range("(0, 1]")] = 0.5):
+    def __init__(self, *, caution: Annotated[float, setting(gt=0, le=1)] = 0.5):
         super().__init__()
         self.caution = caution
 

@@ -17,10 +17,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
-from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.algorithms import client_setup, complete
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.base import Strategy

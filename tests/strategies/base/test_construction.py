@@ -27,7 +27,7 @@ from flwr_frl.strategies import (
         ({"min_available_nodes": 0}, "min-available-nodes is 0"),
         ({"weighting": "even"}, "weighting is 'even'; expected uniform or examples"),
         ({"seed": -1}, "seed is -1; expected at least 0"),
-        ({"seed": "one"}, "seed is 'one'; expected a number at least 0"),
+        ({"seed": "one"}, "seed is 'one'; expected an integer, at least 0"),
         ({"fraction_train": "all"}, "fraction-train is 'all'; expected a number in"),
     ],
 )

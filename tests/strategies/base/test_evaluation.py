@@ -34,7 +34,7 @@ def test_clients_that_do_not_reply_to_an_evaluation_are_named(caplog):
     replies = [
         reply
         for reply in grid.send_and_receive(messages)
-        if strategy.name_of(reply.metadata.src_node_id) != "000003"
+        if strategy.clients.name_of(reply.metadata.src_node_id) != "000003"
     ]
     metrics = strategy.aggregate_evaluate(1, replies)
     assert metrics["accuracy"] == pytest.approx(0.1)
@@ -65,7 +65,7 @@ def test_invalid_evaluations_are_left_out():
     metrics = evaluate_once(strategy, grid_of(6, client))
     assert metrics["accuracy"] == pytest.approx(0.45)
     assert metrics["evaluated"] == 2
-    assert sorted(name for name, _ in strategy.pending.rejections) == [
+    assert sorted(name for name, _ in strategy.evaluation.round.rejections) == [
         "000000",
         "000001",
         "000002",
@@ -166,7 +166,7 @@ def test_busy_client_counts_with_its_last_metrics_and_in_the_sample_size():
     assert evaluate_once(strategy, grid)["accuracy"] == pytest.approx(0.25)
     busy = "000004", "000005"
     grid.left_alone = frozenset(
-        n for n in grid.get_node_ids() if strategy.name_of(n) in busy
+        n for n in grid.get_node_ids() if strategy.clients.name_of(n) in busy
     )
     # It would now report another accuracy, but its last metrics count.
     strategy.evaluation.metrics["000005"]["accuracy"] = 0.9

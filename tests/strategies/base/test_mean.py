@@ -16,8 +16,8 @@ from function_clients import (
 )
 
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.server import pending_round
-from flwr_frl.strategies.server.averaging import averages_on_arrival
+from flwr_frl.strategies.base import averages_on_arrival
+from flwr_frl.strategies.server import round as rounds_of
 from flwr_frl.strategies.server.evaluation import mean_metrics
 from flwr_frl.strategies.server.replies import to_record
 
@@ -98,7 +98,7 @@ def as_they_arrive(replies: list) -> Iterator:
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_mean_of_arriving_replies_equals_that_of_a_list(weighting, monkeypatch):
-    monkeypatch.setattr(pending_round, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(rounds_of, "CHUNK_BYTES", 0)
 
     def noisy(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:

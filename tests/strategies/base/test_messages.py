@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord, MessageType
 from function_clients import START, averaging, grid_of, honest, train_once
 from malformed import MALFORMED, error_reply, with_one_bad
 
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import count_bytes, to_record
 
@@ -98,13 +98,13 @@ class Devices(InlineGrid):
 
 def test_messages_withheld_from_silent_nodes_are_not_counted():
     devices = Devices()
-    strategy, grid = averaging(), RealArrivals(devices, longest=0.5)
+    strategy, grid = averaging(), Inbox(devices, longest=0.5)
     _, trained = train_once(strategy, grid)
     assert (trained["clients"], trained["unanswered"]) == (2, 1)
     assert trained["bytes-down"] == sum(map(count_bytes, devices.pushed))
     messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
     metrics = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
     assert [m.metadata.dst_node_id for m in devices.pushed] == [1, 3]
-    assert strategy.pending.asked == {1, 3}
+    assert strategy.evaluation.round.asked == {1, 3}
     assert metrics["bytes-down"] == sum(map(count_bytes, devices.pushed))
     assert (metrics["evaluated"], metrics["evaluation-unanswered"]) == (2, 0)

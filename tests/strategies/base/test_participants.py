@@ -20,7 +20,7 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids import nodes as grid_nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import client_manager
+from flwr_frl.strategies.server import clients
 from flwr_frl.strategies.server.queries import query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
@@ -30,7 +30,7 @@ from flwr_frl.strategies.server_app import run
 def names_sampled(strategy: Strategy, grid: InlineGrid, rounds: int) -> list[list[str]]:
     nodes = strategy.identify(grid)
     return [
-        [strategy.name_of(node) for node in strategy.sample(r, nodes)]
+        [strategy.clients.name_of(node) for node in strategy.sample(r, nodes)]
         for r in range(1, rounds + 1)
     ]
 
@@ -207,7 +207,7 @@ def test_round_does_not_wait_if_no_earlier_participant_is_offline(monkeypatch):
     def never(self, grid, until):
         raise AssertionError("waited for nobody")
 
-    monkeypatch.setattr(client_manager.ClientManager, "wait_for_others", never)
+    monkeypatch.setattr(clients.Clients, "wait_for_others", never)
     grid, strategy = Coming(refusing, [{3}]), averaging()
     # As after a resume, if the only client is now refused.
     strategy.ledger.acknowledged = {"c": 4}
@@ -238,8 +238,8 @@ def test_nodes_are_ordered_by_name():
     grid = grid_of(4, partitions={40: 2, 10: 3, 30: 0, 20: 1})
     strategy = FedAvg()
     assert strategy.identify(grid) == [30, 20, 40, 10]
-    assert strategy.name_of(10) == "000003"
-    assert strategy.name_of(77) == "77"
+    assert strategy.clients.name_of(10) == "000003"
+    assert strategy.clients.name_of(77) == "77"
 
 
 def test_second_node_of_the_same_name_is_refused():
@@ -248,7 +248,8 @@ def test_second_node_of_the_same_name_is_refused():
     # The node with the smaller id keeps the name, and the other is refused.
     for _ in range(2):
         assert strategy.identify(grid) == [1, 3, 2]
-    assert [strategy.name_of(n) for n in (1, 3, 2)] == ["000000", "000002", "same"]
+    names = [strategy.clients.name_of(n) for n in (1, 3, 2)]
+    assert names == ["000000", "000002", "same"]
 
 
 def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
@@ -270,8 +271,8 @@ def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
     # Once node 2 has left, node 3 takes its place at once.
     del grid.contexts[2]
     assert strategy.identify(grid) == [1, 3]
-    assert strategy.name_of(3) == "same"
-    assert strategy.clients.refusals == {}
+    assert strategy.clients.name_of(3) == "same"
+    assert strategy.clients.refused == {}
 
 
 def test_client_that_reconnects_as_another_node_is_recognised():
@@ -280,7 +281,7 @@ def test_client_that_reconnects_as_another_node_is_recognised():
     strategy.ledger.acknowledged = {"000001": 4}
     grid.contexts[99] = grid.contexts.pop(2)
     assert strategy.identify(grid) == [1, 99, 3]
-    assert strategy.name_of(99) == "000001"
+    assert strategy.clients.name_of(99) == "000001"
     content = strategy.content(99, to_record(START), ConfigRecord({"server-round": 5}))
     assert content.config_records["config"]["acknowledged-round"] == 4
 
@@ -293,7 +294,7 @@ def test_minority_with_another_model_is_refused():
     # Clients 1, 2 and 4 add 2, 3 and 5.
     assert arrays["b"].numpy().tolist() == [np.float32(10 / 3)] * 4
     assert metrics["clients"] == 3
-    assert sorted(strategy.clients.refusals) == [1, 4]
+    assert sorted(strategy.clients.refused) == [1, 4]
 
 
 def test_tie_between_structures_goes_to_the_smaller_digest():

@@ -14,7 +14,7 @@ from participants import properties_of
 
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import client_manager
+from flwr_frl.strategies.server import clients
 
 
 def come_and_go(strategy: Strategy, nodes: list[int]) -> list[int]:
@@ -22,10 +22,10 @@ def come_and_go(strategy: Strategy, nodes: list[int]) -> list[int]:
     others = dict.fromkeys(range(2, 5), "another")
     grid = grid_of(5, properties_of(structure=others))
     contexts, there = dict(grid.contexts), {1: grid.contexts[1], 2: grid.contexts[2]}
-    grid.contexts = there
+    grid.contexts.held = there
     if not strategy.ledger.acknowledged:
         train_once(strategy, grid)
-    grid.contexts = {node: contexts[node] for node in nodes}
+    grid.contexts.held = {node: contexts[node] for node in nodes}
     return strategy.identify(grid)
 
 
@@ -88,7 +88,7 @@ def settled(client: Client, num_clients: int) -> tuple[Strategy, InlineGrid]:
     strategy, grid = averaging(), grid_of(num_clients, client)
     strategy.initialize(grid)
     train_once(strategy, grid)
-    assert strategy.clients.settled
+    assert strategy.clients.state_dict()["model"]
     return strategy, grid
 
 
@@ -96,7 +96,7 @@ def test_unchanged_population_is_not_examined_again() -> None:
     strategy, grid = settled(honest, 3)
     examined: list[str] = []
 
-    def refusal_of(client: client_manager.ClientInfo) -> str:
+    def refusal_of(client: clients.Client) -> str:
         examined.append(client.name)
         return "it is the third" if client.name == "000002" else ""
 
@@ -159,7 +159,7 @@ def test_name_of_a_busy_client_is_taken():
     # Node 2 still owes a reply when node 3 connects.
     grid.connected, grid.busy = frozenset({1, 2, 3}), frozenset({2})
     assert strategy.identify(grid) == [1]
-    assert strategy.name_of(2) == "same"
-    assert strategy.clients.refusals[3].twin == 2
+    assert strategy.clients.name_of(2) == "same"
+    assert strategy.clients.refused[3].twin == 2
     grid.connected = frozenset({1, 3})
     assert strategy.identify(grid) == [1, 3]

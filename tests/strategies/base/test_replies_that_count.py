@@ -36,7 +36,7 @@ def test_invalid_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
     assert metrics["train-loss"] == 18 / 8
     assert metrics["clients"] == 3
     assert metrics["rejected"] == 1
-    ((who, why),) = strategy.training.rejections
+    ((who, why),) = strategy.round.rejections
     assert who == "000001"
     assert reason in why
     assert "\n" not in why
@@ -60,7 +60,7 @@ def test_metrics_that_a_client_may_omit(name):
         assert arrays["b"].numpy().tolist() == [3.0] * 4
     else:
         assert arrays["b"].numpy().tolist() == [26 / 8] * 4
-        assert strategy.training.rejections == [
+        assert strategy.round.rejections == [
             ("000001", "lacks the metric 'num-examples'")
         ]
 
@@ -85,7 +85,7 @@ def test_repeated_reply_counts_once():
     assert arrays["b"].numpy().tolist() == [2.5] * 4
     assert metrics["clients"] == 4
     assert metrics["rejected"] == 2
-    assert strategy.training.rejections == [("000002", "comes twice")] * 2
+    assert strategy.round.rejections == [("000002", "comes twice")] * 2
 
 
 def test_reply_of_a_node_that_was_not_asked_is_rejected():
@@ -101,7 +101,7 @@ def test_reply_of_a_node_that_was_not_asked_is_rejected():
     arrays, metrics = strategy.aggregate_train(1, replies)
     assert arrays["b"].numpy().tolist() == [1.5] * 4
     assert metrics["rejected"] == 1
-    assert strategy.training.rejections == [
+    assert strategy.round.rejections == [
         ("000003", "comes from a node that was not asked")
     ]
 
@@ -136,7 +136,7 @@ def test_missing_reply_is_counted_as_unanswered():
     )
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert metrics["unanswered"] == 1
-    assert strategy.training.silent == ["000003"]
+    assert strategy.round.silent == ["000003"]
     assert metrics["clients"] == 3
     assert "000003" not in strategy.ledger.acknowledged
 
@@ -156,8 +156,8 @@ def test_node_that_has_left_is_counted_as_unanswered():
     arrays, metrics = train_once(strategy, grid_of(4, client), order=and_a_notice)
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert (metrics["clients"], metrics["rejected"], metrics["unanswered"]) == (3, 0, 1)
-    assert strategy.training.rejections == []
-    assert strategy.training.silent == ["000003"]
+    assert strategy.round.rejections == []
+    assert strategy.round.silent == ["000003"]
 
 
 @pytest.mark.parametrize("name", ["nan", "unreadable header", "error", "two metrics"])

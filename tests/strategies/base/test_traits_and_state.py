@@ -18,15 +18,15 @@ def public(instance: object) -> set[str]:
     return {name for name in dir(instance) if not name.startswith("_")}
 
 
-def test_base_strategy_adds_at_most_32_public_names() -> None:
-    assert len(public(Strategy()) - public(FlowerFedAvg())) <= 32
+def test_base_strategy_adds_at_most_30_public_names() -> None:
+    assert len(public(Strategy()) - public(FlowerFedAvg())) <= 30
 
 
 def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
     class Mine(FedRep, client="mine:Client", takes_newcomers=False):
         pass
 
-    class Below(Mine, waits_for_all=False):
+    class Below(Mine, evaluate_last_round_only=True):
         pass
 
     assert Mine.traits == Traits(client="mine:Client", takes_newcomers=False)
@@ -35,7 +35,7 @@ def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
     assert FedRep.traits.takes_newcomers
 
 
-def test_overriding_aggregate_unsets_supports_client_dp() -> None:
+def test_an_override_of_aggregate_may_use_more_than_the_mean() -> None:
     class Mine(FedAvg):
         def aggregate(self, round):
             return None
@@ -50,20 +50,33 @@ def test_overriding_aggregate_unsets_supports_client_dp() -> None:
     class Mixed(Mixin, FedAvg):
         pass
 
-    assert FedAvg.traits.supports_client_dp
-    assert FedAvg.traits.needs_only_mean
-    for kind in (Mine, Below, Mixed):
-        assert not kind.traits.supports_client_dp
-        assert not kind.traits.needs_only_mean
+    class Stated(Mixin, FedAvg, uses_mean="only"):
+        pass
+
+    kinds = FedAvg, Mine, Below, Mixed, Stated
+    uses = [kind.traits.uses_mean for kind in kinds]
+    assert uses == ["only", "also", "also", "also", "only"]
+
+
+@pytest.mark.parametrize("method", ["aggregate", "weights"])
+def test_an_override_has_no_client_dp_unless_it_states_what_it_uses(method) -> None:
+    kind = type("Mine", (FedAvg,), {method: lambda self, given: None})
+    private = {"server_dp_noise": 1.0, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
+    with pytest.raises(SettingsError) as caught:
+        kind(**private)
+    assert caught.value.code == "server-dp-noise"
 
 
 def test_unknown_class_keyword_fails_with_a_one_line_error() -> None:
     with pytest.raises(SettingsError, match=r"^Mine declares 'clinet'; expected .*$"):
         type("Mine", (FedAvg,), {}, clinet="mine:Client")
+    with pytest.raises(SettingsError, match=r"^uses_mean is True; expected only, .*$"):
+        type("Mine", (FedAvg,), {}, uses_mean=True)
 
 
 def test_settings_of_a_strategy_are_its_keyword_arguments() -> None:
-    assert declared(StrategySettings).items() <= declared(FedRep).items()
+    general, all_of_fedrep = declared(StrategySettings), declared(FedRep)
+    assert all(all_of_fedrep[name].facts == general[name].facts for name in general)
     assert FedRep(fraction_train=1.0, weighting="examples").settings.fraction_train == 1
     with pytest.raises(TypeError, match="unknown"):
         FedRep(unknown=1)

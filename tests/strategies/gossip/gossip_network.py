@@ -11,9 +11,9 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.algorithms import client_setup, complete
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.gossip import base
 from flwr_frl.clients.gossip.relayed import exchanges
 from flwr_frl.common.settings import resolve
@@ -127,7 +127,7 @@ class Network:
         self.rows: list[dict] = []
         if clients is not None:
             contexts = list(self.grid.contexts.items())[:clients]
-            self.grid.contexts = dict(contexts)
+            self.grid.contexts.held = dict(contexts)
         self.arrays = self.strategy.initialize(self.grid)
 
     @property

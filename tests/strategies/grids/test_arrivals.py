@@ -7,23 +7,34 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies.grids import arrivals
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids import inbox
+from flwr_frl.strategies.grids.closing import Closing
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
 
-# Number of replies that the reply of each node counts for
+# Weight of each node's reply
 WEIGHTS = {1: 1, 2: 3, 3: 1, 4: 2, 5: 4}
 
 
 class Script:
-    """A grid whose nodes reply at scripted times; each pull advances the clock by 1."""
+    """A grid whose nodes reply at scripted times; each pause advances the clock by 1.
+
+    ``looks`` has the number of messages that were checked before each pause.
+    """
+
+    running: "Script"
 
     def __init__(self, delays: dict[int, float], errors: frozenset[int] = frozenset()):
         self.delays, self.errors = delays, errors
-        self.now = 0.0
+        self.now, self.looks = 0, [0]
         self.pending: dict[str, tuple[float, Message]] = {}
         self.pushed: list[int] = []
+        Script.running = self
+
+    def pause(self) -> None:
+        self.now += 1
+        self.looks.append(0)
 
     def get_node_ids(self):
         return list(self.delays)
@@ -39,7 +50,7 @@ class Script:
         return ids
 
     def pull_messages(self, message_ids):
-        self.now += 1
+        self.looks[-1] += len(message_ids)
         ready = [i for i in message_ids if self.pending[i][0] <= self.now]
         return [self.answer(self.pending.pop(i)[1]) for i in ready]
 
@@ -50,25 +61,24 @@ class Script:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "PULL_INTERVAL", 0.0)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox.time, "sleep", lambda seconds: Script.running.pause())
 
 
-def send(grid: RealArrivals, wanted: int | None, **options) -> list[int]:
-    messages = [
-        Message(RecordDict(), node, "train", ttl=options.get("ttl"))
-        for node in grid.get_node_ids()
-    ]
+def send(
+    grid: Inbox, wanted: int | None, timeout: float | None = None, ttl=None, **options
+) -> list[int]:
+    nodes = grid.get_node_ids()
+    messages = [Message(RecordDict(), node, "train", ttl=ttl) for node in nodes]
     if wanted is not None:
-        counted = options.get("is_valid"), options.get("weight_of")
-        grid.wait_for(wanted, *counted, options.get("required", ()))
-    replies = grid.send_and_receive(messages, timeout=options.get("timeout"))
+        grid.wait_for(Closing(wanted, **options))
+    replies = grid.send_and_receive(messages, timeout=timeout)
     return [r.metadata.src_node_id for r in replies]
 
 
 def test_first_replies_close_the_round_and_late_nodes_are_not_asked() -> None:
     script = Script({1: 3, 2: 1, 3: 50, 4: 2})
-    grid = RealArrivals(script)
+    grid = Inbox(script)
     assert send(grid, 2) == [2, 4]
     # Nodes 1 and 3 still owe a reply, so they are not listed.
     assert 3 not in grid.get_node_ids()
@@ -84,14 +94,14 @@ def test_first_replies_close_the_round_and_late_nodes_are_not_asked() -> None:
 
 
 def test_validity_check_applies_only_to_its_own_messages(caplog) -> None:
-    grid = RealArrivals(Script({1: 1, 2: 2, 3: 3}))
+    grid = Inbox(Script({1: 1, 2: 2, 3: 3}))
     assert send(grid, 1, is_valid=lambda reply: reply.metadata.src_node_id != 1) == [
         1,
         2,
     ]
-    grid = RealArrivals(Script({1: 1, 2: 2, 3: 3}))
+    grid = Inbox(Script({1: 1, 2: 2, 3: 3}))
     assert send(grid, 3, is_valid=lambda reply: False) == [1, 2, 3]
-    assert caplog.messages == ["the round closes with 0 of 3 replies"]
+    assert caplog.messages == ["the round closes although valid replies are missing: 3"]
     caplog.clear()
     # The validity check does not carry over to other messages.
     assert send(grid, None) == [1, 2, 3]
@@ -109,13 +119,19 @@ def test_validity_check_applies_only_to_its_own_messages(caplog) -> None:
         # Fewer nodes than wanted can reply.
         ({1: 1, 2: 2, 3: 3}, [1, 3], 3, {}, [1, 2, 3]),
         # Nodes reply in the order 2, 4, 5; the replies of 2 and 4 count for five.
-        ({1: 9, 2: 1, 4: 2, 5: 3}, [], 5, {"weight_of": WEIGHTS.get}, [2, 4]),
-        ({1: 9, 2: 1, 4: 2, 5: 3}, [4], 5, {"weight_of": WEIGHTS.get}, [2, 4, 5]),
-        ({1: 1, 2: 2}, [], 100, {"weight_of": WEIGHTS.get}, [1, 2]),
+        ({1: 9, 2: 1, 4: 2, 5: 3}, [], 5, {"weight_of": WEIGHTS.__getitem__}, [2, 4]),
+        (
+            {1: 9, 2: 1, 4: 2, 5: 3},
+            [4],
+            5,
+            {"weight_of": WEIGHTS.__getitem__},
+            [2, 4, 5],
+        ),
+        ({1: 1, 2: 2}, [], 100, {"weight_of": WEIGHTS.__getitem__}, [1, 2]),
         # A place is reserved for the slow node 1, so the faster node 4 is too late.
-        ({1: 9, 2: 1, 3: 2, 4: 3}, [], 3, {"required": {1}}, [2, 3, 1]),
+        ({1: 9, 2: 1, 3: 2, 4: 3}, [], 3, {"required": frozenset({1})}, [2, 3, 1]),
         # Node 1 fails, so its place goes to node 4.
-        ({1: 1, 2: 2, 3: 3, 4: 4}, [1], 3, {"required": {1}}, [1, 2, 3, 4]),
+        ({1: 1, 2: 2, 3: 3, 4: 4}, [1], 3, {"required": frozenset({1})}, [1, 2, 3, 4]),
         # A deadline closes the round.
         ({1: 1, 2: float("inf")}, [], 2, {"timeout": 0.05}, [1]),
     ],
@@ -124,16 +140,16 @@ def test_a_round_closes_at_valid_replies_or_its_deadline(
     delays, errors, wanted, options, expected
 ) -> None:
     script = Script(delays, errors=frozenset(errors))
-    assert send(RealArrivals(script), wanted, **options) == expected
+    assert send(Inbox(script), wanted, **options) == expected
 
 
 def test_expired_reply_is_no_longer_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script({1: 1, 2: float("inf")})
-    grid = RealArrivals(script)
+    grid = Inbox(script)
     assert send(grid, 1, ttl=60) == [1]
     assert list(grid.get_node_ids()) == [1]
-    later = time.time() + 61
-    monkeypatch.setattr(arrivals.time, "time", lambda: later)
+    later = time.monotonic() + 61
+    monkeypatch.setattr(inbox.time, "monotonic", lambda: later)
     assert list(grid.get_node_ids()) == [1, 2]
 
 
@@ -141,7 +157,7 @@ def test_ties_are_broken_by_node_id() -> None:
     script = Script({3: 1, 1: 1, 2: 1})
     messages = [Message(RecordDict(), node, "train") for node in (3, 1, 2)]
     created = time.time()
-    grid = RealArrivals(script)
+    grid = Inbox(script)
     answer = script.answer
 
     def at_once(message):
@@ -150,7 +166,7 @@ def test_ties_are_broken_by_node_id() -> None:
         return reply
 
     script.answer = at_once
-    grid.wait_for(2)
+    grid.wait_for(Closing(2))
     replies = grid.send_and_receive(messages)
     assert [r.metadata.src_node_id for r in replies] == [1, 2]
     assert grid.dropped == 1
@@ -251,11 +267,9 @@ def test_next_node_replaces_an_invalid_reply(
 
     grid = SimulatedArrivals(Inner(), Speeds(), 10.0, lambda node: node - 1)
     if wanted is not None:
-        grid.wait_for(
-            wanted,
-            lambda reply: reply.metadata.src_node_id not in spoilt,
-            weights and weights.get,
-        )
+        weight_of = weights.__getitem__ if weights else lambda node: 1
+        is_valid = lambda reply: reply.metadata.src_node_id not in spoilt  # noqa: E731
+        grid.wait_for(Closing(wanted, is_valid, weight_of))
     config = {"config": ConfigRecord({"server-round": 1})}
     messages = [Message(RecordDict(config), node, "train") for node in range(1, 6)]
     for i, message in enumerate(messages):
@@ -266,85 +280,33 @@ def test_next_node_replaces_an_invalid_reply(
     assert grid.seconds == seconds
 
 
-def silent_twice(monkeypatch, now: list[float]) -> RealArrivals:
-    """Return a grid whose node 2 was silent twice, ``now[0]`` seconds ago."""
-    grid = RealArrivals(Script({1: 1, 2: float("inf")}))
-    for _ in range(2):
-        assert send(grid, None, timeout=0.05) == [1]
-    since = time.monotonic()
-    monkeypatch.setattr(arrivals.time, "monotonic", lambda: since + now[0])
-    for silence in grid._silent.values():
-        silence.since = since
-    return grid
-
-
-def test_pause_of_a_silent_node_is_proportional_to_the_vain_wait(monkeypatch) -> None:
-    now = [0.0]
-    grid = silent_twice(monkeypatch, now)
-    # After two silences in a row, node 2 is not asked for another 0.05 s.
-    assert list(grid.get_node_ids()) == [1]
-    # A longer wait for other nodes does not extend this pause.
-    assert send(grid, 1, timeout=600.0) == [1]
-    now[0] = 0.06
-    assert list(grid.get_node_ids()) == [1, 2]
-
-
-def test_forgive_ends_the_pause_of_silent_nodes(monkeypatch) -> None:
-    grid = silent_twice(monkeypatch, [0.0])
-    assert list(grid.get_node_ids()) == [1]
-    grid.forgive()
-    assert list(grid.get_node_ids()) == [1, 2]
-    assert grid.silent == ["2"]
-
-
-class Asked(Script):
-    """Records the number of messages for which each pull requests replies."""
-
-    def __init__(self, delays: dict[int, float]) -> None:
-        super().__init__(delays)
-        self.looks: list[int] = []
-
-    def pull_messages(self, message_ids):
-        self.looks.append(len(message_ids))
-        return super().pull_messages([i for i in message_ids if i in self.pending])
-
-
-def test_each_pull_covers_a_limited_number_of_messages(monkeypatch) -> None:
-    script, slept = Asked(dict.fromkeys(range(1, 251), 5.0)), []
-    monkeypatch.setattr(arrivals.time, "sleep", slept.append)
-    assert sorted(send(RealArrivals(script), None)) == list(range(1, 251))
-    assert max(script.looks) == 100
-    # The first four pulls return nothing. Later ones return 100 replies each, without a
-    # pause while more than 100 are open.
-    assert len(slept) <= 6
+def test_messages_are_checked_in_portions() -> None:
+    script = Script(dict.fromkeys(range(1, 251), 5))
+    assert sorted(send(Inbox(script), None)) == list(range(1, 251))
+    # Once replies are there, no pause is made before all messages are checked.
+    assert script.looks == [100] * 5 + [250]
 
 
 def test_pull_at_the_deadline_covers_all_messages() -> None:
-    script = Asked(dict.fromkeys(range(1, 251), 0.0) | {250: float("inf")})
-    assert sorted(send(RealArrivals(script), None, timeout=0.0)) == list(range(1, 250))
+    script = Script(dict.fromkeys(range(1, 251), 0) | {250: float("inf")})
+    assert sorted(send(Inbox(script), None, timeout=0.0)) == list(range(1, 250))
     assert script.looks == [250]
 
 
-def test_many_late_replies_are_drained_in_chunks() -> None:
-    script = Asked({1: 0.0} | dict.fromkeys(range(2, 251), 3.0))
-    grid = RealArrivals(script)
+def test_many_late_replies_are_drained_in_portions() -> None:
+    script = Script({1: 0} | dict.fromkeys(range(2, 251), 3))
+    grid = Inbox(script)
     assert send(grid, 1) == [1]
-    script.looks.clear()
-    for _ in range(4):
-        grid.drain()
-    assert max(script.looks) == 100
-    assert grid.dropped == 249
-    assert script.pending == {}
-    # Nodes that have replied by now are listed by the next call.
-    for other in range(2, 251):
-        grid._owed[str(other)] = arrivals._OwedReply(other, 1e12, 1e12, 9.0)
-        message = Message(RecordDict(), other, "train")
-        message.metadata.__dict__["_message_id"] = str(other)
-        script.pending[str(other)] = 0.0, message
+    script.pause()
+    grid.drain()
+    assert script.looks[-1] == 100
+    script.now = 3
+    grid.drain()
+    assert (grid.dropped, script.pending) == (249, {})
     assert len(list(grid.get_node_ids())) == 250
 
 
 def test_first_replies_among_many_nodes_are_found() -> None:
-    script = Asked(dict.fromkeys(range(1, 251), 9.0) | {201: 1.0, 250: 1.0})
-    assert send(RealArrivals(script), 2) == [201, 250]
-    assert script.looks == [250]
+    script = Script(dict.fromkeys(range(1, 251), 9) | {201: 1, 250: 1})
+    assert send(Inbox(script), 2) == [201, 250]
+    assert script.looks == [250, 250]

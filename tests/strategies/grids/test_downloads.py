@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from flwr_frl.strategies.grids.patient import PatientGrid
+from flwr_frl.strategies.grids.superlink import SuperLink as Requests
 
 RUN, NODE = 7, 11
 MODEL = {"w": np.arange(1000, dtype=np.float32)}
@@ -104,8 +104,6 @@ def link() -> Iterator[HttpGrid]:
     thread.start()
     grid = HttpGrid(f"127.0.0.1:{server.server_port}", insecure=True, token="t")
     grid.set_run(Run.create_empty(RUN))
-    # No message is pushed over the network.
-    grid.push_messages = lambda messages: [m.metadata.message_id for m in messages]
     try:
         yield grid
     finally:
@@ -130,9 +128,8 @@ def reply_with(change: Callable[[RecordDict], object]) -> Message:
 
 
 def pull(grid: HttpGrid, message: Message, most: float) -> Message:
-    patient = PatientGrid(grid, lambda kind: most)
-    patient.push_messages([message])
-    (reply,) = patient.pull_messages([message.metadata.message_id])
+    reply = Requests(grid).pull(message, most)
+    assert reply is not None
     return reply
 
 
@@ -172,9 +169,7 @@ def test_large_reply_is_an_error_of_its_node_and_is_not_downloaded(
 
 
 def test_rejected_reply_does_not_affect_later_replies(link: HttpGrid) -> None:
-    grid = PatientGrid(link, lambda kind: 100_000)
+    requests = Requests(link)
     for change in (many_pieces, lambda content: None) * 3:
-        message = reply_with(change)
-        grid.push_messages([message])
-        (reply,) = grid.pull_messages([message.metadata.message_id])
+        reply = requests.pull(reply_with(change), 100_000)
         assert reply.has_error() == (change is many_pieces)

@@ -149,16 +149,15 @@ def test_waiting_for_the_first_worker_times_out(ray, monkeypatch):
         workers.patience()
 
 
-def test_ended_worker_is_replaced_in_the_next_run(ray):
-    workers = RayWorkers(object, "cpu")
+def test_worker_whose_work_is_ended_is_awaited(ray, monkeypatch):
+    workers, killed = RayWorkers(object, "cpu"), []
     hear(workers)
     busy, free = workers.idle
-    workers.end([busy])
-    assert ray.dead == {busy}
-    again = set(RayWorkers(object, "cpu").starting.values())
-    assert free in again
-    assert busy not in again
-    assert len(again) == 2
+    workers.idle.remove(busy)
+    monkeypatch.setattr(ray, "kill", lambda *args, **how: killed.append((*args, how)))
+    workers.restart([busy])
+    assert killed == [(busy, {"no_restart": False})]
+    assert set(workers.starting.values()) == {busy, free}
 
 
 def test_workers_of_an_earlier_ray_session_are_not_reused(ray, monkeypatch):

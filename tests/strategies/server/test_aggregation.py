@@ -18,7 +18,7 @@ from malformed import with_one_bad
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
-from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.aggregation import (
     RULES,
     assumed_byzantine,
@@ -277,7 +277,7 @@ def test_rules_alone_in_srpfl_and_in_flowers_dp_wrapper(
     arrays, _ = train_once(averaging(aggregation=rule), grid)
     check(arrays)
     wrapped = SRPFL(averaging(aggregation=rule), initial_nodes=5)
-    arrays, _ = train_once(wrapped, RealArrivals(grid))
+    arrays, _ = train_once(wrapped, Inbox(grid))
     check(arrays)
     # Flower's wrapper, without noise and with a bound above all honest changes.
     private = DifferentialPrivacyServerSideFixedClipping(
@@ -347,29 +347,7 @@ class First(FedAvg):
         return dict(round.replies[0].arrays)
 
 
-class Weighed(FedAvg):
-    """Uses the weights, but not the aggregation rule."""
-
-    def aggregate(self, round):
-        self.weights(round.replies)
-        return dict(round.replies[0].arrays)
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "said"),
-    [
-        (First, {"aggregation": "median"}, "aggregation=median does nothing: First"),
-        (First, {"weighting": "examples"}, "weighting=examples does nothing: First"),
-        (First, {}, ""),
-        (Weighed, {"weighting": "examples"}, ""),
-        (FedAvg, {"aggregation": "median"}, ""),
-        (FedAvg, {"aggregation": "clip", "weighting": "examples"}, ""),
-    ],
-)
-def test_settings_that_aggregate_ignores_are_logged_once(kind, given, said, caplog):
-    strategy = kind(fraction_train=1.0, **given)
-    for _ in range(2):
-        train_once(strategy, grid_of(3))
-    lines = [line for line in caplog.messages if "does nothing" in line]
-    assert len(lines) == (said != "")
-    assert all(line.startswith(said) for line in lines)
+def test_settings_of_means_are_unused_without_a_mean():
+    unused = Local(weighting="examples").unused_settings
+    assert {"weighting", "largest-share"} <= unused.keys()
+    assert "weighting" not in First(weighting="examples").unused_settings

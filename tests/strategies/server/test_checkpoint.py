@@ -12,10 +12,10 @@ from flwr.app import Array, ArrayRecord
 from function_clients import grid_of
 from safetensors.numpy import save
 
-from flwr_frl.common.checkpoint import FILE, MAY_DIFFER
+from flwr_frl.common.checkpoint import FILE
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.sealed import seal
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError, facts, resolve
 from flwr_frl.results.output import prepare_directory
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
@@ -131,7 +131,7 @@ def test_missing_checkpoint_is_an_error(tmp_path):
 
 
 def about(**changes) -> bytes:
-    values = {"round": 1, "seconds": 1.0, "settings": SETTINGS, "values": {}}
+    values = {"round": 1, "seconds": 1.0, "settings": {**SETTINGS}, "values": {}}
     values |= {"names": ["w"], "state-names": [], **changes}
     tensors = {"arrays/w": np.zeros(2)}
     return seal(tensors, {"run": json.dumps(values)})
@@ -181,7 +181,7 @@ def test_settings_outside_may_differ_are_compared(tmp_path, name):
     other = {bool: lambda v: not v, str: lambda v: f"{v}-other"}.get(
         type(value), lambda v: v + 1
     )(value)
-    if name in MAY_DIFFER:
+    if name in facts("on-resume"):
         assert Checkpoint.read(tmp_path, {**SETTINGS, name: other}).server_round == 12
     else:
         with pytest.raises(SettingsError, match=f"{name} was"):
@@ -190,8 +190,9 @@ def test_settings_outside_may_differ_are_compared(tmp_path, name):
 
 def test_settings_that_affect_results_may_not_differ():
     decisive = {"algorithm", "task", "seed", "fraction-train", "learning-rate", "model"}
-    assert not MAY_DIFFER & decisive
-    assert {"num-server-rounds", "output", "resume"} <= MAY_DIFFER <= set(SETTINGS)
+    assert not facts("on-resume") & decisive
+    assert {"num-server-rounds", "output", "resume"} <= facts("on-resume")
+    assert facts("always") < facts("on-resume") <= set(SETTINGS)
 
 
 # Checkpoints of a run that is interrupted, or whose disk is full

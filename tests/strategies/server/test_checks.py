@@ -164,7 +164,7 @@ def test_client_error_is_logged_as_one_short_line(caplog) -> None:
     caplog.set_level("INFO", logger="flwr")
     strategy = averaging()
     train_once(strategy, grid_of(3, with_one_bad(crash)))
-    ((_, why),) = strategy.training.rejections
+    ((_, why),) = strategy.round.rejections
     assert why.startswith(r"is an error: RuntimeError: \x1b[2J xxx")
     assert len(why) == 300
     # The in-process grid also logs the client's traceback; no reply contains that.

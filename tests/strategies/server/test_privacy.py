@@ -140,7 +140,7 @@ def test_epsilon_is_that_of_the_client_asked_most_often() -> None:
     for server_round in range(1, 6):
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         for message in messages:
-            name = strategy.name_of(message.metadata.dst_node_id)
+            name = strategy.clients.name_of(message.metadata.dst_node_id)
             counts[name] = counts.get(name, 0) + 1
         replies = grid.send_and_receive(messages)
         arrays, metrics = strategy.aggregate_train(server_round, replies)
@@ -269,7 +269,7 @@ class Telling(FedAvg):
         return dict(round.replies[0].arrays)
 
 
-class Counting(Telling, supports_client_dp=True):
+class Counting(Telling, uses_mean="only"):
     pass
 
 

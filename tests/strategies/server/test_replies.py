@@ -18,7 +18,7 @@ from claimed_arrays import (
     npy_with_header,
     reply_of,
 )
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -27,11 +27,12 @@ from hypothesis.extra import numpy as hnp
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import (
     check_arrays,
-    check_metrics,
     decode,
     is_finite,
+    reply_metrics,
     to_record,
 )
+from flwr_frl.strategies.server.round import Reply
 
 # Arrays
 
@@ -215,10 +216,9 @@ def test_unexpected_arrays_are_rejected(arrays, reason):
         check_arrays(reply_of(arrays), "arrays", EXPECTED)
 
 
-def test_check_metrics_returns_single_numbers():
-    record = MetricRecord({"num-examples": 3, "loss": 0.5, "list": [1.0, 2.0]})
-    metrics = check_metrics(reply_of(None, record), ("num-examples", "loss"))
-    assert metrics == {"num-examples": 3, "loss": 0.5}
+def loss_and_examples(message: Message) -> tuple[float, float]:
+    reply = Reply("a", message, 0, reply_metrics(message), {}, lambda reply: {})
+    return reply.metric("num-examples"), reply.metric("loss")
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,9 @@ def test_check_metrics_returns_single_numbers():
     ],
 )
 def test_invalid_metrics_are_rejected(records, reason):
+    message = reply_of(None, *records)
     with pytest.raises(InvalidReplyError, match=reason):
-        check_metrics(reply_of(None, *records), ("num-examples", "loss"))
+        loss_and_examples(message)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +249,12 @@ def test_invalid_metrics_are_rejected(records, reason):
     [
         ([], {}),
         ([MetricRecord({})], {}),
+        (
+            [MetricRecord({"num-examples": 3, "loss": 0.5})],
+            {"num-examples": 3, "loss": 0.5},
+        ),
         ([MetricRecord({"eval_acc": 0.5, "list": [1.0]})], {"eval_acc": 0.5}),
     ],
 )
 def test_metrics_that_are_not_required_may_be_missing(records, said):
-    assert check_metrics(reply_of(None, *records)) == said
+    assert reply_metrics(reply_of(None, *records)) == said

@@ -16,13 +16,13 @@ from function_clients import (
     train_once,
 )
 
+from flwr_frl.strategies.base import BUCKETS
 from flwr_frl.strategies.server.aggregation import (
     RULES,
     bucketed,
     geometric_median,
     make_rule,
 )
-from flwr_frl.strategies.server.averaging import BUCKETS
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.replies import to_record
 

@@ -9,7 +9,7 @@ from flwr_frl.strategies.server.round_ledger import RoundLedger
 
 
 def test_client_keeps_what_a_checkpoint_needs_after_a_delayed_reply(tmp_path) -> None:
-    ledger = RoundLedger("run")
+    ledger = RoundLedger()
 
     def state() -> PersonalState:
         config = ledger.config("a", 99, checkpoints=True)

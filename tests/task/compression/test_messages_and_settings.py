@@ -3,17 +3,19 @@
 import math
 import struct
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from named_tasks import dashed
 from operators import OPERATORS, apply, generator, normal
+from refusals import code_of
 
 from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.compression.per_tensor import (
-    COMPRESSORS,
     QSGD,
     CompressionSettings,
     Identity,
@@ -28,10 +30,8 @@ from flwr_frl.task.compression.per_tensor import (
     from_settings,
 )
 
+NAN, LEVELS, BITS = math.nan, "compressor-levels", {"compressor_levels": 2**15}
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)
-
-
-# Edge cases
 
 
 @by_operator
@@ -71,10 +71,7 @@ def test_fractional_k_is_rounded_to_at_least_one_entry():
 @pytest.mark.parametrize(
     ("x", "reason"),
     [
-        *(
-            (torch.tensor([1.0, bad, 2.0]), "not finite")
-            for bad in (math.nan, math.inf)
-        ),
+        *((torch.tensor([1.0, bad]), "not finite") for bad in (NAN, math.inf)),
         *((torch.zeros(shape), "expected float32") for shape in ((2, 2), (0,), ())),
         (torch.zeros(2).double(), "expected float32"),
     ],
@@ -113,17 +110,16 @@ def test_wrong_lengths_are_rejected_without_allocating(operator):
     assert peak < 10**5
 
 
-NAN, MINUS_ONE = struct.pack("<f", math.nan), struct.pack("<f", -1)
-
-
-INFINITE, ONE = struct.pack("<f", math.inf), struct.pack("<f", 1)
+NO, MINUS_ONE, INFINITE, ONE = (
+    struct.pack("<f", value) for value in (math.nan, -1, math.inf, 1)
+)
 
 
 @pytest.mark.parametrize(
     ("operator", "d", "data", "reason"),
     [
-        (Identity(), 2, ONE + NAN, "an? .*entry is not finite"),
-        (Sign(), 2, NAN + b"\0", "norm is nan"),
+        (Identity(), 2, ONE + NO, "an? .*entry is not finite"),
+        (Sign(), 2, NO + b"\0", "norm is nan"),
         (Sign(), 2, INFINITE + b"\0", "norm is inf"),
         (Sign(), 2, MINUS_ONE + b"\0", "norm is -1.0"),
         (Sign(), 2, ONE + b"\x01", "last byte"),
@@ -134,14 +130,14 @@ INFINITE, ONE = struct.pack("<f", math.inf), struct.pack("<f", 1)
         (TopK(2), 3, b"\x11" + ONE + ONE, "last byte"),
         (TopK(2), 3, b"\x10" + ONE + INFINITE, "not finite"),
         (SignTopK(2), 3, b"\x30" + ONE + b"\x80", "strictly increasing"),
-        (SignTopK(2), 3, b"\x10" + NAN + b"\x80", "norm is nan"),
-        (RandK(2), 3, bytes(8) + ONE + NAN, "not finite"),
+        (SignTopK(2), 3, b"\x10" + NO + b"\x80", "norm is nan"),
+        (RandK(2), 3, bytes(8) + ONE + NO, "not finite"),
         # s = 2 takes two bits: a level of 3, 110, and padding
         (QSGD(2), 1, ONE + b"\xc0", "a level is 3, above 2"),
         (QSGD(2), 1, ONE + b"\x01", "last byte"),
         (QSGD(2), 1, INFINITE + b"\0", "norm is inf"),
         (QSGDTopK(1, 2), 2, b"\0" + ONE + b"\xc0", "a level is 3, above 2"),
-        (PerTensor(Sign(), (1, 1)), 2, ONE + b"\0" + NAN + b"\0", "norm is nan"),
+        (PerTensor(Sign(), (1, 1)), 2, ONE + b"\0" + NO + b"\0", "norm is nan"),
     ],
 )
 def test_malformed_messages_are_rejected(operator, d, data, reason):
@@ -177,10 +173,7 @@ def test_random_bytes_give_a_finite_vector_or_a_value_error(operator, d, draw):
     assert torch.isfinite(result).all()
 
 
-# Per-tensor compression and construction by name
-
-
-@pytest.mark.parametrize("operator", OPERATORS, ids=repr)
+@by_operator
 def test_per_tensor_applies_the_operator_to_each_tensor(operator):
     sizes = (300, 1, 50)
     x = torch.from_numpy(normal(351))
@@ -197,46 +190,19 @@ def test_per_tensor_applies_the_operator_to_each_tensor(operator):
 
 def test_per_tensor_rejects_another_dimension():
     operator = PerTensor(Sign(), (4, 2))
-    for call in (
-        lambda: operator.compress(torch.ones(5), generator()),
-        lambda: operator.decompress(b"", 5),
-        lambda: operator.num_bytes(5),
-        lambda: operator.omega(5),
+    for call, argument in (
+        (lambda x: operator.compress(x, generator()), torch.ones(5)),
+        (lambda n: operator.decompress(b"", n), 5),
+        (operator.num_bytes, 5),
+        (operator.omega, 5),
     ):
         with pytest.raises(ValueError, match=r"5 entries .* tensors of 6 entries"):
-            call()
-
-
-def test_create_by_name():
-    assert create("identity") == Identity()
-    assert create("top-k", k=10) == TopK(10)
-    assert create("rand-k", k=0.5) == RandK(0.5)
-    assert create("qsgd", levels=7, scaled=True) == QSGD(7, True)
-    assert create("sign") == Sign()
-    assert create("sign-top-k", k=0.25) == SignTopK(0.25)
-    assert create("qsgd-top-k", k=3, levels=4) == QSGDTopK(3, 4)
-    assert all(isinstance(create(name), kind) for name, kind in COMPRESSORS.items())
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "code"),
-    [
-        ("topk", {}, "compressor"),
-        *(("top-k", {"k": k}, "k") for k in (0, 1.5, -3, "3", math.nan)),
-        *(("qsgd", {"levels": n}, "levels") for n in (0, 2**15, 2.0)),
-        ("qsgd-top-k", {"levels": 2**15}, "levels"),
-    ],
-)
-def test_bad_parameters(code_of, name, parameters, code):
-    assert code_of(lambda: create(name, **parameters)) == code
-
-
-# Construction from settings
+            call(argument)
 
 
 def from_names(sizes=(640, 10), **settings):
-    names = {name.replace("_", "-"): value for name, value in settings.items()}
-    return from_settings(build(CompressionSettings, resolve(names)), sizes)
+    given_settings = resolve(dashed(settings))
+    return from_settings(build(CompressionSettings, given_settings), sizes)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +219,7 @@ def from_names(sizes=(640, 10), **settings):
         ({"compressor": "rand-k", "compressor_k": 7.0}, RandK(7)),
         ({"compressor": "qsgd"}, QSGD(15)),
         ({"compressor": "qsgd", "compressor_levels": 3}, QSGD(3)),
-        (
-            {"compressor": "qsgd-top-k", "compressor_k": 0.2, "compressor_levels": 4},
-            QSGDTopK(0.2, levels=4),
-        ),
+        ({"compressor": "qsgd-top-k", "compressor_levels": 4}, QSGDTopK(0.1, levels=4)),
         ({"compressor": "sign", "per_tensor": True}, PerTensor(Sign(), (640, 10))),
         ({"per_tensor": True}, PerTensor(SignTopK(0.1), (640, 10))),
     ],
@@ -268,21 +231,25 @@ def test_from_settings(given_settings, expected):
 
 
 @pytest.mark.parametrize(
-    ("values", "code"),
+    ("call", "values", "code"),
     [
-        ({"compressor": "topk"}, "compressor"),
-        ({"compressor": ""}, "compressor"),
-        ({"compressor": "qsgd", "compressor_levels": 0}, "compressor-levels"),
-        ({"compressor": "qsgd-top-k", "compressor_levels": 32768}, "levels"),
+        (partial(create, "topk"), {}, "compressor"),
+        *((partial(create, "top-k"), {"k": k}, "k") for k in (0, 1.5, -3, "3", NAN)),
+        *((partial(create, "qsgd"), {"levels": n}, "levels") for n in (0, 2**15, 2.0)),
+        (partial(create, "qsgd-top-k"), {"levels": 2**15}, "levels"),
+        (from_names, {"compressor": "topk"}, "compressor"),
+        (from_names, {"compressor": ""}, "compressor"),
+        (partial(from_names, compressor="qsgd"), {"compressor_levels": 0}, LEVELS),
+        (partial(from_names, compressor="qsgd-top-k"), BITS, "levels"),
         *(
-            ({"compressor": name, "compressor_k": k}, "compressor-k")
+            (partial(from_names, compressor=name), {"compressor_k": k}, "compressor-k")
             for name in ("top-k", "sign")
-            for k in (0.0, -0.5, -3.0, 1.5, math.inf, -math.inf, math.nan)
+            for k in (0.0, -0.5, -3.0, 1.5, math.inf, -math.inf, NAN)
         ),
     ],
 )
-def test_bad_compressor_settings(code_of, values, code):
-    assert code_of(lambda: from_names(**values)) == code
+def test_bad_parameters_and_settings(call, values, code):
+    assert code_of(call, **values) == code
 
 
 @by_operator

@@ -25,19 +25,13 @@ def digits(cache: Path):
     return load_dataset("digits", DataSettings(cache_dir=str(cache)))
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
 def change(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "spoil", [cut, change, Path.unlink, lambda p: p.write_bytes(b"")]
-)
+@pytest.mark.parametrize("spoil", [change, Path.unlink, lambda p: os.truncate(p, 9)])
 @pytest.mark.parametrize("name", ["train-images.npy", "classes.npy", CHECKSUMS])
 def test_a_damaged_folder_is_rebuilt(tmp_path, spoil, name) -> None:
     before = digits(tmp_path)
@@ -90,15 +84,11 @@ def test_old_partial_folders_are_removed(tmp_path) -> None:
         folder.mkdir()
         (folder / "train-images.npy").write_bytes(b"half")
     long_ago = time.time() - 3700
-    for folder in (old, foreign):
-        for path in (folder / "train-images.npy", folder):
-            os.utime(path, (long_ago, long_ago))
+    for path in (old / "train-images.npy", foreign / "train-images.npy", old, foreign):
+        os.utime(path, (long_ago, long_ago))
     digits(tmp_path)
-    assert not old.exists()
-    # This folder may belong to another program.
-    assert foreign.exists()
-    # Another process may still be writing this folder.
-    assert new.exists()
+    # Another process may still write the new one; the last one is another program's.
+    assert [p.exists() for p in (old, new, foreign)] == [False, True, True]
 
 
 def test_large_files_are_checked_in_blocks_and_at_their_end(tmp_path) -> None:

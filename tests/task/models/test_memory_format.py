@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel, train
-from flwr_frl.task.models.memory_format import has_dense_convolutions
 from flwr_frl.task.training import SGD
 
 
@@ -51,15 +50,6 @@ def test_model_that_does_not_support_channels_last_is_unchanged(make):
     task = task_of(make, 2, 8, 8)
     assert not is_channels_last(task.initial_model())
     task.check(0)
-
-
-def test_models_without_convolutions_are_unchanged():
-    def model():
-        return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(128, 4)), nn.ReLU())
-
-    task = task_of(model, 2, 8, 8)
-    assert not has_dense_convolutions(task.initial_model())
-    assert task._decided == {"channels-last": False}
 
 
 def test_training_equals_that_of_the_contiguous_model():

@@ -69,11 +69,8 @@ def test_step_follows_finite_differences() -> None:
         for sign in (1, -1):
             shifted = heads.copy()
             shifted[i] += sign * width
-            values.append(
-                np.mean(
-                    [reference(h, c) for h, c in zip(shifted, classes, strict=True)]
-                )
-            )
+            pairs = zip(shifted, classes, strict=True)
+            values.append(np.mean([reference(h, c) for h, c in pairs]))
         gradient[i] = (values[0] - values[1]) / (2 * width)
     np.testing.assert_allclose(moved.numpy(), heads - 0.5 * gradient, atol=1e-8)
 

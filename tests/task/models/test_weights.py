@@ -5,12 +5,15 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from refusals import assert_says
 from safetensors.torch import save_file
+from small_models import same_bits, state_of
 from torch import nn
 
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
+
+SHAPE = ".weight' is of shape"
 
 
 def small(outputs: int = 2) -> nn.Module:
@@ -52,8 +55,7 @@ def test_weights_of_a_module_with_a_part_named_head_are_split(tmp_path, body, he
     other = SplitModel.wrap(module(5), head)
     torch.save(model.state_dict(), tmp_path / "split.pth")
     for name in ("whole", "split"):
-        with pytest.raises(SettingsError, match=rf"'({body}\.)+weight' is of shape"):
-            load_weights(other, str(tmp_path / f"{name}.pth"), "own")
+        assert_says(SHAPE, load_weights, other, str(tmp_path / f"{name}.pth"), "own")
 
 
 def test_head_of_another_shape_keeps_its_initial_values(saved):
@@ -68,28 +70,18 @@ def test_head_of_another_shape_keeps_its_initial_values(saved):
 
 def test_weights_of_a_split_model_and_of_a_representation(tmp_path):
     first = SplitModel.wrap(small())
-    torch.save(first.state_dict(), tmp_path / "both.pth")
-    body = first.representation.state_dict()
-    body = {f"representation.{name}": value for name, value in body.items()}
-    torch.save(body, tmp_path / "representation.pth")
-    for name, same_head in (("both", True), ("representation", False)):
+    state = first.state_dict()
+    # Counters of batch norms may be missing.
+    del state["representation.norm.num_batches_tracked"]
+    body = {name: value for name, value in state.items() if "head" not in name}
+    for saved, same_head in ((state, True), (body, False)):
+        torch.save(saved, tmp_path / "saved.pth")
         model = SplitModel.wrap(small())
-        load_weights(model, str(tmp_path / f"{name}.pth"), "small")
-        loaded, theirs = (
-            model.representation.body.weight,
-            first.representation.body.weight,
-        )
-        assert torch.equal(loaded, theirs)
+        load_weights(model, str(tmp_path / "saved.pth"), "small")
+        for layer in ("body", "norm"):
+            ours, theirs = (getattr(m.representation, layer) for m in (model, first))
+            assert torch.equal(ours.weight, theirs.weight)
         assert torch.equal(model.head.weight, first.head.weight) is same_head
-
-
-def test_counters_of_batch_norms_may_be_missing(saved):
-    folder, state = saved
-    del state["norm.num_batches_tracked"]
-    torch.save(state, folder / "old.pth")
-    model = SplitModel.wrap(small())
-    load_weights(model, str(folder / "old.pth"), "small")
-    assert torch.equal(model.representation.norm.weight, state["norm.weight"])
 
 
 WRONG = [
@@ -98,7 +90,7 @@ WRONG = [
     (lambda s: {"epoch": 3, **s}, "hold 'epoch'"),
     (lambda s: dict(enumerate(s.values())), "hold 0, which is not a named tensor"),
     (lambda s: {n: v for n, v in s.items() if n != "body.bias"}, "no 'body.bias'"),
-    (lambda s: {**s, "body.weight": torch.zeros(7, 4)}, r"shape \(7, 4\), the model's"),
+    (lambda s: {**s, "body.weight": torch.zeros(7, 4)}, "shape (7, 4), the model's"),
     (lambda s: {**s, "more.weight": torch.ones(1)}, "it has no 'more.weight'"),
 ]
 
@@ -108,11 +100,9 @@ def test_weights_of_another_model_raise_and_change_nothing(saved, change, line):
     folder, state = saved
     torch.save(change(state), folder / "wrong.pth")
     model = SplitModel.wrap(small())
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(SettingsError, match=line) as caught:
-        load_weights(model, str(folder / "wrong.pth"), "small")
-    assert "\n" not in str(caught.value)
-    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    before = state_of(model)
+    assert_says(line, load_weights, model, str(folder / "wrong.pth"), "small")
+    assert same_bits(state_of(model), before)
 
 
 def test_missing_and_damaged_files_are_an_error(tmp_path):
@@ -128,9 +118,7 @@ def test_missing_and_damaged_files_are_an_error(tmp_path):
         ("evil.pth", "cannot be read"),
         ("cut.safetensors", "cannot be read"),
     ):
-        with pytest.raises(SettingsError, match=line) as caught:
-            load_weights(model, str(tmp_path / name), "small")
-        assert "\n" not in str(caught.value)
+        assert_says(line, load_weights, model, str(tmp_path / name), "small")
     assert not (tmp_path / "ran").exists()
 
 
@@ -152,14 +140,13 @@ def test_weights_of_torchvision_by_name(monkeypatch):
     (url,) = downloads
     assert "shufflenetv2_x0.5" in url
     assert torch.equal(model.representation.conv1[0].weight, state["conv1.0.weight"])
-    with pytest.raises(SettingsError, match="did you mean 'DEFAULT'"):
-        load_weights(model, "DEFAULTS", name)
+    assert_says("did you mean 'DEFAULT'", load_weights, model, "DEFAULTS", name)
 
     def offline(url, **options):
         raise OSError("no network\nhere")
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
-    with pytest.raises(SettingsError, match=r"cannot be downloaded \(no network\);"):
-        load_weights(model, "DEFAULT", name)
-    with pytest.raises(SettingsError, match="must be a file"):
-        load_weights(build_model("mlp", (1, 8, 8), 4), "DEFAULT", "mlp")
+    line = "cannot be downloaded (no network);"
+    assert_says(line, load_weights, model, "DEFAULT", name)
+    mlp = build_model("mlp", (1, 8, 8), 4)
+    assert_says("must be a file", load_weights, mlp, "DEFAULT", "mlp")

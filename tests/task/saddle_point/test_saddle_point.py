@@ -7,10 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from saddle_points import PAIRS, algorithm
 
-from benchmarks.multi_task_network import (
-    Network,
-    compress_rows,
-)
+from benchmarks.multi_task_network import Network, compress_rows
 from flwr_frl.task.compression.per_tensor import (
     QSGD,
     Identity,
@@ -37,11 +34,7 @@ from flwr_frl.task.saddle_point.problems import (
 from flwr_frl.task.saddle_point.sets import Ball
 
 FALSE_ALARM = 1e-9
-
-
 OPERATORS = [None, Identity(), TopK(1), Sign(), SignTopK(3)]
-
-
 DRAWING = [QSGD(15), RandK(3), QSGDTopK(4)]
 
 
@@ -63,9 +56,8 @@ def column(*entries):
 
 def test_two_iterations_by_hand():
     saddle = two_nodes()
-    state = State(
-        column(1, -2), column(1, -2), column(-2, 1), np.zeros(2), column(0, 0)
-    )
+    start = column(1, -2)
+    state = State(start, start, column(-2, 1), np.zeros(2), column(0, 0))
     # Gradients are 2 + 0.5 and -8 - 1, and duals are still 0. g = 3^2 - 1 = 8.
     saddle.iterate(state, column(0.5, -1), column(1, 1))
     assert_allclose(state.raw, column(0.75, -1.1))
@@ -81,6 +73,11 @@ def test_two_iterations_by_hand():
     assert_allclose(state.duals, 0.8 + 0.1 * (2.4225 - 0.8))
     assert_allclose(state.average, column(0.875, -1.55))
     assert state.iteration == 2
+    # Dual variables are never negative.
+    zero = column(0, 0)
+    near = State(zero, zero, zero, np.full(2, 0.05), zero.copy())
+    saddle.iterate(near, zero, column(1, 1))
+    assert_array_equal(near.duals, 0)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +99,6 @@ def test_gradients_at_points_update_raw_parameters(zeta, point):
     assert_allclose(state.duals, 0.5 + 0.1 * (apart**2 - 1 - 10 * 0.1 * 0.5))
     assert_allclose(state.average, column((point + 0.9) / 4, (-0.4 + 0.9) / 4))
     assert_array_equal(state.copy, copy)
-
-
-def test_duals_are_never_negative():
-    saddle = two_nodes()
-    near = State(
-        column(0, 0), column(0, 0), column(0, 0), np.full(2, 0.05), column(0, 0)
-    )
-    saddle.iterate(near, column(0, 0), column(1, 1))
-    assert_array_equal(near.duals, 0)
 
 
 # Comparison with NumPy
@@ -221,10 +209,8 @@ def test_network_equals_nodes_that_exchange_bytes(operator, name, zeta):
 @pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)
 @pytest.mark.parametrize("d", [1, 2, 7, 10, 33, 200])
 def test_compress_rows_equals_decoded_messages(operator, d):
-    x = (
-        np.random.default_rng(d).standard_normal((100, d))
-        * 10.0 ** np.arange(0, 200, 2)[:, None] ** 0.3
-    )
+    x = np.random.default_rng(d).standard_normal((100, d))
+    x *= 10.0 ** np.arange(0, 200, 2)[:, None] ** 0.3
     x[0], x[1], x[2, ::2], x[3] = 0, 1, 0, -1
     x[4:8] = np.round(x[4:8] / 4)  # Ties
     x = x.astype(np.float32).astype(np.float64)
@@ -278,11 +264,8 @@ def test_the_two_point_gradient_is_unbiased(kind):
     exact = one.gradient(x, sample)[0]
     if kind is QCQP:
         repeats = (np.repeat(one.a, nodes, 0), np.zeros(nodes), np.ones(nodes))
-        many, length, bias = (
-            QCQP(tuple(range(nodes)), *repeats),
-            np.linalg.norm(exact),
-            0.0,
-        )
+        many, length = QCQP(tuple(range(nodes)), *repeats), np.linalg.norm(exact)
+        bias = 0.0
     else:
         many = LogisticRegression(tuple(range(nodes)), np.zeros((nodes, d)), 0)
         length = np.linalg.norm(sample)

@@ -9,10 +9,11 @@ from threading import Thread
 
 import numpy as np
 import pytest
+import refusals
 from hub_data import by_column, task_of
 from PIL import Image
 
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
 
 pytestmark = pytest.mark.e2e
@@ -85,11 +86,8 @@ def write_parquet(folder: Path, place: str, column: str = "image") -> Path:
 
 def code_of(home: Path, **settings) -> str:
     """Return the code of the error that the data set in ``home / "data"`` raises."""
-    cache = home / "cache"
-    with pytest.raises(SettingsError) as caught:
-        task_of(home, settings.pop("name", "data"), 1, cache, **settings)
-    assert "\n" not in str(caught.value)
-    return caught.value.code
+    name = settings.pop("name", "data")
+    return refusals.code_of(task_of, home, name, 1, home / "cache", **settings)
 
 
 # Paths and URLs of images
@@ -118,14 +116,9 @@ def test_images_outside_of_the_data_are_not_read(tmp_path, secret, url, place, n
     assert code_of(tmp_path, name=name, input_columns="image") == "data-dir"
 
 
-def test_urls_are_not_opened_from_the_folder_of_the_data(tmp_path, url, monkeypatch):
+def test_images_in_other_columns_are_not_read(tmp_path, url, monkeypatch):
     # A URL is a relative path as well, which would be below this folder.
-    write_parquet(tmp_path / "data", f"{url}/s.png")
-    monkeypatch.chdir(tmp_path / "data")
-    assert code_of(tmp_path, input_columns="image") == "data-dir"
-
-
-def test_images_in_other_columns_are_not_read(tmp_path, url):
+    monkeypatch.chdir(tmp_path)
     write_parquet(tmp_path / "data", f"{url}/s.png", "label")
     assert code_of(tmp_path, input_columns="x") == "label-column"
     write_parquet(tmp_path / "more", f"{url}/s.png", "who")
@@ -207,11 +200,8 @@ def test_downloads_of_the_hub_consist_of_links(tmp_path, monkeypatch):
         "data_files: ../{name}/table/s.csv",
         "data_files: [rows.csv, 'file://{secret}/table/s.csv']",
         "data_files: '{url}/s.csv'",
-        "data_files: 'zip://s.csv::{url}/s.zip'",
         "data_files: 'zip://*.csv::simplecache::{url}/s.zip'",
-        "data_dir: {secret}/table",
         "data_dir: ../{name}/table",
-        "data_dir: '{url}'",
         "data_dir: 'zip://a::{url}/s.zip'",
         "version: ../../../../../escaped",
     ],
@@ -264,8 +254,8 @@ def test_saved_data_names_files_of_its_folder(tmp_path, secret):
 def test_formats_that_can_link_to_other_files_are_refused(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.h5").write_bytes(b"\x89HDF")
-    with pytest.raises(SettingsError, match="its format is hdf5"):
-        task_of(tmp_path, "data", 1)
+    error = refusals.refusal(task_of, tmp_path, "data", 1)
+    assert "its format is hdf5" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -295,9 +285,8 @@ def test_metadata_on_the_hub_names_its_own_files(
 
     monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
     cache = {"cache-dir": str(tmp_path / "cache")}
-    with pytest.raises(SettingsError, match="only its own files are read") as caught:
-        build_task(resolve({"task": "hf:owner/name", **cache}), 0)
-    assert caught.value.code == "task"
+    given = resolve({"task": "hf:owner/name", **cache})
+    assert refusals.code_of(build_task, given, 0) == "task"
 
 
 # Relative paths
@@ -318,8 +307,8 @@ def test_a_relative_path_is_not_the_name_of_a_reader(tmp_path, monkeypatch):
         assert len(task.train_examples(0)) + len(task.test_examples(0)) == 2 * count
     # A name of a reader without such a path is looked up on the hub.
     own = {"task": "hf:parquet", "cache-dir": cache}
-    with pytest.raises(SettingsError, match="not a local path"):
-        build_task(resolve(own), 0)
+    error = refusals.refusal(build_task, resolve(own), 0)
+    assert "not a local path" in str(error)
 
 
 @pytest.mark.parametrize("name", ["p[1]/rows.csv", "p[1]", "p1/r*s.csv", "p1/r?ws.csv"])

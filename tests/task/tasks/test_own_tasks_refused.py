@@ -2,13 +2,14 @@
 
 import math
 import random
-import re
 from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 from own_tasks import examples, model
+from refusals import assert_says
+from small_models import same_bits
 from torch import nn
 
 from flwr_frl.common.settings import SettingsError
@@ -107,49 +108,45 @@ class Squeezed(nn.Module):
 
 
 TOKENS = one(torch.arange(8).reshape(4, 2), torch.arange(4) % 2)
+MSE, CE = nn.functional.mse_loss, nn.functional.cross_entropy
 BCE = nn.functional.binary_cross_entropy_with_logits
-CLASSES, ROWS = torch.tensor([0, 1]), torch.ones(80, 3)
+CLASSES, ROWS, ZEROS = torch.tensor([0, 1]), torch.ones(80, 3), torch.zeros(80).long()
+LARGE = torch.tensor([1] * 77 + [7, 0, 9])
+HOLES = torch.tensor([[0.0]] * 4 + [[math.nan]] + [[0.0]] * 75)
+FLOATS = one(torch.ones(2, 3).double(), CLASSES)
+BAGS = one(torch.tensor([[1], [2], [10], [3]]), torch.arange(4) % 2)
+
+
+def single(layer: nn.Module | None = None) -> SplitModel:
+    """Return a model with one output."""
+    return SplitModel(layer or nn.Identity(), nn.Linear(3, 1))
+
+
+def behind(layer: nn.Module, head: nn.Module | None = None) -> SplitModel:
+    return SplitModel(layer, head or nn.Linear(3, 2))
+
+
+def binary(outputs, targets):
+    return BCE(outputs[:, 0], targets.float())
 
 
 CHECKED = [
     # Examples that the model or the loss rejects
-    (
-        {"train": one(torch.ones(2, 3).double(), CLASSES)},
-        "refuses inputs of type float64",
-    ),
-    ({"train": one(torch.ones(2, 5), CLASSES)}, "the model refuses .* shape (2, 5)"),
-    (
-        {"train": one(ROWS[:2], torch.tensor([0, 7]))},
-        "train examples of client 0: row 1: the loss refuses .* Target 7 is",
-    ),
-    (
-        {"test": one(ROWS[:2], torch.tensor([0, 7]))},
-        "test examples of client 0: row 1: the loss refuses",
-    ),
-    (
-        {"train": one(ROWS, torch.tensor([1] * 77 + [7, 0, 9]))},
-        "the target of row 77 is 7",
-    ),
+    ({"train": FLOATS}, "refuses inputs of type float64"),
+    ({"train": one(torch.ones(2, 5), CLASSES)}, "and shape (2, 5)"),
+    ({"train": one(ROWS[:2], CLASSES * 7)}, "train examples of client 0: row 1: the l"),
+    ({"test": one(ROWS[:2], CLASSES * 7)}, "test examples of client 0: row 1: the los"),
+    ({"train": one(ROWS, LARGE)}, "the target of row 77 is 7"),
     ({"test": one(ROWS, torch.tensor([0, -100] * 39 + [0, -1]))}, "of row 79 is -1"),
-    ({"train": one(late(math.nan), torch.zeros(80).long())}, "row 78 are not finite"),
-    ({"train": one(late(math.nan).flip(0), torch.zeros(80).long())}, "row 1 are not"),
+    ({"train": one(late(math.nan), ZEROS)}, "row 78 are not finite"),
+    ({"train": one(late(math.nan).flip(0), ZEROS)}, "row 1 are not"),
     (
-        {
-            "train": one(ROWS, torch.tensor([[0.0]] * 4 + [[math.nan]] + [[0.0]] * 75)),
-            "model": lambda: SplitModel(nn.Identity(), nn.Linear(3, 1)),
-            "loss": nn.functional.mse_loss,
-        },
+        {"train": one(ROWS, HOLES), "model": single, "loss": MSE},
         "the targets of row 4 are not finite; the loss of the first batch is nan",
     ),
+    ({"train": one(ROWS[:2] * math.nan, CLASSES)}, "inputs of row 0 are not finite"),
     (
-        {"train": one(ROWS[:2] * math.nan, CLASSES)},
-        "train examples of client 0: the inputs of row 0 are not finite",
-    ),
-    (
-        {
-            "train": one(torch.tensor([[1], [2], [10], [3]]), torch.arange(4) % 2),
-            "model": lambda: SplitModel(Bag(sparse=False), nn.Linear(3, 2)),
-        },
+        {"train": BAGS, "model": lambda: behind(Bag(sparse=False))},
         "row 2: the model refuses inputs of type int64 and shape (4, 1): index out of",
     ),
     # Integers of the outputs' shape
@@ -166,11 +163,7 @@ CHECKED = [
     # Classes
     ({"classes": ("a", "b", "c")}, "the model has 2 outputs; of 3 classes"),
     (
-        {
-            "classes": ("a", "b"),
-            "model": lambda: SplitModel(nn.Identity(), nn.Linear(3, 1)),
-            "loss": lambda x, y: BCE(x[:, 0], y.float()),
-        },
+        {"classes": ("a", "b"), "model": single, "loss": binary},
         "the model has 1 outputs; of 2 classes",
     ),
     ({"classes": ("one",), "loss": lambda x, y: x.mean()}, "of row 1 is 1; of 1 class"),
@@ -182,41 +175,26 @@ CHECKED = [
     ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
     ({"model": lambda: model().half()}, "is float16; expected float32"),
     ({"model": lambda: masked(-math.inf)}, "the model's 'mask' is not finite"),
-    ({"model": lambda: SplitModel(nn.Identity(), nn.LSTM(3, 2))}, "returns a tuple"),
+    ({"model": lambda: behind(nn.Identity(), nn.LSTM(3, 2))}, "returns a tuple"),
+    ({"model": lambda: behind(nn.LazyLinear(3))}, "ation.weight' has no shape yet"),
+    ({"model": lambda: behind(Average())}, "replaces its buffer 'representation.mean'"),
+    ({"model": lambda: behind(Auxiliary())}, "the representation returns a tuple"),
     (
-        {"model": lambda: SplitModel(nn.LazyLinear(4), nn.Linear(4, 2))},
-        "the model's 'representation.weight' has no shape yet",
-    ),
-    (
-        {"model": lambda: SplitModel(Average(), nn.Linear(3, 2))},
-        "the model's forward replaces its buffer 'representation.mean'",
-    ),
-    (
-        {"model": lambda: SplitModel(Auxiliary(), nn.Linear(3, 2))},
-        "the representation returns a tuple in training mode and a tensor in eval",
-    ),
-    (
-        {"model": lambda: SplitModel(nn.Linear(3, 2), Auxiliary())},
+        {"model": lambda: behind(nn.Linear(3, 2), Auxiliary())},
         "the model returns a tuple in training mode and a tensor in evaluation mode",
     ),
     (
-        {"model": lambda: SplitModel(Stateful(), nn.Linear(3, 2))},
+        {"model": lambda: behind(Stateful())},
         "two calls of SplitModel with the same inputs and random numbers differ",
     ),
     # Training steps, and batches of one example
     (
-        {
-            "model": lambda: SplitModel(Bag(sparse=True), nn.Linear(3, 2)),
-            "train": TOKENS,
-        },
+        {"model": lambda: behind(Bag(sparse=True)), "train": TOKENS},
         "the gradient of 'representation.embed.weight' is sparse; expected dense",
     ),
+    ({"model": lambda: behind(Refusing())}, "a training step fails: no gradient here"),
     (
-        {"model": lambda: SplitModel(Refusing(), nn.Linear(3, 2))},
-        "a training step fails: no gradient here",
-    ),
-    (
-        {"model": lambda: SplitModel(Squeezed(), nn.Linear(3, 2))},
+        {"model": lambda: behind(Squeezed())},
         "outputs of shape (8, 2) for 8 examples and of shape (2,) for one; expected",
     ),
     (
@@ -224,15 +202,9 @@ CHECKED = [
         "the loss refuses outputs of type float32 and shape (1, 2)",
     ),
     # Losses
-    ({"train": NUMBERS, "loss": nn.functional.mse_loss}, "Using a target size"),
-    (
-        {"train": NUMBERS, "loss": lambda x, y: nn.L1Loss()(x[:, :1], y)},
-        "the loss refuses outputs of type float32 and shape (4, 2) and targets of type",
-    ),
-    (
-        {"loss": lambda x, y: nn.functional.cross_entropy(x.detach(), y)},
-        "the loss has no gradient",
-    ),
+    ({"train": NUMBERS, "loss": MSE}, "Using a target size"),
+    ({"train": NUMBERS, "loss": lambda x, y: nn.L1Loss()(x[:, :1], y)}, "(4, 2) and"),
+    ({"loss": lambda x, y: CE(x.detach(), y)}, "the loss has no gradient"),
     ({"loss": lambda x, y: (x.sum(1) - y).square()}, "of a batch is shape (8,)"),
     ({"loss": nn.MSELoss}, "loss is the class MSELoss; expected a function, such as"),
     ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; expected a tensor of"),
@@ -241,15 +213,25 @@ CHECKED = [
     ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; expected at most"),
     ({"metrics": {"f1": lambda x, y: x}}, "metric 'f1' is tensor("),
     ({"metrics": {"f1": lambda x, y: x.foo}}, "metric 'f1' refuses outputs"),
+    # Arguments of wrong types
+    ({"model": model()}, "model is a SplitModel; expected a function"),
+    ({"metrics": [max]}, "metrics is a list"),
+    ({"weights": "strange.pth"}, "weights is 'strange.pth'; there is no such file"),
+    ({"train": (x for x in [])}, "train is a generator; expected a sequence"),
+    ({"test": None}, "test is a NoneType; expected a sequence"),
+    ({"classes": 3}, "classes is of type int; expected a tuple"),
+    ({"classes": None}, "classes is of type NoneType; expected a tuple"),
+    ({"metrics": {3: max}}, "a metric is called 3; expected a string"),
+    ({"metrics": {"": max}}, "a metric is called ''; expected a string"),
 ]
 
 
 @pytest.mark.parametrize(("change", "line"), CHECKED)
 def test_parts_that_do_not_fit_together_are_an_error(change, line):
     usual = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
-    pattern = re.escape(line).replace(r"\.\*", ".*")
-    with pytest.raises(SettingsError, match=pattern) as caught:
+    with pytest.raises(SettingsError) as caught:
         ExampleTask(**{**usual, **change}).check(0)
+    assert line in str(caught.value)
     assert "\n" not in str(caught.value).replace("\n ", "")
 
 
@@ -273,10 +255,8 @@ def test_check_changes_neither_models_nor_random_numbers():
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
     for client in (0, 1):
         task.check(client)
-    for before, now in zip(
-        states, (task.initial_state, model.state_dict()), strict=True
-    ):
-        assert all(torch.equal(now[name], value) for name, value in before.items())
+    assert same_bits(states[0], task.initial_state)
+    assert same_bits(states[1], model.state_dict())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert random.getstate() == generators[1]
@@ -301,23 +281,8 @@ def test_unusual_values_are_accepted_if_model_and_loss_handle_them():
     task.check(0)
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"train": (x for x in [])}, "train is a generator; expected a sequence"),
-        ({"test": None}, "test is a NoneType; expected a sequence"),
-        ({"classes": 3}, "classes is of type int; expected a tuple"),
-        ({"classes": None}, "classes is of type NoneType; expected a tuple"),
-        ({"metrics": {3: max}}, "a metric is called 3; expected a string"),
-        ({"metrics": {"": max}}, "a metric is called ''; expected a string"),
-    ],
-)
-def test_arguments_of_wrong_types_are_an_error(change, line):
-    usual = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
-    with pytest.raises(SettingsError, match=re.escape(line)):
-        ExampleTask(**{**usual, **change})
-
-
 def test_numbers_of_inputs_and_targets_must_be_equal():
-    with pytest.raises(SettingsError, match="there are 3 inputs and 2 targets; there"):
-        ExampleSet(torch.ones(3, 1), torch.ones(2, 1))
+    line = "there are 3 inputs and 2 targets; there"
+    assert_says(line, ExampleSet, torch.ones(3, 1), torch.ones(2, 1))
+    arrays = torch.ones(3, 1).numpy()
+    assert_says("inputs is of type ndarray", ExampleSet, arrays, torch.ones(3, 1))

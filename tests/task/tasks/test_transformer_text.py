@@ -8,7 +8,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import named_tasks
 import pytest
+import refusals
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -17,10 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from flwr_frl import simulate
-from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.predict import export, load_model, load_run
-from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.tasks import build_task
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 LABELS = {"good": "up", "bad": "down", "fine": "up", "poor": "down"}
@@ -71,16 +70,11 @@ def write(path: Path, rows, delimiter: str = ",") -> None:
 
 
 def task_of(name, data, clients: int = 3, **more: Any):
-    settings = {"task": f"hf-text:{name}", "data-dir": str(data)}
-    named = {key.replace("_", "-"): value for key, value in more.items()}
-    return build_task(resolve({**settings, **named}), clients)
+    return named_tasks.task_of(f"hf-text:{name}", clients, data_dir=str(data), **more)
 
 
 def code_of(*arguments, **more: Any) -> str:
-    with pytest.raises(SettingsError) as caught:
-        _ = task_of(*arguments, **more).scratch_model
-    assert "\n" not in str(caught.value)
-    return caught.value.code
+    return refusals.code_of(lambda: task_of(*arguments, **more).scratch_model)
 
 
 # Examples and models
@@ -90,10 +84,8 @@ def test_each_file_is_a_client(folder, data):
     task = task_of(folder, data, test_fraction=0.25)
     assert task.client_names == ("ann", "bob", "cat")
     assert task.classes == ("down", "up")
-    sizes = [
-        (len(task.train_examples(i)), len(task.test_examples(i))) for i in range(3)
-    ]
-    assert sizes == [(12, 4), (12, 4), (3, 1)]
+    assert [len(task.train_examples(i)) for i in range(3)] == [12, 12, 3]
+    assert [len(task.test_examples(i)) for i in range(3)] == [4, 4, 1]
     assert set(task.train_examples(2).targets.tolist()) == {1}
 
 
@@ -150,17 +142,6 @@ def test_first_layers_are_frozen(folder, data, layers, trained):
     embeddings = [n for n in task.initial_state if "embeddings" in n]
     assert bool(embeddings) == (layers == 0)
     assert not [n for n in task.initial_state if "pooler" in n]
-
-
-def test_adapters_freeze_the_transformer(folder, data):
-    more = {"adapters": "lora", "lora_rank": 2, "lora_targets": "query value"}
-    task = task_of(folder, data, **more)
-    assert len([n for n in task.initial_state if "lora_A" in n]) == 6
-    assert all("lora_" in n or n.startswith("head.") for n in task.initial_state)
-    assert frozen_tensors(task.scratch_model)
-
-
-def test_more_layers_than_there_are_cannot_be_frozen(folder, data):
     assert code_of(folder, data, frozen_layers=4) == "frozen-layers"
 
 
@@ -180,16 +161,7 @@ def test_a_package_that_contains_a_transformer_is_found(folder, data, monkeypatc
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "",
-        "json",
-        "no_such_package",
-        "./no/folder",
-        "a/b/c",
-        "~nobody/x",
-        "a\0b",
-        "n" * 999,
-    ],
+    ["", "json", "no_such_package", "./no", "a/b/c", "~nobody/x", "a\0b", "n" * 999],
 )
 def test_invalid_hub_names_fail_without_network_access(name, data):
     assert code_of(name, data) == "task"
@@ -208,16 +180,8 @@ def test_download_from_the_hub_is_announced(data, monkeypatch):
     monkeypatch.setattr("flwr_frl.task.models.transformer._library", lambda: Library)
     task = task_of("owner/name", data)
     assert "hub" in task.notes[0]
-    with pytest.raises(SettingsError, match="no network"):
-        task.train_examples(0)
+    assert "no network" in str(refusals.refusal(task.train_examples, 0))
     assert asked == [("owner/name", False)]
-
-
-def test_damaged_folder_is_a_one_line_error(folder, data, tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text('{"model_type": "bert"}')
-    assert code_of(broken, data) == "task"
 
 
 def test_code_in_a_folder_is_not_run(folder, data, tmp_path, monkeypatch):
@@ -235,29 +199,22 @@ def test_code_in_a_folder_is_not_run(folder, data, tmp_path, monkeypatch):
     for device in "cpu", "meta":
         with torch.device(device):
             assert code_of(coded, data) == "task"
-    with pytest.raises(SettingsError, match="requires its own code"):
-        task_of(coded, data).train_examples(0)
+    read = task_of(coded, data).train_examples
+    assert "requires its own code" in str(refusals.refusal(read, 0))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "bert"}')
+    assert code_of(tmp_path / "broken", data) == "task"
     assert not (tmp_path / "ran").exists()
 
 
 # Malformed tables
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "text,class\na,b\n",
-        "text,label\n",
-        "text,label\nonly text\n",
-        "text,label\na,\n",
-        "",
-        'text,label\n"a,b\n',
-        "text,label\nthe film is good, really,up\n",
-    ],
-)
-def test_malformed_table_is_an_error(folder, data, text):
-    (data / "ann.csv").write_text(text)
-    assert code_of(folder, data) == "data-dir"
+def test_malformed_tables_are_an_error(folder, data):
+    rows = ("", "only text\n", "a,\n", '"a,b\n', "the film is good, really,up\n")
+    for text in ("", "text,class\na,b\n", *(f"text,label\n{row}" for row in rows)):
+        (data / "ann.csv").write_text(text)
+        assert code_of(folder, data) == "data-dir"
 
 
 def test_missing_tables_are_an_error(folder, data, tmp_path):
@@ -273,20 +230,11 @@ def test_missing_tables_are_an_error(folder, data, tmp_path):
 
 
 def test_a_run_is_loaded_and_exported(folder, data, tmp_path):
-    task = f"hf-text:{folder}"
-    common = {"backend": "inline", "task": task, "data_dir": str(data), "clients": 3}
-    run = simulate(
-        "fedsa-lora",
-        rounds=2,
-        fraction=1.0,
-        lora_rank=2,
-        sequence_length=8,
-        checkpoint_every=1,
-        output=str(tmp_path / "out"),
-        **common,
-    )
+    named = {"task": f"hf-text:{folder}", "data_dir": str(data)}
+    sizes = {"clients": 3, "rounds": 2, "lora_rank": 2, "sequence_length": 8}
+    more = {"fraction": 1.0, "checkpoint_every": 1, "output": str(tmp_path / "out")}
+    run = simulate("fedsa-lora", "inline", **named, **sizes, **more)
     assert run.rows[-1]["rejected"] == 0
-    named = {"task": task, "data_dir": str(data)}
     model, card = load_run(tmp_path / "out" / "fedsa-lora", "bob", **named)
     tokens = card.task.read("the film is good")[None]
     with torch.no_grad():
@@ -300,8 +248,8 @@ def test_a_run_is_loaded_and_exported(folder, data, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(program(tokens), outputs, rtol=1e-4, atol=1e-5)
     # A model file alone does not select a transformer.
-    with pytest.raises(SettingsError, match="task"):
-        load_model(tmp_path / "model.safetensors", data_dir=str(data))
+    path = tmp_path / "model.safetensors"
+    assert "task" in str(refusals.refusal(load_model, path, data_dir=str(data)))
 
 
 def test_the_task_of_the_guide_trains_with_its_adapters(folder, tmp_path, monkeypatch):
@@ -310,15 +258,8 @@ def test_the_task_of_the_guide_trains_with_its_adapters(folder, tmp_path, monkey
     code = code.partition("```")[0].replace("models/minilm", str(folder))
     (tmp_path / "guide_reviews.py").write_text(code.replace("r=4", "r=2"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = simulate(
-        "fedsa-lora",
-        "inline",
-        task="guide_reviews:task",
-        clients=2,
-        rounds=2,
-        fraction=1.0,
-        output=str(tmp_path / "out"),
-    )
+    more = {"clients": 2, "rounds": 2, "fraction": 1.0, "output": str(tmp_path / "o")}
+    run = simulate("fedsa-lora", "inline", task="guide_reviews:task", **more)
     # 3 layers with query and value; matrices A have shape (2, 8) and 4-byte entries.
     sent = run.rows[-1]["bytes-up"] / 2
     assert 6 * 2 * 8 * 4 < sent < 6 * (2 * 8 * 4 + 250)

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import code_of
+from small_models import CE, assert_close, classifier
 from torch import nn
 from torch.func import vmap
 
 from flwr_frl.clients.base import TrainingSettings
-from flwr_frl.common.settings import SettingsError, build
+from flwr_frl.common.settings import build
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import TrainerSettings, together, train
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy, weighted
-
-CE = nn.functional.cross_entropy
 
 
 def task_of(count: int, loss=CE) -> SimpleNamespace:
@@ -24,6 +24,9 @@ def task_of(count: int, loss=CE) -> SimpleNamespace:
 
 def examples_of(targets: list) -> ExampleSet:
     return ExampleSet(torch.zeros(len(targets), 2), torch.tensor(targets))
+
+
+BINARY = examples_of([0, 1])
 
 
 def test_examples_are_weighted_by_their_class():
@@ -53,32 +56,19 @@ def test_balanced_weights_are_inversely_proportional_to_counts():
     assert loss.weights == pytest.approx((8 / 12, 1.0, 2.0))
 
 
-@pytest.mark.parametrize("text", ["1,2", "1,2,3,4"])
-def test_number_of_weights_must_equal_the_number_of_classes(text):
-    with pytest.raises(SettingsError) as caught:
-        weighted(text, task_of(3), examples_of([0, 1]))
-    assert caught.value.code == "class-weights"
-
-
-@pytest.mark.parametrize(
-    ("task", "targets"),
-    [
-        (task_of(2, nn.functional.mse_loss), [0, 1]),
-        (task_of(2), [0.0, 1.0]),
-        (task_of(0), [0, 1]),
-    ],
-)
-def test_the_loss_must_be_the_cross_entropy_of_classes(task, targets):
-    with pytest.raises(SettingsError) as caught:
-        weighted("balanced", task, examples_of(targets))
-    assert caught.value.code == "class-weights"
-
-
-@pytest.mark.parametrize("text", ["", "balance", "1,-1", "1,x", "0,0", "1,inf"])
-def test_invalid_weights_are_rejected(text):
-    with pytest.raises(SettingsError) as caught:
-        build(TrainingSettings, {"class-weights": text})
-    assert caught.value.code == "class-weights"
+def test_unsuitable_weights_losses_and_targets_are_rejected():
+    codes = [
+        *(code_of(weighted, text, task_of(3), BINARY) for text in ("1,2", "1,2,3,4")),
+        # The loss must be the cross-entropy of classes.
+        code_of(weighted, "balanced", task_of(2, nn.functional.mse_loss), BINARY),
+        code_of(weighted, "balanced", task_of(2), examples_of([0.0, 1.0])),
+        code_of(weighted, "balanced", task_of(0), BINARY),
+        *(
+            code_of(build, TrainingSettings, {"class-weights": text})
+            for text in ("", "balance", "1,-1", "1,x", "0,0", "1,inf")
+        ),
+    ]
+    assert {*codes} == {"class-weights"}
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -86,10 +76,8 @@ def test_clients_with_equal_weights_are_batched(has_norm, batched_calls):
     sgd, loss = TrainerSettings(batch_size=5), WeightedCrossEntropy((0.5, 2.0, 1.0))
 
     def model(seed: int) -> SplitModel:
-        torch.manual_seed(seed)
         # Batches are not padded if their examples affect each other.
-        norm = nn.BatchNorm1d(5) if has_norm else nn.Tanh()
-        return SplitModel(nn.Sequential(nn.Linear(4, 5), norm), nn.Linear(5, 3))
+        return classifier(seed, nn.BatchNorm1d(5) if has_norm else None)
 
     def work(i: int, of: SplitModel) -> float:
         torch.manual_seed(i)
@@ -103,6 +91,4 @@ def test_clients_with_equal_weights_are_batched(has_norm, batched_calls):
     assert batched_calls["TrainCall"] == [2]
     assert results == pytest.approx(losses, rel=1e-5)
     for one, other in zip(alone, cohort, strict=True):
-        torch.testing.assert_close(
-            one.state_dict(), other.state_dict(), rtol=1e-4, atol=1e-6
-        )
+        assert_close(one, other, rtol=1e-4, atol=1e-6)

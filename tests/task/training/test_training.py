@@ -11,6 +11,7 @@ from small_models import (
     linear_model,
     regression,
     same_bits,
+    scalar_model,
     state_of,
     with_batch_norm_and_dropout,
 )
@@ -51,10 +52,7 @@ def test_two_steps_by_hand():
     #         w = 3 + 1.57 = 4.57.
     # Step 2: output 9.14, slope 2 (9.14 - 10) 2 = -3.44, with decay -2.983;
     #         velocity 0.5 * -15.7 - 2.983 = -10.833; w = 4.57 + 1.0833 = 5.6533.
-    model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    with torch.no_grad():
-        model.representation.weight.fill_(1.0)
-        model.head.weight.fill_(3.0)
+    model = scalar_model(1.0, 3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.1)
     loss = train(model, "head", example, MSE, 2, sgd)
@@ -127,10 +125,7 @@ def test_training_matches_numpy(part, weight):
 def test_regularizer_is_trained_but_not_reported():
     # The loss is 0, since targets equal the outputs. The regularizer 5 h has slope 5:
     # h = 0 - 0.1 * 5 = -0.5, then -1. Its last value, -2.5, is not reported.
-    model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    with torch.no_grad():
-        model.representation.weight.fill_(0.0)
-        model.head.weight.fill_(0.0)
+    model = scalar_model(0.0, 0.0)
     seen = []
 
     def regularizer(features, targets, split: SplitModel) -> torch.Tensor:
@@ -146,15 +141,6 @@ def test_regularizer_is_trained_but_not_reported():
 
 
 # Terms of FedProx and SCAFFOLD
-
-
-def scalar_model(b: float, w: float) -> SplitModel:
-    """Return x ↦ w (b x)."""
-    model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    with torch.no_grad():
-        model.representation.weight.fill_(b)
-        model.head.weight.fill_(w)
-    return model
 
 
 NOTHING = torch.zeros(1, 1), None

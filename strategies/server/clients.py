@@ -1,14 +1,14 @@
-"""The clients of a run, identified by names rather than by node ids."""
+"""The table of a run's clients, which are identified by names rather than by nodes."""
 
 import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -48,53 +48,62 @@ QUERY_TIMEOUT = 600.0
 LONGEST_REST = 7
 
 
-@dataclass(frozen=True)
-class ClientInfo:
-    """A client that has identified itself.
+@dataclass
+class Client:
+    """A row of the table: a node, its client, and why it cannot take part, if so.
 
     Parameters
     ----------
     name : str
         The client's name, the same in every run; the node id if it reports none.
-    properties : mapping
-        All properties that it reported.
+    properties : mapping, optional
+        All properties that it last reported; empty if it has reported none.
+
+    Attributes
+    ----------
+    refusal : str
+        Why it cannot take part, as last logged; empty if it can.
+    times : int
+        How often it was refused.
+    rests : int
+        How often it is still skipped before it is asked again.
+    twin : int or None
+        The node that has the same name. Once that has left, this one is asked at once.
     """
 
     name: str
-    properties: Mapping[str, Any]
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str = field(default="", init=False)
+    times: int = field(default=0, init=False)
+    rests: int = field(default=0, init=False)
+    twin: int | None = field(default=None, init=False)
 
     @property
     def is_newcomer(self) -> bool:
         """True if the client joins after the training."""
         return self.properties.get(NEWCOMER) is True
 
+    def admit(self) -> None:
+        """Forget earlier refusals."""
+        self.refusal, self.times, self.rests, self.twin = "", 0, 0, None
 
-@dataclass
-class Refusal:
-    """Why a node cannot take part, and when it is asked again.
+    def refuse(self, reason: str, twin: int | None = None) -> bool:
+        """Refuse the client, for longer each time; return whether the reason is new."""
+        self.times += 1
+        self.rests = min(2**self.times - 1, LONGEST_REST)
+        is_new, self.refusal, self.twin = reason != self.refusal, reason, twin
+        return is_new
 
-    Parameters
-    ----------
-    name : str
-        Name of its client; the node id unless the client is known.
-    reason : str, default ""
-        The reason, as last logged.
-    times : int, default 0
-        How often the node was refused.
-    rests : int, default 0
-        How often it is still skipped before it is asked again.
-    twin : int, optional
-        The node that has the same name. Once it has left, this one is asked at once.
-    """
-
-    name: str
-    reason: str = ""
-    times: int = 0
-    rests: int = 0
-    twin: int | None = None
+    def is_skipped(self, connected: frozenset[int]) -> bool:
+        """Return whether the client is skipped once more; ``connected`` has nodes."""
+        if self.twin is not None and self.twin not in connected:
+            # The twin was the former node of the same client.
+            self.twin, self.rests = None, 0
+        self.rests -= 1
+        return self.rests >= 0
 
 
-class ClientManager:
+class Clients:
     """The clients of a run by node; Flower's node ids are random.
 
     Parameters
@@ -104,10 +113,8 @@ class ClientManager:
 
     Attributes
     ----------
-    known : dict of int to ClientInfo
+    known : dict of int to Client
         Clients that have identified themselves, by node.
-    refusals : dict of int to Refusal
-        Nodes that cannot take part.
     here : frozenset of int
         Nodes that were available at the last `identify`.
     busy : frozenset of int
@@ -116,8 +123,6 @@ class ClientManager:
         Nodes that are sent no evaluations for now, as they did not reply.
     untrained : frozenset of int
         Nodes whose clients have no training examples, unless no client has any.
-    settled : dict of str to object
-        Description of the model that all clients must share, once any has trained.
     keyed : bool
         True if a name belongs to the public key that first used it.
     keys : dict of str to str
@@ -131,35 +136,35 @@ class ClientManager:
     refusal_of : callable
         Returns why a strategy cannot use a client; empty if it can. Once the model is
         settled, it is called only after a change of the connected nodes.
-    foreign_app : bool
-        True if the ClientApp may be another project's, without a query handler. One
-        node is then asked before the others.
-    answers_no_query : bool
-        True if the ClientApp of ``foreign_app`` has no query handler.
+    answers_queries : bool or None
+        Whether the ClientApp has a query handler; None if it may be another project's
+        and none has answered yet. One node is then asked before the others.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
-        self.min_available_nodes = min_available_nodes
-        self.known: dict[int, ClientInfo] = {}
-        self.refusals: dict[int, Refusal] = {}
+        self._min_available_nodes = min_available_nodes
+        # The table: all nodes that have answered, former nodes of clients among them.
+        self._rows: dict[int, Client] = {}
+        self.known: dict[int, Client] = {}
         self.here = self.busy = self.silent = self.untrained = frozenset[int]()
-        # Clients without training examples, which have been logged.
-        self._logged = set[str]()
-        self._former: dict[int, str] = {}
-        # Labels that clients report, by name, and a cache of those in use.
-        self._reported_labels: dict[str, str] = {}
-        self._labels: dict[str, str] | None = None
-        # Nodes of the last `identify` with a settled model: all, unknown, taking part.
-        self._nodes: list[int] | None = None
-        self._unknown, self._taking_part = list[int](), list[int]()
-        # Description of the model that most clients report; later `settled`.
-        self._usual: dict[str, Any] = {}
-        self.settled: dict[str, Any] = {}
-        self.keyed, self.round_timeout = False, QUERY_TIMEOUT
+        self.keyed = False
         self.keys: dict[str, str] = {}
+        self.round_timeout = QUERY_TIMEOUT
         self.failure, self.registered = "", RegisteredNames()
-        self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
-        self.foreign_app = self.answers_no_query = False
+        self.refusal_of: Callable[[Client], str] = lambda client: ""
+        self.answers_queries: bool | None = True
+        # Description of the model that most clients have. Once any client has trained,
+        # it is settled, and all must have it.
+        self._model: dict[str, Any] = {}
+        self._settled = False
+        # Names of simulated clients' data folders, by the clients' names: labels in
+        # use, and all that clients report, empty for none.
+        self._labels: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
+        # Labels of clients without training examples, which have been logged.
+        self._logged = set[str]()
+        # Nodes of the last `identify` with a settled model: all, unknown, taking part.
+        self._last: tuple[list[int], list[int], list[int]] | None = None
 
     # Identification.
 
@@ -173,52 +178,71 @@ class ClientManager:
         nodes are in the order of their clients' names.
         """
         # Once the run has begun, nodes that leave must not block it.
-        awaited = 1 if self.known else self.min_available_nodes
+        awaited = 1 if self.known else self._min_available_nodes
         nodes = connected_nodes(grid, awaited, self.label_of)
-        unchanged = nodes == self._nodes
-        if not unchanged:
-            self._nodes, self.here = None, frozenset(nodes)
-            self._unknown = [node for node in nodes if node not in self.known]
+        if self._last is not None and nodes == self._last[0]:
+            _, unknown, taking_part = self._last
+        else:
+            self._last, self.here = None, frozenset(nodes)
+            unknown, taking_part = self._unknown(nodes), []
+        self._note_connections(grid)
+        connected = self.here | self.busy if unknown else self.here
+        if asked := [n for n in unknown if not self._is_skipped(n, connected)]:
+            self._ask(asked, grid, run_token)
+        elif self._last is not None:
+            return list(taking_part)
+        if not any(node in self.known for node in nodes):
+            return []
+        taking_part = self._admitted(grid, nodes)
+        # Until the model is settled, votes and a strategy's `refusal_of` may change.
+        last = nodes, self._unknown(nodes), taking_part
+        self._last = last if self._settled else None
+        return list(taking_part)
+
+    def _unknown(self, nodes: list[int]) -> list[int]:
+        return [node for node in nodes if node not in self.known]
+
+    def _is_skipped(self, node: int, connected: frozenset[int]) -> bool:
+        row = self._rows.get(node)
+        return bool(row and row.refusal and row.is_skipped(connected))
+
+    def _note_connections(self, grid: Grid) -> None:
+        """Set `busy` and `silent`."""
         # Asynchronous grids list nodes that are training.
         available = self.here - getattr(grid, "at_work", frozenset[int]())
         self.busy = getattr(grid, "connected", frozenset[int]()) - available
         silent_for = getattr(grid, "silent_for", None)
         self.silent = silent_for(MessageType.EVALUATE) if silent_for else frozenset()
-        if asked := [node for node in self._unknown if not self._rests(node)]:
-            self._ask(asked, grid, run_token)
-        elif unchanged:
-            return list(self._taking_part)
-        if not (here := {n: self.known[n] for n in nodes if n in self.known}):
-            return []
-        usual = self._usual = self.settled or vote(c.properties for c in here.values())
+
+    def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
+        """Return those of the nodes that can take part, and refuse the others."""
+        here = {node: self.known[node] for node in nodes if node in self.known}
+        if not self._settled:
+            self._model = vote(client.properties for client in here.values())
         refused = []
         for node, client in sorted(here.items()):
-            own = client.properties
-            same = own.get(STRUCTURE, "") == usual[STRUCTURE]
-            reason = self.refusal_of(client) if same else difference(own, usual)
-            if not reason:
-                self.refusals.pop(node, None)
+            same = client.properties.get(STRUCTURE, "") == self._model[STRUCTURE]
+            differs = "" if same else difference(client.properties, self._model)
+            if not (reason := differs or self.refusal_of(client)):
+                if client.refusal:
+                    client.admit()
                 continue
             del here[node]
-            if self._refuse(node, client.name, reason):
+            if self._refuse(node, reason):
                 refused.append(self.registered.query(node, {REFUSAL: reason}))
-            if self.settled:
+            if self._settled:
                 # It is asked again, as other data may change its properties.
-                self._former[node] = self.known.pop(node).name
+                del self.known[node]
         if refused:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in here.items() if not c.is_newcomer}
-        self._taking_part = _by_name(trained)
         self._note_untrained(trained)
-        # Until the model is settled, votes and a strategy's `refusal_of` may change.
-        self._nodes = nodes if self.settled else None
-        self._unknown = [node for node in nodes if node not in self.known]
-        return list(self._taking_part)
+        return _by_name(trained)
 
-    def _note_untrained(self, clients: Mapping[int, ClientInfo]) -> None:
+    def _note_untrained(self, clients: Mapping[int, Client]) -> None:
         """Set `untrained`, and log each client among them once."""
 
-        def has_none(client: ClientInfo) -> bool:
+        def has_none(client: Client) -> bool:
             # Clients without a query handler report no number.
             return client.properties.get(NUM_EXAMPLES) == 0
 
@@ -232,41 +256,32 @@ class ClientManager:
             log(WARNING, text, several(new))
             self._logged |= labels
 
-    def _rests(self, node: int) -> bool:
-        """Return whether a refused node is skipped once more."""
-        refusal = self.refusals.get(node)
-        if refusal is None:
-            return False
-        if refusal.twin is not None and refusal.twin not in self.here | self.busy:
-            # The twin was the former node of the same client.
-            refusal.twin, refusal.rests = None, 0
-        refusal.rests -= 1
-        return refusal.rests >= 0
-
     def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
-        taken = {client.name: node for node, client in self.known.items()}
         keys = keys_of(grid) if self.keyed else {}
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
         reported: dict[int, Mapping[str, Any]] = {}
         # Ask one node first: each node without a query handler would log a traceback.
-        first = 1 if self.foreign_app else len(nodes)
+        first = 1 if self.answers_queries is None else len(nodes)
         for asked in nodes[:first], nodes[first:]:
-            if self.answers_no_query:
+            if self.answers_queries is False:
                 reported |= {node: {} for node in asked}
             elif asked:
                 reported |= self._reported_by(asked, grid, run_token)
-        refused = list[tuple[int, str, str, int | None]]()
+        taken = {client.name: node for node, client in self.known.items()}
+        refused = []
         for node, properties in sorted(reported.items()):
             try:
                 valid, key = check_properties(properties), keys.get(node, "")
-                refused += self._add(node, valid, taken, key)
+                if refusal := self._add(node, valid, taken, key):
+                    refused.append((node, *refusal))
             except InvalidReplyError as error:
-                refused.append((node, str(node), f"it {error}", None))
+                refused.append((node, f"it {error}", None))
         # Labels change with every client that is added.
-        for refusal in refused:
-            self._refuse(*refusal)
+        self._labels = distinct_labels(self._reported)
+        for node, reason, twin in refused:
+            self._refuse(node, reason, twin)
 
     def _reported_by(
         self, nodes: list[int], grid: Grid, run_token: str
@@ -279,22 +294,24 @@ class ClientManager:
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if reply.has_content():
+                self.answers_queries = True
                 reported[node] = reply_properties(reply)
             elif ANSWERS_NO_QUERY in str(reply.error.reason):
                 reported[node] = {}
-                if self.foreign_app and not self.answers_no_query:
-                    self.answers_no_query = True
+                if self.answers_queries is None:
+                    self.answers_queries = False
                     log(INFO, "the ClientApp has no query handler: names are node ids")
             else:
                 # A single error may be due to a lost connection.
-                self.refusals.setdefault(node, Refusal(str(node), times=-1))
-                self._refuse(node, str(node), f"error: {error_reason(reply)}")
+                row = self._rows.setdefault(node, Client(str(node)))
+                row.times -= not row.refusal
+                self._refuse(node, f"error: {error_reason(reply)}")
         return reported
 
     def _add(
         self, node: int, properties: dict[str, Any], taken: dict[str, int], key: str
-    ) -> list[tuple[int, str, str, int | None]]:
-        """Store a node's client, or return the arguments of `_refuse`.
+    ) -> tuple[str, int | None] | None:
+        """Store a node's client, or return why it is refused, and its twin if any.
 
         ``taken`` maps used names to their nodes.
         """
@@ -305,60 +322,51 @@ class ClientManager:
         if (twin := taken.setdefault(name, node)) != node:
             # The client has a new node id, or two clients share a name.
             if twin in self.here | self.busy:
-                reason = f"it calls itself {name!r}, as another does"
-                return [(node, str(node), reason, twin)]
-            self._former[twin] = self.known.pop(twin).name
+                return f"it calls itself {name!r}, as another does", twin
+            del self.known[twin]
             taken[name] = node
-        self._labels, self._reported_labels[name] = None, ""
+        self._reported[name] = ""
         with contextlib.suppress(InvalidReplyError):
-            self._reported_labels[name] = check_name(properties.get(OWN_NAME))
+            self._reported[name] = check_name(properties.get(OWN_NAME))
+        row = self._rows.setdefault(node, Client(name))
+        row.name, row.properties = name, properties
         if REFUSAL in properties:
-            return [(node, name, one_line(properties[REFUSAL], 1000), None)]
-        self.known[node] = ClientInfo(name, properties)
-        return []
+            return one_line(properties[REFUSAL], 1000), None
+        self.known[node] = row
+        return None
 
-    def _refuse(
-        self, node: int, name: str, reason: str, twin: int | None = None
-    ) -> bool:
+    def _refuse(self, node: int, reason: str, twin: int | None = None) -> bool:
         """Log once why a client cannot take part; return whether the reason is new."""
-        refusal = self.refusals.setdefault(node, Refusal(name))
-        refusal.times += 1
-        refusal.rests = min(2**refusal.times - 1, LONGEST_REST)
-        refusal.name, refusal.twin = name, twin
-        if refusal.reason == reason:
+        row = self._rows.setdefault(node, Client(str(node)))
+        if not row.refuse(reason, twin):
             return False
-        refusal.reason, label = reason, self.label(name)
-        self.failure = f"client {label}: {reason}"
-        log(WARNING, "client %s takes no part: %s", label, reason)
+        self.failure = f"client {self.label(row.name)}: {reason}"
+        log(WARNING, "client %s takes no part: %s", self.label(row.name), reason)
         return True
 
     def settle(self) -> None:
         """Fix the description of the model for the rest of the run."""
-        self.settled = self.settled or self._usual
+        self._settled = bool(self._model)
 
     # Names.
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id as text for an unknown node."""
-        if client := self.known.get(node):
-            return client.name
-        refusal = self.refusals.get(node)
-        return self._former.get(node, refusal.name if refusal else str(node))
+        row = self._rows.get(node)
+        return row.name if row else str(node)
 
     def label(self, name: str) -> str:
         """Return a client's name in files and logs: its label, or else its name."""
-        return self.labels.get(name, name)
+        return self._labels.get(name, name)
 
     def label_of(self, node: int) -> str:
         """Return the name of a node's client in files and logs."""
         return self.label(self.name_of(node))
 
     @property
-    def labels(self) -> dict[str, str]:
-        """Names of simulated clients' data folders, by the clients' names."""
-        if self._labels is None:
-            self._labels = distinct_labels(self._reported_labels)
-        return self._labels
+    def refused(self) -> dict[int, Client]:
+        """Rows of the nodes that cannot take part."""
+        return {node: row for node, row in self._rows.items() if row.refusal}
 
     def newcomers(self) -> list[int]:
         """Return the nodes that join after the training, ordered by their names."""
@@ -366,18 +374,18 @@ class ClientManager:
 
     def busy_nodes(self) -> list[int]:
         """Return the participants that still owe a reply, ordered by their names."""
-        if not self.busy:
-            return []
-        nodes = (self.busy & self.known.keys()) - self.refusals.keys()
-        return _by_name({n: c for n in nodes if not (c := self.known[n]).is_newcomer})
+        busy = {n: self.known[n] for n in self.busy if n in self.known}
+        return _by_name(
+            {n: c for n, c in busy.items() if not (c.refusal or c.is_newcomer)}
+        )
 
-    def declared(self, reply: Message, name: str) -> float:
-        """Return a number that a reply's client declared at first; inf for none."""
-        node = reply.metadata.src_node_id
+    def declared(self, node: int, name: str) -> float:
+        """Return a number that a node's client declared at first; inf for none."""
         client = self.known.get(node)
-        if client is None and (former := self._former.get(node)):
-            # The client has another node since it was asked.
-            client = next((c for c in self.known.values() if c.name == former), None)
+        if client is None and (former := self._rows.get(node)):
+            # The client may have another node since it was asked.
+            same = (c for c in self.known.values() if c.name == former.name)
+            client = next(same, None)
         return float(client.properties.get(name, math.inf)) if client else math.inf
 
     def usual_bytes(self, name: str, default: float = 0.0) -> float:
@@ -398,8 +406,7 @@ class ClientManager:
 
     def connected_names(self) -> set[str]:
         """Return the names of the available clients, refused ones included."""
-        clients = [self.known.get(n) or self.refusals.get(n) for n in self.here]
-        return {client.name for client in clients if client}
+        return {self._rows[node].name for node in self.here if node in self._rows}
 
     def wait_for_others(self, grid: Grid, until: float) -> None:
         """Wait up to a minute for a change of the available nodes.
@@ -412,24 +419,28 @@ class ClientManager:
         log(INFO, text, names)
         if forgive := getattr(grid, "forgive", None):
             forgive()
-        for refusal in self.refusals.values():
-            refusal.rests = 0
+        for row in self._rows.values():
+            row.rests = 0
         wait_for_change(grid, self.here, until)
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint; they must not be changed."""
-        classes = str((self.settled or self._usual).get(CLASSES_DIGEST, ""))
-        names = {"keys": self.keys, "labels": self.labels}
-        return {**names, "classes": classes, "model": self.settled}
+        return {
+            "keys": self.keys,
+            "labels": self._labels,
+            "classes": str(self._model.get(CLASSES_DIGEST, "")),
+            "model": self._model if self._settled else {},
+        }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Return to a saved state."""
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
-        self.settled = dict(values.get("model", {}))
+        self._model = dict(values.get("model", {}))
+        self._settled = bool(self._model)
 
 
-def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
+def _by_name(clients: Mapping[int, Client]) -> list[int]:
     """Return nodes in the order of their clients' names."""
     return sorted(clients, key=lambda node: (clients[node].name, node))

@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-from flwr_frl.common.settings import resolve
-from flwr_frl.task.tasks import build_task
+import named_tasks
 
 FLOWER = "flwr_datasets.partitioner:"
 
 
 def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, **own):
     """Return the task of a folder or file in ``home``."""
-    given = {name.replace("_", "-"): value for name, value in own.items()}
-    cache = cache or home / "cache"
-    own = {"task": f"hf:{home / name}", "cache-dir": str(cache), **given}
-    return build_task(resolve({"partition": "iid", **own}), num_clients)
+    place = {"cache-dir": str(cache or home / "cache")}
+    named = {"partition": "iid", **place, **named_tasks.dashed(own)}
+    return named_tasks.task_of(f"hf:{home / name}", num_clients, **named)
 
 
 def by_column(column: str) -> dict[str, str]:

@@ -15,9 +15,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.grids import arrivals, patient
-from flwr_frl.strategies.grids.arrivals import PULL_INTERVAL, RealArrivals
-from flwr_frl.strategies.grids.patient import PatientGrid
+from flwr_frl.strategies.grids import inbox, superlink
+from flwr_frl.strategies.grids.closing import Closing
+from flwr_frl.strategies.grids.inbox import PULL_INTERVAL, Inbox
 
 
 class Clock:
@@ -38,8 +38,8 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(patient, "time", clock)
-    monkeypatch.setattr(arrivals, "time", clock)
+    monkeypatch.setattr(superlink, "time", clock)
+    monkeypatch.setattr(inbox, "time", clock)
     return clock
 
 
@@ -62,6 +62,7 @@ class Link:
         self.answers = answers
         self.stored: dict[str, Message] = {}
         self.delivered: list[int] = []
+        self.pulled: list[str] = []
         self.failures: dict[str, list[Exception]] = defaultdict(list)
 
     def _fail(self, at: str) -> None:
@@ -88,6 +89,7 @@ class Link:
 
     def pull_messages(self, message_ids):
         self._fail("pull")
+        self.pulled += message_ids
         found = []
         for message_id in message_ids:
             message = self.stored.get(message_id)
@@ -134,7 +136,7 @@ def test_unreadable_reply_is_an_error_of_its_node_alone() -> None:
     ids = link.push_messages([Message(RecordDict(), node, "train") for node in answers])
     with pytest.raises(TypeError, match="Invalid arguments for Array"):
         link.pull_messages(ids)
-    replies = send(RealArrivals(PatientGrid(Link(answers))))
+    replies = send(Inbox(Link(answers)))
     assert nodes(replies) == [1, 2, 3]
     assert [r.metadata.src_node_id for r in replies if r.has_error()] == [2]
     (failed,) = [r for r in replies if r.has_error()]
@@ -151,7 +153,7 @@ def test_any_exception_in_a_reply_is_an_error_of_its_node(failure: Exception) ->
 
         return reply
 
-    replies = send(RealArrivals(PatientGrid(Link({1: client, 2: honest}))))
+    replies = send(Inbox(Link({1: client, 2: honest})))
     assert [r.has_error() for r in sorted(replies, key=lambda r: nodes([r]))] == [
         True,
         False,
@@ -176,7 +178,7 @@ def test_forged_metadata_is_an_error_of_the_node_that_was_asked() -> None:
         return reply
 
     answers = {7: as_node_3, 8: to_another, 3: honest, 9: gone}
-    replies = send(RealArrivals(PatientGrid(Link(answers))))
+    replies = send(Inbox(Link(answers)))
     assert nodes(replies) == [SUPERLINK_NODE_ID, 3, 7, 8]
     reasons = {r.metadata.src_node_id: r.error.reason for r in replies if r.has_error()}
     assert "it says that it is of node 3" in reasons[7]
@@ -186,7 +188,7 @@ def test_forged_metadata_is_an_error_of_the_node_that_was_asked() -> None:
 
 def test_outage_is_waited_out_without_duplicate_deliveries(clock: Clock) -> None:
     link = Link({1: honest, 2: honest})
-    grid = RealArrivals(PatientGrid(link))
+    grid = Inbox(link)
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
     # Three pushes fail, retried after 1, 2 and 4 s, then two pulls.
     link.failures["push"] = [response(500) for _ in range(3)]
@@ -199,13 +201,13 @@ def test_outage_is_waited_out_without_duplicate_deliveries(clock: Clock) -> None
 
 def test_outage_costs_one_request_per_pull_and_one_warning(caplog) -> None:
     link = Link(dict.fromkeys(range(1, 101), honest))
-    grid = RealArrivals(PatientGrid(link))
+    grid = Inbox(link)
     for _ in range(2):
         caplog.clear()
         link.failures["pull"] = [httpx.ConnectError("refused") for _ in range(10)]
-        began = patient.time.now
+        began = inbox.time.now
         assert nodes(send(grid)) == list(range(1, 101))
-        assert patient.time.now == pytest.approx(began + 10 * PULL_INTERVAL)
+        assert inbox.time.now == pytest.approx(began + 10 * PULL_INTERVAL)
         assert [m for m in caplog.messages if "no replies" in m] == [
             "the SuperLink gives no replies: ConnectError: refused"
         ]
@@ -216,7 +218,7 @@ def test_replies_that_the_superlink_cannot_give_do_not_delay_others(caplog) -> N
         raise response(500)
 
     link = Link({1: broken, 2: honest, 3: broken, 4: honest, 5: broken, 6: honest})
-    grid = RealArrivals(PatientGrid(link))
+    grid = Inbox(link)
     assert nodes(send(grid, timeout=10)) == [2, 4, 6]
     assert len([m for m in caplog.messages if "no replies" in m]) == 1
 
@@ -225,7 +227,7 @@ def test_endless_outage_is_a_one_line_error(clock: Clock) -> None:
     link = Link({1: honest})
     link.failures["nodes"] = [response(503) for _ in range(1000)]
     with pytest.raises(SettingsError, match="could not be used for 600 s") as caught:
-        send(PatientGrid(link))
+        send(Inbox(link))
     assert "\n" not in str(caught.value)
     # Retried after 1 + 2 + 4 + … + 32 + 60 + 60 + … seconds
     assert 1500 <= clock.now <= 1600
@@ -235,7 +237,7 @@ def test_rejected_request_is_not_an_outage() -> None:
     link = Link({1: honest})
     link.failures["nodes"] = [response(404)]
     with pytest.raises(httpx.HTTPStatusError):
-        send(PatientGrid(link))
+        send(Inbox(link))
 
 
 class Stutter(Link):
@@ -247,11 +249,10 @@ class Stutter(Link):
         return [*found, *found, *strange]
 
 
-@pytest.mark.parametrize("wrap", [lambda link: link, PatientGrid])
-def test_unknown_and_repeated_replies_are_ignored(wrap) -> None:
-    grid = RealArrivals(wrap(Stutter({1: honest, 2: honest, 3: honest})))
+def test_unknown_and_repeated_replies_are_ignored() -> None:
+    grid = Inbox(Stutter({1: honest, 2: honest, 3: honest}))
     assert nodes(send(grid)) == [1, 2, 3]
-    grid.wait_for(2)
+    grid.wait_for(Closing(2))
     assert len(send(grid)) == 2
     grid.drain()
     assert nodes(send(grid)) == [1, 2, 3]
@@ -261,7 +262,7 @@ def test_silent_node_is_waited_for_at_most_once_per_round(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = Link({1: honest, 2: silent, 3: honest})
-    grid = RealArrivals(PatientGrid(link), lambda node: f"pi-{node}", longest=100)
+    grid = Inbox(link, lambda node: f"pi-{node}", longest=100)
     waits, asked = [], []
     # A round consists of training and evaluation; other work takes 10 s.
     for _ in range(30):
@@ -284,9 +285,26 @@ def test_silent_node_is_waited_for_at_most_once_per_round(
     assert grid.silent == []
 
 
+def test_pause_of_a_silent_node_is_a_multiple_of_the_vain_wait(clock: Clock) -> None:
+    grid = Inbox(Link({1: honest, 2: silent}))
+    for _ in range(2):
+        assert nodes(send(grid, timeout=10)) == [1]
+    # After two silences in a row, node 2 is not asked for another 10 s.
+    assert list(grid.get_node_ids()) == [1]
+    # A longer wait for other nodes does not extend this pause.
+    assert nodes(send(grid, timeout=600)) == [1]
+    clock.now += 10
+    assert list(grid.get_node_ids()) == [1, 2]
+    assert nodes(send(grid, timeout=10)) == [1]
+    assert list(grid.get_node_ids()) == [1]
+    grid.forgive()
+    assert list(grid.get_node_ids()) == [1, 2]
+    assert grid.silent == ["2"]
+
+
 def test_only_node_is_asked_again_although_it_was_silent(clock: Clock) -> None:
     link = Link({1: silent})
-    grid = RealArrivals(PatientGrid(link), longest=10)
+    grid = Inbox(link, longest=10)
     for _ in range(4):
         assert list(grid.get_node_ids()) == [1]
         assert send(grid) == []
@@ -296,7 +314,7 @@ def test_only_node_is_asked_again_although_it_was_silent(clock: Clock) -> None:
 
 def test_node_may_be_silent_any_number_of_times(clock: Clock) -> None:
     # The pause after the 1,025th time exceeds the largest float.
-    grid = RealArrivals(PatientGrid(Link({1: silent})), longest=0.1)
+    grid = Inbox(Link({1: silent}), longest=0.1)
     for _ in range(1030):
         assert list(grid.get_node_ids()) == [1]
         assert send(grid) == []
@@ -310,7 +328,7 @@ def test_silent_node_that_left_for_good_is_forgotten(clock: Clock) -> None:
 
     link, here = Link({1: honest, 2: silent}), [1, 2]
     link.get_node_ids = lambda: list(here)
-    grid = RealArrivals(PatientGrid(link), longest=100)
+    grid = Inbox(link, longest=100)
     assert nodes(send(grid)) == [1]
     # The node reconnects under another id; the old id may still receive a reply.
     here[1] = 3
@@ -324,8 +342,8 @@ def test_silent_node_that_left_for_good_is_forgotten(clock: Clock) -> None:
 
 def test_reply_owed_for_too_long_counts_as_silence(clock: Clock) -> None:
     link = Link({1: honest, 2: silent})
-    grid = RealArrivals(PatientGrid(link), longest=50)
-    grid.wait_for(1)
+    grid = Inbox(link, longest=50)
+    grid.wait_for(Closing(1))
     assert nodes(send(grid)) == [1]
     assert list(grid.get_node_ids()) == [1]
     clock.now += 51
@@ -338,9 +356,7 @@ def test_log_names_the_clients_waited_for(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="flwr")
-    grid = RealArrivals(
-        PatientGrid(Link({1: honest, 2: silent, 3: silent})), lambda node: f"pi-{node}"
-    )
+    grid = Inbox(Link({1: honest, 2: silent, 3: silent}), lambda node: f"pi-{node}")
     send(grid, timeout=600)
     lines = [m for m in caplog.messages if "waiting for" in m]
     assert all(line.endswith("waiting for pi-2, pi-3") for line in lines)
@@ -351,20 +367,24 @@ def test_log_names_the_clients_waited_for(
 
 
 def test_expired_messages_are_forgotten(clock):
-    grid = PatientGrid(Link({1: silent, 2: silent}))
+    link = Link({1: silent, 2: silent})
+    grid = Inbox(link, longest=10)
     message = Message(RecordDict(), 1, "train", ttl=60.0)
-    clock.now = message.metadata.created_at
-    (first,) = grid.push_messages([message])
+    assert grid.send_and_receive([message]) == []
     clock.now += 30
-    (second,) = grid.push_messages([Message(RecordDict(), 2, "train", ttl=600.0)])
-    assert set(grid._open) == {first, second}
-    clock.now += 40
-    (third,) = grid.push_messages([Message(RecordDict(), 2, "query", ttl=600.0)])
-    assert set(grid._open) == {second, third}
+    assert grid.send_and_receive([Message(RecordDict(), 2, "train", ttl=600.0)]) == []
+    link.pulled.clear()
+    grid.drain()
+    assert len(link.pulled) == 2
+    clock.now += 30
+    grid.drain()
+    link.pulled.clear()
+    grid.drain()
+    assert len(link.pulled) == 1
 
 
 @pytest.mark.parametrize("name", ["fedavg", "srpfl", "flute", "choco-sgd"])
-def test_every_strategy_starts_on_a_patient_grid(name, monkeypatch):
+def test_every_strategy_starts_on_an_inbox(name, monkeypatch):
     grids = []
 
     def start(self, grid, *args, **kwargs):
@@ -375,6 +395,5 @@ def test_every_strategy_starts_on_a_patient_grid(name, monkeypatch):
     strategy = build_strategy(resolve({"algorithm": name, "num-server-rounds": 9}))
     strategy.start(Link({}), ArrayRecord(), timeout=7.0)
     (grid,) = grids
-    assert isinstance(grid, RealArrivals)
+    assert isinstance(grid, Inbox)
     assert grid.longest == 7
-    assert isinstance(grid.grid, PatientGrid)

@@ -10,9 +10,9 @@ from function_clients import averaging, grid_of, honest
 from flwr_frl.common.text import several
 from flwr_frl.results.progress import duration, seconds_left
 from flwr_frl.results.report import Report
-from flwr_frl.results.watch import Watch
 from flwr_frl.strategies.grids import nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.watch import Watch
 from flwr_frl.strategies.server_app import run, server_settings
 
 
@@ -223,7 +223,7 @@ def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch, caplog):
     def full(path, data, durable=True):
         raise OSError("no space left")
 
-    monkeypatch.setattr("flwr_frl.results.watch.write_atomically", full)
+    monkeypatch.setattr("flwr_frl.strategies.server.watch.write_atomically", full)
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "num-server-rounds": 1}
     assert run(grid_of(4), server_settings(settings))["rounds"] == 1
     assert "status.json not written: no space left" in caplog.text
@@ -235,7 +235,7 @@ def test_waiting_for_clients_is_logged_only_when_it_changes(monkeypatch, caplog)
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
     grid = grid_of(3)
     monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
-    name_of = averaging().name_of
+    name_of = averaging().clients.name_of
     assert nodes.connected_nodes(grid, 3, name_of) == [7, 8, 9]
     assert caplog.messages == [
         "waiting for clients: 0 of 3 nodes are here",

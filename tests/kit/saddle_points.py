@@ -2,17 +2,10 @@
 
 import numpy as np
 
-from flwr_frl.task.saddle_point.algorithm import (
-    SaddlePoint,
-)
-from flwr_frl.task.saddle_point.problems import (
-    build_problem,
-    directed,
-)
+from flwr_frl.task.saddle_point.algorithm import SaddlePoint
+from flwr_frl.task.saddle_point.problems import build_problem, directed
 
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
-
-
 PAIRS = directed(EDGES)
 
 

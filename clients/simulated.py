@@ -1,20 +1,14 @@
 """Functions that only simulations use: trial builds, saved states and newcomers."""
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from logging import ERROR
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
 from flwr.common import NDArrays, log
 
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Client, Config, Evaluation
-from flwr_frl.clients.device.optimizers import keeps_optimizers
-from flwr_frl.clients.device.setup import (
-    build_client,
-    client_name,
-    client_setup,
-)
+from flwr_frl.clients.device.setup import build_client, client_name
 from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
@@ -77,7 +71,7 @@ def keep(
 
 def _keep(client: Client) -> bool:
     written, state, round_ = True, client.state, client.state.round
-    keeps = bool(client.personal) or keeps_optimizers(client.settings)
+    keeps = bool(client.personal) or client._keeps_optimizers
     if keeps and round_ and not state.path(round_).exists():
         arrays = state.load()
         if arrays is not None and state.round == round_:
@@ -85,14 +79,6 @@ def _keep(client: Client) -> bool:
     if client._private:
         client._private.write()
     return written
-
-
-@lru_cache(maxsize=16)
-def newcomers(num_clients: int, count: int, seed: int) -> frozenset[int]:
-    """Draw the simulated clients that join after training; at least one trains."""
-    rng = np.random.default_rng([seed, 0x2E3C0])
-    drawn = rng.permutation(num_clients)[: max(0, min(count, num_clients - 1))]
-    return frozenset(drawn.tolist())
 
 
 def join(client: Client, parameters: NDArrays, config: Config, seed: int) -> Evaluation:

@@ -17,7 +17,7 @@ from flwr_frl.results.progress import describe, duration, seconds_left
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import STATUS, quality, strict_json
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.pending_round import PendingRound
+from flwr_frl.strategies.server.round import Round
 
 # The least time between two writes of the status: in seconds, and as a multiple of the
 # time that a write takes, as the status has an entry for each client.
@@ -65,11 +65,10 @@ class Watch:
     def after_round(self) -> None:
         """Log the round of the last row, and write the status if it is due."""
         row, (joined, left) = self.report.rows[-1], self._update_connected()
-        training, latest = self.strategy.training, self.strategy.pending
+        training, evaluation = self.strategy.round, self.strategy.evaluation.round
         self._add_problems(training, f"round {row['round']}")
-        # The latest messages are those of the evaluation if the round had one.
-        if latest is not training:
-            self._add_problems(latest, f"evaluation of round {row['round']}")
+        if evaluation.number == row["round"]:
+            self._add_problems(evaluation, f"evaluation of round {row['round']}")
         label, awaited = self.strategy.clients.label, training.silent
         waits = self.strategy.participation.waits_for_all
         silent = [label(name) for name in awaited] if waits else []
@@ -106,7 +105,7 @@ class Watch:
         same = nodes is self._here or nodes == self._here
         if same and num_known == self._num_known:
             return [], []
-        names = {node: self.strategy.name_of(node) for node in sorted(nodes)}
+        names = {node: self.strategy.clients.name_of(node) for node in sorted(nodes)}
         new = nodes - self._connected.keys()
         joined = [f"{clients.label_of(node)} (node {node})" for node in new]
         gone = {name for node, name in self._connected.items() if node not in nodes}
@@ -116,10 +115,10 @@ class Watch:
         self._connected, self._here, self._num_known = names, nodes, num_known
         return sorted(joined), [clients.label(name) for name in left]
 
-    def _add_problems(self, pending: PendingRound, when: str) -> None:
-        if self.strategy.participation.waits_for_all or when.startswith("evaluation"):
-            self._problems |= dict.fromkeys(pending.silent, f"{when}: no reply")
-        self._problems |= {n: f"{when}: {why}" for n, why in pending.rejections}
+    def _add_problems(self, round: Round, when: str) -> None:
+        if self.strategy.participation.waits_for_all or not round.trains:
+            self._problems |= dict.fromkeys(round.silent, f"{when}: no reply")
+        self._problems |= {n: f"{when}: {why}" for n, why in round.rejections}
 
     def _clients(self, measure: str) -> list[dict[str, Any]]:
         """Return the status of each client, sorted by name."""
@@ -128,8 +127,8 @@ class Watch:
         nodes = {name: node for node, name in self._connected.items()}
         properties = {c.name: c.properties for c in manager.known.values()}
         refused = {
-            strategy.name_of(n): f"takes no part: {refusal.reason}"
-            for n, refusal in manager.refusals.items()
+            client.name: f"takes no part: {client.refusal}"
+            for client in manager.refused.values()
         }
         updates = strategy.participation.updates or {}
         counts = strategy.participation.updates is not None

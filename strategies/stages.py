@@ -1,11 +1,11 @@
 """The lengths of SRPFL's stages (Tziotis et al., TMLR 2023, section 4 and appendix B).
 
-Used by `flwr_frl.strategies.srpfl.SRPFL`.
+`flwr_frl.strategies.first_replies.FirstReplies` waits for n0 replies in the first
+stage, and for twice as many in each further one.
 """
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 from flwr_frl.common.settings import require
@@ -26,24 +26,22 @@ def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]
     return [each + (stage < left) for stage in range(stages)]
 
 
-def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
+def listed_stages(lengths: int | str | Sequence[int]) -> list[int]:
     """Return the lengths of stages from a number, a list, or text with commas.
 
     Raises `SettingsError` if there are none, or one is not an integer of at least 1.
     """
+    parts: Sequence[Any] = lengths if isinstance(lengths, Sequence) else [lengths]
     if isinstance(lengths, str):
-        parts = [part.strip() for part in lengths.split(",") if part.strip()]
-        valid = bool(parts) and all(part.isdecimal() and int(part) for part in parts)
-        allowed = "a number of rounds, several with commas between them, each at least "
-        allowed += "1, 'theory', 'theory-exact', 'gradient' or 'auto'"
-        require(valid, "rounds-per-stage", lengths, allowed)
-        return tuple(map(int, parts))
-    listed: tuple[Any, ...]
-    listed = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,)
-    integers = all(isinstance(length, Integral) for length in listed)
-    valid = bool(listed) and integers and min(listed) >= 1
-    allowed = "a list of at least one integer, each at least 1"
-    require(valid, "rounds-per-stage", lengths, allowed)
+        parts = [part for part in lengths.split(",") if part.strip()]
+    try:
+        # Floats such as 2.0 are refused as well.
+        listed = [int(str(part)) for part in parts]
+    except ValueError:
+        listed = []
+    allowed = "a number of rounds, several with commas between them or in a list, each "
+    allowed += "at least 1, 'theory', 'theory-exact', 'gradient' or 'auto'"
+    require(min(listed, default=0) >= 1, "rounds-per-stage", lengths, allowed)
     return listed
 
 

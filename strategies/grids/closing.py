@@ -1,0 +1,127 @@
+"""When a round of training closes: with all replies, or with the first ones.
+
+A grid that can close rounds early, `Inbox` on real nodes and `SimulatedArrivals` in
+simulation, is given a round's `Closing` by ``wait_for``.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+
+class Closing:
+    """Close a round once its valid replies have a total weight; by default with all.
+
+    Parameters
+    ----------
+    missing : float, default inf
+        The total weight.
+    is_valid : callable, optional
+        Returns whether a reply without error counts; by default, all do.
+    weight_of : callable, optional
+        Returns the weight of a node's reply; by default 1.
+    required : frozenset of int, default empty
+        Nodes for whose replies places are reserved, even if other nodes reply earlier.
+    round : int, default 0
+        The round, from 1; 0 if the messages contain it.
+
+    Attributes
+    ----------
+    missing : float
+        The weight that is missing.
+    at_work : dict of int to (Message, float)
+        Messages that await replies, by node, and when their replies are due.
+    ready : deque of (Message, int)
+        Replies that have arrived and were not needed so far, and the nodes asked.
+    """
+
+    # True if replies that arrive after the round's end belong to the next round.
+    lasts = False
+
+    def __init__(
+        self,
+        missing: float = math.inf,
+        is_valid: Callable[[Message], bool] = lambda reply: True,
+        weight_of: Callable[[int], int] = lambda node: 1,
+        required: frozenset[int] = frozenset(),
+        round: int = 0,
+    ) -> None:
+        self.missing, self.round = missing, round
+        self._is_valid, self._weight_of = is_valid, weight_of
+        self.required = required
+        self.at_work: dict[int, tuple[Message, float]] = {}
+        self.ready: deque[tuple[Message, int]] = deque()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a round also waits for replies that it does not need."""
+        return False
+
+    def begin(
+        self,
+        messages: Iterable[Message],
+        due: Callable[[int], float] = lambda node: 0.0,
+    ) -> None:
+        """Record that messages were sent, and when their nodes' replies are due."""
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.at_work[node] = message, due(node)
+
+    def end(self, node: int) -> int:
+        """Record that a node is done; return its reply's weight, 0 if it is not used.
+
+        A reply is not used if the places that are left are reserved for others.
+        """
+        self.at_work.pop(node, None)
+        awaited = (n for n in self.required if n in self.at_work)
+        is_full = self.missing <= sum(map(self._weight_of, awaited))
+        return 0 if is_full and node not in self.required else self._weight_of(node)
+
+    def take(self, reply: Message, weight: int) -> bool:
+        """Count a valid reply with a weight, and return whether a reply is used."""
+        if weight and not reply.has_error() and self._is_valid(reply):
+            self.missing -= weight
+        return weight > 0
+
+    def give_up(self, node: int) -> None:
+        """Record that a node's reply is no longer awaited."""
+        self.at_work.pop(node, None)
+
+    def refill(self) -> list[Message]:
+        """Return messages to send now, as other nodes are done."""
+        return []
+
+
+def delegate(attribute: str, name: str) -> Any:
+    """Return a property that reads ``name`` from the object in ``attribute``."""
+    return property(lambda self: getattr(getattr(self, attribute), name))
+
+
+class GridDecorator(Grid):
+    """A grid that passes all calls on to another grid, unless a subclass handles them.
+
+    Parameters
+    ----------
+    grid : Grid
+        The decorated grid.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    # `Grid` defines these, so that `__getattr__` is not called for them.
+    set_run = delegate("grid", "set_run")
+    run = delegate("grid", "run")
+    create_message = delegate("grid", "create_message")
+    get_node_ids = delegate("grid", "get_node_ids")
+    get_nodes = delegate("grid", "get_nodes")
+    push_messages = delegate("grid", "push_messages")
+    pull_messages = delegate("grid", "pull_messages")
+    send_and_receive = delegate("grid", "send_and_receive")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["grid"], name)

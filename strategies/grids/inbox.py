@@ -1,0 +1,371 @@
+"""A grid for real nodes, which may answer late or never."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from flwr_frl.common.flower_messages import message_like
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.text import several
+from flwr_frl.strategies.grids.closing import Closing, GridDecorator
+from flwr_frl.strategies.grids.superlink import OutageError, SuperLink
+
+# Seconds between two pulls: the minimum, the fraction of the time waited so far, and
+# the maximum. SuperNodes pull every 3 s, so a smaller minimum would not shorten rounds;
+# with one, pulls took half of the SuperLink's time.
+PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.3, 0.05, 3.0
+# Number of messages whose replies are pulled at a time. Each takes a separate request.
+LOOKED_AT = 100
+# Seconds after which missing nodes are first logged; the time doubles each time.
+FIRST_WORD = 60.0
+
+
+def closing_grid(grid: Grid, name_of: Callable[[int], str]) -> Grid:
+    """Return a grid that can close rounds early: the same one, or an `Inbox` over it.
+
+    Raises `SettingsError` in a simulation without speeds.
+    """
+    if hasattr(grid, "wait_for"):
+        return grid
+    if getattr(grid, "in_process", False):
+        raise SettingsError(
+            "speed-model is 'none'; expected fixed, dynamic, groups, correlated or a "
+            "file: in simulation it determines which reply arrives first",
+            "speed-model",
+        )
+    return Inbox(grid, name_of)
+
+
+@dataclass
+class _Sent:
+    """A message that awaits its reply.
+
+    Parameters
+    ----------
+    message : Message
+        The message without its content.
+    largest : float
+        Limit of the reply in bytes.
+    closing : Closing or None
+        The policy of its round; with None the reply is dropped.
+    since, wait : float
+        When it was sent, by `time.monotonic`, and after how many seconds without a
+        reply the node is silent.
+    silent : bool
+        Whether this time is over.
+    stopped : bool
+        Whether a pull has stopped at this message, which was not checked since.
+    """
+
+    message: Message
+    largest: float
+    closing: Closing | None
+    since: float
+    wait: float
+    silent: bool = False
+    stopped: bool = False
+
+    @property
+    def node(self) -> int:
+        return self.message.metadata.dst_node_id
+
+
+@dataclass
+class _Silence:
+    """Number of consecutive messages that a node has not answered, and since when.
+
+    The node's pause is a multiple of the last waiting time.
+    """
+
+    times: int
+    since: float
+    wait: float
+
+    def lasts(self, doublings: int) -> bool:
+        """Return whether the pause of 2^doublings − 1 waiting times is not over."""
+        # A larger power of 2 would be out of range, and the pause lasts in any case.
+        pause: float = (2.0 ** min(doublings, 1000) - 1) * self.wait
+        return time.monotonic() < self.since + pause
+
+
+class Inbox(GridDecorator):
+    """Receive replies in the order of arrival, and do not wait for silent nodes.
+
+    Outages of the SuperLink are waited out, and bad replies become errors of their
+    nodes (`SuperLink`). A `Closing` decides when a round of training is over.
+
+    A node that still owes a reply to a closed round is unavailable (`get_node_ids`)
+    until it has answered. It is silent if its reply takes longer than the round's
+    timeout. After the k-th time in a row, a silent node receives no training messages
+    for 2^(k−1) − 1 waiting times, and no other messages for 2^k − 1. It is available
+    again as soon as its reply arrives. Late replies are pulled and dropped, so that
+    they do not accumulate in the SuperLink.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    name_of : callable, default str
+        Returns a node's name for the log.
+    longest : float, default inf
+        Longest waiting time in seconds: ``round-timeout``.
+    largest_reply : callable, optional
+        Returns the limit in bytes of replies to a kind of message when it is sent.
+        Larger replies are not downloaded.
+
+    Attributes
+    ----------
+    connected : frozenset of int
+        All nodes that were connected at the last `get_node_ids`.
+    dropped : int
+        Number of replies that came too late.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        name_of: Callable[[int], str] = str,
+        longest: float = math.inf,
+        largest_reply: Callable[[str], float] = lambda kind: math.inf,
+    ) -> None:
+        super().__init__(grid)
+        self.name_of, self.longest = name_of, longest
+        self._largest_reply = largest_reply
+        self._superlink = SuperLink(grid)
+        self._closing: Closing | None = None
+        # By message id. The one that was checked longest ago comes first.
+        self._sent: dict[str, _Sent] = {}
+        self._silences: dict[int, _Silence] = {}
+        self.connected = frozenset[int]()
+        self.dropped = 0
+
+    # Nodes.
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return information about the nodes, once the SuperLink is available."""
+        nodes: Callable[[], Iterable[Any]] = getattr(self.grid, "get_nodes", list)
+        return self._superlink.request(lambda: list(nodes()))
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are available; if none is, those that owe no reply."""
+        self.drain()
+        nodes = self._superlink.request(lambda: list(self.grid.get_node_ids()))
+        self.connected = frozenset(nodes)
+        # Forget nodes that have left or come back under another id.
+        heard_of = self.connected | {sent.node for sent in self._sent.values()}
+        self._silences = {n: s for n, s in self._silences.items() if n in heard_of}
+        busy, silent = self._busy(), self.silent_for(MessageType.TRAIN)
+        free = [node for node in nodes if node not in busy]
+        return [node for node in free if node not in silent] or free
+
+    @property
+    def at_work(self) -> frozenset[int]:
+        """The nodes whose replies belong to a later round."""
+        sent = self._sent.values()
+        return frozenset(each.node for each in sent if each.closing)
+
+    @property
+    def silent(self) -> list[str]:
+        """Names of the nodes that did not answer in time."""
+        return sorted(map(self.name_of, self._silences))
+
+    def silent_for(self, kind: str) -> frozenset[int]:
+        """Return the nodes that are paused for messages of a kind."""
+        fewer = 1 if kind == MessageType.TRAIN else 0
+        silences = self._silences.items()
+        return frozenset(n for n, s in silences if s.lasts(s.times - fewer))
+
+    def forgive(self) -> None:
+        """End the pauses of silent nodes; the next ones are longer."""
+        for silence in self._silences.values():
+            silence.since = -math.inf
+
+    def _busy(self) -> frozenset[int]:
+        """Return the nodes that owe a reply to a closed round."""
+        sent = self._sent.values()
+        return frozenset(s.node for s in sent if s.closing is None and not s.silent)
+
+    # Rounds.
+
+    def wait_for(self, closing: Closing) -> None:
+        """Close the next `send_and_receive` by a policy; by default at all replies.
+
+        Without a reply to close it, the round ends when all nodes are silent.
+        """
+        self._closing = closing
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Return the replies that close the round, in the order of their creation.
+
+        No reply is awaited longer than ``timeout`` seconds.
+        """
+        closing, self._closing = self._closing or Closing(), None
+        wait = self.longest if timeout is None else min(timeout, self.longest)
+        self.drain()
+        self._send(self._without_silent(list(messages)), closing, wait)
+        replies: list[Message] = []
+        patience = _Patience()
+        while closing.missing > 0 and (closing.ready or self._awaited(closing)):
+            if not closing.ready:
+                self._receive(closing, patience)
+            while closing.missing > 0 and closing.ready:
+                reply, node = closing.ready.popleft()
+                if closing.take(reply, closing.end(node)):
+                    replies.append(reply)
+            if closing.missing > 0:
+                self._send(closing.refill(), closing, wait)
+        if 0 < closing.missing < math.inf:
+            text = "the round closes although valid replies are missing: %d"
+            log(WARNING, text, closing.missing)
+        while closing.is_last and self._awaited(closing):
+            self._receive(closing, patience)
+        if not closing.lasts:
+            self.dropped += len(closing.ready)
+            for sent in self._awaited(closing).values():
+                sent.closing = None
+        return replies
+
+    def drain(self) -> None:
+        """Drop late replies that have arrived, and forget expired messages.
+
+        If there are very many messages, stop when a pull returns nothing.
+        """
+        late = list(self._awaited(None))
+        for begin in range(0, len(late), LOOKED_AT):
+            arrived = self._pull(late[begin : begin + LOOKED_AT])
+            self.dropped += len(arrived)
+            for _, node in arrived:
+                log(INFO, "late reply of node %s dropped", self.name_of(node))
+            if not arrived:
+                break
+        self._note_silence(None)
+
+    def _awaited(self, closing: Closing | None) -> dict[str, _Sent]:
+        """Return the messages of a round that await replies; with None, late ones."""
+        return {i: sent for i, sent in self._sent.items() if sent.closing is closing}
+
+    def _without_silent(self, messages: list[Message]) -> list[Message]:
+        """Return the messages to nodes that are not paused."""
+        left = self._busy()
+        if (
+            messages
+            and (kind := messages[0].metadata.message_type) != MessageType.TRAIN
+        ):
+            # To train, `get_node_ids` may return silent nodes if there are no others.
+            left |= self.silent_for(kind)
+        nodes = {m.metadata.dst_node_id for m in messages} & left
+        if nodes:
+            names = several(sorted(map(self.name_of, nodes)))
+            log(INFO, "not asked, as answers are still to come: %s", names)
+        return [m for m in messages if m.metadata.dst_node_id not in nodes]
+
+    def _send(self, messages: list[Message], closing: Closing, wait: float) -> None:
+        # Flower refuses a request without messages.
+        if not messages:
+            return
+        push = self.grid.push_messages
+        ids = self._superlink.request(lambda: list(push(messages)))
+        # Flower returns no id for a message that it could not send.
+        sent = {i: m for i, m in zip(ids, messages, strict=False) if i}
+        if missing := len(messages) - len(sent):
+            log(WARNING, "%d messages were not sent", missing)
+        closing.begin(sent.values())
+        now = time.monotonic()
+        largest = self._largest_reply(messages[0].metadata.message_type)
+        for message_id, message in sent.items():
+            # Without its content, as nodes may be silent for long.
+            stub = message_like(message, RecordDict(), message_id=message_id)
+            limit = min(wait, message.metadata.ttl)
+            self._sent[message_id] = _Sent(stub, largest, closing, now, limit)
+
+    def _receive(self, closing: Closing, patience: "_Patience") -> None:
+        """Pull a round's replies, after a pause if it was in vain before."""
+        awaited = self._awaited(closing)
+        ends = min(sent.since + sent.wait for sent in awaited.values())
+        if patience.is_due:
+            self.drain()
+            nodes = (sent.node for sent in awaited.values())
+            patience.rest(map(self.name_of, nodes), ends)
+        over = time.monotonic() >= ends
+        # Check all messages if the order of arrival matters or time is up.
+        is_ordered = closing.missing < math.inf and not closing.lasts
+        most = len(awaited) if over or is_ordered else LOOKED_AT
+        arrived = self._pull(list(awaited)[:most])
+        closing.ready.extend(arrived)
+        if over:
+            self._note_silence(closing)
+        # After a partial check with replies, others have probably answered as well.
+        patience.is_due = not (arrived and len(awaited) > most)
+
+    def _pull(self, message_ids: list[str]) -> list[tuple[Message, int]]:
+        """Return the replies that have arrived, and the nodes that were asked.
+
+        At an outage the pull stops, and the first of consecutive outages is logged.
+        """
+        arrived: list[tuple[Message, int]] = []
+        # Messages that stopped a pull come last, so that they do not block others.
+        for message_id in sorted(message_ids, key=lambda i: self._sent[i].stopped):
+            sent = self._sent[message_id] = self._sent.pop(message_id)
+            try:
+                reply = self._superlink.pull(sent.message, sent.largest)
+            except OutageError as error:
+                if not any(each.stopped for each in self._sent.values()):
+                    log(WARNING, "the SuperLink gives no replies: %s", error)
+                sent.stopped = True
+                break
+            sent.stopped = False
+            if reply is not None:
+                del self._sent[message_id]
+                arrived.append((reply, sent.node))
+                # Else the SuperLink reports that the node is gone.
+                if reply.metadata.src_node_id == sent.node:
+                    self._silences.pop(sent.node, None)
+        return sorted(arrived, key=lambda pair: (pair[0].metadata.created_at, pair[1]))
+
+    def _note_silence(self, closing: Closing | None) -> None:
+        """Give up the nodes that have not answered in time, and expired messages."""
+        now = time.monotonic()
+        often: dict[tuple[int, float], list[str]] = {}
+        for message_id, sent in self._awaited(closing).items():
+            if not sent.silent and now >= sent.since + sent.wait:
+                sent.closing, sent.silent = None, True
+                if closing:
+                    closing.give_up(sent.node)
+                former = self._silences.get(sent.node)
+                times = former.times + 1 if former else 1
+                self._silences[sent.node] = _Silence(times, now, sent.wait)
+                often.setdefault((times, sent.wait), []).append(self.name_of(sent.node))
+            if now >= sent.since + sent.message.metadata.ttl:
+                # It gets no reply.
+                del self._sent[message_id]
+        for (times, wait), names in sorted(often.items()):
+            text = "client %s has not answered within %g s, %d times in a row"
+            log(WARNING, text, several(sorted(names)), wait, times)
+
+
+class _Patience:
+    """The pauses between a round's pulls, and log messages."""
+
+    def __init__(self) -> None:
+        self._began, self._next_word = time.monotonic(), FIRST_WORD
+        # Whether there is a pause before the next pull.
+        self.is_due = False
+
+    def rest(self, missing: Iterable[str], until: float) -> None:
+        """Wait until the next pull; log missing nodes at growing intervals."""
+        now = time.monotonic()
+        waited = now - self._began
+        if waited >= self._next_word:
+            self._next_word *= 2
+            log(INFO, "for %.0f s waiting for %s", waited, several(sorted(missing)))
+        pause = min(max(PULL_INTERVAL, waited * LATENESS), LONGEST_INTERVAL)
+        time.sleep(max(0.0, min(pause, until - now)))

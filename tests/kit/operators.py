@@ -1,0 +1,27 @@
+"""Compression operators and their inputs."""
+
+import numpy as np
+import torch
+
+from flwr_frl.task.compression import per_tensor as c
+
+OPERATORS: list[c.Compressor] = [
+    *(c.Identity(), c.TopK(0.01), c.TopK(7), c.RandK(0.05)),
+    *(c.QSGD(1), c.QSGD(15), c.QSGD(300, scaled=True)),
+    *(c.Sign(), c.SignTopK(0.01), c.SignTopK(3), c.QSGDTopK(0.1, levels=4)),
+    *(c.SignRandK(0.05), c.QSGDRandK(0.1, levels=4)),
+]
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def apply(operator, x, seed=0):
+    """Return C(x) as an array, encoded and decoded."""
+    data = operator.compress(torch.from_numpy(x), generator(seed))
+    return operator.decompress(data, len(x)).numpy()
+
+
+def normal(d, seed=0):
+    return generator(seed).standard_normal(d, dtype=np.float32)
