@@ -51,7 +51,7 @@ def run(given: Mapping[str, Setting], place: Path) -> dict[str, Any]:
             "byzantine-fraction": ATTACKERS / CLIENTS,
             "num-clients": CLIENTS,
         },
-        [BackdoorDigits],
+        lambda _: [BackdoorDigits],
     )
     grid = AttackedGrid(make_app(settings), attack)
     # The same clients with triggered test data
@@ -97,7 +97,7 @@ def worst(config: Any, results: Any) -> dict[str, Any]:
     table = [["cell", "no attack", "worst attack"]]
     for cell in config.cells:
         means = {
-            row: 100 * fmean(run["accuracy"] for run in cells[cell])
+            row: 100 * fmean(run.get("accuracy", 0) for run in cells[cell])
             for row, cells in results.items()
             if cell in cells
         }

@@ -26,22 +26,12 @@ class RecordingGrid(InlineGrid):
 
     server_round = 0
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return replies; keep messages and replies if they belong to the round.
-
-        Parameters
-        ----------
-        message_ids : iterable of str
-            As in `InlineGrid`.
-
-        Returns
-        -------
-        list of Message
-            The replies.
-        """
-        ids = list(message_ids)
-        sent = [self._pending[i] for i in ids]
-        replies = list(super().pull_messages(ids))
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Return all replies; keep messages and replies if they belong to the round."""
+        sent = list(messages)
+        replies = list(super().send_and_receive(sent, timeout=timeout))
         metadata = sent[0].metadata if sent else None
         if (
             metadata is not None
