@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+import pictures
+from named_tasks import dashed
 
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import Predictor, load_run
@@ -18,38 +19,23 @@ def write_images(root: Path, classes: tuple[str, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     for part, count in (("train", 8), ("test", 5)):
         for name in classes:
-            for i in range(count):
-                pixels = rng.normal(BRIGHTNESS[name], 40, (8, 8, 3)).clip(0, 255)
-                path = root / part / name / f"{i}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels.astype(np.uint8)).save(path)
+            pixels = rng.normal(BRIGHTNESS[name], 40, (count, 8, 8, 3)).clip(0, 255)
+            pictures.write_images(root / part / name, pixels.astype(np.uint8))
 
 
 def settings_of(tmp_path: Path, **more):
-    return resolve(
-        {
-            "task": "image-folder",
-            "model": "digits-cnn",
-            "cache-dir": str(tmp_path / "cache"),
-            "output": str(tmp_path / "results"),
-            "num-clients": 2,
-            "fraction-train": 1.0,
-            "num-server-rounds": 3,
-            "checkpoint-every": 2,
-            "head-epochs": 2,
-            "learning-rate": 0.03,
-            **{name.replace("_", "-"): value for name, value in more.items()},
-        }
-    )
+    usual = {"task": "image-folder", "model": "digits-cnn", "num-clients": 2}
+    usual |= {"cache-dir": str(tmp_path / "cache"), "output": str(tmp_path / "results")}
+    usual |= {"fraction-train": 1.0, "num-server-rounds": 3, "checkpoint-every": 2}
+    usual |= {"head-epochs": 2, "learning-rate": 0.03}
+    return resolve({**usual, **dashed(more)})
 
 
 def accuracy(loaded, root: Path) -> float:
     """Return the accuracy on a folder's test images; subfolders name the classes."""
     images = sorted((root / "test").glob("*/*.png"))
-    predicted, _ = Predictor(*loaded)(images)
-    return float(
-        np.mean([n == p.parent.name for n, p in zip(predicted, images, strict=1)])
-    )
+    pairs = zip(Predictor(*loaded)(images)[0], images, strict=True)
+    return float(np.mean([name == path.parent.name for name, path in pairs]))
 
 
 def reported(output: Path) -> dict[str, float]:

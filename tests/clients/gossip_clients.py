@@ -2,6 +2,7 @@
 
 import pytest
 from client_messages import new_context
+from named_tasks import dashed
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.state import PersonalState
@@ -15,9 +16,8 @@ QUIET = {"exchanged-round": 0, "consensus-step": 0.5, "neighbour-weight": 2 / 3}
 
 
 def settings_of(algorithm: str = "squarm-sgd", **more):
-    names = {name.replace("_", "-"): value for name, value in more.items()}
-    settings = {"num-clients": 5, "head-layers": 1, "model": "softmax"}
-    return resolve({**settings, "algorithm": algorithm, **names})
+    usual = {"num-clients": 5, "head-layers": 1, "model": "softmax"}
+    return resolve({**usual, "algorithm": algorithm, **dashed(more)})
 
 
 def client_of(algorithm: str = "squarm-sgd", state=None, index=0, **more):
@@ -37,11 +37,7 @@ def received(algorithm: str = "squarm-sgd", **more):
 def config_of(server_round: int, relayed=(), exchanged=None, **more):
     config = {**QUIET, "server-round": server_round, **more}
     config["exchanged-round"] = server_round - 1 if exchanged is None else exchanged
-    if relayed:
-        rounds, senders, weights, data = zip(*relayed, strict=True)
-        config["relayed-rounds"], config["relayed-senders"] = (
-            list(rounds),
-            list(senders),
-        )
-        config["relayed-weights"], config["relayed-data"] = list(weights), list(data)
+    names = ("rounds", "senders", "weights", "data")
+    for name, values in zip(names, zip(*relayed, strict=True), strict=False):
+        config[f"relayed-{name}"] = list(values)
     return config

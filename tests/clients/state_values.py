@@ -1,23 +1,10 @@
 """Personal states with a single value: write, read and list their versions."""
 
-import contextlib
-import logging
-
 import numpy as np
+from client_messages import new_context
 from flwr.app import Context
 
 from flwr_frl.clients.device.state import PersonalState
-
-
-@contextlib.contextmanager
-def flower_log(caplog):
-    """Let caplog capture Flower's logger, which does not propagate."""
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(caplog.handler)
 
 
 def head(value: float) -> dict[str, np.ndarray]:
@@ -44,6 +31,11 @@ def run_rounds(context, rounds, directory=None, checkpointed=0):
         state = PersonalState(context, directory, acknowledged, checkpointed)
         state.save(head(r), r)
         acknowledged = r
+
+
+def on_disk(directory, acknowledged=None, checkpointed=0, **more) -> PersonalState:
+    """Return the state that a new process has."""
+    return PersonalState(new_context(), directory, acknowledged, checkpointed, **more)
 
 
 def files_in(directory):

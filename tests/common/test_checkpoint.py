@@ -19,23 +19,10 @@ CONTENT = Content(
 )
 
 
-def test_content_is_unchanged_by_writing_and_reading(tmp_path):
-    path = tmp_path / FILE
-    path.write_bytes(pack(CONTENT))
-    content = read(path)
-    assert content.about == read_about(path) == CONTENT.about
-    for ours, theirs in (
-        (content.arrays, CONTENT.arrays),
-        (content.state, CONTENT.state),
-    ):
-        assert ours.keys() == theirs.keys()
-        for name, array in theirs.items():
-            np.testing.assert_array_equal(ours[name], array)
-            assert ours[name].dtype == array.dtype
-
-
 def test_every_flipped_bit_of_the_content_is_detected(tmp_path):
     path, data = tmp_path / FILE, pack(CONTENT)
+    path.write_bytes(data)
+    assert read(path).about == read_about(path) == CONTENT.about
     begin = 8 + int.from_bytes(data[:8], "little")
     settings = data.index(b"acknowledged")
     for place in (*range(begin, len(data)), settings):

@@ -18,16 +18,8 @@ WORDS = (
     "x" * 10_000, "a\x00b", "000001", "%s%n", "{0}", "NaN",
 )  # fmt: skip
 DTYPES = (
-    "float64",
-    "float16",
-    "int32",
-    "complex64",
-    "object",
-    "<U5",
-    "O",
-    "",
-    "x" * 50,
-)
+    "float64", "float16", "int32", "complex64", "object", "<U5", "O", "", "x" * 50,
+)  # fmt: skip
 SHAPES: tuple[Any, ...] = (
     (), (0,), (1.5, 2.5), (-1,), (10**9, 10**9), (2**63,), ("a",), (3, 3, 3),
 )  # fmt: skip
@@ -39,20 +31,16 @@ def pick(rng: Rng, values: Any) -> Any:
 
 def scalar(rng: Rng) -> Any:
     """Return a random value of any type that a ConfigRecord can hold."""
-    kind = rng.integers(7)
-    if kind == 0:
-        return pick(rng, WORDS)
-    if kind == 1:
-        return rng.bytes(int(rng.integers(0, 200)))
-    if kind == 2:
-        return bool(rng.integers(2))
-    if kind == 3:
-        return [number(rng) for _ in range(int(rng.integers(0, 5)))]
-    if kind == 4:
-        return [pick(rng, WORDS) for _ in range(int(rng.integers(0, 5)))]
-    if kind == 5:
-        return [rng.bytes(5) for _ in range(int(rng.integers(0, 5)))]
-    return number(rng)
+    kinds: list[Callable[[], Any]] = [
+        lambda: pick(rng, WORDS),
+        lambda: rng.bytes(int(rng.integers(0, 200))),
+        lambda: bool(rng.integers(2)),
+        lambda: [number(rng) for _ in range(int(rng.integers(0, 5)))],
+        lambda: [pick(rng, WORDS) for _ in range(int(rng.integers(0, 5)))],
+        lambda: [rng.bytes(5) for _ in range(int(rng.integers(0, 5)))],
+        lambda: number(rng),
+    ]
+    return pick(rng, kinds)()
 
 
 def number(rng: Rng) -> float:

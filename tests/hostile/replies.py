@@ -42,19 +42,10 @@ OWN: dict[str, dict[str, Any]] = {
 
 def settings_of(algorithm: str, **more: Any) -> Settings:
     """Return settings with which a round is fast."""
-    settings = {
-        "algorithm": algorithm,
-        "model": MODEL,
-        "num-clients": CLIENTS,
-        "fraction-train": 1.0,
-        "head-epochs": 1,
-        "finetune-epochs": 1,
-        "batch-size": 50,
-        "initial-nodes": CLIENTS,
-        "compressor-k": 0.2,
-        **OWN.get(algorithm, {}),
-        **more,
-    }
+    settings: dict[str, Any] = {"algorithm": algorithm, "model": MODEL}
+    settings |= {"num-clients": CLIENTS, "fraction-train": 1.0, "batch-size": 50}
+    settings |= {"head-epochs": 1, "finetune-epochs": 1, "compressor-k": 0.2}
+    settings |= {"initial-nodes": CLIENTS, **OWN.get(algorithm, {}), **more}
     return resolve(settings)
 
 

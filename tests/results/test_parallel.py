@@ -132,11 +132,23 @@ def test_killed_command_leaves_no_processes(command):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signalled_command_starts_no_further_jobs(command, number):
+@pytest.mark.parametrize(
+    ("send", "signals"),
+    [
+        (os.kill, [signal.SIGINT]),
+        (os.kill, [signal.SIGTERM]),
+        # SIGHUP is sent to all processes when a terminal closes.
+        (os.killpg, [signal.SIGHUP, signal.SIGTERM]),
+    ],
+)
+def test_signalled_command_writes_checkpoints_and_starts_no_jobs(
+    command, send, signals
+):
     ended = command(100, 100, 100, 100, 100)
     assert ended.begun(0, 1)
-    ended.first.send_signal(number)
+    for number in signals:
+        send(ended.first.pid, number)
+        time.sleep(0.2)
     assert ended.first.wait(60)
     assert [ended.said(i)[1] for i in (0, 1)] == ["written", "written"]
     assert not any(ended.said(i) for i in (2, 3, 4))
@@ -152,19 +164,6 @@ def test_idle_process_does_not_prevent_the_checkpoint_of_another(command):
     ended.first.send_signal(signal.SIGINT)
     assert ended.first.wait(60)
     assert ended.said(1)[1] == "written"
-    assert ended.gone()
-
-
-@pytest.mark.e2e
-def test_signals_to_the_process_group_do_not_break_checkpoints(command):
-    ended = command(100, 100)
-    assert ended.begun(0, 1)
-    # SIGHUP is sent when a terminal closes.
-    os.killpg(ended.first.pid, signal.SIGHUP)
-    time.sleep(0.2)
-    os.killpg(ended.first.pid, signal.SIGTERM)
-    assert ended.first.wait(60)
-    assert [ended.said(i)[1] for i in (0, 1)] == ["written", "written"]
     assert ended.gone()
 
 

@@ -1,16 +1,15 @@
 """Reports: rows, and a summary that averages the last rounds, never the best round."""
 
-import io
 import json
 import sys
-import warnings
+from io import StringIO
 
 import pytest
-from PIL import Image
+from command_line import json_of, tree
+from named_tasks import dashed
 
 from flwr_frl.common.settings import resolve
 from flwr_frl.results.comparison import read_comparable
-from flwr_frl.results.plot import line_style, plot
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import lost_share, read_rows, summarize
 
@@ -22,9 +21,17 @@ def row(number: int, accuracy: float | None = None, **values) -> dict:
     return record | values
 
 
-def settings_of(tmp_path, **overrides):
-    names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    return resolve({"output": str(tmp_path / "out"), "num-server-rounds": 4, **names})
+def settings_of(tmp_path, **more):
+    output = str(tmp_path / "out")
+    return resolve({"output": output, "num-server-rounds": 4, **dashed(more)})
+
+
+def journal(tmp_path, rounds: int, **more) -> Report:
+    """Return a report with the rows of some rounds."""
+    report = Report(settings_of(tmp_path, **more))
+    for number in range(1, rounds + 1):
+        report.add(row(number))
+    return report
 
 
 def finished(tmp_path, algorithm: str, accuracy: float, **overrides) -> dict:
@@ -34,20 +41,13 @@ def finished(tmp_path, algorithm: str, accuracy: float, **overrides) -> dict:
     return report.finish({"000000": {"accuracy": accuracy}})
 
 
-def summary_in(tmp_path) -> dict:
-    return json.loads((tmp_path / "out" / "summary.json").read_text())
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "out" / "fedrep" / "metrics.jsonl"
 
 
 def test_rows_are_written_at_once_and_kept_up_to_a_checkpoint(tmp_path, path):
-    report = Report(settings_of(tmp_path))
-    for number in (1, 2, 3):
-        report.add(row(number))
-        assert read_rows(path) == [row(i) for i in range(1, number + 1)]
+    journal(tmp_path, 3)
     resumed = Report(settings_of(tmp_path), after=2)
     resumed.add(row(3, 0.5))
     assert read_rows(path) == resumed.rows == [row(1), row(2), row(3, 0.5)]
@@ -56,22 +56,18 @@ def test_rows_are_written_at_once_and_kept_up_to_a_checkpoint(tmp_path, path):
 
 
 def test_missing_rounds_are_logged_when_a_run_is_resumed(tmp_path, path, caplog):
-    former = Report(settings_of(tmp_path))
-    for number in range(1, 9):
-        former.add(row(number))
+    journal(tmp_path, 8)
     Report(settings_of(tmp_path), after=8)
     assert caplog.messages == []
     path.write_text(path.read_text().replace('"round": 2', '"round": n'))
     Report(settings_of(tmp_path), after=8)
     (line,) = caplog.messages
-    assert line.endswith(" lacks these rounds: 2, 3, 4, 5, 6 and 2 others")
+    assert line.endswith("2, 3, 4, 5, 6 and 2 others")
 
 
 @pytest.mark.parametrize("name", ["seconds", "bytes-down", "bytes-up"])
 def test_a_row_without_its_totals_is_damaged(tmp_path, path, name):
-    former = Report(settings_of(tmp_path))
-    for number in (1, 2, 3):
-        former.add(row(number))
+    journal(tmp_path, 3)
     first, second, third = path.read_text().splitlines(keepends=True)
     path.write_text(first + second.replace(name, "x" + name[1:]) + third)
     report = Report(settings_of(tmp_path), after=3)
@@ -79,22 +75,13 @@ def test_a_row_without_its_totals_is_damaged(tmp_path, path, name):
     assert report.finish({})["bytes"] == 110
 
 
-@pytest.mark.parametrize("rest", ['{"round": 3, "acc', "{", "nonsense", "[" * 100_000])
-def test_truncated_last_line_is_ignored(tmp_path, rest):
-    path = tmp_path / "metrics.jsonl"
-    assert read_rows(path) == []
-    path.write_text("\n".join([json.dumps(row(1)), json.dumps(row(2)), rest]))
-    assert read_rows(path) == [row(1), row(2)]
-
-
 def test_links_in_an_output_folder_are_not_written_through(tmp_path, path, figures):
     output, target = tmp_path / "out", tmp_path / "target"
     target.write_bytes(b"theirs")
     report = Report(resolve({"output": str(output)}))
-    for name in ("accuracy.png", "report.html", "summary.json", "metrics.csv"):
-        (output / name).symlink_to(target)
     path.unlink()
-    path.symlink_to(target)
+    for name in ("accuracy.png", "report.html", "summary.json", "metrics.csv", path):
+        (output / name).symlink_to(target)
     for number in (1, 2):
         report.add(row(number, 0.5))
     report.finish({})
@@ -172,20 +159,19 @@ def test_lists_in_rows_are_not_summarized_as_metrics():
 def test_finished_run_has_written_all_files(tmp_path, figures):
     summary = finished(tmp_path, "fedrep", 0.75)
     out = tmp_path / "out"
-    assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
-        *("fedrep/metrics.jsonl", "fedrep/metrics.csv", "fedrep/clients.json"),
-        *("metrics.csv", "summary.json", "table.md", "table.tex"),
-        *("accuracy.png", "report.html"),
+    assert tree(out) == {
+        *("fedrep", "fedrep/metrics.jsonl", "fedrep/metrics.csv"),
+        *("fedrep/clients.json", "metrics.csv", "summary.json", "table.md"),
+        *("table.tex", "accuracy.png", "report.html"),
     }
-    clients = json.loads((out / "fedrep" / "clients.json").read_text())
+    clients = json_of(out / "fedrep" / "clients.json")
     assert clients == {"000000": {"accuracy": 0.75}}
-    written = summary_in(tmp_path)
+    written = json_of(out / "summary.json")
     assert written["algorithms"] == {"fedrep": summary}
     assert summary["accuracy"] == 0.75
     excluded = ("algorithm", "resume", "page", "tracker", "tracker-uri")
-    settings = settings_of(tmp_path)
-    expected = {name: value for name, value in settings.items() if name not in excluded}
-    assert written["config"] == expected
+    expected = settings_of(tmp_path).items()
+    assert written["config"] == {n: v for n, v in expected if n not in excluded}
 
 
 def test_files_that_cannot_be_written_are_logged(tmp_path, figures, caplog):
@@ -198,31 +184,19 @@ def test_files_that_cannot_be_written_are_logged(tmp_path, figures, caplog):
 
 
 def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
-    (tmp_path / "out").mkdir()
+    path = tmp_path / "out" / "summary.json"
+    path.parent.mkdir()
     # A damaged summary is replaced.
-    (tmp_path / "out" / "summary.json").write_text('{"algorithms": {"fedav')
-    finished(tmp_path, "fedrep", 0.75)
-    finished(tmp_path, "fedavg", 0.25)
-    written = summary_in(tmp_path)
-    accuracies = {name: s["accuracy"] for name, s in written["algorithms"].items()}
+    path.write_text('{"algorithms": {"fedav')
+    for accuracy, name in ((0.75, "fedrep"), (0.25, "fedavg")):
+        finished(tmp_path, name, accuracy)
+    algorithms = json_of(path)["algorithms"]
+    accuracies = {name: summary["accuracy"] for name, summary in algorithms.items()}
     assert accuracies == {"fedrep": 0.75, "fedavg": 0.25}
     # A summary only has results with the same settings.
     finished(tmp_path, "fedper", 0.5, seed=1)
-    written = summary_in(tmp_path)
-    assert list(written["algorithms"]) == ["fedper"]
-    assert written["config"]["seed"] == 1
-
-
-@pytest.mark.parametrize(("lowest", "scale"), [(0.5, "log"), (-1.0, "linear")])
-def test_losses_below_zero_have_a_linear_axis(tmp_path, monkeypatch, lowest, scale):
-    drawn = []
-    save = "flwr_frl.results.plot.save_figure"
-    monkeypatch.setattr(save, lambda figure, path: drawn.append(figure))
-    (tmp_path / "fedavg").mkdir()
-    lines = [json.dumps(row(i, loss=value)) for i, value in ((1, 2.0), (2, lowest))]
-    (tmp_path / "fedavg" / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    plot(tmp_path, ["fedavg"])
-    assert drawn[0].axes[0].get_yscale() == scale
+    written = json_of(path)
+    assert (list(written["algorithms"]), written["config"]["seed"]) == (["fedper"], 1)
 
 
 def test_runs_with_another_patience_are_not_compared(tmp_path):
@@ -234,57 +208,30 @@ def test_runs_with_another_patience_are_not_compared(tmp_path):
     assert other["algorithms"] == {}
 
 
-def test_a_plot_of_all_algorithms_has_room_for_their_names(tmp_path):
-    names = [f"algorithm-{i}" for i in range(40)]
-    for i, name in enumerate(names):
-        (tmp_path / name).mkdir()
-        lines = (row(r, **{"distance": r / 50, "train-loss": i}) for r in range(1, 4))
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (tmp_path / name / "metrics.jsonl").write_text(text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plot(tmp_path, names)
-    with Image.open(tmp_path / "accuracy.png") as high:
-        assert high.height > 1.3 * 3.6 * 150
-        assert len(high.convert("RGB").getcolors(1 << 24)) > 10
-    assert len({tuple(line_style(i).items()) for i in range(40)}) == 40
-    plot(tmp_path, names[:3])
-    with Image.open(tmp_path / "accuracy.png") as low:
-        assert low.height == 3.6 * 150
-
-
-def test_progress_bar_shows_the_latest_values(tmp_path):
-    report = Report({**settings_of(tmp_path), "evaluate-on": "validation"})
-    report.add(row(1, loss=2.0))
-    report.add(row(2))
-    assert (report.latest("loss"), report.latest("nothing")) == (2.0, None)
-    (bar,) = report.progress.tasks
-    assert bar.completed == 2
-    assert bar.fields["state"] == "train loss 0.5, validation loss 2"
-
-
 def test_printed_text_appears_once_beside_the_progress_bar(tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
+    terminal = StringIO()
+    terminal.isatty = lambda: True
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setattr(sys, "stdout", terminal)
-    report = Report(settings_of(tmp_path))
+    report = Report(settings_of(tmp_path, evaluate_on="validation"))
     with report.progress:
         print("said in between")
-        report.add(row(1))
+        report.add(row(1, loss=2.0))
+        report.add(row(2))
     assert sys.stdout is terminal
-    assert terminal.getvalue().count("said in between") == 1
-    assert "1/4" in terminal.getvalue()
+    shown = terminal.getvalue()
+    assert shown.count("said in between") == 1
+    # The bar has the latest value of each loss.
+    assert "2/4" in shown
+    assert "train loss 0.5, validation loss 2" in shown
 
 
 def test_evaluate_last_zero_reports_the_last_evaluated_round(tmp_path):
     report = Report(settings_of(tmp_path, evaluate_last=0))
-    for number, accuracy in ((1, None), (2, 0.3), (3, 0.6), (4, None)):
-        more = {} if accuracy is None else {"evaluated": 2}
-        report.add(row(number, accuracy, **more))
+    report.add(row(1, 0.3, evaluated=2))
+    report.add(row(2, 0.6, evaluated=2))
+    report.add(row(3))
     assert report.finish({"a": {"accuracy": 0.6}})["accuracy"] == 0.6
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import code_of
 from tensorboardX.proto.event_pb2 import Event
 
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.results.trackers import About, TensorBoard
 
 
@@ -43,8 +43,7 @@ def test_a_link_in_the_output_is_not_followed(tmp_path, about):
     (tmp_path / "theirs").mkdir()
     about.directory.mkdir(parents=True)
     (tmp_path / "out" / "tensorboard").symlink_to(tmp_path / "theirs")
-    with pytest.raises(SettingsError, match=r"^output: '.*tensorboard' is a link"):
-        TensorBoard("").start(about)
+    assert code_of(TensorBoard("").start, about) == "output"
     # A tracker address given by the user may be a link.
     TensorBoard(str(tmp_path / "out" / "tensorboard")).start(about)
 

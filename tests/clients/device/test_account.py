@@ -5,21 +5,22 @@ import json
 import numpy as np
 import pytest
 import torch
-from disks import full
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
+from client_messages import (
+    context_of,
+    device,
+    initial_arrays,
+    message_of,
+    properties_of,
+    trained,
 )
+from disks import full
+from flwr.app import Context, RecordDict
+from refusals import assert_says
 from torch import nn
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.account import FILE, PrivateTraining
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import SGD, TrainCall
@@ -82,8 +83,8 @@ def test_training_needs_a_writable_account(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr_frl.clients.device.account.write_atomically", full)
     call = call_of(8, 1)
     before = call.model.head.weight.clone()
-    with pytest.raises(SettingsError, match="private training needs its account"):
-        PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call)
+    training = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
+    assert_says("private training needs its account", training.train, call)
     assert torch.equal(call.model.head.weight, before)
 
 
@@ -91,79 +92,47 @@ def test_training_needs_a_writable_account(tmp_path, monkeypatch):
 def test_a_damaged_account_raises_a_one_line_error(tmp_path, damage):
     (tmp_path / FILE).write_text(damage)
     training = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
-    line = r"^the account 'privacy.json' of [^\n]*$"
-    with pytest.raises(SettingsError, match=line):
-        training.train(call_of(8, 1))
-    with pytest.raises(SettingsError, match=line):
-        training.check(call_of(8, 1).model)
+    line = "the account 'privacy.json' of "
+    assert_says(line, training.train, call_of(8, 1))
+    assert_says(line, training.check, call_of(8, 1).model)
 
 
 # Messages
 
 
-def context_of(**node) -> Context:
-    return Context(1, 1, node, RecordDict(), {})
+def test_evaluations_report_epsilon(tmp_path):
+    privacy = {"dp-noise": 2.0, "dp-clip": 1.0, "dp-delta": 1e-3, "head-epochs": 2}
+    more = {"num-clients": 10, "model": "logistic", "batch-size": 20}
+    app = make_app({"algorithm": "fedrep", **more, **privacy})
+    context = context_of(0, 10, state_dir=str(tmp_path))
+    arrays = initial_arrays(app, context)
 
+    def told(context: Context, kind="evaluate", **config) -> dict[str, float]:
+        message = message_of(kind, arrays, server_round=1, **config)
+        (metrics,) = app(message, context).content.metric_records.values()
+        return metrics
 
-def message_of(kind: str, arrays: ArrayRecord | None = None, **config) -> Message:
-    records = RecordDict({"config": ConfigRecord(config)})
-    if arrays is not None:
-        records["arrays"] = arrays
-    return Message(records, 1, kind)
+    def spent(rate: float, steps: int) -> float:
+        expected = epsilon(((2.0, rate, steps),), 1e-3)
+        return pytest.approx(expected, rel=1e-12)
 
-
-@pytest.fixture
-def app():
-    return make_app(
-        {
-            "algorithm": "fedrep",
-            "num-clients": 10,
-            "model": "logistic",
-            "batch-size": 20,
-            "head-epochs": 2,
-            "dp-noise": 2.0,
-            "dp-clip": 1.0,
-            "dp-delta": 1e-3,
-        }
-    )
-
-
-def test_evaluations_report_epsilon(app, tmp_path):
-    node = {"partition-id": 0, "num-partitions": 10, "state-dir": str(tmp_path)}
-    context = context_of(**node)
-    reply = app(message_of("query.arrays"), context)
-    arrays = reply.content.array_records["arrays"]
-
-    def told(context: Context) -> float:
-        reply = app(message_of("evaluate", arrays, **{"server-round": 1}), context)
-        (metrics,) = reply.content.metric_records.values()
-        assert isinstance(metrics, MetricRecord)
-        return metrics["example-epsilon"]
-
-    assert told(context) == 0
-    query = app(message_of("query"), context)
-    n = query.content.config_records["properties"]["num-examples"]
-    app(message_of("train", arrays, **{"server-round": 1}), context)
+    assert told(context)["example-epsilon"] == 0
+    n = properties_of(app, context)["num-examples"]
+    trained(app, arrays, context, server_round=1)
     # Two epochs of the head and one of the representation
     steps = 3 * int(np.ceil(n / 20))
-    expected = epsilon(((2.0, 20 / n, steps),), 1e-3)
-    assert told(context) == pytest.approx(expected, rel=1e-12)
+    assert told(context)["example-epsilon"] == spent(20 / n, steps)
     # The reply was not acknowledged, and the device has restarted.
-    again = context_of(**node)
-    config = {"server-round": 1, "acknowledged-round": 0}
-    app(message_of("train", arrays, **config), again)
-    expected = epsilon(((2.0, 20 / n, 2 * steps),), 1e-3)
-    assert told(again) == pytest.approx(expected, rel=1e-12)
+    again = context_of(0, 10, state_dir=str(tmp_path))
+    trained(app, arrays, again, server_round=1, acknowledged_round=0)
+    assert told(again)["example-epsilon"] == spent(20 / n, 2 * steps)
     # A newcomer trains its head for ten epochs.
-    message = message_of("evaluate.newcomer", arrays, share=0.5, **{"server-round": 1})
-    newcomer = context_of(**{"partition-id": 0, "num-partitions": 10})
-    (metrics,) = app(message, newcomer).content.metric_records.values()
+    metrics = told(context_of(0, 10), "evaluate.newcomer", share=0.5)
     rate = 20 / metrics["fitted"]
-    expected = epsilon(((2.0, rate, 10 * int(np.ceil(1 / rate))),), 1e-3)
-    assert metrics["example-epsilon"] == pytest.approx(expected, rel=1e-12)
+    assert metrics["example-epsilon"] == spent(rate, 10 * int(np.ceil(1 / rate)))
 
 
 def test_a_device_can_set_its_own_noise():
-    node_config = {"dp-noise": 3.0, "dp-clip": 0.5, "dp-delta": 1e-4}
-    setup = client_setup(context_of(**node_config), {"algorithm": "fedavg"})
+    context = device(dp_noise=3.0, dp_clip=0.5, dp_delta=1e-4)
+    setup = client_setup(context, {"algorithm": "fedavg"})
     assert setup.privacy == ExamplePrivacy(3.0, 0.5, 1e-4)

@@ -1,7 +1,5 @@
 """Model cards of custom tasks."""
 
-import importlib
-
 import torch
 
 from flwr_frl.clients.device.card import ModelCard
@@ -29,12 +27,16 @@ def drawn(num_clients):
 
 
 def test_non_persistent_buffers_are_drawn_with_the_seed_of_the_run(write_module):
-    path = f"{importlib.import_module(write_module('drawing', MODULE)).__name__}:drawn"
+    path = f"{write_module('drawing', MODULE)}:drawn"
     settings = resolve({"task": path, "seed": 3})
-    trained = build_task(settings, 4).initial_model()
     metadata = ModelCard.from_settings(settings, 4).metadata()
-    card = ModelCard.from_metadata(metadata, {"task": path})
-    restored = card.task.initial_model().representation.fixed
-    assert torch.equal(restored, trained.representation.fixed)
-    other = ModelCard.from_settings({**settings, "seed": 4}, 4).task.initial_model()
-    assert not torch.equal(restored, other.representation.fixed)
+    restored, trained, other = (
+        task.initial_model().representation.fixed
+        for task in (
+            ModelCard.from_metadata(metadata, {"task": path}).task,
+            build_task(settings, 4),
+            ModelCard.from_settings({**settings, "seed": 4}, 4).task,
+        )
+    )
+    assert torch.equal(restored, trained)
+    assert not torch.equal(restored, other)

@@ -12,36 +12,34 @@ from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 
 
+def model_of(head: torch.Tensor) -> SplitModel:
+    """Return x ↦ head x."""
+    linear = nn.Linear(*reversed(head.shape), bias=False)
+    linear.weight.data = head.clone()
+    return SplitModel(nn.Identity(), linear)
+
+
+def evaluated(task: ExampleTask, client: int = 0):
+    task.check(client)
+    return evaluate_model(task, client, task.initial_model())
+
+
 def test_custom_metrics_are_computed_on_all_test_examples_at_once():
     # 120 examples make three evaluation batches. The outputs are 0 to 119 and the
     # targets 0, so torch.median (the lower of the two middle values) is 59. Batches of
     # 50, 50 and 20 would have the medians 24, 74 and 109.
-    inputs = torch.arange(120.0)[:, None]
-    sets = [ExampleSet(inputs, torch.zeros(120, 1))]
-
-    def median(outputs, targets):
-        return (outputs - targets).abs().median()
-
-    def identity() -> SplitModel:
-        model = SplitModel(nn.Identity(), nn.Linear(1, 1))
-        nn.init.ones_(model.head.weight)
-        nn.init.zeros_(model.head.bias)
-        return model
-
-    custom_metrics = {
-        "median": median,
+    sets = [ExampleSet(torch.arange(120.0)[:, None], torch.zeros(120, 1))]
+    metrics = {
+        "median": lambda outputs, targets: (outputs - targets).abs().median(),
         "nothing": lambda outputs, targets: float("nan"),
         "undefined": lambda outputs, targets: 1 / int(targets.sum()),
     }
-    task = ExampleTask(
-        identity, sets, sets, nn.functional.mse_loss, metrics=custom_metrics
-    )
-    loss, n, metrics = evaluate_model(task, 0, task.initial_model())
-    # Mean of the squares of 0 to 119: 119 · 120 · 239 / 6 / 120
-    assert loss == pytest.approx(119 * 239 / 6)
-    assert n == 120
-    # Metrics without a value are omitted.
-    assert metrics == {"median": 59.0}
+    model = lambda: model_of(torch.ones(1, 1))  # noqa: E731
+    task = ExampleTask(model, sets, sets, nn.functional.mse_loss, metrics=metrics)
+    # Mean of the squares of 0 to 119: 119 · 120 · 239 / 6 / 120. Metrics without a
+    # value are omitted.
+    loss = pytest.approx(119 * 239 / 6)
+    assert evaluated(task) == (loss, 120, {"median": 59.0})
 
 
 def separation(outputs, targets):
@@ -63,59 +61,40 @@ BOTH = ExampleSet(torch.eye(2), torch.tensor([0, 1]))
 @pytest.mark.parametrize("metric", [separation, absent])
 def test_a_metric_that_is_undefined_for_one_class_has_no_value(order, metric, caplog):
     begin_run()
-    model = lambda: SplitModel(nn.Identity(), nn.Linear(2, 2))  # noqa: E731
+    model = lambda: model_of(torch.eye(2))  # noqa: E731
     task = ExampleTask(model, order, order, metrics={"metric": metric})
     for client, examples in enumerate(order):
-        task.check(client)
         for _ in range(2):
-            metrics = evaluate_model(task, client, task.initial_model())[2]
+            metrics = evaluated(task, client)[2]
             assert ("metric" in metrics) == (examples is BOTH)
     assert len([m for m in caplog.messages if "metric 'metric' has no value" in m]) == 1
 
 
 def test_integer_targets_that_are_not_classes_have_no_accuracy():
-    examples = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))]
-
     def poisson(outputs, targets):
         return nn.functional.poisson_nll_loss(outputs[:, 0], targets)
 
-    task = ExampleTask(
-        lambda: SplitModel(nn.Identity(), nn.Linear(2, 1)), examples, examples, poisson
-    )
-    task.check(0)
-    assert evaluate_model(task, 0, task.initial_model())[2] == {}
+    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))]
+    task = ExampleTask(lambda: model_of(torch.ones(1, 2)), sets, sets, poisson)
+    assert evaluated(task)[2] == {}
 
 
 def test_training_targets_may_be_probabilities():
     soft = ExampleSet(torch.eye(2), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
-    hard = ExampleSet(torch.eye(2), torch.tensor([0, 1]))
-    task = ExampleTask(
-        lambda: SplitModel(nn.Identity(), nn.Linear(2, 2)), [soft], [hard]
-    )
-    task.check(0)
-    model = task.initial_model()
-    nn.init.eye_(model.head.weight)
-    nn.init.zeros_(model.head.bias)
+    task = ExampleTask(lambda: model_of(torch.eye(2)), [soft], [BOTH])
     # Neural collapse needs training targets that are classes.
-    assert evaluate_model(task, 0, model)[2] == {"accuracy": 1.0}
+    assert evaluated(task)[2] == {"accuracy": 1.0}
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e20])
 def test_accuracy_is_reported_for_zero_and_overflowing_heads(scale):
     # A head of zeros, and one whose Gram matrix overflows float32
-    examples = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 0]))]
-
-    def model() -> SplitModel:
-        head = nn.Linear(2, 2, bias=False)
-        head.weight.data = scale * torch.tensor([[2.0, 1.0], [1.0, 1.0]])
-        return SplitModel(nn.Identity(), head)
-
-    task = ExampleTask(model, examples, examples, classes=("a", "b"))
-    metrics = evaluate_model(task, 0, task.initial_model())[2]
-    assert metrics["accuracy"] == 0.75
+    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 0]))]
+    head = scale * torch.tensor([[2.0, 1.0], [1.0, 1.0]])
+    task = ExampleTask(lambda: model_of(head), sets, sets, classes=("a", "b"))
     # For a head of zeros, NC2 is the norm of its target, which is 1 with all classes.
     nc2 = {} if scale else {"global-nc2": 1.0, "local-nc2": 1.0}
-    assert {n: v for n, v in metrics.items() if n != "accuracy"} == pytest.approx(nc2)
+    assert evaluated(task)[2] == pytest.approx({"accuracy": 0.75, **nc2})
 
 
 def test_a_client_whose_targets_are_all_ignored_has_no_score():
@@ -125,10 +104,7 @@ def test_a_client_whose_targets_are_all_ignored_has_no_score():
 
 
 def test_a_single_class_has_accuracy_1():
-    inputs, targets = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
-    one = [ExampleSet(inputs, targets)]
-    task = ExampleTask(
-        lambda: SplitModel(nn.Linear(3, 2), nn.Linear(2, 1)), one, one, classes=("a",)
-    )
-    _, metrics = measure(task, task.initial_model(), one[0])
-    assert metrics["accuracy"] == 1.0
+    sets = [ExampleSet(torch.randn(5, 2), torch.zeros(5, dtype=torch.long))]
+    model = lambda: model_of(torch.ones(1, 2))  # noqa: E731
+    task = ExampleTask(model, sets, sets, classes=("a",))
+    assert measure(task, model(), sets[0])[1]["accuracy"] == 1.0

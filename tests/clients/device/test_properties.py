@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from client_messages import context_of
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
 from flwr_frl.clients.algorithms import client_setup
@@ -18,15 +19,11 @@ from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 def sized(num_clients: int) -> ExampleTask:
     """Return a task in which client i has i + 1 examples, all of class i % 2."""
     sets = [
-        ExampleSet(torch.ones(i + 1, 2), torch.full((i + 1,), i % 2))
-        for i in range(num_clients)
+        ExampleSet(torch.ones(n, 2), torch.full((n,), (n - 1) % 2))
+        for n in range(1, num_clients + 1)
     ]
-    return ExampleTask(
-        lambda: SplitModel(nn.Linear(2, 3), nn.Linear(3, 2)),
-        sets,
-        sets,
-        classes=("a", "b"),
-    )
+    model = lambda: SplitModel(nn.Linear(2, 3), nn.Linear(3, 2))  # noqa: E731
+    return ExampleTask(model, sets, sets, classes=("a", "b"))
 
 
 def wrong(num_clients: int) -> ExampleTask:
@@ -39,20 +36,11 @@ def wrong(num_clients: int) -> ExampleTask:
 def reported(algorithm="fedavg", task="sized", num_clients=4, **settings):
     """Return the properties that each client reports, and the settings."""
     begin_run()
-    config = resolve(
-        {
-            "algorithm": algorithm,
-            "task": f"{__name__}:{task}",
-            "num-clients": num_clients,
-            "device": "cpu",
-            **settings,
-        }
-    )
+    run = {"algorithm": algorithm, "task": f"{__name__}:{task}", "device": "cpu"}
+    config = resolve({**run, "num-clients": num_clients, **settings})
     grid = InlineGrid(make_app(config), num_clients)
-    queries = [
-        Message(RecordDict({"config": ConfigRecord({"run": "r"})}), node, "query")
-        for node in grid.get_node_ids()
-    ]
+    content = RecordDict({"config": ConfigRecord({"run": "r"})})
+    queries = [Message(content, node, "query") for node in grid.get_node_ids()]
     replies = list(grid.send_and_receive(queries))
     return [dict(reply.content["properties"]) for reply in replies], config
 
@@ -72,19 +60,21 @@ def built(monkeypatch):
 def test_each_client_reports_its_own_examples(built):
     reports, _ = reported()
     assert built == [0]
-    assert [p["num-examples"] for p in reports] == [1, 2, 3, 4]
-    assert [p["num-test-examples"] for p in reports] == [1, 2, 3, 4]
-    assert [p["class-counts"] for p in reports] == [[1], [2], [3], [4]]
-    assert [p["held-classes"] for p in reports] == [["a"], ["b"], ["a"], ["b"]]
-    assert [p["client"] for p in reports] == [f"{i:06d}" for i in range(4)]
+    expected = {
+        "num-examples": [1, 2, 3, 4],
+        "num-test-examples": [1, 2, 3, 4],
+        "class-counts": [[1], [2], [3], [4]],
+        "held-classes": [["a"], ["b"], ["a"], ["b"]],
+        "client": [f"{i:06d}" for i in range(4)],
+    }
+    assert {name: [p[name] for p in reports] for name in expected} == expected
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "scaffold", "flute"])
 def test_properties_equal_those_of_a_built_client(algorithm):
     reports, config = reported(algorithm)
     for i, held in enumerate(reports):
-        node = {"partition-id": i, "num-partitions": 4}
-        context = Context(1, i + 1, node, RecordDict(), {})
+        context = context_of(i, 4)
         client = build_client(context, client_setup(context, config), {})
         expected = client.get_properties({})
         assert {name: held[name] for name in expected} == expected

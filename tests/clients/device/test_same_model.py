@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from client_messages import values_of
 from flwr.app import ConfigRecord
 from torch import nn
 
@@ -35,77 +36,46 @@ def clients(num_clients: int) -> ExampleTask:
     return ExampleTask(model, train, test, classes=("a", "b"))
 
 
-def one_does_not_fit(num_clients: int) -> ExampleTask:
-    task = clients(num_clients)
-    sets = list(task.test)
-    # Two numbers per example when the run begins, four later
-    sets[1] = Growing(sets[1].inputs, sets[1].targets)
-    return ExampleTask(model, task.train, sets, classes=("a", "b"))
-
-
-class Growing(ExampleSet):
-    """Examples whose shape changes before they are evaluated."""
-
-    def __getattribute__(self, name):
-        value = super().__getattribute__(name)
-        if name == "inputs" and Growing.grown:
-            return torch.cat([value, value], 1)
-        return value
-
-    grown = False
-
-
-def prepared(task, algorithm="fedavg", **settings):
+def prepared(algorithm="fedavg", **settings):
     """Return a strategy, its grid and the initial arrays."""
-    config = resolve(
-        {
-            "algorithm": algorithm,
-            "task": f"{__name__}:{task}",
-            "num-clients": len(SIZES),
-            "fraction-train": 0.4,
-            "device": "cpu",
-            **settings,
-        }
-    )
+    run = {"algorithm": algorithm, "task": f"{__name__}:clients", "device": "cpu"}
+    run |= {"num-clients": len(SIZES), "fraction-train": 0.4}
+    config = resolve({**run, **settings})
     grid, strategy = InlineGrid(make_app(config), len(SIZES)), build_strategy(config)
     return strategy, grid, strategy.initialize(grid)
 
 
-def evaluated(task, algorithm="fedavg", rounds=1, **settings):
-    """Return the clients' metrics by name, and the strategy."""
-    strategy, grid, arrays = prepared(task, algorithm, **settings)
-    Growing.grown = task == "one_does_not_fit"
-    try:
-        run_rounds(strategy, grid, arrays, range(1, rounds + 1))
-    finally:
-        Growing.grown = False
-    return strategy.evaluation.metrics, strategy
+def evaluated(algorithm="fedavg", rounds=1, **settings):
+    """Return the clients' metrics by name."""
+    strategy, grid, arrays = prepared(algorithm, **settings)
+    run_rounds(strategy, grid, arrays, range(1, rounds + 1))
+    return strategy.evaluation.metrics
 
 
 def test_each_client_has_the_loss_and_accuracy_of_its_own_examples():
-    strategy, grid, arrays = prepared("clients")
+    strategy, grid, arrays = prepared()
     messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
     strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
-    values = {name: array.numpy() for name, array in arrays.items()}
+    values = values_of(arrays)
+    found = strategy.evaluation.metrics
+    # The last client has no examples and therefore no metrics.
+    assert found.keys() == {f"{i:06d}" for i in range(4)}
     for i, n in enumerate(SIZES[:4]):
         x, y = inputs_of(i, n).numpy(), np.arange(n) % 2
         weight, bias = (values[f"representation.0.{w}"] for w in ("weight", "bias"))
         hidden = np.maximum(x @ weight.T + bias, 0)
         outputs = hidden @ values["head.weight"].T + values["head.bias"]
         log_sum = np.log(np.exp(outputs).sum(1))
-        metrics = strategy.evaluation.metrics[f"{i:06d}"]
+        metrics, right = found[f"{i:06d}"], outputs.argmax(1) == y
         loss = np.mean(log_sum - outputs[np.arange(n), y])
         assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
-        assert metrics["accuracy"] == np.mean(outputs.argmax(1) == y)
-        assert metrics["num-examples"] == n
-    # The last client has no examples and therefore no metrics.
-    assert f"{4:06d}" not in strategy.evaluation.metrics
+        assert (metrics["accuracy"], metrics["num-examples"]) == (right.mean(), n)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "local", "fedavg-ft"])
 def test_batched_metrics_equal_those_of_sequential_evaluations(algorithm):
-    together = evaluated("clients", algorithm, rounds=3)[0]
-    alone = evaluated("clients", algorithm, rounds=3, cohort="off")[0]
+    together = evaluated(algorithm, rounds=3)
+    alone = evaluated(algorithm, rounds=3, cohort="off")
     assert together.keys() == alone.keys()
     for name, metrics in alone.items():
         assert together[name] == pytest.approx(metrics, rel=1e-5), name
@@ -119,28 +89,38 @@ def test_clients_without_a_personal_state_are_evaluated_as_one_batch(monkeypatch
         return evaluate(task, indices, model)
 
     monkeypatch.setattr(same_model, "evaluate_clients", counted)
-    evaluated("clients", "fedrep")
-    # Two of five clients, chosen at random, have trained a head. Client 4, which has no
-    # examples, may be among the other three.
-    assert sizes in ([2], [3])
-    sizes.clear()
-    evaluated("clients", "fedavg")
-    assert sizes == [4]
-    sizes.clear()
-    # FedAvg-FT clients fine-tune before they are tested.
-    evaluated("clients", "fedavg-ft")
-    assert sizes == []
+    for algorithm, allowed in (
+        # Two of five clients, chosen at random, have trained a head. Client 4, which
+        # has no examples, may be among the other three.
+        ("fedrep", ([2], [3])),
+        ("fedavg", ([4],)),
+        # FedAvg-FT clients fine-tune before they are tested.
+        ("fedavg-ft", ([],)),
+    ):
+        sizes.clear()
+        evaluated(algorithm)
+        assert sizes in allowed
 
 
-def test_only_the_client_whose_examples_do_not_fit_fails():
-    metrics, strategy = evaluated("one_does_not_fit")
-    assert sorted(metrics) == ["000000", "000002", "000003"]
+def test_only_the_client_whose_examples_do_not_fit_fails(monkeypatch):
+    strategy, grid, arrays = prepared()
+    examples_of = ExampleTask.test_examples
+
+    def grown(task, client):
+        """Return four numbers per example of client 1 instead of two."""
+        found = examples_of(task, client)
+        inputs = torch.cat([found.inputs] * 2, 1)
+        return ExampleSet(inputs, found.targets) if client == 1 else found
+
+    monkeypatch.setattr(ExampleTask, "test_examples", grown)
+    run_rounds(strategy, grid, arrays, range(1, 2))
+    assert sorted(strategy.evaluation.metrics) == ["000000", "000002", "000003"]
     rejections = strategy.evaluation.round.rejections
     assert [name for name, _ in rejections] == ["000001"]
 
 
 def test_missing_arrays_are_an_error_of_each_client():
-    strategy, grid, arrays = prepared("clients")
+    strategy, grid, arrays = prepared()
     del arrays["head.bias"]
     messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
     replies = list(grid.send_and_receive(messages))

@@ -5,28 +5,24 @@ from pathlib import Path
 
 import pytest
 from client_messages import new_context
-from state_values import files_in, head, value_of
+from state_values import files_in, head, on_disk, value_of
 
 from flwr_frl.clients.device.state import PersonalState
 
 
 def test_an_earlier_run_s_state_is_used_until_a_version_is_acknowledged(tmp_path):
-    first = {"directory": tmp_path, "run": "first"}
-    PersonalState(new_context(), **first).save(head(7), 30)
-    second = {"directory": tmp_path, "run": "second"}
-    context = new_context()
-    state = PersonalState(context, acknowledged=0, **second)
-    assert state.round == 0
-    assert value_of(state) == 7
+    on_disk(tmp_path, run="first").save(head(7), 30)
+    context, run = new_context(), {"directory": tmp_path, "run": "second"}
+    state = PersonalState(context, acknowledged=0, **run)
+    assert (state.round, value_of(state)) == (0, 7)
     state.save(head(8), 1)
     # Round 1 was not acknowledged, so the state of the first run is still used.
-    assert value_of(PersonalState(new_context(), acknowledged=0, **second)) == 7
-    PersonalState(context, acknowledged=0, **second).save(head(9), 2)
-    state = PersonalState(context, acknowledged=2, **second)
-    assert value_of(state) == 9
+    assert value_of(on_disk(tmp_path, 0, run="second")) == 7
+    PersonalState(context, acknowledged=0, **run).save(head(9), 2)
+    assert value_of(PersonalState(context, acknowledged=2, **run)) == 9
     # Both runs may still be in progress, so neither deletes the other's files.
     assert "first-00000030.safetensors" in files_in(tmp_path)
-    assert value_of(PersonalState(new_context(), acknowledged=30, **first)) == 7
+    assert value_of(on_disk(tmp_path, 30, run="first")) == 7
 
 
 def set_back_clock(*paths: Path) -> None:
@@ -37,10 +33,10 @@ def set_back_clock(*paths: Path) -> None:
 
 def test_files_of_the_newest_eight_earlier_runs_are_kept(tmp_path):
     for i in range(12):
-        PersonalState(new_context(), tmp_path, run=f"r{i}").save(head(i), 5)
+        on_disk(tmp_path, run=f"r{i}").save(head(i), 5)
         files = [tmp_path / f"r{j}-00000005.safetensors" for j in range(i + 1)]
         set_back_clock(*filter(Path.exists, files))
-    PersonalState(new_context(), tmp_path, run="now").save(head(1), 1)
+    on_disk(tmp_path, run="now").save(head(1), 1)
     stay = [f"r{i}-00000005.safetensors" for i in range(4, 12)]
     assert files_in(tmp_path) == sorted([*stay, "now-00000001.safetensors"])
 
@@ -50,13 +46,7 @@ def test_directories_of_the_newest_eight_runs_are_kept(tmp_path):
         return tmp_path / f"run-{run}" / client
 
     def save(run: str, round_: int) -> None:
-        PersonalState(new_context(), place(run), run=run).save(head(1), round_)
-
-    def stay() -> set[str]:
-        names = {
-            path.parent.name.removeprefix("run-") for path in tmp_path.glob("*/pi")
-        }
-        return names - {"now"}
+        on_disk(place(run), run=run).save(head(1), round_)
 
     for i in range(8):
         save(f"r{i}", 5)
@@ -70,12 +60,13 @@ def test_directories_of_the_newest_eight_runs_are_kept(tmp_path):
     (place("r4") / f".r4-00000006.safetensors.{'a' * 16}.partial").touch()
     for i in range(8, 14):
         save(f"r{i}", 5)
-        set_back_clock(
-            *(place(f"r{j}") for j in range(i + 1) if place(f"r{j}").exists())
-        )
+        places = (place(f"r{j}") for j in range(i + 1))
+        set_back_clock(*filter(Path.exists, places))
     save("now", 1)
-    assert stay() == {f"r{i}" for i in (0, 1, 3, *range(7, 14))}
-    assert value_of(PersonalState(new_context(), place("now"), run="now")) == 1
+    stay = {path.parent.name for path in tmp_path.glob("*/pi")}
+    expected = {f"run-r{i}" for i in (0, 1, 3, *range(7, 14))}
+    assert stay == {"run-now", *expected}
+    assert value_of(on_disk(place("now"), run="now")) == 1
     assert place("r2", "other").exists()
     assert not place("r4").parent.exists()
 
@@ -83,34 +74,31 @@ def test_directories_of_the_newest_eight_runs_are_kept(tmp_path):
 @pytest.mark.parametrize("link", ["run-old", "run-old/pi"])
 def test_linked_directories_of_runs_are_not_deleted(tmp_path, link):
     theirs = tmp_path / "theirs" / "pi"
-    PersonalState(new_context(), theirs, run="old").save(head(1), 1)
+    on_disk(theirs, run="old").save(head(1), 1)
     root = tmp_path / "state"
     (root / link).parent.mkdir(parents=True)
     (root / link).symlink_to(theirs if link.endswith("pi") else theirs.parent)
     runs = [f"r{i}" for i in range(10)]
     for run in runs:
-        directory = root / f"run-{run}" / "pi"
-        PersonalState(new_context(), directory, run=run).save(head(1), 1)
+        on_disk(root / f"run-{run}" / "pi", run=run).save(head(1), 1)
     assert [run for run in runs if not (root / f"run-{run}").exists()] == ["r0"]
     assert files_in(theirs) == ["old-00000001.safetensors"]
 
 
 def test_an_experiment_deletes_no_sibling_directories(tmp_path):
-    for i in range(12):
-        path = tmp_path / f"run-r{i}" / "pi"
-        PersonalState(new_context(), path, run="x").save(head(1), 1)
-    PersonalState(new_context(), tmp_path / "lab" / "pi", run="x").save(head(1), 1)
+    for folder in (*(f"run-r{i}" for i in range(12)), "lab"):
+        on_disk(tmp_path / folder / "pi", run="x").save(head(1), 1)
     assert len(list(tmp_path.glob("run-*/pi/x-00000001.safetensors"))) == 12
 
 
 def test_the_newest_earlier_run_is_used_regardless_of_file_times(tmp_path):
     paths = []
     for run, value in (("b", 1), ("a", 2), ("c", 3)):
-        PersonalState(new_context(), tmp_path, run=run).save(head(value), 5)
+        on_disk(tmp_path, run=run).save(head(value), 5)
         paths.append(tmp_path / f"{run}-00000005.safetensors")
     set_back_clock(*paths)
-    assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 3
+    assert value_of(on_disk(tmp_path, 0, run="d")) == 3
     # The run that wrote last counts as the newest, although it began first.
-    PersonalState(new_context(), tmp_path, run="b").save(head(4), 6)
+    on_disk(tmp_path, run="b").save(head(4), 6)
     set_back_clock(*reversed(paths), tmp_path / "b-00000006.safetensors")
-    assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 4
+    assert value_of(on_disk(tmp_path, 0, run="d")) == 4

@@ -3,11 +3,13 @@
 import http.client
 import socket
 import threading
+from urllib.request import urlopen
 
 import pytest
+from command_line import one_error
 from page_folders import ROWS, write
+from refusals import code_of
 
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.results.page.__main__ import main
 from flwr_frl.results.page.document import page
 from flwr_frl.results.page.folder import Results
@@ -81,12 +83,9 @@ def test_only_the_page_is_served_and_only_locally(server):
 
 def test_port_in_use_is_an_error(server, tmp_path, capsys):
     port = server.server_address[1]
-    with pytest.raises(SettingsError, match=rf"^page is .* 127.0.0.1:{port} cannot"):
-        PageServer(tmp_path, port)
+    assert code_of(PageServer, tmp_path, port) == "page"
     assert main([str(tmp_path), "--port", str(port)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: page is {port}, but 127.0.0.1:{port} cannot")
-    assert error.count("\n") == 1
+    assert f"127.0.0.1:{port} cannot" in one_error(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -102,22 +101,17 @@ def test_port_in_use_is_an_error(server, tmp_path, capsys):
 def test_bad_input_prints_one_line(arguments, line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert line in error
-    assert error.count("\n") == 1
+    assert line in one_error(capsys.readouterr().err)
 
 
 def test_page_is_served_only_during_a_run(tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    with served_for({"page": port, "output": str(tmp_path / "later")}):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("GET", "/")
-        assert b"No run has written" in connection.getresponse().read()
-        connection.close()
+    settings, address = {"output": str(tmp_path / "later")}, f"http://127.0.0.1:{port}/"
+    with served_for({"page": port, **settings}), urlopen(address, timeout=10) as answer:
+        assert b"No run has written" in answer.read()
     with served(tmp_path, port) as url:
-        assert url == f"http://127.0.0.1:{port}/"
+        assert url == address
     with served_for({"page": 0, "output": "x"}):
         pass
