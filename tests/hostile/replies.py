@@ -114,8 +114,10 @@ class Target:
         round.forget_replies()
         if isinstance(work := self.inner.participation, Asynchronous):
             # The grid does this for every client whose reply it delivers.
+            nodes, due = work._nodes, work._state["due"]
+            work._asked_as = {nodes[name]: name for name in due}
             delivered = {reply.metadata.src_node_id for reply in replies}
-            for node in delivered.intersection(work.due()):
+            for node in delivered & work._asked_as.keys():
                 work.end(node)
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
