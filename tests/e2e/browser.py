@@ -28,7 +28,8 @@ class Browser:
             os.dup2(14, 4)
 
         options = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
-        options += ("hide-scrollbars", "remote-debugging-pipe")
+        # uPlot refuses the language of the locale C.
+        options += ("hide-scrollbars", "remote-debugging-pipe", "accept-lang=en-US")
         self.process = subprocess.Popen(
             [CHROMIUM, *(f"--{o}" for o in options), f"--user-data-dir={profile}"],
             preexec_fn=connect,

@@ -44,8 +44,11 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
         with served(folder, 0) as url:
             page.open(url)
             # The curves are drawn, and nothing is wider than the screen of a telephone.
-            length = "document.querySelector('svg[role] .curve').getTotalLength()"
-            assert page.value(length) > 100
+            drawn = """{const canvas = document.querySelector('figure canvas');
+                canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+                    .data.filter((_, i, all) => i % 4 === 0 && all[i] === 0x56
+                        && all[i + 1] === 0xb4 && all[i + 2] === 0xe9).length}"""
+            assert page.value(drawn) > 100
             assert page.value("document.documentElement.scrollWidth") == 390
             colour = "getComputedStyle(document.body).backgroundColor"
             assert page.value(colour) == "rgb(20, 23, 26)"
@@ -53,21 +56,21 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
             assert page.value(colour) == "rgb(255, 255, 255)"
 
             # Names are displayed as text.
-            cell = "document.querySelector('table.sorts tbody .name').textContent"
+            cell = "document.querySelector('table.clients tbody .name').textContent"
             shown = HOSTILE.replace("\u202e\x07", "\\u202e\\x07")
             assert page.value(cell) == shown
             assert page.value("document.images.length") == 0
 
             # Sorting by accuracy, and searching
-            names = """[...document.querySelectorAll('table.sorts tbody tr')]
-                .filter(row => !row.hidden).map(row => row.cells[0].textContent)"""
-            page.value("document.querySelectorAll('.sorts th button')[3].click()")
-            page.value("document.querySelectorAll('.sorts th button')[3].click()")
+            names = """[...document.querySelectorAll('table.clients tbody tr')]
+                .map(row => row.cells[0].textContent)"""
+            page.value("document.querySelectorAll('.clients th button')[3].click()")
+            page.value("document.querySelectorAll('.clients th button')[3].click()")
             by_quality = sorted(range(1, 20), key=lambda i: -(i * 7 % 20))
             expected = [f"pi-{i}" for i in by_quality]
             assert page.value(names) == [*expected, shown]
             page.value(
-                "{const s = document.querySelector('input[type=search]');"
+                "{const s = document.querySelector('details input[type=search]');"
                 "s.focus(); s.value = 'PI-1'; s.oninput()}"
             )
             expected = [name for name in expected if "pi-1" in name]
@@ -76,7 +79,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
 
             # A new round appears without a reload, and the state of the page is kept.
             page.value("window.same = true")
-            dots = "document.querySelector('svg[role]').querySelectorAll('.dot').length"
+            dots = "document.querySelector('figure').chart.data[0].length"
             assert page.value(dots) == 3
             write(folder, 4)
             page.wait(f"{dots} === 4")
@@ -84,7 +87,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
             assert page.value(names) == expected
             focused = "document.activeElement.value"
             assert page.value(focused) == "PI-1"
-            assert page.requested() == {url}
+            assert page.requested() == {url, f"{url}data.json"}
             assert page.complaints() == []
 
             # First the folder is deleted, then the server stops.

@@ -15,8 +15,8 @@ from typing import Any
 from flwr.common import log
 
 from flwr_frl.common.settings import Settings, SettingsError
-from flwr_frl.results.page.document import page
-from flwr_frl.results.page.folder import Results
+from flwr_frl.results.page.document import document, to_json
+from flwr_frl.results.page.folder import Cache, read_folder
 
 LOOPBACK = "127.0.0.1"
 
@@ -42,8 +42,8 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int, host: str = LOOPBACK) -> None:
-        self.results, self.host = Results(folder), host
-        self._lock = threading.Lock()
+        self.folder, self.host = folder, host
+        self._cache: Cache = {}
         if not 0 <= port <= 65535:
             raise SettingsError(f"page is {port}; expected a port, 0 to 65535")
         try:
@@ -59,11 +59,14 @@ class PageServer(ThreadingHTTPServer):
         """The page's address."""
         return f"http://{self.host}:{self.server_address[1]}/"
 
-    def page(self) -> bytes:
-        """Return the current page."""
-        # All threads share the cache of `Results`.
-        with self._lock:
-            return page(self.results, live=True).encode()
+    def content(self, path: str) -> tuple[str, str] | None:
+        """Return the type and the text of a resource: the page or its data."""
+        if path not in ("/", "/data.json"):
+            return None
+        data = read_folder(self.folder, self._cache) | {"live": True}
+        if path == "/":
+            return "text/html; charset=utf-8", document(data)
+        return "application/json", to_json(data)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that a browser closes before it has read the page."""
@@ -94,14 +97,15 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """Send the page, or 304 if the browser has it already."""
+        """Send the page or its data, or 304 if the browser has them already."""
         if not self.server.accepts_host(self.headers.get("Host", "")):
             self.send_error(403, "unknown host name")
             return
-        if self.path.partition("?")[0] != "/":
+        content = self.server.content(self.path.partition("?")[0])
+        if content is None:
             self.send_error(404)
             return
-        body = self.server.page()
+        body = content[1].encode()
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         unchanged = self.headers.get("If-None-Match") == tag
         self.send_response(304 if unchanged else 200)
@@ -111,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Frame-Options", "DENY")
         self.send_header("Referrer-Policy", "no-referrer")
         if not unchanged:
-            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Type", content[0])
             if "gzip" in self.headers.get("Accept-Encoding", ""):
                 body = gzip.compress(body, 3, mtime=0)
                 self.send_header("Content-Encoding", "gzip")
@@ -121,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_HEAD(self) -> None:
-        """Send the headers of the page."""
+        """Send the headers alone."""
         self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -1,6 +1,7 @@
 """The results page over HTTP."""
 
 import http.client
+import json
 import socket
 import threading
 from urllib.request import urlopen
@@ -11,8 +12,8 @@ from page_folders import ROWS, write
 from refusals import code_of
 
 from flwr_frl.results.page.__main__ import main
-from flwr_frl.results.page.document import page
-from flwr_frl.results.page.folder import Results
+from flwr_frl.results.page.document import document
+from flwr_frl.results.page.folder import read_folder
 from flwr_frl.results.page.serving import (
     PageServer,
     _Handler,
@@ -52,25 +53,34 @@ def test_a_closed_connection_prints_nothing(server, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_served_page_is_cached_until_a_run_changes(server, tmp_path):
+def test_the_served_page_and_its_data_are_cached_until_a_run_changes(server, tmp_path):
     answer, body = ask(server)
     assert answer.status == 200
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert body.decode() == page(Results(tmp_path), live=True)
+    assert body.decode() == document(read_folder(tmp_path) | {"live": True})
+    answer, body = ask(server, path="/data.json")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert json.loads(body) == read_folder(tmp_path) | {"live": True}
     tag = answer.headers["ETag"]
-    answer, body = ask(server, If_None_Match=tag)
+    answer, body = ask(server, path="/data.json", If_None_Match=tag)
     assert (answer.status, body) == (304, b"")
     write(tmp_path, rows=[*ROWS, {**ROWS[1], "round": 3}])
-    answer, body = ask(server, If_None_Match=tag)
+    answer, body = ask(server, path="/data.json", If_None_Match=tag)
     assert answer.status == 200
-    assert b"3 of 10" in body
+    assert json.loads(body)["runs"][0]["round"] == 3
     answer, body = ask(server, "HEAD")
     assert (answer.status, body) == (200, b"")
 
 
-def test_only_the_page_is_served_and_only_locally(server):
+def test_only_the_page_and_its_data_are_served_and_only_locally(server):
     assert server.server_address[0] == "127.0.0.1"
-    for path in ("/fedrep/metrics.jsonl", "/../etc/passwd", "/%2e%2e/x", "x"):
+    for path in (
+        "/fedrep/metrics.jsonl",
+        "/fedrep/data.json",
+        "/../etc/passwd",
+        "/%2e%2e/x",
+        "x",
+    ):
         assert ask(server, path=path)[0].status in (400, 404)
     for method in ("POST", "PUT", "DELETE"):
         assert ask(server, method)[0].status == 501
