@@ -180,6 +180,8 @@ function draw(figure) {
   // uPlot has no logarithmic ticks below 1e-24.
   const log = figure.log && Math.min(...values) > 1e-20;
   const grid = { stroke: colour('--line'), width: 1 };
+  const decades = (_, ticks) =>
+    ticks.map(tick => !log || Number.isInteger(Math.log10(tick)) ? tick : null);
   const axis = { stroke: colour('--faint'), grid, ticks: grid, labelSize: 20 };
   const look = ({ name, hue, dash }) => ({
     label: name,
@@ -201,7 +203,7 @@ function draw(figure) {
     axes: [
       { ...axis, label: across, size: 34, values: (_, ticks) => ticks.map(plain),
         ...(across === 'round' || bars ? { incrs: WHOLE } : {}) },
-      { ...axis, size: 64,
+      { ...axis, size: 72, grid: { ...grid, filter: decades },
         values: (_, ticks) => ticks.map(tick => tick == null ? '' : form(tick)) },
     ],
     series: [
@@ -219,7 +221,7 @@ const sizes = new ResizeObserver(entries => {
 matchMedia('(prefers-color-scheme: dark)').onchange = () =>
   document.querySelectorAll('figure').forEach(draw);
 function chart(caption, curves, options) {
-  const figure = once(`chart ${caption}`, () => {
+  const figure = once(`chart ${options.other} ${caption}`, () => {
     const figure = make('figure', {}, make('figcaption', {}, caption),
       make('p', { className: 'nothing' }, 'nothing yet'));
     sizes.observe(figure);
@@ -290,9 +292,9 @@ function byRound(runs, quality, log) {
     chart('traffic so far, down and up, in MB', curves('traffic'), { form: plain }),
   ])];
   if (others.length) parts.push(place(once('more', () => make('details')), [
-    once('about more', () => make('summary', {}, 'More metrics')),
+    once('more metrics', () => make('summary', {}, 'More metrics')),
     group('others', others.map(
-      name => chart(name, curves(name), { form: short(name) }))),
+      name => chart(name, curves(name), { form: short(name), other: true }))),
   ]));
   return parts;
 }
@@ -325,15 +327,17 @@ const seen = (_, client) => client.node ? span('here', 'connected')
 const bad = value => value ? span('bad', count(value)) : '0';
 function clientsOf(run, isNewest) {
   const { name, measure, clients } = run;
-  const parts = [[clients.length, clients.length === 1 ? 'client' : 'clients'], ...[
-    [clients.filter(client => client.node), 'connected'],
-    [clients.filter(client => client['last-round'] === 0), 'never counted'],
-    [clients.filter(client => client.rejected), 'with rejected replies'],
-    [clients.filter(client => client.unanswered), 'with missing replies'],
-  ].map(([some, what]) => [some.length, what]).filter(([number]) => number)];
+  const some = (what, test) => {
+    const number = clients.filter(test).length;
+    return number ? `, ${count(number)} ${what}` : '';
+  };
   const summary = once(`about ${name}`, () => make('summary'));
-  summary.textContent =
-    `${name}: ${parts.map(([number, what]) => `${count(number)} ${what}`).join(', ')}`;
+  summary.textContent = `${name}: ${count(clients.length)} `
+    + (clients.length === 1 ? 'client' : 'clients')
+    + some('connected', client => client.node)
+    + some('never counted', client => client['last-round'] === 0)
+    + some('with rejected replies', client => client.rejected)
+    + some('with missing replies', client => client.unanswered);
   const get = key => client => client[key];
   const rows = once(`clients ${measure} ${name}`, () => table([
     column('client', 'name', get('client')),

@@ -121,12 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if not unchanged and self.command != "HEAD":
+        if not unchanged:
             self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        """Send the headers alone."""
-        self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
