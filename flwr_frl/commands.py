@@ -4,134 +4,34 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.settings import (
     Settings,
     SettingsError,
-    converted,
     defaults,
     expand_home,
     require,
 )
-from flwr_frl.common.text import short_name
 from flwr_frl.results import seeds, tune
-from flwr_frl.results.output import archive_run, locked
 from flwr_frl.results.page.serving import served_for
-from flwr_frl.results.parallel import run_parallel
-from flwr_frl.results.results import (
-    LOST,
-    NOT_WRITTEN,
-    SUMMARY,
-    failure,
-    is_written,
-    not_written,
-)
+from flwr_frl.results.results import failure, not_written
+from flwr_frl.results.sweep import Sweep
 from flwr_frl.results.tables import show
 from flwr_frl.results.terminal import console
-from flwr_frl.results.tune import RunGroup
 from flwr_frl.running import check, read_by, run
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
 
-@dataclass(frozen=True)
-class Runner:
-    """Make the runs of a command: with a backend, for some seeds, in parallel.
-
-    Parameters
-    ----------
-    backend : {"auto", "ray", "inline"}
-        The backend of each run.
-    count : int, optional
-        The number of seeds. By default each run is made once, directly in the output
-        folder.
-    jobs : int
-        The number of parallel runs.
-
-    Attributes
-    ----------
-    lost : set of str
-        Files that could not be written.
-    """
-
-    backend: str
-    count: int | None
-    jobs: int
-    lost: set[str] = field(default_factory=set, init=False)
-
-    def prepare(self, algorithms: Sequence[str], given: Settings) -> RunGroup:
-        """Return runs of algorithms with checked settings, for each seed."""
-        output, logged = output_of(given), set[str]()
-        planned: list[Any] = [given]
-        if self.count is not None:
-            default = defaults()["seed"]
-            first = int(converted("seed", given.get("seed", default), default))
-            planned = seeds.plan(given, self.count, algorithms, first, output)
-        checked = [check(algorithms, each, self.backend, logged) for each in planned]
-        return RunGroup(tuple(algorithms), checked, Path(output))
-
-    def carry_out(
-        self, groups: Sequence[RunGroup], tolerant: bool = False
-    ) -> list[tune.Outcome]:
-        """Make the runs of some groups and return the outcome of each group.
-
-        Earlier runs are archived before the first run starts. If the command is
-        interrupted, its folders therefore hold only runs of this command.
-
-        Parameters
-        ----------
-        groups : sequence of RunGroup
-            The groups.
-        tolerant : bool, default False
-            If True, a failed run's error is the outcome of its group instead of being
-            raised.
-        """
-        planned = [
-            (name, settings, self.backend, tolerant)
-            for group in groups
-            for settings in group.settings
-            for name in group.algorithms
-        ]
-        for algorithm, settings, *_ in planned:
-            output, name = Path(str(settings["output"])), short_name(algorithm)
-            if not settings["resume"] and (output / name / CHECKPOINT).is_file():
-                with locked(output / name):
-                    archive_run(output, name)
-        summaries = iter(run_parallel(_summary, planned, self.jobs))
-        return [self._outcome(group, summaries) for group in groups]
-
-    def _outcome(self, group: RunGroup, summaries: Any) -> tune.Outcome:
-        names = [short_name(name) for name in group.algorithms]
-        by_seed = [{n: next(summaries) for n in names} for _ in group.settings]
-        of_all = [summary for of_seed in by_seed for summary in of_seed.values()]
-        if failed := [one for one in of_all if isinstance(one, SettingsError)]:
-            return failed[0]
-        for summary in of_all:
-            self.lost.update(summary.pop(NOT_WRITTEN, ()))
-        if self.count is None:
-            return by_seed[0]
-        return seeds.combine(group.folder, group.settings, by_seed, self.lost)
-
-
-def _summary(
-    algorithm: str, settings: Settings, backend: str, tolerant: bool
-) -> dict[str, Any] | SettingsError:
-    try:
-        summary = run(algorithm, settings, backend).summary
-        if tolerant and (why := failure(short_name(algorithm), summary)):
-            return SettingsError(why, LOST)
-        return summary
-    except SettingsError as error:
-        if not tolerant:
-            raise
-        return error
+def run_one(backend: str, algorithm: str, settings: Settings) -> dict[str, Any]:
+    """Run an algorithm and return its summary."""
+    return run(algorithm, settings, backend).summary
 
 
 def output_of(given: Settings) -> str:
@@ -166,9 +66,9 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     require(jobs >= 1, "jobs", jobs, "at least 1")
     allowed = "1 with ray, which uses all cores for each run; set --backend inline"
     require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
-    runner = Runner("inline" if jobs > 1 else backend, namespace.seeds, jobs)
-    overrides = expand_home(overrides)
+    backend = "inline" if jobs > 1 else backend
     names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
+    overrides = {**expand_home(overrides), "output": output}
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
     require(tuning or not grid, "grid", grid, allowed)
@@ -177,16 +77,22 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         text = "algorithm=%s does nothing: the command names %s"
         log(WARNING, text, chosen, ", ".join(algorithms))
     algorithms = algorithms or ([str(chosen)] if chosen else list(DEFAULT_ALGORITHMS))
+    logged = set[str]()
+
+    def checked(names: Sequence[str], given: Settings) -> Settings:
+        return check(names, read_by(names, algorithms, given), backend, logged)
+
+    sweep = Sweep(checked, partial(run_one, backend), namespace.seeds, jobs)
     summaries: Mapping[str, Any]
     try:
         if tuning:
-            file, evaluated_on = tune.FILE, "test"
-            summaries = _tune(algorithms, grid, overrides, runner)
+            evaluated_on = "test"
+            summaries = _tune(algorithms, grid, overrides, sweep)
         else:
-            group = runner.prepare(algorithms, overrides)
-            file, evaluated_on = SUMMARY, str(group.settings[0]["evaluate-on"])
+            group = sweep.plan(algorithms, overrides)
+            evaluated_on = str(group.settings[0]["evaluate-on"])
             with served_for({**group.settings[0], "output": output}):
-                (outcome,) = runner.carry_out([group])
+                (outcome,) = sweep.carry_out([group])
             assert not isinstance(outcome, SettingsError)
             summaries = outcome
     except KeyboardInterrupt:
@@ -195,10 +101,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     show(summaries, evaluated_on)
-    if not is_written(Path(output).resolve() / file, summaries):
-        runner.lost.add(file)
-    if runner.lost:
-        print(f"error: {not_written(output, runner.lost)}", file=sys.stderr)
+    if sweep.lost:
+        print(f"error: {not_written(output, sweep.lost)}", file=sys.stderr)
         return 1
     files = "metrics, clients, summary, tables and plot"
     if tuning:
@@ -211,20 +115,14 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
 
 
 def _tune(
-    algorithms: Sequence[str], grid: str, overrides: Settings, runner: Runner
+    algorithms: Sequence[str], grid: str, overrides: Settings, sweep: Sweep
 ) -> dict[str, Any]:
     """Tune algorithms on a grid and return the summaries of the best points."""
-    former, output = str(overrides.get("resume", "")), output_of(overrides)
+    former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-
-    def prepare(name: str, settings: Settings) -> RunGroup:
-        return runner.prepare([name], read_by(name, algorithms, settings))
-
-    with served_for({**defaults(), **overrides, "output": output}):
-        points, folder = tune.points(grid), Path(output).resolve()
-        tuned = tune.tune(
-            algorithms, points, overrides, folder, prepare, runner.carry_out
-        )
+    with served_for({**defaults(), **overrides}):
+        points = tune.points(grid)
+        tuned = tune.tune(algorithms, points, overrides, output.resolve(), sweep)
     tune.show_points(tuned)
     return {name: entry["test"] for name, entry in tuned.items()}

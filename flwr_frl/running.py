@@ -201,11 +201,13 @@ def _without_others(settings: Settings) -> dict[str, Setting]:
     return {name: value for name, value in settings.items() if name in names}
 
 
-def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
+def read_by(
+    names: Sequence[str], algorithms: Sequence[str], given: Settings
+) -> Settings:
     """Return the settings without those that only others of the algorithms declare."""
     check_names(algorithms)
     named = {**defaults(), **given}
-    others = _declared_by(algorithms, named) - _declared_by([name], named)
+    others = _declared_by(algorithms, named) - _declared_by(names, named)
     return {s: value for s, value in given.items() if s not in others}
 
 

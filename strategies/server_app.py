@@ -93,6 +93,8 @@ def run(
             return summary
     else:
         former, start = None, _begun(strategy, grid)
+    if former is None or former.resolve() != place.resolve():
+        archive_run(place.parent, name)
     with locked(place):
         _prepare_folder(strategy, place, former)
         nodes = strategy.identify(grid)
@@ -167,9 +169,7 @@ def _summary(
 
 
 def _prepare_folder(strategy: Strategy, place: Path, former: Path | None) -> None:
-    """Archive another run's results in the folder, and keep those of a resumed run."""
-    if former is None or former.resolve() != place.resolve():
-        archive_run(place.parent, place.name)
+    """Keep the privacy account and the clients' states of a resumed run only."""
     if strategy.privacy:
         strategy.privacy.run_token = strategy.ledger.run_token
         strategy.privacy.keep_in(place, resumed=former is not None)

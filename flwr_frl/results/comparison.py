@@ -1,6 +1,6 @@
 """Files in which the runs of an output folder are compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ from flwr_frl.results.output import log_os_errors
 from flwr_frl.results.page.document import write_page
 from flwr_frl.results.plot import plot
 from flwr_frl.results.results import (
-    MALFORMED,
     METRICS_CSV,
     PAGE,
     PLOT,
     SUMMARY,
-    read_json,
+    read_object,
     write_json,
 )
 from flwr_frl.results.tables import write_tables
@@ -37,14 +36,11 @@ def read_comparable(output: Path, config: Settings) -> dict[str, Any]:
     Returns a summary without algorithms if the file is missing or damaged, if its runs
     had other settings, or if it is over several seeds.
     """
-    try:
-        content: dict[str, Any] = read_json(output / SUMMARY)
-        same = _comparable(content["config"]) == _comparable(config)
-        single = "seeds" not in content
-        if same and single and isinstance(content["algorithms"], dict):
-            return content
-    except MALFORMED:
-        pass
+    content = read_object(output / SUMMARY)
+    former = content.get("config"), content.get("algorithms")
+    single = "seeds" not in content and all(isinstance(p, dict) for p in former)
+    if single and _comparable(content["config"]) == _comparable(config):
+        return content
     return {"algorithms": {}, "config": config}
 
 
@@ -87,16 +83,16 @@ def write_comparison(
     """
     summaries, names = summary["algorithms"], list(summary["algorithms"])
     evaluated_on = str(summary["config"]["evaluate-on"])
-    with log_os_errors(SUMMARY, lost):
-        write_json(output / SUMMARY, summary)
-    with log_os_errors(METRICS_CSV, lost):
-        runs = (folder / name for folder in folders or (output,) for name in names)
-        join_csv(output / METRICS_CSV, (run / METRICS_CSV for run in runs))
-    with log_os_errors("tables", lost):
-        write_tables(output, summaries, evaluated_on)
-    with log_os_errors(PLOT, lost):
-        plot(output, names, folders, evaluated_on)
-    with log_os_errors(newcomers.PLOT, lost):
-        newcomers.plot(output, names, folders)
-    with log_os_errors(PAGE, lost):
-        write_page(output)
+    runs = (folder / name for folder in folders or (output,) for name in names)
+    parts = (run / METRICS_CSV for run in runs)
+    writers: dict[str, Callable[[], object]] = {
+        SUMMARY: lambda: write_json(output / SUMMARY, summary),
+        METRICS_CSV: lambda: join_csv(output / METRICS_CSV, parts),
+        "tables": lambda: write_tables(output, summaries, evaluated_on),
+        PLOT: lambda: plot(output, names, folders, evaluated_on),
+        newcomers.PLOT: lambda: newcomers.plot(output, names, folders),
+        PAGE: lambda: write_page(output),
+    }
+    for name, write in writers.items():
+        with log_os_errors(name, lost):
+            write()

@@ -10,7 +10,7 @@ import csv
 import io
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from logging import WARNING
 from pathlib import Path
@@ -81,16 +81,19 @@ class Journal:
 
     def flush(self) -> None:
         """Write pending rows to the disk. After an `OSError` the next call retries."""
-        if self._source is None and self._is_cut():
-            log(WARNING, "%s was cut or removed; continuing after its rest", self.path)
-            self._source = (self.path, float("inf"))
+        path = self.path
+        # A link, which another program has put there, is replaced.
+        whole = path.is_file() and not path.is_symlink()
+        if self._source is None and not (whole and path.stat().st_size >= self._end):
+            log(WARNING, "%s was cut or removed; continuing after its rest", path)
+            self._source = (path, float("inf"))
         if self._source is not None:
             lines = [line for line, _ in _complete(*self._source)]
-            with atomic_file(self.path) as copy:
+            with atomic_file(path) as copy:
                 copy.writelines(line.rstrip(b"\r\n") + b"\n" for line in lines)
                 self._end = copy.tell()
             self._source = None
-        with open(self.path, "r+b", opener=open_no_follow) as file:
+        with open(path, "r+b", opener=open_no_follow) as file:
             file.seek(self._end)
             # An earlier call may have written a part of its lines.
             file.truncate()
@@ -98,12 +101,6 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
             self._end, self._pending = file.tell(), []
-
-    def _is_cut(self) -> bool:
-        """Return True if the file is shorter than what was written, or a link."""
-        if self.path.is_symlink() or not self.path.exists():
-            return True
-        return self._end > self.path.stat().st_size
 
 
 def _complete(path: Path, after: float) -> list[tuple[bytes, Row]]:
@@ -122,35 +119,44 @@ def write_csv(directory: Path, about: Sequence[Any]) -> None:
     about : sequence
         Algorithm, seed and ``evaluate-on``.
     """
-    with atomic_file(directory / METRICS_CSV, durable=False) as file:
+    lines = (
+        (*about, server_round, client, name, value)
+        for server_round, client, metrics in _metrics_in(directory)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and name != "round"
+    )
+    write_lines(directory / METRICS_CSV, COLUMNS, lines)
+
+
+def _metrics_in(directory: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """Yield round, client and metrics; metrics of the run follow those of clients."""
+    for _, row in read_journal(directory / METRICS):
+        for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
+            yield row["round"], client, metrics
+        yield row["round"], "", row
+    for client, entry in objects_in(read_object(directory / CLIENTS)).items():
+        yield NO_ROUND, client, client_data(entry)
+
+
+def write_lines(
+    path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]
+) -> None:
+    """Write a CSV file, atomically."""
+    with atomic_file(path, durable=False) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-
-        def write(server_round: int, client: str, metrics: Mapping[str, Any]) -> None:
-            for name, value in metrics.items():
-                if isinstance(value, int | float) and name != "round":
-                    writer.writerow([*about, server_round, client, name, value])
-
-        for _, row in read_journal(directory / METRICS):
-            for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
-                write(row["round"], client, metrics)
-            # Lines of the run follow those of its clients.
-            write(row["round"], "", row)
-        clients = read_object(directory / CLIENTS)
-        for client, entry in objects_in(clients).items():
-            write(NO_ROUND, client, client_data(entry))
+        writer.writerow(columns)
+        writer.writerows(lines)
         text.detach()
 
 
-def client_means(path: Path, metric: str, after: int) -> dict[str, float]:
-    """Return each client's mean of a metric in ``metrics.jsonl`` over later rounds."""
+def client_means(directory: Path, metric: str, after: int) -> dict[str, float]:
+    """Return each client's mean of a metric over the rounds after round ``after``."""
     values: dict[str, list[float]] = {}
-    for _, row in read_journal(path):
-        if row["round"] > after:
-            for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
-                if isinstance(metrics.get(metric), int | float):
-                    values.setdefault(client, []).append(metrics[metric])
+    for server_round, client, metrics in _metrics_in(directory):
+        value = metrics.get(metric)
+        if client and server_round > after and isinstance(value, int | float):
+            values.setdefault(client, []).append(value)
     return {client: sum(each) / len(each) for client, each in values.items()}
 
 

@@ -1,7 +1,5 @@
 """Files and plot of clients that joined after the training."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
@@ -10,19 +8,12 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 
-from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import NUM_EXAMPLES
-from flwr_frl.results.output import NEWCOMERS, NEWCOMERS_PLOT
-from flwr_frl.results.plot import (
-    INSIDE,
-    drawable,
-    legend_below,
-    line_style,
-    save_figure,
-)
+from flwr_frl.results.journal import write_lines
+from flwr_frl.results.plot import drawable, line_style, new_figure, save_figure
 from flwr_frl.results.results import MALFORMED, read_json
 
-(FILE, TIDY), PLOT = NEWCOMERS, NEWCOMERS_PLOT
+FILE, TIDY, PLOT = "newcomers.json", "newcomers.csv", "newcomers.png"
 COLUMNS = ("algorithm", "seed", "client", "num-examples", "metric", "value")
 # Metrics that show a model's quality, the preferred one first.
 QUALITY = ("accuracy", "error", "loss")
@@ -52,16 +43,14 @@ def write_tidy(
 
     ``about`` are the algorithm and the seed.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for client, entries in metrics_of.items():
-        for metrics in entries:
-            count = metrics[NUM_EXAMPLES]
-            for name, value in metrics.items():
-                if name != NUM_EXAMPLES:
-                    writer.writerow([*about, client, count, name, value])
-    write_atomically(path, text.getvalue().encode())
+    lines = (
+        (*about, client, metrics[NUM_EXAMPLES], name, value)
+        for client, entries in metrics_of.items()
+        for metrics in entries
+        for name, value in metrics.items()
+        if name != NUM_EXAMPLES
+    )
+    write_lines(path, COLUMNS, lines)
 
 
 def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) -> None:
@@ -70,48 +59,32 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
     A point is the mean over the newcomers for one fraction of their examples. With
     ``folders``, one for each seed, it is the mean over all seeds.
     """
-    files = {
-        name: [place / name / FILE for place in folders or (output,)]
-        for name in algorithms
-    }
-    runs = {
-        name: [each for path in paths if path.is_file() for each in _entries(path)]
-        for name, paths in files.items()
-    }
-    drawn = {name: entries for name, entries in runs.items() if entries}
+    drawn = dict[str, list[list[dict[str, float]]]]()
+    for name in algorithms:
+        paths = [place / name / FILE for place in folders or (output,)]
+        read = [each for path in paths if path.is_file() for each in _entries(path)]
+        drawn |= {name: read} if read else {}
     if not drawn:
         # An earlier run may have had newcomers.
         (output / PLOT).unlink(missing_ok=True)
     if not drawn or not drawable():
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    def has(quality: str) -> bool:
-        return all(quality in m for run in drawn.values() for each in run for m in each)
-
-    quality = next((name for name in QUALITY if has(name)), None)
+    every = [m for run in drawn.values() for entries in run for m in entries]
+    common = set(every[0]).intersection(*every)
+    quality = next((name for name in QUALITY if name in common), None)
     if quality is None:
         return
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure = new_figure(6.4, 1)
+    (axes,) = figure.axes
     for i, (name, entries) in enumerate(drawn.items()):
         x, y = curve(entries, quality)
         axes.plot(x, y, label=name, marker="o", ms=4, **line_style(i))
-    axes.set_xscale("log")
+    axes.set(xlabel="examples of a new client, mean", xscale="log")
     axes.set_xticks(x, [f"{value:.3g}" for value in x])
     axes.minorticks_off()
-    axes.set_xlabel("examples of a new client, mean")
     axes.set_ylabel(f"{quality}, mean over new clients")
     if quality == "accuracy":
         axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.grid(alpha=0.3)
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > INSIDE:
-        legend_below(figure, handles, labels)
-    else:
-        figure.legend(handles, labels, loc="outside right upper")
     save_figure(figure, output / PLOT)
 
 

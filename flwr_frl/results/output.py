@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from logging import ERROR, WARNING
 from pathlib import Path
 
@@ -21,32 +21,10 @@ from flwr_frl.common.files import (
     write_atomically,
 )
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.results.results import (
-    CLIENTS,
-    MALFORMED,
-    METRICS,
-    METRICS_CSV,
-    PAGE,
-    PLOT,
-    STATUS,
-    SUMMARY,
-    read_json,
-    write_json,
-)
-from flwr_frl.results.tables import LATEX, MARKDOWN
+from flwr_frl.results.results import MALFORMED, SUMMARY, read_json, write_json
 
-# Files about clients that join after the training.
-NEWCOMERS = ("newcomers.json", "newcomers.csv")
-NEWCOMERS_PLOT = "newcomers.png"
 # The folder of the simulated clients' states.
 STATES = "clients"
-# Everything that a run writes to its folder.
-RUN_FILES = (
-    *(METRICS, METRICS_CSV, CLIENTS, STATUS),
-    *(*NEWCOMERS, ACCOUNT_FILE, BEST_FILE, CHECKPOINT, STATES),
-)
-# Files that the runs of an output folder share.
-SHARED_FILES = (SUMMARY, METRICS_CSV, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATEX)
 
 
 @contextlib.contextmanager
@@ -110,7 +88,7 @@ def archive_run(output: Path, algorithm: str) -> None:
     """Move an earlier run of an algorithm to ``earlier-<run>/<algorithm>``.
 
     The run can be resumed from there; the log shows how. Runs without a checkpoint are
-    not archived. If the move is interrupted, the next call completes it.
+    not archived. Raises `SettingsError` if another run is writing to the folder.
     """
     directory = output / algorithm
     refuse_links("output", directory)
@@ -118,21 +96,15 @@ def archive_run(output: Path, algorithm: str) -> None:
     if not checkpoint.is_file():
         return
     name = f"earlier-{token_in(checkpoint)}"
-    parts = [part for part in RUN_FILES if (directory / part).exists()]
     archive, number = output / name, 1
     # A link may lead out of the output folder.
-    while archive.is_symlink() or any(
-        (archive / algorithm / part).exists() for part in parts
-    ):
+    while archive.is_symlink() or (archive / algorithm).exists():
         number += 1
         archive = output / f"{name}-{number}"
-    with _os_errors_as_settings(
-        f"the earlier run in {str(directory)!r} cannot be moved to {str(archive)!r}"
-    ):
-        (archive / algorithm).mkdir(parents=True, exist_ok=True)
-        # The checkpoint goes last, so that an archive with a checkpoint is complete.
-        for part in sorted(parts, key=lambda part: part == CHECKPOINT):
-            (directory / part).rename(archive / algorithm / part)
+    what = f"the earlier run in {str(directory)!r} cannot be moved to {str(archive)!r}"
+    with locked(directory), _os_errors_as_settings(what):
+        archive.mkdir(exist_ok=True)
+        directory.rename(archive / algorithm)
     _move_summary(output, archive, algorithm)
     text = "the earlier run was moved to %s; continue it with resume=%r"
     log(WARNING, text, archive, str(archive))
@@ -173,10 +145,10 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     states = directory / STATES
     refuse_links("output", directory, states)
     refuse_links("output", *_client_folders(states))
-    _remove_unfinished(directory, RUN_FILES)
+    _remove_unfinished(directory)
     # Other runs hold this lock while they write there.
     with locked(directory.parent, wait=True):
-        _remove_unfinished(directory.parent, SHARED_FILES)
+        _remove_unfinished(directory.parent)
     former = resumed / STATES if resumed else None
     if former and former.resolve() == states.resolve():
         return
@@ -201,9 +173,9 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
                 write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
-def _remove_unfinished(directory: Path, names: Collection[str]) -> None:
+def _remove_unfinished(directory: Path) -> None:
     for path in directory.glob(".*"):
-        if unfinished(path.name) in names:
+        if unfinished(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()
 

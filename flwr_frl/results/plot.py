@@ -64,61 +64,71 @@ def plot(
         text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
         log(INFO, text, PLOT, PAGE)
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     places = folders or (output,)
     runs = {
         name: [read_rows(place / name / METRICS) for place in places]
         for name in algorithms
     }
-    measure = quality(
-        {name for seeds in runs.values() for rows in seeds for r in rows for name in r}
-    )
-    timed = any(CLOCK in r for seeds in runs.values() for rows in seeds for r in rows)
-    figure = Figure(figsize=(13 if timed else 9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right, *later = figure.subplots(1, 3 if timed else 2)
-    for axes, metric in ((left, measure), (right, "train-loss")):
+    present = {n for seeds in runs.values() for rows in seeds for r in rows for n in r}
+    measure = quality(present)
+    panels = [(measure, False), ("train-loss", False)]
+    if CLOCK in present:
+        panels.append((measure, True))
+    figure = new_figure(13 if CLOCK in present else 9, len(panels))
+    left, right, *_ = figure.axes
+    for axes, (metric, by_clock) in zip(figure.axes, panels, strict=True):
         for i, (name, seeds) in enumerate(runs.items()):
-            _draw(axes, name, seeds, metric, line_style(i))
-        axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-    for axes in later:
-        for i, (name, seeds) in enumerate(runs.items()):
-            _draw(axes, name, seeds, measure, line_style(i), by_clock=True)
-        axes.set(xlabel="simulated time", xscale="log", ylabel=measure)
-        axes.sharey(left)
-        axes.grid(alpha=0.3)
-    left.set_ylabel(measure)
+            _draw(axes, name, seeds, metric, line_style(i), by_clock)
+        axes.set_ylabel(metric)
+        if by_clock:
+            axes.set(xlabel="simulated time", xscale="log")
+            axes.sharey(left)
+        else:
+            axes.set_xlabel("round")
+            axes.xaxis.get_major_locator().set_params(integer=True)
     right.set_ylabel("training loss")
     if measure == "accuracy":
         label = "validation accuracy" if evaluated_on == "validation" else "accuracy"
         left.set_ylabel(f"{label}, mean over clients")
         left.yaxis.set_major_formatter("{x:.0%}")
-    elif measure in ERRORS and not any(
-        y <= 0 for line in left.lines for y in np.ravel(line.get_ydata())
-    ):
+    elif measure in ERRORS and all(np.min(line.get_ydata()) > 0 for line in left.lines):
         left.set_yscale("log")
     if len(places) > 1:
         figure.suptitle(f"mean ± standard deviation over {len(places)} seeds", size=9)
-    # An algorithm may appear in one of the two axes only.
-    drawn: dict[str, Any] = {}
-    for axes in (left, right):
-        handles, labels = axes.get_legend_handles_labels()
-        drawn |= dict(zip(labels, handles, strict=True))
-    labels = [name for name in algorithms if name in drawn]
-    handles = [drawn[name] for name in labels]
-    if len(labels) > INSIDE:
-        legend_below(figure, handles, labels)
-    elif labels:
-        left.legend(handles, labels)
     save_figure(figure, output / PLOT)
 
 
+def new_figure(width: float, panels: int) -> Any:
+    """Return a figure with panels beside each other."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes in np.ravel(figure.subplots(1, panels)):
+        axes.grid(alpha=0.3)
+    return figure
+
+
 def save_figure(figure: Any, path: Path) -> None:
-    """Save a figure as a PNG file, atomically."""
+    """Save a figure with a legend as a PNG file, atomically.
+
+    A long legend stands below the panels and increases the figure's height.
+    """
+    # An algorithm may appear in one of the panels only.
+    lines = {
+        label: line
+        for axes in figure.axes
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if len(lines) > INSIDE:
+        rows = -(-len(lines) // COLUMNS)
+        figure.set_figheight(figure.get_figheight() + 0.2 + 0.18 * rows)
+        look = {"ncols": COLUMNS, "fontsize": 8, "frameon": False}
+        place = "outside lower center"
+        figure.legend([*lines.values()], [*lines], loc=place, **look)
+    elif lines:
+        figure.axes[0].legend([*lines.values()], [*lines])
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=150)
     write_atomically(path, image.getvalue())
@@ -129,21 +139,13 @@ def line_style(i: int) -> dict[str, Any]:
     return {"color": f"C{i % 10}", "linestyle": STYLES[i // 10 % len(STYLES)]}
 
 
-def legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Add a legend below the axes and increase the figure's height by it."""
-    rows = -(-len(labels) // COLUMNS)
-    figure.set_figheight(figure.get_figheight() + 0.2 + 0.18 * rows)
-    place = "outside lower center"
-    figure.legend(handles, labels, loc=place, ncols=COLUMNS, fontsize=8, frameon=False)
-
-
 def _draw(
     axes: Any,
     name: str,
     runs: list[list[Row]],
     metric: str,
     style: dict[str, Any],
-    by_clock: bool = False,
+    by_clock: bool,
 ) -> None:
     """Plot the mean over some runs, with a band of one standard deviation.
 

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.common import log
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
@@ -80,19 +74,18 @@ class Report:
         present = {row["round"] for row in self.rows}
         if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
-        self.progress = Progress(
-            TextColumn("{task.description}"),
+        count, left = "{task.completed}/{task.total}", TimeRemainingColumn()
+        columns = (
+            "{task.description}",
             BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[state]}"),
-            console=console(),
+            count,
+            left,
+            "{task.fields[state]}",
         )
+        self.progress = Progress(*columns, console=console())
+        rounds = int(settings["num-server-rounds"])
         self._bar = self.progress.add_task(
-            self.algorithm,
-            total=int(settings["num-server-rounds"]),
-            completed=after,
-            state="",
+            self.algorithm, total=rounds, completed=after, state=""
         )
 
     def _flush(self, what: str) -> None:
@@ -157,11 +150,11 @@ class Report:
         self.write_csv()
         last = self._summarized_rounds()
         since = self.rows[-1]["round"] - last if self.rows else 0
-        means = client_means(self.directory / METRICS, "accuracy", since)
+        means = client_means(self.directory, "accuracy", since)
         summary = summarize(self.rows, clients, last, means)
         if joined:
             summary |= self._write_newcomers(joined)
-        with log_os_errors(self.output), locked(self.output, wait=True):
+        with log_os_errors(self.output, self.lost), locked(self.output, wait=True):
             content = read_comparable(self.output, shared_config(self.settings))
             content["algorithms"][self.algorithm] = summary
             write_comparison(self.output, content, lost=self.lost)

@@ -104,26 +104,6 @@ def is_complete(row: Row) -> bool:
     return all(isinstance(row.get(name), int | float) for name in OF_EACH_ROUND)
 
 
-def is_written(path: Path, summaries: Mapping[str, Any]) -> bool:
-    """Return True if a file contains these summaries.
-
-    Parameters
-    ----------
-    path : Path
-        A ``summary.json`` or ``tune.json``.
-    summaries : mapping
-        Summaries by algorithm. The file lacks them if the disk was full.
-    """
-    try:
-        content = read_json(path)
-        written = content.get("algorithms")
-        written = written or {n: tuned["test"] for n, tuned in content.items()}
-        same = {name: written[name] for name in summaries}
-        return bool(same == json.loads(strict_json(summaries)))
-    except MALFORMED:
-        return False
-
-
 def not_written(output: str, lost: Iterable[str]) -> str:
     """Return the error about files of an output folder that could not be written."""
     files = ", ".join(sorted(lost))

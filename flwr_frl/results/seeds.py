@@ -94,15 +94,12 @@ def have_begun(folder: Path, algorithms: Iterable[str]) -> bool:
 def _check_resumed(resume: Path, seeds: range) -> None:
     numbers = [path.name.removeprefix(PREFIX) for path in resume.glob(f"{PREFIX}*")]
     former = sorted(int(number) for number in numbers if number.isdecimal())
-    if not former:
+    if not former or not set(former) <= set(seeds):
+        found = ", ".join(map(str, former)) or "none"
         raise SettingsError(
-            f"resume is {str(resume)!r}; with --seeds it must be the output of a run "
-            f"with --seeds, but there is no folder {PREFIX}{seeds[0]}"
-        )
-    if other := [seed for seed in former if seed not in seeds]:
-        raise SettingsError(
-            f"resume: {str(resume)!r} has seed {other[0]}, and this run is of seeds "
-            f"{seeds[0]} to {seeds[-1]}; set --seed and --seeds to include it"
+            f"resume is {str(resume)!r}, which has seeds {found}; expected the output "
+            f"of a run with --seeds, of seeds among {seeds[0]} to {seeds[-1]}",
+            "resume",
         )
 
 

@@ -9,9 +9,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from logging import WARNING
 from pathlib import Path
 from queue import SimpleQueue
@@ -41,6 +40,8 @@ PATIENCE = 60.0
 MAX_PARAMETERS, MAX_LENGTH = 100, 6000
 # The address with which W&B writes files only.
 OFFLINE = "offline"
+
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,10 @@ class Tracker:
     def start(self, about: About) -> None:
         """Start a run, or continue the run with the same ``about.run``."""
 
-    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+    def add(self, server_round: int, metrics: Metrics) -> None:
         """Log the metrics of a round."""
 
-    def end(
-        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
-    ) -> None:
+    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
         """End the run.
 
         Parameters
@@ -136,27 +135,17 @@ class TensorBoard(Tracker):
         self.writer.add_text("checkpoint", about.checkpoint)
         self.writer.flush()
 
-    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+    def add(self, server_round: int, metrics: Metrics) -> None:
         """Add a point to each curve."""
         self.after = server_round
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, server_round)
         self.writer.flush()
 
-    def end(
-        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
-    ) -> None:
-        """Log the result and the plot."""
-        import numpy as np
-        from PIL import Image
-
+    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
+        """Log the result."""
         for name, value in metrics.items():
             self.writer.add_scalar(f"result/{name}", value, self.after)
-        for path in files:
-            if path.suffix == ".png":
-                with Image.open(path) as image:
-                    pixels = np.asarray(image.convert("RGB"))
-                self.writer.add_image(path.name, pixels, self.after, dataformats="HWC")
         self.writer.close()
 
 
@@ -192,7 +181,7 @@ class MLflow(Tracker):
         for i in range(0, len(params), MAX_PARAMETERS):
             self.client.log_batch(self.run, params=params[i : i + MAX_PARAMETERS])
 
-    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+    def add(self, server_round: int, metrics: Metrics) -> None:
         """Log the metrics of a round in one request."""
         from mlflow.entities import Metric
 
@@ -201,9 +190,7 @@ class MLflow(Tracker):
         if batch:
             self.client.log_batch(self.run, metrics=batch)
 
-    def end(
-        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
-    ) -> None:
+    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
         """Log the result and the files."""
         self.add(0, {f"result/{name}": value for name, value in metrics.items()})
         for path in files:
@@ -249,23 +236,13 @@ class WandB(Tracker):
         )
         self.run.define_metric("*", step_metric="round")
 
-    def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
+    def add(self, server_round: int, metrics: Metrics) -> None:
         """Log the metrics of a round."""
         self.run.log({**metrics, "round": server_round})
 
-    def end(
-        self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
-    ) -> None:
-        """Log the result and the files."""
-        import wandb
-
+    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
+        """Log the result."""
         self.run.summary.update({f"result/{n}": v for n, v in metrics.items()})
-        for path in files:
-            if path.suffix == ".png":
-                self.run.log({path.name: wandb.Image(str(path))})
-            else:
-                with path.open(encoding="utf-8") as file:
-                    self.run.log({path.name: wandb.Html(file)})
         self.run.finish(0 if finished else 1)
 
 
@@ -297,13 +274,10 @@ class Trackers:
         uri = str(settings["tracker-uri"])
         require(bool(names) or not uri, "tracker-uri", uri, "empty without a tracker")
         uris = [u.strip() for u in uri.split(",")] if uri.strip() else [""] * len(names)
-        if len(uris) != len(names):
-            raise SettingsError(
-                f"tracker-uri is {uri!r}; expected empty or a list of {len(names)} "
-                "addresses separated by commas, one for each tracker"
-            )
+        count = f"empty or a list of {len(names)} addresses separated by commas"
+        require(len(uris) == len(names), "tracker-uri", uri, count)
         self._threads = [
-            _TrackerThread(name, partial(_tracker_class(name), uri))
+            _TrackerThread(name, _tracker_class(name), uri)
             for name, uri in zip(names, uris, strict=True)
         ]
 
@@ -312,7 +286,7 @@ class Trackers:
         """Track a run. An exception in the context ends it as a stopped run."""
         for thread in self._threads:
             thread.start()
-            thread.call("start", about)
+            thread.calls.put(("start", (about,)))
         try:
             yield self
         except BaseException:
@@ -322,14 +296,16 @@ class Trackers:
     def add(self, row: Row) -> None:
         """Log the metrics of a round."""
         for thread in self._threads:
-            thread.call("add", row["round"], numbers(row))
+            thread.calls.put(("add", (row["round"], numbers(row))))
 
     def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
         """End the run and wait until all data is sent, at most `PATIENCE` seconds."""
         for thread in self._threads:
-            thread.call("end", finished, numbers(summary), files)
+            thread.calls.put(("end", (finished, numbers(summary), files)))
         for thread in self._threads:
-            thread.close()
+            thread.join(PATIENCE)
+            if thread.is_alive():
+                thread.fail(f"it has not ended within {PATIENCE:g} s")
 
 
 def numbers(row: Row) -> dict[str, float]:
@@ -345,12 +321,10 @@ def numbers(row: Row) -> dict[str, float]:
 
 def _tracker_class(name: str) -> type[Tracker]:
     if is_path(name):
-        loaded = load(name, "tracker")
-        if not (isinstance(loaded, type) and issubclass(loaded, Tracker)):
-            raise SettingsError(
-                f"tracker {name!r} names {loaded!r}; expected a subclass of Tracker"
-            )
-        return loaded
+        kind: type[Tracker] = load(name, "tracker")
+        valid = isinstance(kind, type) and issubclass(kind, Tracker)
+        require(valid, "tracker", name, "a subclass of Tracker")
+        return kind
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
     tracker, package = TRACKERS[name]
@@ -359,42 +333,30 @@ def _tracker_class(name: str) -> type[Tracker]:
 
 
 class _TrackerThread(threading.Thread):
-    """Create a tracker and call its methods, one after the other.
+    """Create a tracker and call its methods, one after the other, up to ``end``.
 
     A daemon thread, unlike those of an executor, does not keep the process alive.
     """
 
-    def __init__(self, name: str, create: Callable[[], Tracker]) -> None:
-        super().__init__(name=f"tracker {name}", daemon=True)
-        self.tracker, self._create = name, create
-        self._calls: SimpleQueue[tuple[str, tuple[Any, ...]] | None] = SimpleQueue()
-        self._failed = False
-
-    def call(self, method: str, *arguments: Any) -> None:
-        if not self._failed:
-            self._calls.put((method, arguments))
-
-    def close(self) -> None:
-        self._calls.put(None)
-        self.join(PATIENCE)
-        if self.is_alive() and not self._failed:
-            self._fail(f"it has not ended within {PATIENCE:g} s")
+    def __init__(self, tracker: str, kind: type[Tracker], uri: str) -> None:
+        super().__init__(name=f"tracker {tracker}", daemon=True)
+        self.tracker, self.kind, self.uri = tracker, kind, uri
+        self.calls: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
 
     def run(self) -> None:
         tracker, method = None, "create"
         try:
-            tracker = self._create()
-            while (call := self._calls.get()) is not None:
-                method, arguments = call
+            tracker = self.kind(self.uri)
+            while method != "end":
+                method, arguments = self.calls.get()
                 getattr(tracker, method)(*arguments)
         except (Exception, SystemExit) as error:
-            self._fail(f"{type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {error}")
             # An open run would otherwise be shown as running forever.
             if tracker is not None and method == "add":
                 with contextlib.suppress(Exception, SystemExit):
                     tracker.end(False, {}, [])
 
-    def _fail(self, reason: str) -> None:
-        self._failed = True
+    def fail(self, reason: str) -> None:
         text = "tracker %r failed and is no longer used; the run continues: %s"
         log(WARNING, text, self.tracker, one_line(reason))

@@ -2,11 +2,11 @@
 
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from logging import WARNING
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.common import log
 from rich.markup import escape
@@ -19,6 +19,7 @@ from flwr_frl.results.output import log_os_errors
 from flwr_frl.results.progress import describe
 from flwr_frl.results.results import objects_in, read_object, write_json
 from flwr_frl.results.seeds import in_folder
+from flwr_frl.results.sweep import Outcome, RunGroup, Sweep
 from flwr_frl.results.tables import write_tables
 from flwr_frl.results.terminal import console
 
@@ -33,26 +34,6 @@ WITHOUT_VALIDATION: Mapping[str, Setting] = {"patience": 0, "keep-best": False}
 
 # Settings of a point of the grid.
 Point = dict[str, Setting]
-# The summaries of a group of runs by algorithm, or why there are none.
-Outcome = Mapping[str, Any] | SettingsError
-
-
-class RunGroup(NamedTuple):
-    """Runs of some algorithms with the same settings and different seeds.
-
-    Parameters
-    ----------
-    algorithms : sequence of str
-        The algorithms.
-    settings : sequence of mapping
-        The checked settings of each seed.
-    folder : Path
-        The output folder of all seeds.
-    """
-
-    algorithms: Sequence[str]
-    settings: Sequence[Settings]
-    folder: Path
 
 
 def points(text: str) -> list[Point]:
@@ -97,8 +78,7 @@ def tune(
     grid: Sequence[Point],
     overrides: Settings,
     output: Path,
-    prepare: Callable[[str, Settings], RunGroup],
-    carry_out: Callable[[Sequence[RunGroup], bool], Sequence[Outcome]],
+    sweep: Sweep,
 ) -> dict[str, dict[str, Any]]:
     """Run all points of a grid, then run and test the best point of each algorithm.
 
@@ -118,11 +98,8 @@ def tune(
     output : Path
         The output folder, for ``<algorithm>/point-<i>``, ``<algorithm>/test``,
         ``tune.json`` and the tables.
-    prepare : callable
-        Checks an algorithm's settings; returns its runs.
-    carry_out : callable
-        Carries out groups of runs; returns the outcome of each. If its second argument
-        is True, a failed run is an outcome instead of an exception.
+    sweep : Sweep
+        Makes the runs.
 
     Returns
     -------
@@ -136,12 +113,9 @@ def tune(
     SettingsError
         If a setting is invalid or all points of an algorithm failed.
     """
-    if "evaluate-on" in overrides:
-        raise SettingsError(
-            f"evaluate-on is {overrides['evaluate-on']!r}; it must not be set with "
-            "tune, which evaluates on validation data and finally on test data",
-            "evaluate-on",
-        )
+    allowed = "unset with tune, which evaluates on validation and then on test data"
+    chosen = overrides.get("evaluate-on")
+    require(chosen is None, "evaluate-on", chosen, allowed)
     for name, unset in WITHOUT_VALIDATION.items():
         for value in [{**overrides, **point}.get(name, unset) for point in grid]:
             allowed = f"{unset} with tune, whose final run has no validation sets"
@@ -152,7 +126,7 @@ def tune(
     def plan(algorithm: str, settings: Settings, name: str) -> RunGroup:
         place = f"{short_name(algorithm)}/{name}"
         placed = in_folder(settings, str(output), place, [algorithm])
-        return prepare(algorithm, placed)
+        return sweep.plan([algorithm], placed)
 
     def plan_test(algorithm: str, point: Point) -> RunGroup:
         final = {**overrides, **point, "validation-fraction": 0.0}
@@ -181,13 +155,13 @@ def tune(
     tuned: dict[str, dict[str, Any]] = {}
     for name, named_points in planned.items():
         short = short_name(name)
-        outcomes = carry_out([runs for _, runs in named_points], True)
+        outcomes = sweep.carry_out([runs for _, runs in named_points], tolerant=True)
         tried = [
             {"settings": point} | _score(outcome, short)
             for (point, _), outcome in zip(named_points, outcomes, strict=True)
         ]
         best = _best(name, tried)
-        (test,) = carry_out([plan_test(name, best)], False)
+        (test,) = sweep.carry_out([plan_test(name, best)])
         assert not isinstance(test, SettingsError)
         tuned[short] = {
             "validation-fraction": fraction,
@@ -195,11 +169,11 @@ def tune(
             "picked": best,
             "test": test[short],
         }
-        with log_os_errors(output / FILE):
+        with log_os_errors(FILE, sweep.lost):
             # Algorithms that were tuned earlier keep their entries.
             earlier = objects_in(read_object(output / FILE))
             write_json(output / FILE, {**earlier, **tuned})
-    with log_os_errors(f"tables in {output}"):
+    with log_os_errors("tables", sweep.lost):
         tested = {name: entry["test"] for name, entry in tuned.items()}
         write_tables(output, tested, "test")
     return tuned
@@ -209,14 +183,11 @@ def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:
     # A learning rate that diverges must not end the search.
     if isinstance(outcome, SettingsError):
         return {"failed": str(outcome)}
-    summary = outcome[algorithm]
-    name = "accuracy" if "accuracy" in summary else "loss"
-    if name not in summary:
-        return {"failed": "no evaluation"}
-    value = summary[name]
+    name = "accuracy" if "accuracy" in outcome[algorithm] else "loss"
+    value = outcome[algorithm].get(name)
     # The summary of a resumed run is read from JSON, with null for such values.
     if value is None or not math.isfinite(value):
-        return {"failed": f"the {name} is not finite"}
+        return {"failed": f"there is no finite {name}"}
     return {name: value}
 
 

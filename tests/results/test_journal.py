@@ -68,7 +68,7 @@ def test_a_resumed_run_keeps_earlier_undamaged_rows(path):
     again.flush()
     assert rounds_in(path) == [1, 2, 3, 4]
     # Client metrics are kept as well: (0.1 + 0.2 + 0.3 + 0.9) / 4.
-    assert client_means(path, "accuracy", 0) == {"a": pytest.approx(0.375)}
+    assert client_means(path.parent, "accuracy", 0) == {"a": pytest.approx(0.375)}
     # A truncated line is dropped, and all lines after it.
     path.write_text(path.read_text().replace('"a": {"accuracy": 0.2', '"a": {"accu'))
     assert [row["round"] for row in journal_of(path, after=4).rows] == [1]
@@ -116,7 +116,7 @@ def test_means_of_clients_over_the_last_rounds(path):
     for number, (a, b) in enumerate([(0.9, 0.9), (0.2, 0.4), (0.4, 0.5)], 1):
         add(journal, number, a=a, b=b)
     journal.flush()
-    means = client_means(path, "accuracy", 1)
+    means = client_means(path.parent, "accuracy", 1)
     assert means == {"a": pytest.approx(0.3), "b": pytest.approx(0.45)}
 
 

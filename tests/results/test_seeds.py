@@ -38,8 +38,16 @@ def test_started_seeds_resume_and_others_start_anew(tmp_path):
 @pytest.mark.parametrize(
     ("count", "first", "line"),
     [
-        (2, 6, "has seed 5, and this run is of seeds 6 to 7"),
-        (1, 5, "has seed 6, and this run is of seeds 5 to 5"),
+        (
+            2,
+            6,
+            "has seeds 5, 6; expected the output of a run with --seeds, of seeds among 6",
+        ),
+        (
+            1,
+            5,
+            "has seeds 5, 6; expected the output of a run with --seeds, of seeds among 5",
+        ),
         (0, 5, "seeds is 0; expected at least 1"),
     ],
 )

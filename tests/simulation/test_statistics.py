@@ -22,6 +22,7 @@ from command_line import (
 
 from flwr_frl import commands, running
 from flwr_frl.results import tune
+from flwr_frl.results.sweep import Sweep
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
 QUICK |= {"model": "logistic", "batch_size": 100, "newcomer_epochs": 1}
@@ -187,15 +188,12 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     # The summary of a resumed run has None in place of such a loss.
     losses = {0.1: math.nan, 0.2: None, 0.3: math.inf, 0.4: 2.0, 0.5: 1.0}
 
-    def prepare(name, settings):
-        return tune.RunGroup([name], [settings], tmp_path)
-
-    def carry_out(groups, tolerant):
-        rates = [group.settings[0]["learning-rate"] for group in groups]
-        return [{"local": {"loss": losses[rate]}} for rate in rates]
+    def run(name, settings):
+        return {"loss": losses[settings["learning-rate"]]}
 
     grid = tune.points("learning-rate=0.1,0.2,0.3,0.4,0.5")
-    tuned = tune.tune(["local"], grid, {}, tmp_path, prepare, carry_out)["local"]
+    sweep = Sweep(lambda names, given: given, run)
+    tuned = tune.tune(["local"], grid, {}, tmp_path, sweep)["local"]
     assert tuned["picked"] == {"learning-rate": 0.5}
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 
@@ -291,8 +289,8 @@ def test_seeds_cannot_be_resumed_as_other_seeds(tmp_path, monkeypatch):
     go(Path("out"), "fedavg", "--seeds", "2", rounds=1)
     more = config_of(QUICK)[1]
     for flags, part in (
-        (("--seeds", "2", "--seed", "1"), "~'out' has seed 0"),
-        (("--seeds", "1"), "~'out' has seed 1, and this run is of seeds 0 to 0"),
+        (("--seeds", "2", "--seed", "1"), "~'out', which has seeds 0"),
+        (("--seeds", "1"), "~seeds among 0 to 0"),
         ((), "~there is no checkpoint 'out/fedavg/checkpoint"),
     ):
         arguments = ("fedavg", *flags, *config(f"{more} resume='out'"))

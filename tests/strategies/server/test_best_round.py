@@ -10,7 +10,6 @@ from function_clients import grid_of, honest
 
 from flwr_frl.common.checkpoint import BEST_FILE, FILE, read
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.results.output import RUN_FILES
 from flwr_frl.results.results import best_round, read_rows
 from flwr_frl.strategies.server_app import run
 
@@ -102,10 +101,6 @@ def test_best_round_is_kept_by_a_run_resumed_in_another_folder(tmp_path):
     go(first, num_server_rounds=5, keep_best=True)
     go(second, num_server_rounds=6, keep_best=True, resume=str(first))
     assert round_of(second / "fedavg" / BEST_FILE) == 3
-
-
-def test_both_checkpoints_are_among_the_files_of_a_run():
-    assert {BEST_FILE, FILE} <= {*RUN_FILES}
 
 
 def test_best_round_of_a_killed_run_is_not_that_of_the_next(tmp_path):
