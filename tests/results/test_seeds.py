@@ -41,12 +41,12 @@ def test_started_seeds_resume_and_others_start_anew(tmp_path):
         (
             2,
             6,
-            "has seeds 5, 6; expected the output of a run with --seeds, of seeds among 6",
+            "expected the output of a run with --seeds, of seeds among 6",
         ),
         (
             1,
             5,
-            "has seeds 5, 6; expected the output of a run with --seeds, of seeds among 5",
+            "expected the output of a run with --seeds, of seeds among 5",
         ),
         (0, 5, "seeds is 0; expected at least 1"),
     ],
