@@ -185,22 +185,19 @@ class InlineGrid(Grid):
             ids.append(message_id)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer messages in this process."""
-        return self._pull(message_ids, None)
+    def pull_messages(
+        self, message_ids: Iterable[str], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Answer messages; in one process, the timeout is ignored."""
+        taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
+        replies = self._answers(taken, timeout)
+        return replies if self.on_demand else list(replies)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Answer messages; in one process, the timeout is ignored."""
-        return self._pull(self.push_messages(messages), timeout)
-
-    def _pull(
-        self, message_ids: Iterable[str], timeout: float | None
-    ) -> Iterable[Message]:
-        taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
-        replies = self._answers(taken, timeout)
-        return replies if self.on_demand else list(replies)
+        """Send messages and answer them."""
+        return self.pull_messages(self.push_messages(messages), timeout=timeout)
 
     def _answers(
         self, messages: list[Message], timeout: float | None

@@ -34,8 +34,8 @@ SEVERAL = ("fedfomo", "fedproto", "fedala", "feddbe", "l2gd", "fedrod", "fedcp")
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, *GROUPS, *SEVERAL])
 def test_predictions_equal_the_last_evaluation(algorithm, folders, tmp_path):
-    settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
-    run(algorithm, settings, "inline")
+    names = {"algorithm": algorithm, "data_dir": str(folders), "speed_model": "fixed"}
+    run(algorithm, settings_of(tmp_path, **names), "inline")
     output = tmp_path / "results" / algorithm
     expected = reported(output)
     # Clients are named after their folders, both in the results and in `load_run`.

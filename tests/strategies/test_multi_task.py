@@ -36,7 +36,7 @@ class Tampering(InlineGrid):
         self.messages: list[Message] = []
         self.round = 0
 
-    def pull_messages(self, message_ids):
+    def pull_messages(self, message_ids, *, timeout=None):
         ids = list(message_ids)
         sent = [self._pending[i] for i in ids]
         training = [m for m in sent if m.metadata.message_type == MessageType.TRAIN]

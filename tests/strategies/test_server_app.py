@@ -226,7 +226,7 @@ def test_some_empty_rounds_do_not_end_the_run(tmp_path):
 
 def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
     class Lossy(InlineGrid):
-        def pull_messages(self, message_ids):
+        def pull_messages(self, message_ids, *, timeout=None):
             replies = super().pull_messages(message_ids)
             return [
                 reply

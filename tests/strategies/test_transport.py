@@ -17,7 +17,7 @@ from flwr_frl.strategies.server.rounds import run_rounds
 class Recorder(InlineGrid):
     """Keeps all messages and replies."""
 
-    def pull_messages(self, message_ids):
+    def pull_messages(self, message_ids, *, timeout=None):
         ids = list(message_ids)
         self.messages = [self._pending[i] for i in ids]
         self.replies = list(super().pull_messages(ids))

@@ -134,7 +134,7 @@ class DisturbedGrid(InlineGrid):
     def get_node_ids(self) -> list[int]:
         return [n for n in self.contexts if (n - 1, self.round + 1) not in self.away]
 
-    def pull_messages(self, message_ids):
+    def pull_messages(self, message_ids, *, timeout=None):
         sent = [self._pending[i] for i in message_ids if i in self._pending]
         if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
             return super().pull_messages([m.metadata.message_id for m in sent])

@@ -87,7 +87,7 @@ class Devices(InlineGrid):
         self.pushed = list(messages)
         return super().push_messages(self.pushed)
 
-    def pull_messages(self, message_ids):
+    def pull_messages(self, message_ids, *, timeout=None):
         return [
             reply
             for reply in super().pull_messages(message_ids)
