@@ -127,7 +127,8 @@ def tables(config: Any, table: dict[str, Any], data: dict[str, Any]) -> list[str
     if len(names) == 1 and len(cells) > 1:
         return [*parts, by_cell(config, table, data, rows, cells, names[0])]
     for cell in cells:
-        parts += [f"### {cell}"] if len(cells) > 1 else []
+        level = "###" if "title" in table else "##"
+        parts += [f"{level} {cell}"] if len(cells) > 1 else []
         parts.append(by_metric(config, table, data, rows, cell, names))
     return parts
 
