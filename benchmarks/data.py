@@ -192,7 +192,7 @@ def clients(job: Any, result: Any) -> dict[str, Any]:
 def targets(job: Any, result: Any) -> dict[str, Any]:
     """Return the mean accuracy of the clients that are no sources."""
     own = read_json(job.run_folder / "clients.json")
-    # Of the twelve writers, eight are sources.
+    # Eight of the twelve writers are sources.
     first = 8 if job.run_folder.name in ("local", "representation-transfer") else 0
     names = sorted(own)[first:]
     # The reply of a client whose model has diverged is rejected.

@@ -1,4 +1,4 @@
-"""What pages show beyond the results of their runs: comparisons of rows and clients.
+"""Further content of pages, such as comparisons of rows and of clients.
 
 A function receives the config and the results (by row and cell, a list of runs) and
 returns further content of the page; ``notes`` are columns of text by row and cell.

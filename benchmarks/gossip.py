@@ -255,7 +255,7 @@ def to_target(config: Any, results: Any) -> Numbers:
     return {"target": found}
 
 
-# What a relaying server learns, and the consensus step
+# Information that a relaying server obtains, and the consensus step
 
 
 def relayed(settings: Mapping[str, Setting], place: Path) -> Numbers:

@@ -72,7 +72,7 @@ class Config:
     seeds : int
         Number of seeds, from 0. ``seeds_from`` names a function that returns others.
     function : str
-        What a run is, by default a simulation (`Job`).
+        Name of the function that carries out a run; by default, it is a simulation.
     curves, measure : sequence of str, str
         As in `Job`.
     metric : str

@@ -400,7 +400,7 @@ class Client(ParameterGroups, NumPyClient):
 def _settings_of_bases(kind: type[Client]) -> type:
     """Return a class's settings without the fields that it declares itself.
 
-    Those of several bases are joined.
+    If several bases declare settings, the class has all of them.
     """
     if "settings_type" in vars(kind):
         return kind.settings_type

@@ -158,7 +158,7 @@ def fact_lines() -> Iterator[str]:
     with_fact = {
         "safe": [row.name for row in texts if row.setting.is_safe],
         "code": [name for name, each in facts.items() if each.code],
-        # Those of one algorithm are read from its class.
+        # Settings of a single algorithm are read from its class.
         "per-device": [row.name for row in common if row.setting.facts.per_device],
         "on-resume": [name for name, may in differ.items() if may != "never"],
         "always": [name for name, may in differ.items() if may == "always"],

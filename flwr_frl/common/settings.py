@@ -803,7 +803,7 @@ def resolve(
         Returns, for settings that name an algorithm and a task, the classes and
         functions that declare settings.
     unknown_names : {"refuse", "keep", "ignore"}, default "refuse"
-        What to do with names that nobody declares. Ignored ones are logged.
+        Treatment of undeclared names. Ignored names are logged.
 
     Returns
     -------

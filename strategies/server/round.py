@@ -216,7 +216,7 @@ class Round:
         # Replies that were decoded, by node.
         self._arrived: dict[int, Reply] = {}
 
-    # What algorithms use.
+    # Interface for algorithms.
 
     @cached_property
     def sent(self) -> dict[str, npt.NDArray[Any]]:
@@ -401,7 +401,7 @@ class Round:
         """Free the replies' memory, as they hold whole messages."""
         self.replies, self._arrived, self.running = [], {}, None
 
-    # What came back.
+    # Summary of the replies.
 
     @property
     def failure(self) -> str:

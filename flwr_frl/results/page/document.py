@@ -406,7 +406,7 @@ def document(data: Mapping[str, Any]) -> str:
     Parameters
     ----------
     data : mapping
-        What `read_folder` returns. If it also has ``live``, the page fetches later
+        The result of `read_folder`. If it also has ``live``, the page fetches later
         data from ``data.json`` beside it.
     """
     folder = escape(data["folder"])
