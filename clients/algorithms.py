@@ -46,7 +46,6 @@ from flwr_frl.strategies.algorithms import (
 from flwr_frl.task.tasks import task_key, task_maker
 from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
-from flwr_frl.task.training.trainer import RENEWED
 
 
 @run_cache(maxsize=None)
@@ -153,12 +152,8 @@ def check_countable(settings: Settings) -> None:
 
 def check_optimizer(settings: Settings) -> None:
     """Raise `SettingsError` if the client does not support the optimiser settings."""
-    traits, algorithm = client_class(settings)._traits, str(settings["algorithm"])
-    state = settings.get("optimizer-state", RENEWED)
-    by_train = traits.supports_example_dp and not traits.assumes_sgd
-    allowed = f"{RENEWED} with {algorithm!r}, which makes training steps of its own"
-    require(by_train or state == RENEWED, "optimizer-state", state, allowed)
-    if not traits.assumes_sgd:
+    algorithm = str(settings["algorithm"])
+    if not client_class(settings)._traits.assumes_sgd:
         return
     for name in ("optimizer", "max-gradient-norm"):
         default, value = defaults()[name], settings.get(name, defaults()[name])

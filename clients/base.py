@@ -325,9 +325,7 @@ class Client(ParameterGroups, NumPyClient):
         loss, sgd = self.training_loss, self.settings
         if learning_rate is not None:
             sgd = replace(sgd, learning_rate=learning_rate)
-        state = self._optimizers.of_next_call() if self._optimizers else None
-        terms = regularizer, correction, state
-        call = self.model, part, examples, loss, epochs, sgd, *terms
+        call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
         if self._private:
             return self._private.train(TrainCall(*call))
         return train(*call)

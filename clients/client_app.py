@@ -20,7 +20,6 @@ from flwr.common import log
 
 from flwr_frl.clients.algorithms import FrozenConfig, client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
-from flwr_frl.clients.device.optimizers import OptimizerStates
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.properties import label_of, properties_of
 from flwr_frl.clients.device.records import (
@@ -234,10 +233,7 @@ def make_app(
     def train(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
-        if client._keeps_optimizers:
-            client._optimizers = OptimizerStates(client.settings.optimizer_)
         result = client.fit(unpack(message, client), config)
-        client._save_optimizers(config)
         arrays, n, metrics = checked(client, result)
         reply = arrays, setup.device.rounded(n), metrics
         return reply_with(pack(message, client, reply, config), message)

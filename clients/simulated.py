@@ -71,8 +71,7 @@ def keep(
 
 def _keep(client: Client) -> bool:
     written, state, round_ = True, client.state, client.state.round
-    keeps = bool(client.personal) or client._keeps_optimizers
-    if keeps and round_ and not state.path(round_).exists():
+    if client.personal and round_ and not state.path(round_).exists():
         arrays = state.load()
         if arrays is not None and state.round == round_:
             written = state.save(arrays, round_)

@@ -23,7 +23,6 @@ from flwr_frl.clients.device.conversions import (
     to_tensors,
     within,
 )
-from flwr_frl.clients.device.optimizers import OptimizerStates
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import Traits
 from flwr_frl.common.messages import PROXIMAL_WEIGHT, SERVER_ROUND
@@ -32,7 +31,6 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.trainer import KEPT
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Groups = tuple[str, ...]
@@ -75,8 +73,6 @@ class ParameterGroups:
     config: Config
     _shapes: dict[str, tuple[int, ...]]
     _proximal_weight: float
-    # Set while `fit` runs if ``optimizer-state`` is kept.
-    _optimizers: OptimizerStates | None = None
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -162,10 +158,7 @@ class ParameterGroups:
         personal = initial_arrays(self, self.personal)
         shapes = {name: tuple(array.shape) for name, array in personal.items()}
         self._shapes = shapes
-        kept = self._optimizers
-        loaded = self.state.load(shapes) or {} if personal or kept else {}
-        if kept:
-            kept.load(loaded)
+        loaded = self.state.load(shapes) or {} if personal else {}
         loaded = {name: a for name, a in loaded.items() if name in personal}
         # All clients of a process share the initial values: copy them.
         self.saved = {
@@ -197,19 +190,7 @@ class ParameterGroups:
         if arrays:
             self._save(arrays, self.config)
 
-    @property
-    def _keeps_optimizers(self) -> bool:
-        return getattr(self.settings, "optimizer_state", "") == KEPT
-
-    def _save_optimizers(self, config: Mapping[str, Scalar]) -> None:
-        """Save the states of optimisers that `fit` has not saved with its version."""
-        kept = self._optimizers
-        if kept and (arrays := kept.unsaved()) is not None:
-            self.state.save(arrays, self._version(config))
-
     def _save(self, arrays: Arrays, config: Mapping[str, Scalar]) -> None:
-        if self._optimizers:
-            arrays = self._optimizers.saved_with(arrays)
         self.state.save(arrays, self._version(config))
 
     def _version(self, config: Mapping[str, Scalar]) -> int:

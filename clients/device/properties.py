@@ -110,7 +110,7 @@ def _reported_by(
 ) -> Config:
     """Return the properties of a client that has been built."""
     properties = client.get_properties(config) | incompatible_with_noise(client)
-    if RUN in config and (client.personal or client._keeps_optimizers):
+    if RUN in config and client.personal:
         properties |= cast(Config, client.state.kept())
     if isinstance(client.task, ImageTask):
         properties |= zip(INPUTS, client.task.shape, strict=True)

@@ -14,8 +14,6 @@ from flwr_frl.common.files import STATE_FILE, refuse_links
 from flwr_frl.common.sealed import Arrays, unseal
 from flwr_frl.common.settings import Settings, is_possible, require
 
-# Prefix of the states of optimisers among the arrays.
-OPTIMIZER = "optimizer."
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Metadata key of a version's number among all that a client has written.
@@ -181,9 +179,7 @@ def read_checked(
         if written is not None and now != written:
             message = f"it is {what} {written}, not {now}"
             raise ForeignStateError(message, _CLASSES if name == "classes" else "")
-    # States of optimisers fit the parameters that they belong to, or are not used.
-    names = {name for name in arrays if not name.startswith(OPTIMIZER)}
-    for name in sorted(names | shapes.keys()) if shapes is not None else ():
+    for name in sorted(arrays.keys() | shapes.keys()) if shapes is not None else ():
         wanted = shapes.get(name) if shapes else None
         shape = arrays[name].shape if name in arrays else None
         if shape != wanted:

@@ -6,7 +6,6 @@
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.side_effects import uses_batch_statistics
 from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy
-from flwr_frl.task.training.optimizer_state import State, read_state, set_state
 from flwr_frl.task.training.sgd import (
     SGD,
     Proximal,
@@ -31,7 +29,7 @@ from flwr_frl.task.training.sgd import (
 )
 from flwr_frl.task.training.stacked import (
     Objective,
-    StackedSGD,
+    StackedOptimizer,
     stacked,
     structure,
     tensors_of,
@@ -52,7 +50,7 @@ MOST_PIXELS = 256
 FEWEST_IN_LAYERS, FEWEST = 3, 6
 
 
-def fewest(model: SplitModel, input_size: int) -> int | None:
+def fewest(model: SplitModel, input_size: int, only_head: bool = False) -> int | None:
     """Return the least number of models that are faster together than one by one.
 
     None if training together is never faster. On a GPU it is two, because the batch of
@@ -66,27 +64,20 @@ def fewest(model: SplitModel, input_size: int) -> int | None:
         Any of the models.
     input_size : int
         Number of values of one input.
+    only_head : bool, default False
+        Only heads are trained, on features.
     """
     if current().type != "cpu":
         return 2
-    if model.is_large:
+    if only_head:
+        is_large, is_layered = model.has_large_head, model.has_layered_head
+    else:
+        convolves = any(isinstance(module, _ConvNd) for module in model.modules())
+        is_large = model.is_large or (convolves and input_size > MOST_PIXELS)
+        is_layered = model.is_layered
+    if is_large:
         return None
-    is_small = input_size <= MOST_PIXELS
-    if is_small or not any(isinstance(module, _ConvNd) for module in model.modules()):
-        return FEWEST_IN_LAYERS if model.is_layered else FEWEST
-    return None
-
-
-def fewest_heads(model: SplitModel) -> int | None:
-    """Return the least number of heads that train faster together on features.
-
-    None if they are too large, on a CPU.
-    """
-    if current().type != "cpu":
-        return 2
-    if model.has_large_head:
-        return None
-    return FEWEST_IN_LAYERS if model.has_layered_head else FEWEST
+    return FEWEST_IN_LAYERS if is_layered else FEWEST
 
 
 @dataclass(frozen=True)
@@ -101,7 +92,6 @@ class TrainCall:
     sgd: SGD
     regularizer: Regularizer | None
     correction: Mapping[str, Tensor] | None
-    state: State | None = None
 
     @cached_property
     def key(self) -> Hashable:
@@ -127,7 +117,6 @@ class TrainCall:
             self.epochs,
             self.sgd,
             self.loss,
-            self.state is None,
             structure(self.regularizer),
             structure(self.correction),
             (x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment),
@@ -135,10 +124,9 @@ class TrainCall:
 
     @property
     def fewest(self) -> int | None:
-        """See `fewest_heads` for heads on features, and the function `fewest`."""
-        if self.has_features:
-            return fewest_heads(self.model)
-        return fewest(self.model, self.examples.inputs.shape[1:].numel())
+        """See the function `fewest`."""
+        input_size = self.examples.inputs.shape[1:].numel()
+        return fewest(self.model, input_size, only_head=self.has_features)
 
     @property
     def has_features(self) -> bool:
@@ -186,8 +174,6 @@ class TrainCall:
         examples, module = self.prepared(), model.part(self.part)
         forward = nn.Identity() if self.has_features else model.representation
         optimizer = sgd.optimizer(module)
-        if self.state is not None:
-            set_state(optimizer, model, self.state)
         corrections = [
             (parameter, self.correction[name])
             for name, parameter in (model.named_parameters() if self.correction else ())
@@ -210,10 +196,7 @@ class TrainCall:
             optimizer.step()
             return value.detach()
 
-        mean = loop(step, examples, self.epochs, sgd)
-        if self.state is not None:
-            self.state.update(read_state(optimizer, model))
-        return mean
+        return loop(step, examples, self.epochs, sgd)
 
     @staticmethod
     def together(
@@ -223,13 +206,12 @@ class TrainCall:
         first = calls[0]
         examples = [call.prepared() for call in calls]
         constants = [tensors_of(call.regularizer) for call in calls]
-        training = StackedSGD(
+        training = StackedOptimizer(
             [call.model for call in calls],
             Objective(first.model, first.loss, first.regularizer, first.has_features),
             [torch.stack(each) for each in zip(*constants, strict=True)],
             stacked([call.correction or {} for call in calls]),
             first.sgd,
-            [call.state or {} for call in calls],
         )
         size, device = first.sgd.batch_size, examples[0].place
         epochs: PaddedBatches | SeparateBatches
@@ -252,9 +234,6 @@ class TrainCall:
             for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
                 errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
         training.write_back()
-        if first.state is not None:
-            for call, state in zip(calls, training.states(), strict=True):
-                cast(State, call.state).update(state)
         return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
 
 

@@ -16,7 +16,6 @@ from flwr_frl.task.examples import ExampleSet, are_classes
 from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.training.calls import GradientCall, TrainCall, evaluation_size
 from flwr_frl.task.training.cohort import make
-from flwr_frl.task.training.optimizer_state import State
 from flwr_frl.task.training.sgd import SGD, Regularizer
 from flwr_frl.task.types import Loss
 
@@ -30,7 +29,6 @@ def train(
     sgd: SGD,
     regularizer: Regularizer | None = None,
     correction: Mapping[str, Tensor] | None = None,
-    state: State | None = None,
 ) -> float:
     """Train a part of a model on a client's examples; the other part stays unchanged.
 
@@ -62,10 +60,6 @@ def train(
         trains alone.
     correction : mapping of str to Tensor, optional
         Added to the gradients of the parameters of these names in every step.
-    state : dict of str to Tensor, optional
-        State of the optimiser, as `optimizer_state.read_state` returns it, with which
-        the optimiser continues; updated in place to the state after the training. By
-        default, the optimiser begins anew.
 
     Returns
     -------
@@ -81,7 +75,7 @@ def train(
     """
     examples = examples.on(current())
     terms = regularizer, correction
-    call = TrainCall(model, part, examples, loss, epochs, sgd, *terms, state)
+    call = TrainCall(model, part, examples, loss, epochs, sgd, *terms)
     return cast(float, make(call))
 
 

@@ -32,7 +32,6 @@ from flwr_frl.task.devices import current, seed
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.calls import TrainCall, features_of
-from flwr_frl.task.training.optimizer_state import read_state, set_state
 from flwr_frl.task.training.sgd import freeze, run_epochs
 
 
@@ -172,8 +171,6 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     hooks = _hooks(model)
     plain = sgd.optimizer(module)
-    if call.state is not None:
-        set_state(plain, model, call.state)
     optimizer = _opacus("optimizers").DPOptimizer(
         plain,
         noise_multiplier=privacy.dp_noise,
@@ -219,11 +216,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         with warnings.catch_warnings():
             # The first layer's inputs have no gradients.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            mean = run_epochs(step, batches, call.epochs, sgd)
-        if call.state is not None:
-            # The optimiser's state depends on the examples only by noisy gradients.
-            call.state.update(read_state(plain, model))
-        return mean
+            return run_epochs(step, batches, call.epochs, sgd)
     finally:
         hooks.cleanup()
         # Opacus leaves this attribute behind.

@@ -1,7 +1,7 @@
 """Building blocks of local training: hyper-parameters, optimiser, freezing, loop."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from logging import getLogger
@@ -27,8 +27,6 @@ from flwr_frl.task.models.split_model import Part, SplitModel
 Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]
 # Trains on a batch's inputs and targets, and returns the batch's mean loss.
 Step = Callable[[Tensor, Tensor], Tensor]
-# torch's name of the momentum in an optimiser's state.
-MOMENTUM = "momentum_buffer"
 # torch's names for CPUs that emulate bfloat16, many times slower than float32.
 EMULATES_BFLOAT16 = ("NO AVX", "AVX2")
 log = getLogger("task")
@@ -47,8 +45,7 @@ class SGD(Checked):
     learning_rate : float, default 0.01
         Step size η.
     momentum : float, default 0.5
-        Momentum β; its buffers last for one call of `train`, unless ``optimizer-state``
-        keeps them.
+        Momentum β; its buffers last for one call of `train`.
     weight_decay : float, default 1e-4
         Weight decay of weights. Biases do not decay.
     batch_size : int, default 10
@@ -92,10 +89,6 @@ class Optimizer(Protocol):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Parameters, and settings of each group of them."""
-
-    @property
-    def state(self) -> MutableMapping[Tensor, dict[str, Any]]:
-        """State of each parameter by torch's names, such as ``momentum_buffer``."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients."""
@@ -145,7 +138,7 @@ class SGDOptimizer:
     def __init__(self, module: nn.Module, sgd: SGD) -> None:
         self.groups = parameter_groups(module, sgd)
         self.sgd = sgd
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.momentum: dict[Tensor, Tensor] = {}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -161,25 +154,21 @@ class SGDOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         """Update each parameter that has a gradient."""
+        if self.sgd.max_gradient_norm:
+            every = [p for parameters, _ in self.groups for p in parameters]
+            nn.utils.clip_grad_norm_(every, self.sgd.max_gradient_norm)
         for parameters, decay in self.groups:
             gradients = {
                 p: _in_format_of(p, p.grad) for p in parameters if p.grad is not None
             }
-            updated = list(gradients)
-            saved = [
-                self.state.get(p, {}).get(MOMENTUM)
-                for p in updated
-                if self.sgd.momentum
-            ]
             # torch's fused SGD creates the buffers itself only if all are missing.
-            momentum: list[Tensor | None] = [
-                torch.zeros_like(p) if buffer is None else buffer
-                for p, buffer in zip(updated, saved, strict=False)
-            ]
+            for parameter in gradients if self.sgd.momentum else ():
+                if parameter not in self.momentum:
+                    self.momentum[parameter] = torch.zeros_like(parameter)
             torch_sgd(
-                updated,
+                list(gradients),
                 list(gradients.values()),
-                momentum,
+                [self.momentum[p] for p in gradients if self.sgd.momentum],
                 fused=True,
                 weight_decay=decay,
                 momentum=self.sgd.momentum,
@@ -188,9 +177,6 @@ class SGDOptimizer:
                 nesterov=False,
                 maximize=False,
             )
-            # Without momentum there is no state.
-            for parameter, buffer in zip(updated, momentum, strict=False):
-                self.state[parameter] = {MOMENTUM: buffer}
 
 
 def _in_format_of(parameter: Tensor, gradient: Tensor) -> Tensor:

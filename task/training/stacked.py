@@ -1,9 +1,10 @@
 """Several models as one: tensors with a leading dimension for the models.
 
-`Objective` computes losses and gradients of stacked models, and `StackedSGD` trains
-them with the arithmetic of torch's optimisers.
+`Objective` computes losses and gradients of stacked models, and `StackedOptimizer`
+trains them with the arithmetic of torch's optimisers.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -15,12 +16,13 @@ from torch.func import functional_call, vmap
 
 from flwr_frl.task.models.layers import applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.training.sgd import MOMENTUM, SGD, Proximal
-from flwr_frl.task.training.stacked_adam import StackedAdam
+from flwr_frl.task.training.sgd import SGD, Proximal
 from flwr_frl.task.training.stacked_batches import StackedBatch
 from flwr_frl.task.training.trainer import clip_stacked
 
 Tensors = dict[str, Tensor]
+# torch's defaults for Adam.
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def structure(value: Any) -> Hashable:
@@ -260,8 +262,8 @@ class Objective(nn.Module):
         return list(gradients), losses.detach()
 
 
-class StackedSGD:
-    """Steps of several models at once, of SGD or of `StackedAdam`.
+class StackedOptimizer:
+    """Steps of several models at once with SGD, Adam or AdamW, as in torch.
 
     Parameters
     ----------
@@ -274,9 +276,7 @@ class StackedSGD:
     correction : dict of str to Tensor
         Stacked terms that are added to gradients.
     sgd : SGD
-        The hyper-parameters.
-    states : sequence of dict of str to Tensor
-        Saved states with which the models continue, as of `optimizer_state.read_state`.
+        The optimiser and its hyper-parameters.
     """
 
     def __init__(
@@ -286,7 +286,6 @@ class StackedSGD:
         constants: list[Tensor],
         correction: Tensors,
         sgd: SGD,
-        states: Sequence[Mapping[str, Tensor]],
     ) -> None:
         self.models = models
         self.objective = objective
@@ -294,35 +293,13 @@ class StackedSGD:
         self.correction = correction
         self.sgd = sgd
         self.state = stacked([model.tensors for model in models])
-        self.trained = {
-            name: self.state[name]
+        self.trained = [
+            name
             for name, parameter in models[0].structure.parameters.items()
             if parameter.requires_grad
-        }
-        self.adam, momentum = None, self.trained
-        if sgd.optimizer_ != "sgd":
-            self.adam, momentum = StackedAdam(self.trained, sgd), {}
-        self.momentum = {n: torch.zeros_like(t) for n, t in momentum.items()}
-        for i, saved in enumerate(states):
-            for entry, name, tensor in self._entries():
-                value = saved.get(f"{entry}.{name}")
-                if value is not None and value.shape == tensor.shape[1:]:
-                    tensor[i] = value
-
-    def _entries(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield each entry of the state, its parameter's name, and its tensor."""
-        plain = {MOMENTUM: self.momentum if self.sgd.momentum else {}}
-        for entry, tensors in (self.adam.state if self.adam else plain).items():
-            for name, tensor in tensors.items():
-                yield entry, name, tensor
-
-    def states(self) -> list[Tensors]:
-        """Return each model's state, as of `optimizer_state.read_state`."""
-        entries = list(self._entries())
-        return [
-            {f"{entry}.{name}": tensor[i].clone() for entry, name, tensor in entries}
-            for i in range(len(self.models))
         ]
+        self.update = _sgd_step if sgd.optimizer_ == "sgd" else _adam_step
+        self.moments = {n: _initial_moments(self.state[n], sgd) for n in self.trained}
 
     def step(self, batch: StackedBatch) -> Tensor:
         """Make a step of the models that have a batch.
@@ -344,7 +321,7 @@ class StackedSGD:
         with self.sgd.autocast():
             gradients, losses = self.objective.gradients(
                 state,
-                list(self.trained),
+                self.trained,
                 [tensor for tensor in tensors if tensor is not None],
                 [chosen(constant) for constant in self.constants],
             )
@@ -357,37 +334,17 @@ class StackedSGD:
         if self.sgd.max_gradient_norm:
             present = clip_stacked(present, self.sgd.max_gradient_norm)
         for name, gradient in present.items():
-            self._update(name, state[name], gradient, members)
+            moments = [chosen(moment) for moment in self.moments[name]]
+            decay = 0.0 if self.sgd.is_bias(name) else self.sgd.weight_decay
+            self.update(state[name], gradient, moments, self.sgd, decay)
+            if members is not None:
+                for moment, new in zip(self.moments[name], moments, strict=True):
+                    moment[members] = new
         if members is not None:
-            # The other tensors are statistics of batch norms.
-            for name in self.state.keys() - self.trained.keys():
-                self.state[name][members] = state[name]
+            # `state` contains copies of parameters and of statistics of batch norms.
+            for name, tensor in self.state.items():
+                tensor[members] = state[name]
         return losses
-
-    def _update(
-        self, name: str, value: Tensor, gradient: Tensor, members: Tensor | None
-    ) -> None:
-        sgd = self.sgd
-        if self.adam is not None:
-            place = slice(None) if members is None else members
-            new = self.adam.updated(name, value.detach(), gradient, members)
-            self.trained[name][place] = new
-            return
-        if sgd.weight_decay and not sgd.is_bias(name):
-            gradient = gradient.add(value, alpha=sgd.weight_decay)
-        if sgd.momentum:
-            old = self.momentum[name]
-            decayed = (old if members is None else old[members]).mul(sgd.momentum)
-            gradient = decayed.add_(gradient)
-            if members is None:
-                self.momentum[name] = gradient
-            else:
-                old[members] = gradient
-        if members is None:
-            self.trained[name].sub_(gradient, alpha=sgd.learning_rate)
-        else:
-            new = value.sub(gradient, alpha=sgd.learning_rate)
-            self.trained[name][members] = new
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -395,3 +352,45 @@ class StackedSGD:
         for i, model in enumerate(self.models):
             for name, tensor in model.tensors.items():
                 tensor.copy_(self.state[name][i])
+
+
+def _initial_moments(parameter: Tensor, sgd: SGD) -> list[Tensor]:
+    """Return the momentum of SGD, or both moments and the number of steps of Adam."""
+    if sgd.optimizer_ == "sgd":
+        return [torch.zeros_like(parameter)] if sgd.momentum else []
+    # A model without a batch makes no step, so each model counts its own steps.
+    steps = parameter.new_zeros(len(parameter))
+    return [torch.zeros_like(parameter), torch.zeros_like(parameter), steps]
+
+
+def _sgd_step(
+    value: Tensor, gradient: Tensor, moments: list[Tensor], sgd: SGD, decay: float
+) -> None:
+    """Update a stacked parameter and its momentum in place."""
+    if decay:
+        gradient = gradient.add(value, alpha=decay)
+    for momentum in moments:
+        gradient = momentum.mul_(sgd.momentum).add_(gradient)
+    value.sub_(gradient, alpha=sgd.learning_rate)
+
+
+def _adam_step(
+    value: Tensor, gradient: Tensor, moments: list[Tensor], sgd: SGD, decay: float
+) -> None:
+    """Update a stacked parameter and its moments in place.
+
+    Adam (Kingma & Ba, ICLR 2015) or AdamW (Loshchilov & Hutter, ICLR 2019).
+    """
+    mean, square, count = moments
+    if sgd.optimizer_ == "adamw":
+        value.mul_(1 - sgd.learning_rate * decay)
+    elif decay:
+        gradient = gradient.add(value, alpha=decay)
+    mean.lerp_(gradient, 1 - BETA1)
+    square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    count += 1
+    steps = count.view(-1, *[1] * (value.ndim - 1))
+    # 1 − βᵗ in float32, as MPS has no float64.
+    rate = sgd.learning_rate / -torch.expm1(steps * math.log(BETA1))
+    root = (-torch.expm1(steps * math.log(BETA2))).sqrt()
+    value.sub_(rate * mean / (square.sqrt() / root + EPSILON))

@@ -1,10 +1,10 @@
 """Settings of local training: optimiser, clipping, learning rate over the rounds."""
 
 import inspect
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ OPTIMIZERS = {
     "adam": "torch.optim:Adam",
     "adamw": "torch.optim:AdamW",
 }
-# Values of `optimizer-state`.
-RENEWED, KEPT = "renewed", "kept"
 # Added to a norm by which gradients are divided, as in torch.
 SMALLEST_NORM = 1e-6
 
@@ -46,12 +44,6 @@ class TrainerSettings(SGD):
         ``package.module:Class`` of a subclass of ``torch.optim.Optimizer``, which is
         called with the parameter groups, their ``weight_decay`` and ``lr``. Only
         ``sgd`` has ``momentum``. An optimiser's state is never sent.
-    optimizer_state : str, default "renewed"
-        ``renewed``: each phase of local training begins with a new optimiser.
-        ``kept``: each phase continues with the momentum or moments of the same phase in
-        the client's last round. This state is personal, and saved with the client's
-        personal part. Fine-tuning for a test and newcomers begin with a new optimiser.
-        ``kept`` requires an algorithm that trains only by `Client.train`.
     max_gradient_norm : float, default 0
         Norm to which the gradient of all parameters that train together is clipped in
         each step; 0 does not clip. With ``dp-noise`` it clips the noisy gradient.
@@ -79,7 +71,6 @@ class TrainerSettings(SGD):
     optimizer_: str = setting(  # type: ignore[misc]
         "sgd", form="sgd, adam, adamw or an import path", code=True
     )
-    optimizer_state: Literal["renewed", "kept"] = setting("renewed")
     max_gradient_norm: float = setting(0.0, ge=0)  # type: ignore[misc]
     learning_rate_schedule: str = setting(
         "constant",
@@ -115,19 +106,22 @@ class TrainerSettings(SGD):
 
     def optimizer(self, module: nn.Module) -> Optimizer:
         """Return the optimiser of a module's parameters; only weights decay."""
-        optimizer: Optimizer
         if self.optimizer_ == "sgd":
-            optimizer = super().optimizer(module)
-        else:
-            path = OPTIMIZERS.get(self.optimizer_, self.optimizer_)
-            groups = [
-                {"params": parameters, "weight_decay": decay}
-                for parameters, decay in parameter_groups(module, self)
-            ]
-            optimizer = load(path, "optimizer")(groups, lr=self.learning_rate)
+            return super().optimizer(module)
+        path = OPTIMIZERS.get(self.optimizer_, self.optimizer_)
+        groups: list[dict[str, Any]] = [
+            {"params": parameters, "weight_decay": decay}
+            for parameters, decay in parameter_groups(module, self)
+        ]
+        optimizer = load(path, "optimizer")(groups, lr=self.learning_rate)
         if self.max_gradient_norm:
-            return ClippedOptimizer(optimizer, self.max_gradient_norm)
-        return optimizer
+            parameters = [p for group in groups for p in group["params"]]
+
+            def clip(*_: Any) -> None:
+                nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
+
+            optimizer.register_step_pre_hook(clip)
+        return cast(Optimizer, optimizer)
 
 
 @cache
@@ -153,42 +147,6 @@ def check_optimizer(path: str) -> None:
             "parameter groups and lr, and step without a closure",
             "optimizer",
         ) from None
-
-
-class ClippedOptimizer:
-    """An optimiser that clips the gradient before each step.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-        Makes the steps.
-    max_norm : float
-        Largest norm of the gradient of all of its parameters.
-    """
-
-    def __init__(self, optimizer: Optimizer, max_norm: float) -> None:
-        self.inner = optimizer
-        self.max_norm = max_norm
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimiser."""
-        return self.inner.param_groups
-
-    @property
-    def state(self) -> MutableMapping[Tensor, dict[str, Any]]:
-        """State of the optimiser."""
-        return self.inner.state
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Remove the gradients."""
-        self.inner.zero_grad(set_to_none)
-
-    def step(self) -> None:
-        """Clip the gradient and make a step."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, self.max_norm)
-        self.inner.step()
 
 
 def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Tensor]:

@@ -94,9 +94,6 @@ CASES = [
     ("scaffold", {"optimizer": "adamw"}, "optimizer"),
     ("hf-maml", {"optimizer": "adam"}, "optimizer"),
     ("feddyn", {"max-gradient-norm": 1.0}, "max-gradient-norm"),
-    ("fedavg", {"optimizer-state": "keep"}, "optimizer-state"),
-    ("moon", {"optimizer-state": "kept"}, "optimizer-state"),
-    ("scaffold", {"optimizer-state": "kept"}, "optimizer-state"),
     ("fedproto", {"client-models": "mlp mlp-2"}, "client-models"),
     (
         "fedproto",
