@@ -7,7 +7,7 @@ from flwr_frl.task.training.calls import (
     evaluation_size,
     features_of,
 )
-from flwr_frl.task.training.cohort import each_together, scratch_model, together
+from flwr_frl.task.training.cohort import each_together, scratch_model
 from flwr_frl.task.training.local_training import (
     evaluate,
     evaluate_each,
@@ -49,7 +49,6 @@ __all__ = [
     "loop",
     "scratch_model",
     "steps_an_epoch",
-    "together",
     "train",
     "trainable_examples",
 ]

@@ -77,7 +77,7 @@ class ClientCoroutine(greenlet):
     number : int
         The client's place among those that wait in its cohort, from 0.
     only_if_faster : bool
-        See `together`.
+        See `each_together`.
     """
 
     def __init__(
@@ -139,10 +139,14 @@ def _has_key(call: Call) -> bool:
     return call.key is not None
 
 
-def together(
+def each_together(
     works: Sequence[Callable[[], Result]], size: int, only_if_faster: bool = False
-) -> list[Result]:
+) -> Iterator[Result]:
     """Run the work of several clients, in cohorts of at most ``size``.
+
+    Clients that make all calls alone run one after the other, and the result of each is
+    yielded at once. As soon as a client waits for a batched call, results are held
+    until its cohort has finished.
 
     Parameters
     ----------
@@ -154,22 +158,10 @@ def together(
     only_if_faster : bool, default False
         Make calls one by one where batching them would not be faster.
 
-    Returns
-    -------
-    list
+    Yields
+    ------
+    object
         The results, in the order of ``works``.
-    """
-    return list(each_together(works, size, only_if_faster))
-
-
-def each_together(
-    works: Sequence[Callable[[], Result]], size: int, only_if_faster: bool
-) -> Iterator[Result]:
-    """Yield the results of `together`, in the order of ``works``.
-
-    Clients that make all calls alone run one after the other, and the result of each is
-    yielded at once. As soon as a client waits for a batched call, results are held
-    until its cohort has finished.
     """
     waiting = deque(works)
     while waiting:

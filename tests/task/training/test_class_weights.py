@@ -14,7 +14,7 @@ from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.common.settings import build
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import TrainerSettings, together, train
+from flwr_frl.task.training import TrainerSettings, each_together, train
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy, weighted
 
 
@@ -87,7 +87,7 @@ def test_clients_with_equal_weights_are_batched(has_norm, batched_calls):
 
     alone, cohort = [model(0), model(1)], [model(0), model(1)]
     losses = [work(i, alone[i]) for i in range(2)]
-    results = together([lambda i=i: work(i, cohort[i]) for i in range(2)], 2)
+    results = list(each_together([lambda i=i: work(i, cohort[i]) for i in range(2)], 2))
     assert batched_calls["TrainCall"] == [2]
     assert results == pytest.approx(losses, rel=1e-5)
     for one, other in zip(alone, cohort, strict=True):

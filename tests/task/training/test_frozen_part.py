@@ -27,10 +27,10 @@ from flwr_frl.task.training import (
     SGD,
     OneExampleError,
     TrainCall,
+    each_together,
     evaluate,
     features_of,
     steps_an_epoch,
-    together,
     train,
 )
 
@@ -277,14 +277,14 @@ def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
 
     alone, models = [normed() for _ in seats], [normed() for _ in seats]
     losses = [work(i, alone[i]) for i in seats]
-    result = together([partial(work, i, models[i]) for i in seats], 4)
+    result = list(each_together([partial(work, i, models[i]) for i in seats], 4))
     assert result == pytest.approx(losses, rel=1e-5)
     for result_model, expected in zip(models, alone, strict=True):
         assert_close(result_model, expected, **NEAR)
     # Here they occur at the same time.
     again = [normed() for _ in seats]
     sets = [sets[0]] * 4
-    together([partial(work, i, again[i]) for i in seats], 4)
+    list(each_together([partial(work, i, again[i]) for i in seats], 4))
     for i in (0, 1):
         assert_close(again[i], alone[i], **NEAR)
     assert not caplog.records

@@ -13,7 +13,7 @@ from torch import nn
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.common.settings import build
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import TrainCall, together, train
+from flwr_frl.task.training import TrainCall, each_together, train
 from flwr_frl.task.training.privacy import train_privately
 
 TORCH = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -79,7 +79,7 @@ def test_cohort_matches_clients_that_train_one_by_one(name, clip, part, batched_
         losses.append(work(i, alone[i]))
     assert not batched_calls["TrainCall"]
     pairs = [(i, cohort[i]) for i in range(3)]
-    results = together([lambda pair=pair: work(*pair) for pair in pairs], 3)
+    results = list(each_together([lambda pair=pair: work(*pair) for pair in pairs], 3))
     assert batched_calls["TrainCall"] == [3]
     assert results == pytest.approx(losses, rel=1e-5)
     for one, other in zip(alone, cohort, strict=True):
