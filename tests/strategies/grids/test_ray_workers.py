@@ -1,170 +1,163 @@
-"""Ray workers: their number, and recovery from failures. Ray itself is a fake."""
+"""Ray workers: their number, chunks, and recovery from failures. Ray is a fake."""
 
-import itertools
 import os
 import sys
 from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import ResourceError, SettingsError
 from flwr_frl.strategies.grids import ray_workers
-from flwr_frl.strategies.grids.ray_workers import RayWorkers, shares
+from flwr_frl.strategies.grids.ray_workers import resources_of_a_worker
+from flwr_frl.strategies.grids.simulation import RayGrid, split
 
 
 @pytest.mark.parametrize(
     ("device", "cores", "gpus", "expected"),
     [
-        ("cpu", 16, 2, (16, 0.0)),
-        ("auto", 16, 0, (16, 0.0)),
-        ("auto", 16, 2, (8, 0.25)),
-        ("cuda", 2, 1, (2, 0.25)),
+        ("cpu", 16, 2, (16, 1, 0)),
+        ("auto", 16, 0, (16, 1, 0)),
+        ("auto", 16, 2, (8, 1, 0.25)),
+        ("cuda", 2, 1, (2, 1, 0.25)),
         # Ray must not hide a GPU that is selected by its index.
-        ("cuda:1", 16, 2, (4, 0.0)),
-        ("mps", 8, 0, (4, 0.0)),
+        ("cuda:1", 16, 2, (4, 4, 0)),
+        ("mps", 6, 0, (3, 2, 0)),
     ],
 )
 def test_workers_share_cores_and_gpus(device, cores, gpus, expected):
-    assert shares(device, {"CPU": float(cores), "GPU": float(gpus)}) == expected
+    resources = {"CPU": float(cores), "GPU": float(gpus)}
+    count, share = resources_of_a_worker(device, resources)
+    assert (count, share["num_cpus"], share["num_gpus"]) == expected
+
+
+def by_worker(lengths: list[int], workers: int) -> list[int]:
+    """Return the number of messages per worker if all messages take the same time."""
+    loads = [0] * workers
+    for length in lengths:
+        loads[loads.index(min(loads))] += length
+    return loads
+
+
+@given(st.integers(0, 300), st.integers(1, 20), st.sampled_from([1, 4, 32]))
+def test_chunks_preserve_the_order_and_balance_the_workers(number, workers, together):
+    chunks = split(list(range(number)), workers, together)
+    assert [m for chunk in chunks for m in chunk] == list(range(number))
+    loads = by_worker([len(chunk) for chunk in chunks], workers)
+    assert max(loads) == -(-number // workers)
+    assert max(map(len, chunks), default=0) <= max(together, -(-number // workers))
 
 
 class DeadError(Exception):
     """Stands in for Ray's base class of errors."""
 
 
-class Worker:
-    """A fake worker. Whether it starts depends on the fake Ray."""
-
-    names = itertools.count()
-
-    def __init__(self) -> None:
-        self.name = next(Worker.names)
-        ready = SimpleNamespace(remote=lambda: ("ready", self))
-        self.ready = SimpleNamespace(options=lambda max_task_retries: ready)
+class KilledError(BaseException):
+    """Raised by a client whose worker dies."""
 
 
 @pytest.fixture
 def ray(monkeypatch):
-    """A fake Ray with two cores; ``dead`` holds the workers that no longer respond."""
-    dead: set[Worker] = set()
+    """A fake Ray with two cores, whose tasks run when their results are read."""
+    tasks, cancelled = {}, []
 
-    def get(handle):
-        if handle[1] in dead or fake.broken:
-            raise DeadError("it has died\nof a missing module")
+    def remote(**options):
+        def task(function):
+            def start(*arguments):
+                handle = object()
+                tasks[handle] = function, arguments
+                return handle
 
-    actor_class = SimpleNamespace(remote=Worker)
+            return SimpleNamespace(remote=start)
+
+        return task
+
+    def get(handle, timeout=None):
+        function, arguments = tasks.pop(handle)
+        try:
+            return function(*arguments)
+        except KilledError:
+            raise DeadError("it has died\nof a signal") from None
+
     fake = SimpleNamespace(
+        __spec__="found",
         is_initialized=lambda: True,
         cluster_resources=lambda: {"CPU": 2.0},
-        remote=lambda **_: lambda kind: actor_class,
+        put=lambda value: value,
+        remote=remote,
+        wait=lambda handles, timeout: (handles[:1], handles[1:]),
         get=get,
+        cancel=lambda handle, force: cancelled.append(handle),
+        cancelled=cancelled,
         exceptions=SimpleNamespace(RayError=DeadError),
-        dead=dead,
-        kill=dead.add,
-        broken=False,
     )
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(ray_workers, "_pool", {})
     return fake
 
 
-def hear(workers: RayWorkers) -> None:
-    for handle in list(workers.starting):
-        workers.welcome(handle)
+def send(grid: RayGrid, timeout: float | None = None) -> list[tuple[int, bool]]:
+    """Return each reply's node, and whether it is an error."""
+    messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
+    replies = grid.send_and_receive(messages, timeout=timeout)
+    return [(reply.metadata.src_node_id, reply.has_error()) for reply in replies]
 
 
-def test_workers_become_idle_once_they_report_ready(ray):
-    workers = RayWorkers(object, "cpu")
-    assert (workers.count, workers.idle, len(workers.starting)) == (2, [], 2)
-    hear(workers)
-    assert len(workers.idle) == 2
-    assert not workers.starting
-    # The next run reuses these workers, and waits for them to respond again.
-    same = RayWorkers(object, "cpu")
-    assert set(same.starting.values()) == set(workers.idle)
+@pytest.mark.parametrize("always", [True, False])
+def test_only_the_message_that_kills_its_worker_is_lost(ray, always) -> None:
+    killed: list[int] = []
+
+    def client(message, context):
+        if context.node_id == 7 and (always or not killed):
+            killed.append(7)
+            raise KilledError
+        context.state["own"] = ConfigRecord({"answers": 1})
+        return Message(RecordDict(), reply_to=message)
+
+    grid = RayGrid(client, 40)
+    # The messages of its chunk are repeated one by one.
+    assert send(grid) == [(node, always and node == 7) for node in range(1, 41)]
+    assert len(killed) == (2 if always else 1)
+    held = [context.node_id for context in grid.contexts_with_state()]
+    assert held == [node for node in range(1, 41) if not (always and node == 7)]
 
 
-def test_edited_module_replaces_the_workers(ray, monkeypatch, tmp_path):
-    # Modules of other tests are left out, since their files may come and go.
-    modules: dict[str, ModuleType] = {}
-    places = {"prefix": sys.prefix, "base_prefix": sys.base_prefix}
-    fake_sys = SimpleNamespace(modules=modules, **places)
-    monkeypatch.setattr(ray_workers, "sys", fake_sys)
-    monkeypatch.setattr(ray_workers, "_written", {})
-    module, path = ModuleType("of_mine"), tmp_path / "of_mine.py"
-    module.__file__ = str(path)
-    path.write_text("x = 1")
-    first = RayWorkers(object, "cpu")
-    # The module is added after the workers have started, and they import it.
-    modules["of_mine"] = module
-    same = RayWorkers(object, "cpu")
-    assert set(same.starting.values()) == set(first.starting.values())
-    path.write_text("x = 2")
-    os.utime(path, ns=(1, 1))
-    new = set(RayWorkers(object, "cpu").starting.values())
-    assert len(new) == 2
-    assert ray.dead == set(first.starting.values())
-    assert not new & ray.dead
+def test_tasks_are_cancelled_after_a_timeout_or_an_interruption(ray) -> None:
+    grid = RayGrid(lambda message, context: Message(RecordDict(), reply_to=message), 8)
+    assert send(grid, timeout=0.0) == []
+    assert len(ray.cancelled) == 8
+
+    def interrupt(handles, timeout):
+        raise KeyboardInterrupt
+
+    ray.wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        send(grid)
+    assert len(ray.cancelled) == 16
 
 
-def test_after_a_worker_died_the_idle_ones_are_checked_again(ray):
-    workers = RayWorkers(object, "cpu")
-    hear(workers)
-    first, second = workers.idle
-    workers.idle.remove(first)
-    workers.await_restart(first)
-    assert workers.idle == []
-    hear(workers)
-    assert set(workers.idle) == {first, second}
+def test_lack_of_resources_ends_the_run(ray) -> None:
+    error = DeadError("the task failed")
+    error.cause = ResourceError("out of memory; lower batch-size")
+    grid = RayGrid(lambda message, context: Message(RecordDict(), reply_to=message), 2)
+
+    def get(handle, timeout=None):
+        raise error
+
+    ray.get = get
+    with pytest.raises(ResourceError, match="out of memory"):
+        send(grid)
 
 
-def test_failed_start_ends_the_run_and_the_next_run_starts_new_workers(ray):
-    ray.broken = True
-    workers = RayWorkers(object, "cpu")
-    assert workers.patience() > 0
-    hear(workers)
-    with pytest.raises(SettingsError, match="no Ray worker starts: of a missing"):
-        workers.patience()
-    ray.broken = False
-    again = RayWorkers(object, "cpu")
-    hear(again)
-    assert len(again.idle) == again.count == 2
-    # If one of two workers is left, it is kept.
-    left, lost = again.idle
-    ray_workers._pool[2, 0.0].remove(lost)
-    last = RayWorkers(object, "cpu")
-    hear(last)
-    assert left in last.idle
-    assert len(last.idle) == 2
+def test_worker_that_cannot_start_is_a_one_line_error(ray) -> None:
+    def get(handle, timeout=None):
+        raise DeadError("it has died\nof a missing module")
 
-
-def test_waiting_for_the_first_worker_times_out(ray, monkeypatch):
-    workers = RayWorkers(object, "cpu")
-    began = ray_workers.time.monotonic()
-    assert workers.patience() == pytest.approx(300, abs=5)
-    clock = SimpleNamespace(monotonic=lambda: began + 301)
-    monkeypatch.setattr(ray_workers, "time", clock)
-    with pytest.raises(SettingsError, match="no Ray worker has started within 300 s"):
-        workers.patience()
-
-
-def test_worker_whose_work_is_ended_is_awaited(ray, monkeypatch):
-    workers, killed = RayWorkers(object, "cpu"), []
-    hear(workers)
-    busy, free = workers.idle
-    workers.idle.remove(busy)
-    monkeypatch.setattr(ray, "kill", lambda *args, **how: killed.append((*args, how)))
-    workers.restart([busy])
-    assert killed == [(busy, {"no_restart": False})]
-    assert set(workers.starting.values()) == {busy, free}
-
-
-def test_workers_of_an_earlier_ray_session_are_not_reused(ray, monkeypatch):
-    former = set(RayWorkers(object, "cpu").starting.values())
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_workers, "_start_ray", lambda: None)
-    assert not former & set(RayWorkers(object, "cpu").starting.values())
+    ray.get = get
+    with pytest.raises(SettingsError, match=r"^no Ray worker starts: of"):
+        RayGrid(lambda message, context: message, 2)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +171,12 @@ def test_failed_start_of_ray_is_a_one_line_error(ray, monkeypatch, address, line
     def init(*_, **__):
         raise Exception("The node timed out.\nIt may be busy.")
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init, raising=False)
+    ray.is_initialized, ray.init = lambda: False, init
     monkeypatch.setattr(ray_workers, "_authentication", lambda **_: nullcontext())
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     with pytest.raises(SettingsError) as caught:
-        RayWorkers(object, "cpu")
+        ray_workers.start_ray()
     assert str(caught.value).startswith(line)
     assert str(caught.value).endswith("It may be busy.")
 
@@ -215,18 +207,13 @@ def test_authentication_settings_of_the_user_are_kept(
     def present() -> dict[str, str]:
         return {n: os.environ[n] for n in (MODE, TOKEN, PATH) if n in os.environ}
 
-    with ray_workers._authentication(starts_ray):
-        within = present()
-    assert within.keys() == chosen.keys() | added
-    assert chosen.items() <= within.items()
-    assert present() == chosen
-
-
-def test_each_ray_session_has_a_new_token(monkeypatch):
-    for name in (MODE, TOKEN, PATH):
-        monkeypatch.delenv(name, raising=False)
     tokens = set()
-    for _ in range(3):
-        with ray_workers._authentication(starts_ray=True):
-            tokens.add(os.environ[TOKEN])
-    assert [len(token) for token in tokens] == [64] * 3
+    for _ in range(2):
+        with ray_workers._authentication(starts_ray):
+            within = present()
+        assert within.keys() == chosen.keys() | added
+        assert chosen.items() <= within.items()
+        assert present() == chosen
+        tokens.add(within.get(TOKEN))
+    # Each session has a new token.
+    assert len(tokens) == (2 if TOKEN in added else 1)
