@@ -22,7 +22,8 @@ NDArray = npt.NDArray[Any]
 class MemoryArray(Array):
     """An Array that is serialised when its ``data`` is read.
 
-    Its dtype, shape, bytes and digest equal those of ``Array(values)``.
+    Its dtype, shape, bytes and digest equal those of ``Array(values)``. It cannot be
+    changed.
 
     Parameters
     ----------
@@ -44,9 +45,8 @@ class MemoryArray(Array):
             values=values,
         )
 
-    # Flower declares a field of this name.
     @property
-    def data(self) -> bytes:
+    def data(self) -> bytes:  # type: ignore[override]
         """The bytes of an .npy file, written when they are first read.
 
         From then on the values are a view of the bytes.
@@ -56,23 +56,6 @@ class MemoryArray(Array):
             self.__dict__["values"] = decode(encoded)
         written: bytes = self.__dict__["_encoded"]
         return written
-
-    @data.setter
-    def data(self, data: bytes) -> None:
-        # With other bytes, this object becomes an instance of Flower's own Array.
-        for name in ("values", "_encoded", "all_finite"):
-            self.__dict__.pop(name, None)
-        self.__dict__["data"] = data
-        self.__class__ = Array  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether all fields are equal, as Flower's Array does."""
-        if not isinstance(other, Array):
-            return NotImplemented
-        fields = [(a.dtype, a.shape, a.stype) for a in (self, other)]
-        return self is other or (fields[0] == fields[1] and self.data == other.data)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def numpy(self) -> NDArray:
         """Return a copy of the values."""

@@ -30,18 +30,16 @@ def test_records_equal_those_of_flower_s_constructor():
         # The bytes have not been read yet.
         assert num_bytes(array) == num_bytes(expected) == len(expected.data)
         np.testing.assert_array_equal(values_of(array), value)
-        assert array == expected
-        assert expected == array
         assert array.object_id == expected.object_id
         # With its children, as it is sent over a network
         assert Array.inflate(array.deflate(), dict(array.children or {})) == expected
         np.testing.assert_array_equal(values_of(array), value)
         np.testing.assert_array_equal(array.numpy(), value)
-    assert record["float32"] != Array(np.zeros((2, 3), np.float32))
     np.testing.assert_array_equal(record.to_numpy_ndarrays()[0], VALUES["float32"])
-    assert record == ArrayRecord(
+    expected = ArrayRecord(
         {n: Array(np.array(v, order="C")) for n, v in VALUES.items()}
     )
+    assert record.object_id == expected.object_id
 
 
 def test_values_are_shared_and_cannot_be_written():
@@ -59,13 +57,6 @@ def test_bytes_are_created_once_and_then_hold_the_values():
     array = MemoryArray(np.ones(3))
     assert array.data is array.data
     assert np.shares_memory(values_of(array), np.frombuffer(array.data, np.uint8))
-
-
-def test_an_array_whose_bytes_are_replaced_becomes_a_flower_array():
-    array = MemoryArray(np.ones(3))
-    array.data = Array(np.zeros(3)).data
-    assert type(array) is Array
-    np.testing.assert_array_equal(array.numpy(), np.zeros(3))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
