@@ -12,19 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.task.checks import TriedExamples, try_examples
+from flwr_frl.task.checks import Trials, check_head, check_model
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import check_metrics
-from flwr_frl.task.model_checks import (
-    check_head,
-    check_model,
-    try_training,
-    try_twice,
-)
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.memory_format import (
     computes_the_same_channels_last,
@@ -88,8 +81,7 @@ class BaseTask(ABC):
     def check(self, client: int) -> None:
         """Try the model, the loss and the metrics on a client's first examples.
 
-        Examples like those of a client that has been tried are not tried again, as one
-        process may have 100,000 clients.
+        Examples like those of a client that has been tried are not tried again.
         """
         for part in ("train", "test"):
             examples = getattr(self, f"{part}_examples")(client)
@@ -99,28 +91,25 @@ class BaseTask(ABC):
                     "be an ExampleSet; ExampleSet.from_dataset converts a Dataset (or "
                     "the dataset of a DataLoader)"
                 )
-            if len(examples) == 0 or self._tried_examples.covers(part, examples):
+            if len(examples) == 0:
                 continue
             try:
                 # Models, losses and metrics may draw random numbers.
                 with seeded(0):
-                    self._try(part, examples)
+                    if not self._trials.accepted:
+                        self.check_model(examples)
+                    self._trials.check(cast(Task, self), part, examples)
             except SettingsError as error:
                 name = self.client_names[client] if self.client_names else client
                 line = f"{part} examples of client {name}: {error}"
                 raise SettingsError(line) from error
-            self._tried_examples.add(part, examples)
-
-    def _try(self, part: str, examples: ExampleSet) -> None:
-        if part == "train":
-            try_twice(self.scratch_model, examples.first(2))
-        try_examples(cast(Task, self), examples)
-        if part == "train":
-            try_training(cast(Task, self), examples)
 
     @cached_property
-    def _tried_examples(self) -> TriedExamples:
-        return TriedExamples()
+    def _trials(self) -> Trials:
+        return Trials()
+
+    def check_model(self, examples: ExampleSet) -> None:  # noqa: B027
+        """Check the model on a client's examples, before any other check."""
 
     def read(self, line: str) -> Tensor:
         """Return the comma-separated numbers of a line, as float32."""
@@ -186,6 +175,12 @@ class ExampleTask(BaseTask):
                 f"model is a {type(self.model).__name__}; expected a function that "
                 "returns a new one"
             )
+        if isinstance(self.loss, type):
+            raise SettingsError(
+                f"loss is the class {self.loss.__name__}; expected a function, such as "
+                f"{self.loss.__name__}()"
+            )
+        check_metrics(self.metrics)
         if isinstance(self.train, Mapping) and isinstance(self.test, Mapping):
             if unpaired := sorted(map(str, {*self.train} ^ {*self.test})):
                 raise SettingsError(
@@ -198,26 +193,12 @@ class ExampleTask(BaseTask):
                 object.__setattr__(self, part, [sets[name] for name in names])
         for name in ("train", "test"):
             sets = getattr(self, name)
-            if isinstance(sets, Mapping):
-                raise SettingsError(
-                    f"{name} is a mapping; train and test must both be one, or neither"
-                )
-            if not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+            is_sequence = hasattr(sets, "__len__") and hasattr(sets, "__getitem__")
+            if isinstance(sets, Mapping) or not is_sequence:
                 raise SettingsError(
                     f"{name} is a {type(sets).__name__}; expected a sequence of the "
-                    "clients' ExampleSets, such as a list"
+                    "clients' ExampleSets, such as a list, or two dictionaries of them"
                 )
-        if isinstance(self.loss, type):
-            raise SettingsError(
-                f"loss is the class {self.loss.__name__}; expected a function, such as "
-                f"{self.loss.__name__}()"
-            )
-        if not isinstance(self.classes, Sequence):
-            raise SettingsError(
-                f"classes is of type {type(self.classes).__name__}; expected a tuple "
-                "of the classes' names, () where targets are numbers"
-            )
-        check_metrics(self.metrics)
 
     def initial_model(self) -> SplitModel:
         """Return a new model, initialised from the seed or the weights' file.
@@ -225,36 +206,49 @@ class ExampleTask(BaseTask):
         It is in channels-last format if it has dense 2D convolutions and then computes
         the same outputs, because convolutions on a CPU are faster in this format.
         """
-        model = self._initial_model()
-        if "channels-last" not in self._decided:
-            self._decided["channels-last"] = self._allows_channels_last(model)
-        elif self._decided["channels-last"]:
+        with seeded(self.seed or 0):
+            module = self.model()
+        if not isinstance(module, nn.Module):
+            raise SettingsError(
+                f"model() returns a {type(module).__name__}; expected an nn.Module"
+            )
+        name, model = type(module).__name__, module
+        if not isinstance(model, SplitModel):
+            model = SplitModel.wrap(module, self.head)
+        if self.weights:
+            load_weights(model, self.weights, name)
+        # Decided once, as a forward pass takes time.
+        if "_channels_last" not in vars(self):
+            vars(self)["_channels_last"] = self._allows_channels_last(model)
+        elif vars(self)["_channels_last"]:
             model = model.to(memory_format=torch.channels_last)
         return model
 
-    @cached_property
-    def _decided(self) -> dict[str, bool]:
-        return {}
-
     def _allows_channels_last(self, model: SplitModel) -> bool:
         """Decide by the examples of client 0, so that all processes decide alike."""
-        if not has_dense_convolutions(model):
+        if not has_dense_convolutions(model) or not len(self.train):
             return False
-        try:
-            inputs = self.train_examples(0).on(torch.device("cpu")).first(2)
-        # `check` reports errors in the examples.
-        except Exception:
+        examples = self.train_examples(0)
+        if not isinstance(examples, ExampleSet) or not len(examples):
             return False
-        return len(inputs) > 0 and computes_the_same_channels_last(model, inputs)
+        inputs = examples.on(torch.device("cpu")).first(2)
+        return computes_the_same_channels_last(model, inputs)
 
-    def _initial_model(self) -> SplitModel:
-        module = self._new_module()
-        name = type(module).__name__
+    def check_model(self, examples: ExampleSet) -> None:
+        """Check that each model is a new one, and that its head is its last layer."""
+        with seeded(self.seed or 0):
+            module = self.model()
+        first = {p.data_ptr() for p in self.scratch_model.parameters()}
+        # Empty tensors, and tensors without data, are at 0.
+        if first & {p.data_ptr() for p in module.parameters()} - {0}:
+            raise SettingsError(
+                f"model() returns a {type(module).__name__} with parameters that it "
+                "has returned before; each call must make a new one, or all clients "
+                "would train the same parameters"
+            )
         if not isinstance(module, SplitModel):
-            module = SplitModel.wrap(module, self.head)
-        if self.weights:
-            load_weights(module, self.weights, name)
-        return module
+            inputs = examples.on(torch.device("cpu")).first(2)
+            check_head(module, self.head or self.scratch_model.head_name, inputs)
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training examples."""
@@ -263,59 +257,6 @@ class ExampleTask(BaseTask):
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples."""
         return self._of("test", client)
-
-    def check(self, client: int) -> None:
-        """Check once that the head is the last layer, then check as `BaseTask` does.
-
-        Parameters
-        ----------
-        client : int
-            Index of the client, from 0.
-        """
-        examples = self.train_examples(client)
-        head = self.head or self.scratch_model.head_name
-        if head and isinstance(examples, ExampleSet) and len(examples):
-            if "head" not in self._tried:
-                module = self._new_module()
-                if not isinstance(module, SplitModel):
-                    inputs = examples.on(torch.device("cpu")).first(2)
-                    check_head(module, head, inputs)
-            self._tried.add("head")
-        super().check(client)
-        if not self._tried:
-            # A second model must not share parameters with the first.
-            self._new_module()
-            self._tried.add("second model")
-
-    def _new_module(self) -> nn.Module:
-        """Call `model`, and raise `SettingsError` unless it returns a new module."""
-        with seeded(self.seed or 0):
-            module = self.model()
-        if not isinstance(module, nn.Module):
-            raise SettingsError(
-                f"model() returns a {type(module).__name__}; expected an nn.Module"
-            )
-        parameters = [p for p in module.parameters() if not is_lazy(p)]
-        places = {p.untyped_storage().data_ptr(): p.detach() for p in parameters}
-        # Empty tensors, and tensors without data, are at 0.
-        if self._first.keys() & places.keys() - {0}:
-            raise SettingsError(
-                f"model() returns a {type(module).__name__} with parameters that it "
-                "has returned before; each call must make a new one, or all clients "
-                "would train the same parameters"
-            )
-        if not self._first:
-            self._first.update(places)
-        return module
-
-    @cached_property
-    def _first(self) -> dict[int, Tensor]:
-        """First model's parameters by address, kept so that no address is reused."""
-        return {}
-
-    @cached_property
-    def _tried(self) -> set[str]:
-        return set()
 
     def _of(self, part: str, client: int) -> ExampleSet:
         sets: Sequence[ExampleSet] = getattr(self, part)

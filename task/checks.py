@@ -1,154 +1,137 @@
-"""Checks that a task's model, loss, metrics and examples fit each other."""
+"""One pass that tries a task on a few examples before the first round.
+
+It finds what users most often get wrong: types and shapes that do not fit, classes out
+of range, losses that are no mean, heads that are not last, and models that cannot be
+trained or sent. Models, losses and metrics are the user's and may raise any exception.
+"""
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.npy import is_finite
+from flwr_frl.common.settings import SettingsError, reason_of
+from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
-from flwr_frl.task.function_checks import (
-    called,
-    check_classes,
-    check_pairs,
-    ignored_by,
-    is_sum,
-    name_of,
-    try_metric,
-)
-from flwr_frl.task.types import Task
+from flwr_frl.task.metrics import number
+from flwr_frl.task.models.frozen import copy_sharing_frozen, frozen_tensors
+from flwr_frl.task.models.pretrained import logits_of
+from flwr_frl.task.models.side_effects import uses_batch_statistics
+from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.training.sgd import freeze
+from flwr_frl.task.types import Loss, Task
 
-# Bounds of inputs and of targets.
-Bounds = tuple[tuple[float, float], ...]
+# Number of examples of a training step that is tried.
+FEW = 10
 
 
-class TriedExamples:
+class Trials:
     """The forms of examples that a task has accepted, so that few clients are tried.
 
-    A form consists of shapes, dtypes, the number of examples in the first batch, and
-    whether there are ``rows`` and ``mean``. Examples of an accepted form are not tried
-    again if their floats are finite and their integers within the accepted bounds.
+    A process may have 100,000 clients. Examples of an accepted form are not tried again
+    unless they have values that are not finite or tokens above all that were tried.
     """
 
     def __init__(self) -> None:
-        # Smallest and largest integers of inputs and targets, by form.
-        self._bounds: dict[tuple[Any, ...], Bounds] = {}
+        self.accepted: set[tuple[Any, ...]] = set()
+        self.highest = 0
+        # Number of classes: those of the task, or the outputs for integer targets.
+        self.classes = 0
 
-    def covers(self, part: str, examples: ExampleSet) -> bool:
-        """Return whether examples are like some that have been accepted."""
-        accepted = self._bounds.get(_form(part, examples))
-        if accepted is None:
-            return False
-        pairs = zip(accepted, _bounds(examples), strict=True)
-        # The comparison is false for NaN.
-        return all(low <= a and b <= high for (low, high), (a, b) in pairs)
-
-    def add(self, part: str, examples: ExampleSet) -> None:
-        """Record that examples have been accepted, unless their sum overflows."""
-        form, new = _form(part, examples), _bounds(examples)
-        if any(math.isnan(high) for _, high in new):
+    def check(self, task: Task, part: str, examples: ExampleSet) -> None:
+        """Raise `SettingsError` unless the task can be used with the examples."""
+        inputs, targets = examples.inputs, examples.targets
+        check_range(targets, self.classes or len(task.classes), task.loss)
+        tensors = ((tuple(t.shape[1:]), t.dtype) for t in (inputs, targets))
+        form = part, *tensors
+        highest, finite = 0, True
+        # Rows of mapped files are not read.
+        if examples.rows is None and inputs.is_floating_point():
+            finite = bool(inputs.sum().isfinite())
+        elif examples.rows is None and inputs.dtype == torch.int64 and inputs.numel():
+            highest = int(inputs.max())
+        if finite and form in self.accepted and highest <= self.highest:
             return
-        first, second = self._bounds.get(form, new), new
-        self._bounds[form] = tuple(
-            (min(a, c), max(b, d)) for (a, b), (c, d) in zip(first, second, strict=True)
-        )
+        outputs = try_examples(task, examples, training=part == "train")
+        if are_classes(targets, outputs.shape[1:2]):
+            self.classes = outputs.shape[1]
+            check_range(targets, self.classes, task.loss)
+        self.accepted.add(form)
+        self.highest = max(self.highest, highest)
 
 
-def _form(part: str, examples: ExampleSet) -> tuple[Any, ...]:
-    inputs, targets = examples.inputs, examples.targets
-    tensors = ((tuple(value.shape[1:]), value.dtype) for value in (inputs, targets))
-    first = min(len(examples), EVALUATION_BATCH)
-    return part, first, examples.rows is None, examples.mean is None, *tensors
-
-
-def _bounds(examples: ExampleSet) -> Bounds:
-    """Return bounds of integers; (0, 0) for bytes and finite floats, else (0, NaN)."""
-
-    def bounds(values: Tensor) -> tuple[float, float]:
-        # Pixels are bytes, and may be mapped from a file.
-        if values.dtype in (torch.uint8, torch.bool) or values.numel() == 0:
-            return 0, 0
-        if values.is_floating_point() or values.is_complex():
-            # The sum may overflow. Then the examples are tried once more than needed.
-            return 0, 0 if math.isfinite(abs(values.sum().item())) else math.nan
-        low, high = values.aminmax()
-        return int(low), int(high)
-
-    read = examples.inputs if examples.rows is None else examples.inputs[:0]
-    return bounds(read), bounds(examples.targets)
-
-
-def try_examples(task: Task, examples: ExampleSet) -> None:
-    """Raise `SettingsError` unless the task can be used with the examples.
-
-    Tries the first batch and examples with inputs that are not finite, and checks the
-    range of all classes.
+def try_examples(task: Task, examples: ExampleSet, training: bool) -> Tensor:
+    """Return the outputs for a batch; `SettingsError` if a part does not accept it.
 
     Parameters
     ----------
     task : Task
-        The task.
+        The task. Its models stay as they are.
     examples : ExampleSet
-        The examples, at least one.
+        At least one example. The first ones are tried, and those that are not finite.
+    training : bool
+        Also try a training step.
     """
-    targets = examples.targets
-    is_cross_entropy = task.loss is nn.functional.cross_entropy
-    count, ignored = len(task.classes), IGNORED if is_cross_entropy else np.inf
-    marked = targets.masked_fill(targets == ignored_by(task.loss), IGNORED)
-    # Before the loss, whose own error would not name the row.
-    check_range(marked, count, ignored)
+    model = copy_sharing_frozen(task.scratch_model).eval()
     rows = _rows_to_try(examples)
-    batch = next(examples.subset(rows).batches(len(rows)))
-    outputs = try_batch(task, batch, rows.tolist())
-    entropy = is_cross_entropy and outputs.ndim > 1
-    if entropy and outputs.shape[1] == 1 and len(task.classes) != 1:
+    inputs, targets = next(examples.subset(rows).batches(len(rows)))
+    outputs = _outputs(model, inputs)
+    _check_shapes(task, outputs, targets)
+    value = _loss_of(task, outputs, targets)
+    if not value.isfinite():
+        for name, values in (("inputs", inputs), ("targets", targets)):
+            odd = ~values.isfinite().reshape(len(values), -1).all(1)
+            if odd.any():
+                row = int(rows[odd.nonzero()[0]])
+                raise SettingsError(f"the {name} of row {row} are not finite")
+        line = f"the loss of the first batch is {value.item()}; expected finite"
+        raise SettingsError(line)
+    outputs = outputs.detach()
+    if _is_sum(task.loss, outputs, targets, value.item()):
         raise SettingsError(
-            "the loss is cross-entropy and the model has one output, for which it is "
-            "always 0; use another loss for numbers, such as nn.functional.mse_loss"
+            "the loss of a batch and the same again is twice the loss; expected the "
+            "mean over the batch (reduction='mean' in torch's losses), not the sum"
         )
-    if task.classes and targets.is_floating_point():
-        raise SettingsError(
-            f"targets are {name_of(targets.dtype)}; with classes they must be "
-            "integers, from 0"
-        )
-    width = outputs.shape[1:2].numel()
-    if not targets.is_floating_point() and width < count:
-        raise SettingsError(
-            f"the model has {width} outputs; of {count} classes it must have one each"
-        )
-    if are_classes(targets, outputs.shape[1:2]):
-        check_classes(task.loss, outputs, batch[1])
-        if not count:
-            check_range(marked, outputs.shape[1], ignored)
+    try_metrics(task, outputs, targets)
+    if training:
+        _try_training(task, model, inputs[:FEW], targets[:FEW])
+    return outputs
 
 
-def _rows_to_try(examples: ExampleSet) -> Tensor:
-    """Return the rows of the first batch, and of later inputs that are not finite.
+def try_metrics(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Raise `SettingsError` unless metrics return numbers.
 
-    They are one batch, as the loss may ignore all rows with such inputs.
+    A metric may be undefined for some targets, and then raise an exception, but not one
+    of a mistake in its code.
     """
-    inputs, first = examples.inputs, min(len(examples), EVALUATION_BATCH)
-    rows = torch.arange(first)
-    # Memory-mapped inputs are images of bytes.
-    if inputs.is_floating_point() and examples.rows is None:
-        odd = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:, 0]
-        rows = torch.cat([rows, odd[odd >= first][:EVALUATION_BATCH]])
-    return rows
+    for name, metric in task.metrics.items():
+        try:
+            value = metric(outputs, targets)
+        except (AttributeError, NameError, TypeError) as error:
+            raise SettingsError(f"metric {name!r} fails: {reason_of(error)}") from error
+        # A custom metric may raise any exception.
+        except Exception:
+            continue
+        number(name, value)
 
 
-def check_range(targets: Tensor, count: int, ignored: float) -> None:
+def check_range(targets: Tensor, count: int, loss: Loss) -> None:
     """Raise `SettingsError` if an integer target is none of ``count`` classes, if any.
 
-    A negative target is allowed if it is ``ignored``, or if that is infinity.
+    Cross-entropy ignores the target -100, and a custom loss may ignore all below 0.
     """
     if not count or targets.is_floating_point():
         return
     flat = targets.flatten()
-    wrong = (flat >= count) | ((flat < 0) & (flat != ignored) & (ignored < 0))
+    wrong = flat >= count
+    if loss is nn.functional.cross_entropy:
+        wrong |= (flat < 0) & (flat != IGNORED)
     if wrong.any():
         first = int(wrong.nonzero()[0])
         row = first * len(targets) // len(flat)
@@ -158,116 +141,198 @@ def check_range(targets: Tensor, count: int, ignored: float) -> None:
         )
 
 
-def try_batch(
-    task: Task, batch: tuple[Tensor, Tensor], rows: Sequence[int] | None = None
-) -> Tensor:
-    """Return the model's outputs for a batch.
+def check_model(model: SplitModel) -> None:
+    """Raise `SettingsError` if an initial model cannot be trained or sent.
+
+    It has only frozen parameters, or its state dict contains uninitialised, 16-bit or
+    non-finite values.
+    """
+    if frozen_tensors(model) and not any(True for _ in model.parameters()):
+        raise SettingsError(
+            f"the model's {min(frozen_tensors(model))!r} does not require a gradient, "
+            "and neither does any other parameter; at least one must, to be trained"
+        )
+    for name, value in model.tensors.items():
+        problem = ""
+        if is_lazy(value):
+            problem = "has no shape yet; call the model once in model()"
+        elif value.dtype in (torch.float16, torch.bfloat16):
+            problem = f"is {value.dtype}; expected float32 (bfloat16=true trains in 16"
+            problem += " bits)"
+        elif not is_finite(value.detach().cpu().numpy()):
+            problem = "is not finite; a mask must be a buffer with persistent=False"
+        if problem:
+            raise SettingsError(f"the model's {name!r} {problem}")
+
+
+@torch.no_grad()
+def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
+    """Raise `SettingsError` unless the head is the last layer that a module applies.
 
     Parameters
     ----------
-    task : Task
-        The task.
-    batch : tuple of Tensor
-        Inputs and targets.
-    rows : sequence of int, optional
-        Rows of the examples that form the batch; the first ones by default.
-
-    Raises
-    ------
-    SettingsError
-        If the model, the loss or a metric does not accept the batch. The error names
-        the row if model and loss accept others.
+    module : nn.Module
+        The module, which is split in place.
+    head : str
+        Dotted name of the head.
+    inputs : Tensor
+        Inputs to try the module on.
     """
-    targets = batch[1]
+    name = type(module).__name__
+    with seeded(0):
+        expected = logits_of(_called("the model", module.eval(), inputs=inputs))
     try:
-        outputs, value = _computed(task, batch)
-    except SettingsError as error:
-        rows = range(len(targets)) if rows is None else rows
-        raise _located(task, batch, rows, error) from error
-    outputs = outputs.detach()
-    if is_sum(task.loss, outputs, targets, value.item()):
-        raise SettingsError(
-            "the loss of a batch and the same again is twice the loss; expected the "
-            "mean over the batch (reduction='mean' in torch's losses), not the sum"
+        with seeded(0):
+            outputs = SplitModel.wrap(module, head).eval()(inputs)
+        torch.testing.assert_close(
+            outputs, expected, rtol=1e-3, atol=1e-4, equal_nan=True
         )
-    check_pairs("the loss", task.loss, outputs, targets)
-    for name, metric in task.metrics.items():
-        try_metric(name, metric, outputs, targets)
-        check_pairs(f"metric {name!r}", metric, outputs, targets)
-    return outputs
+    except Exception as error:
+        raise SettingsError(
+            f"head is {head!r}, which is not the last thing that {name} applies: what "
+            "follows it (a softmax, a squeeze, an object around the outputs) must be "
+            "left to the loss, or be part of a named head"
+        ) from error
 
 
-def _computed(task: Task, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return outputs and loss of a batch; `SettingsError` if one of them is invalid."""
-    inputs, targets = batch
-    outputs = called("the model", task.scratch_model.eval(), inputs=inputs)
-    if not isinstance(outputs, Tensor):
-        raise SettingsError(
-            f"the model returns a {type(outputs).__name__}; expected a tensor"
+def _called(who: str, function: Callable[..., Any], **tensors: Tensor) -> Any:
+    """Return a function's value for tensors; `SettingsError` if it raises an error."""
+    try:
+        return function(*tensors.values())
+    except Exception as error:
+        forms = (
+            f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
+            f"{tuple(value.shape)}"
+            for name, value in tensors.items()
         )
-    _check_shapes(outputs, targets)
+        line = f"{who} refuses {' and '.join(forms)}: {reason_of(error)}"
+        raise SettingsError(line) from error
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    mode = "training" if model.training else "evaluation"
+    outputs = _called("the model", model, inputs=inputs)
+    if isinstance(outputs, Tensor):
+        return outputs
+    raise SettingsError(
+        f"the model returns a {type(outputs).__name__} in {mode} mode; expected a "
+        "tensor, without auxiliary outputs (aux_logits=False in torchvision)"
+    )
+
+
+def _loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     with warnings.catch_warnings():
         # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
         warnings.filterwarnings("error", message="Using a target size")
-        value = called("the loss", task.loss, outputs=outputs, targets=targets)
+        value = _called("the loss", task.loss, outputs=outputs, targets=targets)
     if not isinstance(value, Tensor) or value.ndim > 0:
         shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise SettingsError(
             f"the loss of a batch is {shown!s}; expected a tensor of one number, the "
             "mean over the batch"
         )
-    if not value.isfinite():
-        raise SettingsError(
-            f"the loss of the first batch is {value.item()}; expected finite"
-        )
     if outputs.requires_grad and not value.requires_grad:
         raise SettingsError(
             "the loss has no gradient; expected computed from the outputs by "
             "torch, and not from a copy of them (detach, item, numpy)"
         )
-    return outputs.detach(), value.detach()
+    return value
 
 
-def _check_shapes(outputs: Tensor, targets: Tensor) -> None:
-    """Raise `SettingsError` unless integer targets have the shape of classes."""
-    expected = outputs.shape[:1] + outputs.shape[2:]
-    if not are_classes(targets, outputs.shape[1:2]) or targets.shape == expected:
-        return
-    shapes = f"outputs of shape {tuple(outputs.shape)} and integer targets of shape "
-    shapes += f"{tuple(targets.shape)}"
-    if targets.shape == outputs.shape:
+def _rows_to_try(examples: ExampleSet) -> Tensor:
+    """Return the rows of the first batch, and of later inputs that are not finite."""
+    inputs, first = examples.inputs, min(len(examples), EVALUATION_BATCH)
+    rows = torch.arange(first)
+    # Memory-mapped inputs are images of bytes.
+    if inputs.is_floating_point() and examples.rows is None:
+        odd = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:, 0]
+        rows = torch.cat([rows, odd[odd >= first][:EVALUATION_BATCH]])
+    return rows
+
+
+def _check_shapes(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Raise `SettingsError` unless the targets' form fits the outputs and the loss."""
+    shapes = f"outputs have the shape {tuple(outputs.shape)}, targets "
+    shapes += f"({targets.dtype}) the shape {tuple(targets.shape)}"
+    width, classes = outputs.shape[1:2].numel(), len(task.classes)
+    keywords = task.loss.keywords if isinstance(task.loss, partial) else {}
+    ignored = getattr(task.loss, "ignore_index", keywords.get("ignore_index", IGNORED))
+    if ignored != IGNORED:
         raise SettingsError(
-            f"{shapes}; integers are classes, so the targets of several labels or "
-            "numbers must be floats (targets.float())"
+            f"the loss ignores the target {ignored}; expected {IGNORED}, which "
+            "accuracy ignores too"
         )
-    raise SettingsError(
-        f"{shapes}; classes must be the outputs' second dimension, and the others the "
-        "targets'"
-    )
+    if classes and (targets.is_floating_point() or width < classes):
+        raise SettingsError(
+            f"{shapes}; with {classes} classes, there must be an output for each, and "
+            "targets must be integers"
+        )
+    if are_classes(targets, outputs.shape[1:2]):
+        if targets.shape != outputs.shape[:1] + outputs.shape[2:]:
+            raise SettingsError(
+                f"{shapes}; integers are classes, which must be the outputs' second "
+                "dimension, and the others the targets'; several labels or numbers "
+                "must be floats (targets.float())"
+            )
+        return
+    same_size = targets.numel() == outputs.numel() and targets.shape != outputs.shape
+    if targets.ndim < outputs.ndim or same_size:
+        raise SettingsError(
+            f"{shapes}; targets that are numbers must have as many dimensions as the "
+            "outputs, (n, 1) for one number"
+        )
 
 
-def _located(
-    task: Task, batch: tuple[Tensor, Tensor], rows: Sequence[int], error: SettingsError
-) -> SettingsError:
-    """Return an error of a batch that names the first row at fault, if it has one."""
-    refused, accepted = [], False
-    for i in range(len(rows)):
-        inputs, targets = (part[i : i + 1] for part in batch)
-        # The loss of targets that it ignores is NaN.
-        if not targets.is_floating_point() and (targets < 0).all():
-            continue
-        try:
-            _computed(task, (inputs, targets))
-            accepted = True
-        except SettingsError:
-            refused.append(i)
-        if accepted and refused:
-            break
-    if not refused:
-        return error
-    i = refused[0]
-    for name, values in zip(("inputs", "targets"), batch, strict=True):
-        if not values[i].isfinite().all():
-            line = f"the {name} of row {rows[i]} are not finite; {error}"
-            return SettingsError(line)
-    return SettingsError(f"row {rows[i]}: {error}") if accepted else error
+@torch.no_grad()
+def _is_sum(loss: Loss, outputs: Tensor, targets: Tensor, value: float) -> bool:
+    """Return True if a loss is a sum over the examples instead of a mean.
+
+    A sum doubles with the batch, and equals the sum of the losses of both halves. A
+    loss of pairs may fulfil the first condition.
+    """
+    half = len(outputs) // 2
+    try:
+        twice = float(loss(torch.cat([outputs] * 2), torch.cat([targets] * 2)))
+        halves = float(loss(outputs[:half], targets[:half]))
+        halves += float(loss(outputs[half:], targets[half:]))
+    # A loss for a fixed number of examples is not a sum over them.
+    except Exception:
+        return False
+    doubles = math.isclose(twice, 2 * value, rel_tol=1e-3)
+    return value != 0 and doubles and math.isclose(halves, value, rel_tol=1e-3)
+
+
+def _try_training(
+    task: Task, model: SplitModel, inputs: Tensor, targets: Tensor
+) -> None:
+    """Raise `SettingsError` unless a model can be trained, also on one example."""
+    # Batch norms refuse a single example.
+    if len(inputs) == 1:
+        return
+    buffers = dict(model.named_buffers())
+    freeze(model, "all")
+    outputs = _outputs(model, inputs)
+    try:
+        torch.autograd.backward(_loss_of(task, outputs, targets))
+    except SettingsError:
+        raise
+    # Custom functions and hooks may raise any exception.
+    except Exception as error:
+        raise SettingsError(f"a training step fails: {reason_of(error)}") from error
+    for name, buffer in model.named_buffers():
+        if buffers.get(name, buffer) is not buffer:
+            raise SettingsError(
+                f"the model's forward replaces its buffer {name!r}; it must change the "
+                "buffer in place, with copy_"
+            )
+    if any(map(uses_batch_statistics, model.modules())):
+        return
+    # The last batch may have one example.
+    one = _outputs(model.eval(), inputs[:1])
+    if one.shape != (1, *outputs.shape[1:]):
+        raise SettingsError(
+            f"the model returns outputs of shape {tuple(one.shape)} for one example; "
+            f"expected {(1, *outputs.shape[1:])} (squeeze() also removes the dimension "
+            "of the examples; squeeze(1) does not)"
+        )
+    _loss_of(task, one, targets[:1])

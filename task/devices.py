@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
@@ -17,7 +16,6 @@ CPU = torch.device("cpu")
 NAMES = "auto, cpu, cuda, cuda:N or mps"
 # Setting and device of this process; one element, so that it can be replaced.
 _used: list[tuple[str, torch.device]] = [("cpu", CPU)]
-_AMOUNT = r"[\d.]+ (?:bytes|[KMGT]i?B)"
 
 
 def current() -> torch.device:
@@ -62,22 +60,16 @@ def find(name: str) -> torch.device:
     SettingsError
         If the name is invalid, or this machine has no such device.
     """
-    match = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d+))?", name)
-    require(match is not None, "device", name, NAMES)
-    assert match is not None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and not gpus):
-        return CPU
-    names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
+    available = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
     if torch.backends.mps.is_available():
-        names.append("mps")
-    kind = "cuda" if name == "auto" else name.partition(":")[0]
-    device = torch.device(kind, int(match[1] or 0))
-    available = {torch.device(n) for n in names} | {torch.device("mps", 0)}
-    exists = device in available and (kind != "mps" or "mps" in names)
-    allowed = f"auto, or what this machine has: {', '.join(names)}"
-    require(exists, "device", name, allowed)
-    return device
+        available.append("mps")
+    if name == "auto":
+        name = "cuda" if gpus else "cpu"
+    allowed = f"auto, or what this machine has: {', '.join(available)}"
+    exists = name in available or (name == "cuda" and gpus)
+    require(bool(exists), "device", name, allowed)
+    return torch.device(f"{name}:0" if name in ("cuda", "mps") else name)
 
 
 def seed(number: int) -> None:
@@ -176,12 +168,7 @@ def out_of_memory(error: Exception, advice: str) -> ResourceError:
     advice : str
         What the user can do about it.
     """
-    text = " ".join(str(error).split())
-    wanted = re.search(rf"ried to allocate ({_AMOUNT})", text)
-    free = re.search(rf"total capacity of ({_AMOUNT}) of which ({_AMOUNT})", text)
-    parts = [f"{wanted[1]} more were wanted" if wanted else text[:200]]
-    if free:
-        parts.append(f"{free[2]} of {free[1]} are free")
+    reason = " ".join(str(error).split())[:200]
     return ResourceError(
-        f"device {str(current())!r} is out of memory: {', and '.join(parts)}; {advice}"
+        f"device {str(current())!r} is out of memory: {reason}; {advice}"
     )

@@ -11,8 +11,8 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.types import Task
 
-# Largest number of rows of a set, and approximate number of values of a row, that are
-# read, so that a fingerprint takes less than a millisecond of any mapped data.
+# Largest number of rows of a set that are read, and of values per row that count, so
+# that a fingerprint takes about a millisecond of any mapped data.
 ROWS, VALUES = 16, 256
 
 
@@ -24,10 +24,10 @@ def fingerprint(task: Task, client: int) -> str:
     """Return a digest of a client's examples, computed once per run and process.
 
     It covers the number of training and test examples, the shapes and dtypes of inputs
-    and targets, and their values in up to 16 examples at equal distances, of each
-    about 256 values. Another split changes it; a change of a few other examples may
-    not. If the task is not of this package, or reads examples on access, they are read
-    under a fixed seed, so that random augmentations do not count.
+    and targets, and up to 4,096 values of 16 examples at equal distances. Another split
+    changes it; a change of a few other examples may not. If the task is not of this
+    package, or reads examples on access, they are read under a fixed seed, so that
+    random augmentations do not count.
 
     Parameters
     ----------
@@ -50,18 +50,14 @@ def fingerprint(task: Task, client: int) -> str:
 def _digest(sets: tuple[ExampleSet, ...]) -> str:
     digest = hashlib.sha256()
     for examples in sets:
-        every = slice(None, None, -(-len(examples) // ROWS) or 1)
-        rows = None if examples.rows is None else examples.rows[every]
-        for values, chosen in ((examples.inputs, rows), (examples.targets, None)):
-            shape = values.shape[1:]
-            most = round(VALUES ** (1 / max(1, len(shape))))
-            steps = [slice(None, None, -(-size // most) or 1) for size in shape]
-            # Slices of rows, so that no other bytes of a mapped file are read.
-            taken = values[(every if chosen is None else slice(None), *steps)]
-            taken = taken if chosen is None else taken[chosen.to(taken.device)]
-            digest.update(f"{len(examples)} {values.dtype} {tuple(shape)}".encode())
-            # Expanded tensors count as contiguous, but cannot be viewed as bytes.
-            taken = taken.detach().cpu().clone(memory_format=torch.contiguous_format)
+        rows = torch.arange(0, len(examples), -(-len(examples) // ROWS) or 1)
+        places = rows if examples.rows is None else examples.rows[rows]
+        for values, at in ((examples.inputs, places), (examples.targets, rows)):
+            shape = f"{len(examples)} {values.dtype} {tuple(values.shape[1:])}"
+            taken = values[at.to(values.device)].detach().cpu().flatten()
+            # Copied, as bytes can only be read from contiguous memory.
+            taken = taken[:: -(-len(taken) // (ROWS * VALUES)) or 1].clone()
+            digest.update(shape.encode())
             digest.update(taken.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 

@@ -1,21 +1,19 @@
 """Validation sets, and tasks with fewer training examples."""
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flwr_frl.common.settings import Checked, SettingsError, setting
-from flwr_frl.task.checks import try_batch
+from flwr_frl.task.checks import try_examples
 from flwr_frl.task.devices import seeded
-from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet
-from flwr_frl.task.function_checks import ignored_by
-from flwr_frl.task.metrics import METRICS, named_metrics
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.metrics import named_metrics
 from flwr_frl.task.types import Task
 
 # Number of clients whose splits are cached; the most recent ones.
@@ -67,68 +65,12 @@ class EvaluationSettings(Checked):
             )
 
 
-@dataclass(frozen=True)
-class OwnIgnored:
-    """A loss or metric that receives its own ignored value instead of `IGNORED`.
-
-    Parameters
-    ----------
-    function : callable
-        The loss or metric.
-    ignore_index : int
-        Target that it ignores.
-    """
-
-    function: Callable[[Tensor, Tensor], Any]
-    ignore_index: int
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
-        """Return the value of the function."""
-        own = targets.masked_fill(targets == IGNORED, self.ignore_index)
-        return self.function(outputs, own)
-
-
-def with_ignored(task: Task) -> Task:
-    """Return a task in which the targets that its loss ignores are `IGNORED`.
-
-    The loss and the metrics still receive the value that the loss ignores. If this is
-    `IGNORED`, the task is returned as it is.
-    """
-    index = ignored_by(task.loss)
-    if index == IGNORED:
-        return task
-
-    def marked(examples: ExampleSet) -> ExampleSet:
-        # `check` reports other types.
-        if not isinstance(examples, ExampleSet) or examples.targets.dtype != torch.long:
-            return examples
-        targets = examples.targets
-        return replace(examples, targets=targets.masked_fill(targets == index, IGNORED))
-
-    cached = lru_cache(maxsize=CACHED_CLIENTS)
-    metrics = {name: OwnIgnored(m, index) for name, m in task.metrics.items()}
-    return changed(
-        task,
-        {
-            "loss": OwnIgnored(task.loss, index),
-            "metrics": metrics,
-            "train_examples": cached(lambda i: marked(task.train_examples(i))),
-            "test_examples": cached(lambda i: marked(task.test_examples(i))),
-        },
-    )
-
-
 def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
     """Return a task with the settings' validation sets and metrics.
 
     Without any, this is the same object.
     """
     named = named_metrics(settings.metrics, task)
-    if (index := ignored_by(task.loss)) != IGNORED:
-        named = {
-            name: metric if name in METRICS else OwnIgnored(metric, index)
-            for name, metric in named.items()
-        }
     if not settings.validation_fraction and not named:
         return task
 
@@ -153,7 +95,7 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
         tested = twin.test_examples(client)
         if named and len(tested) > 0:
             with seeded(0):
-                try_batch(twin, next(tested.batches(EVALUATION_BATCH)))
+                try_examples(twin, tested, training=False)
 
     return changed(twin, {"check": check})
 
@@ -242,13 +184,7 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
     """Return a copy of a task with some attributes replaced."""
     twin = copy.copy(task)
-    vars(twin).update(attributes)
     for name, value in attributes.items():
-        # A property of a user's class would take precedence.
-        if getattr(twin, name) is not value:
-            raise SettingsError(
-                f"{type(task).__name__}.{name} is a property; expected a method or "
-                "an attribute with validation-fraction, metrics, new-clients or a loss "
-                "that has an ignore_index"
-            )
+        # Also in a frozen dataclass; a property of a user's class raises an error.
+        object.__setattr__(twin, name, value)
     return twin

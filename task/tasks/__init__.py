@@ -19,12 +19,7 @@ from flwr_frl.common.settings import (
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.devices import seeded
-from flwr_frl.task.held_out import (
-    EvaluationSettings,
-    changed,
-    with_evaluation,
-    with_ignored,
-)
+from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.tasks.hub import FromHub
 from flwr_frl.task.tasks.image import ImageTask
@@ -165,7 +160,7 @@ def built_task(key: TaskKey, num_clients: int) -> Task:
         task = changed(task, {"seed": evaluation.seed})
         vars(task).pop("_initial", None)
     task = with_adapters(task, build(AdapterSettings, dict(settings)))
-    return with_evaluation(with_ignored(task), evaluation)
+    return with_evaluation(task, evaluation)
 
 
 # Attributes of a task that algorithms use.

@@ -84,8 +84,8 @@ def test_clients_without_training_examples_are_tested(algorithm, module, tmp_pat
 
 
 def test_targets_that_cannot_be_evaluated_and_precisions_are_refused(module, tmp_path):
-    integers = "targets are float32; with classes they must be integers"
-    shapes = "outputs of shape (9, 4, 2) and integer targets of shape (9, 4); c"
+    integers = "with 2 classes, there must be an output for each, and targets must be"
+    shapes = "integers are classes, which must be the outputs' second dimension"
     for algorithm, task, line in (
         ("fedavg", "soft", integers),
         ("fedrod", "soft", integers),

@@ -75,22 +75,11 @@ def test_an_invalid_device_is_an_error(gpus, number, name):
     assert code_of(devices.find, name) == "device"
 
 
-# Wording of torch 2.15
-CUDA_SAYS = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of "
-    "15.77 GiB of which 1.10 GiB is free. Process 1 has 14.66 GiB memory in use."
-)
-
-
-def test_out_of_memory_reports_amounts():
-    error = torch.OutOfMemoryError(CUDA_SAYS)
-    assert devices.is_out_of_memory(error)
-    line = str(devices.out_of_memory(error, "lower batch-size (10)"))
-    amounts = "2.50 GiB more were wanted, and 1.10 GiB of 15.77 GiB are free"
-    assert line == f"device 'cpu' is out of memory: {amounts}; lower batch-size (10)"
+def test_out_of_memory_is_one_line_with_advice():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58)
     assert devices.is_out_of_memory(caught.value)
-    line = str(devices.out_of_memory(caught.value, "buy some"))
-    assert "1152921504606846976 bytes more were wanted; buy some" in line
+    line = str(devices.out_of_memory(caught.value, "lower batch-size (10)"))
+    assert "1152921504606846976 bytes" in line
+    assert line.endswith("; lower batch-size (10)")
     assert not devices.is_out_of_memory(RuntimeError("shapes do not fit"))

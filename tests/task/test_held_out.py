@@ -143,20 +143,3 @@ def test_invalid_metrics_are_an_error(metrics, classes, line):
     object.__setattr__(task, "classes", tuple(classes))
     settings = EvaluationSettings(metrics=metrics)
     assert_says(line, lambda: with_evaluation(task, settings).check(0))
-
-
-def test_metrics_that_are_a_property_cannot_be_replaced():
-    class Task(ExampleTask):
-        @property
-        def metrics(self):
-            return {}
-
-        @metrics.setter
-        def metrics(self, value):
-            pass
-
-    plain = task_of(3)
-    task = Task.__new__(Task)
-    vars(task).update(vars(plain))
-    settings = EvaluationSettings(metrics="macro-f1")
-    assert_says("Task.metrics is a property; expected", with_evaluation, task, settings)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from named_tasks import dashed
-from own_tasks import examples, task_of
+from own_tasks import examples, model, task_of
 from PIL import Image
 from refusals import assert_says, code_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from flwr_frl import simulate
 from flwr_frl.common.settings import declared, resolve
 from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.examples import ExampleSet
@@ -22,18 +23,45 @@ from flwr_frl.task.training import SGD, evaluate, train
 
 
 def test_task_from_examples_has_the_given_parts():
-    task = task_of()
+    task = task_of(classes=("a", "b"))
     assert [len(task.train_examples(i)) for i in (0, 1)] == [8, 12]
     assert [len(task.test_examples(i)) for i in (0, 1)] == [4, 6]
-    assert task.train_examples(1) is task.train[1]
-    assert task.classes == ()
-    assert task.unused_settings == {}
+    assert (task.classes, task.unused_settings) == (("a", "b"), {})
     # The default loss is cross-entropy: log 2 for equal outputs.
     loss = task.loss(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     assert loss.item() == pytest.approx(0.6931, abs=1e-4)
-    other = task_of(loss=nn.functional.mse_loss, classes=("a", "b"))
-    assert other.loss(torch.zeros(2), torch.tensor([1.0, 3.0])).item() == 5.0
-    assert other.classes == ("a", "b")
+
+
+def test_clients_may_have_names():
+    sets = {"north": examples(6, 0), "south": examples(4, 1)}
+    task = ExampleTask(model, sets, dict(reversed(sets.items())))
+    assert task.client_names == ("north", "south")
+    assert [len(task.train_examples(i)) for i in (0, 1)] == [6, 4]
+    assert [len(task.test_examples(i)) for i in (0, 1)] == [6, 4]
+
+
+def test_models_may_have_extra_state_and_expanded_buffers():
+    class Masked(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 8)
+            self.register_buffer("mask", torch.ones(1).expand(8), persistent=False)
+
+        def get_extra_state(self):
+            return {"version": 2}
+
+        def set_extra_state(self, state):
+            pass
+
+        def forward(self, x):
+            return super().forward(x) * self.mask
+
+    sets = [examples(6, 0)]
+    task = ExampleTask(lambda: SplitModel(Masked(), nn.Linear(8, 2)), sets, sets)
+    task.check(0)
+    before = task.scratch_model.state_dict()["head.weight"].clone()
+    args = (nn.functional.cross_entropy, 1, SGD(learning_rate=0.1))
+    train(task.scratch_model, "all", task.train_examples(0), *args)
+    assert not torch.equal(task.scratch_model.state_dict()["head.weight"], before)
 
 
 def test_seed_determines_only_the_initial_model():
@@ -213,6 +241,18 @@ def test_paths_to_something_else_and_invalid_settings_are_an_error(own, write_mo
     assert code_of(own, "sensors", nois=1.0) == "setting"
 
 
+def test_a_task_is_a_function_or_its_path(write_module, tmp_path):
+    path = f"{write_module('own_tasks', MODULE)}:unseeded"
+    more = {"clients": 2, "rounds": 1, "fraction": 1.0, "output": str(tmp_path)}
+    run = simulate("fedrep", "inline", task=task_maker(path), **more)
+    same = simulate("fedrep", "inline", task=path, **more)
+    assert run.summary["loss"] == same.summary["loss"]
+    line = "a function that returns the task"
+    assert_says(line, simulate, "fedrep", "inline", task=task_of(), **more)
+    line = "task is '__main__:mine'; expected of a module that workers can import"
+    assert_says(line, simulate, "fedrep", "ray", task="__main__:mine", **more)
+
+
 # Models, weights and metrics
 
 
@@ -227,11 +267,6 @@ def test_any_module_may_be_split_at_a_named_head_and_load_weights(tmp_path):
     task = ExampleTask(whole, sets, sets, head="out")
     names = ["representation.body.weight", "representation.body.bias"]
     assert list(task.initial_state) == [*names, "head.weight", "head.bias"]
-    for model, line in (
-        (whole, "has no head named ''"),
-        (dict, "model() returns a di"),
-    ):
-        assert_says(line, ExampleTask(model, sets, sets).initial_model)
     torch.manual_seed(3)
     state = whole().state_dict()
     torch.save(state, tmp_path / "w.pth")
