@@ -102,7 +102,7 @@ class BaseTask(ABC):
             except SettingsError as error:
                 name = self.client_names[client] if self.client_names else client
                 line = f"{part} examples of client {name}: {error}"
-                raise SettingsError(line) from error
+                raise SettingsError(line, error.code) from error
 
     @cached_property
     def _trials(self) -> Trials:

@@ -1,76 +1,188 @@
-"""Disk cache of data sets: one folder of ``.npy`` files each, with checksums.
+"""Data sets, and the disk cache in which they are stored as ``.npy`` files.
 
-Data sets are written once and memory-mapped afterwards, so that all processes of a
-machine share one copy. Incomplete and damaged folders are never used.
+A data set is read and written once, and memory-mapped afterwards, so that all processes
+of a machine share one copy. Folders appear in the cache all at once. Those whose files
+are missing or have another size are written again.
 """
 
+import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.files import sync
 from flwr_frl.common.settings import SettingsError
+from flwr_frl.task.data.images import Pictures
 
-Arrays = dict[str, npt.NDArray[Any]]
-# Writes the files of a data set into an empty directory.
-Build = Callable[[Path], None]
+Integers = npt.NDArray[np.int64]
 
-CHECKSUMS = "checksums.json"
+PARTS = ("train", "test")
+ABOUT = "about.json"
 # Prefix of unfinished folders. It must not match the files of other programs.
 PARTIAL = ".flwr-frl-partial-"
 # Seconds since its last change after which a partial folder counts as abandoned.
 PARTIAL_AGE = 3600.0
-# Checksums cover up to BLOCKS blocks of BLOCK bytes, evenly spread over large files.
-BLOCK, BLOCKS = 2**18, 256
-# Required free disk space, relative to the size of the arrays.
-SPACE_MARGIN = 1.02
 
 
-def ensure_built(directory: Path, build: Build) -> None:
-    """Build a folder of the cache unless it exists and is intact.
+@dataclass(frozen=True)
+class ImageSet:
+    """Labelled images, or rows of a table.
 
     Parameters
     ----------
-    directory : Path
-        The folder; its parent is the cache.
-    build : callable
-        Writes the files. They appear in the cache all at once, or not at all.
+    images : ndarray of uint8, shape (n, height, width, channels), or Pictures
+        The images, possibly not decoded yet. For a table, its float32 inputs of shape
+        (n, width).
+    labels : ndarray of int64, shape (n,)
+        Class of each image, from 0.
+    owners : ndarray of int64, shape (n,), optional
+        Client of each image, if the data is already split over clients.
+    """
+
+    images: Any
+    labels: Integers
+    owners: Integers | None = None
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.labels)
+
+    def __getitem__(self, rows: slice | Integers) -> "ImageSet":
+        """Return some of the images; a slice copies none of them."""
+        owners = None if self.owners is None else self.owners[rows]
+        return ImageSet(self.images[rows], self.labels[rows], owners)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test set with the names of their classes.
+
+    Parameters
+    ----------
+    train, test : ImageSet
+        The two sets.
+    classes : tuple of str
+        Names of the classes, by label.
+    clients : tuple of str, default ()
+        Names of the clients if the data is already split over clients.
+    notes : tuple of str, default ()
+        Notices for users.
+    """
+
+    train: ImageSet
+    test: ImageSet
+    classes: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+# Reads a data set from its source.
+Read = Callable[[], Dataset]
+# A client's x_train, y_train, x_test and y_test.
+ClientArrays = tuple[npt.NDArray[Any], ...]
+
+
+def from_clients(clients: Mapping[str, ClientArrays]) -> Dataset:
+    """Return the data set of clients' arrays; classes are counted.
+
+    Parameters
+    ----------
+    clients : mapping of str to tuple of ndarray
+        For each client x_train, y_train, x_test and y_test. Inputs have the same shape
+        for all clients that have any.
+    """
+    parts = []
+    for first in (0, 2):
+        pairs = [arrays[first : first + 2] for arrays in clients.values()]
+        owners = np.repeat(np.arange(len(pairs)), [len(labels) for _, labels in pairs])
+        inputs = np.concatenate([inputs for inputs, labels in pairs if len(labels)])
+        labels = np.concatenate([labels for _, labels in pairs])
+        parts.append(ImageSet(inputs, labels, owners))
+    count = 1 + int(max(part.labels.max() for part in parts))
+    return Dataset(parts[0], parts[1], tuple(map(str, range(count))), tuple(clients))
+
+
+def stamp(paths: Iterable["Path | os.DirEntry[str]"]) -> str:
+    """Return a key that changes when one of some files does."""
+    digest = hashlib.sha256()
+    for path in paths:
+        version = ""
+        # Decoding reports broken links.
+        with suppress(OSError):
+            stat = path.stat()
+            version = f"{stat.st_size}-{stat.st_mtime_ns}"
+        # Names need not be valid Unicode.
+        digest.update(os.fsencode(f"{os.fspath(path)}/{version}\n"))
+    return digest.hexdigest()
+
+
+def load_cached(cache: Path, key: str, read: Read) -> Dataset:
+    """Load a data set from the cache, after reading it from its source if necessary.
+
+    Parameters
+    ----------
+    cache : Path
+        Folder of the cache.
+    key : str
+        Identifies the data set's content; may contain names of files.
+    read : callable
+        Returns the data set.
 
     Raises
     ------
     SettingsError
-        If the cache cannot be written, or the disk is full.
+        If the data cannot be read, the cache cannot be written, or the disk is full.
     """
-    if directory.exists() and not is_intact(directory):
-        remove_damaged(directory)
-    if not directory.exists():
-        _store(build, directory)
+    directory = cache / hashlib.sha256(os.fsencode(key)).hexdigest()[:24]
+    if not _is_complete(directory):
+        _store(read, directory)
+    about = json.loads((directory / ABOUT).read_text("utf-8"))
+    parts = []
+    for part in PARTS:
+        arrays = {
+            name: np.load(path, mmap_mode="r", allow_pickle=False)
+            for name in ("images", "labels", "owners")
+            if (path := directory / f"{part}-{name}.npy").exists()
+        }
+        parts.append(ImageSet(**arrays))
+    texts = (tuple(about[name]) for name in ("classes", "clients", "notes"))
+    return Dataset(parts[0], parts[1], *texts)
 
 
-def _store(build: Build, directory: Path) -> None:
-    partial: Path | None = None
-    cache = directory.parent
-    missing = [path for path in (cache, *cache.parents) if not path.exists()]
+def _is_complete(directory: Path) -> bool:
+    """Return whether a folder has all of its files in their full size."""
+    try:
+        sizes = json.loads((directory / ABOUT).read_text("utf-8"))["sizes"].items()
+        return all((directory / n).stat().st_size == size for n, size in sizes)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _store(read: Read, directory: Path) -> None:
+    cache, partial = directory.parent, None
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(cache)
+        _remove_abandoned(cache)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
-        build(partial)
-        seal(partial)
+        _write(read(), partial)
+        if not _is_complete(directory):
+            # Processes that read a damaged folder keep its files until they end.
+            shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
         sync(cache)
     except OSError as error:
         # Another process may have stored the same data set first.
-        if not directory.exists():
+        if not _is_complete(directory):
             raise SettingsError(
                 f"the data cache {str(cache)!r} cannot be written ({error}); set "
                 "cache-dir to a directory with enough space",
@@ -79,88 +191,34 @@ def _store(build: Build, directory: Path) -> None:
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-        if not directory.exists():
-            for path in missing:
-                with suppress(OSError):
-                    path.rmdir()
 
 
-def remove_damaged(directory: Path) -> None:
-    """Remove a damaged folder atomically; other processes may be reading it."""
-    trash = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=directory.parent))
-    # Another process may have removed the folder, or replaced it by an intact one.
-    with suppress(OSError):
-        moved = directory.rename(trash / directory.name)
-        if is_intact(moved):
-            moved.rename(directory)
-    shutil.rmtree(trash, ignore_errors=True)
+def _write(dataset: Dataset, directory: Path) -> None:
+    """Write the files of a data set, and flush all of them to disk."""
+    for part, examples in zip(PARTS, (dataset.train, dataset.test), strict=True):
+        for name, values in vars(examples).items():
+            if values is None:
+                continue
+            with (directory / f"{part}-{name}.npy").open("wb") as file:
+                if isinstance(values, Pictures):
+                    values.write(file)
+                else:
+                    np.save(file, np.ascontiguousarray(values), allow_pickle=False)
+    about = {
+        "classes": dataset.classes,
+        "clients": dataset.clients,
+        "notes": dataset.notes,
+        "sizes": {path.name: path.stat().st_size for path in directory.iterdir()},
+    }
+    (directory / ABOUT).write_text(json.dumps(about), "utf-8")
+    for path in [*directory.iterdir(), directory]:
+        sync(path)
 
 
-def remove_abandoned(cache: Path) -> None:
+def _remove_abandoned(cache: Path) -> None:
     """Remove the partial folders of processes that were killed."""
     for path in cache.glob(f"{PARTIAL}*"):
         with suppress(OSError):
             newest = max(p.stat().st_mtime for p in (path, *path.iterdir()))
             if time.time() - newest > PARTIAL_AGE:
                 shutil.rmtree(path)
-
-
-def seal(directory: Path) -> None:
-    """Write the checksums of a folder's files, and flush all of them to disk."""
-    sums = {path.name: checksum(path) for path in sorted(directory.iterdir())}
-    (directory / CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
-    for path in [*directory.iterdir(), directory]:
-        sync(path)
-
-
-def is_intact(directory: Path) -> bool:
-    """Return whether a folder's files match their checksums."""
-    try:
-        sums = json.loads((directory / CHECKSUMS).read_text(encoding="utf-8"))
-        return bool(sums) and all(
-            checksum(directory / name) == sealed for name, sealed in sums.items()
-        )
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
-
-
-def checksum(path: Path) -> list[int]:
-    """Return a file's length, and the CRC-32 of up to 64 MiB of it."""
-    size = path.stat().st_size
-    step = max(BLOCK, size // BLOCKS)
-    crc = 0
-    with path.open("rb") as file:
-        for start in range(0, size, step):
-            file.seek(start)
-            crc = zlib.crc32(file.read(BLOCK), crc)
-        # Truncation changes the end, which the blocks above need not cover.
-        file.seek(max(0, size - BLOCK))
-        crc = zlib.crc32(file.read(BLOCK), crc)
-    return [size, crc]
-
-
-def require_space(directory: Path, num_bytes: int) -> None:
-    """Raise `OSError` unless the disk has space for ``num_bytes`` and a margin."""
-    needed, free = int(num_bytes * SPACE_MARGIN), shutil.disk_usage(directory).free
-    if free < needed:
-        raise OSError(f"{needed:,} bytes are needed, {free:,} are free")
-
-
-def save_arrays(directory: Path, arrays: Arrays) -> None:
-    """Write arrays as ``.npy`` files, named by their keys."""
-    for name, array in arrays.items():
-        with (directory / f"{name}.npy").open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-
-
-def open_pixels(
-    directory: Path, part: str, count: int, shape: tuple[int, ...]
-) -> BinaryIO:
-    """Open the ``.npy`` file of a part's images, with its header written.
-
-    The caller appends the uint8 pixels of ``count`` images of ``shape``.
-    """
-    file = (directory / f"{part}-images.npy").open("wb")
-    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
-    np.lib.format.write_array_header_1_0(file, header)
-    return file

@@ -1,56 +1,38 @@
 """Image folders: their classes, clients and images."""
 
-import hashlib
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
+from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.task.data.cache import PARTS, Dataset, ImageSet, stamp
 from flwr_frl.task.data.images import (
     FORM,
     INSPECTED,
-    Shape,
+    Pictures,
     Source,
     common_shape,
     images_in,
 )
 
-PARTS = ("train", "test")
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 
 
-@dataclass(frozen=True)
-class ClassFolder:
-    """A folder with the images of one class (and one client, if split over clients).
-
-    Parameters
-    ----------
-    part : {"train", "test"}
-        Part of the data set.
-    owner : int
-        Index of the client, or -1.
-    path : Path
-        The folder, named like the class.
-    count : int
-        Number of images.
-    """
+class Listed(NamedTuple):
+    """An image: its part of the data set, client or -1, class, and file."""
 
     part: str
     owner: int
-    path: Path
-    count: int
+    label: str
+    path: str
 
 
 class ImageFolder:
     """``train/<class>/*`` and ``test/<class>/*``, or ``<client>/train/<class>/*``.
-
-    Memory holds the file names of one class folder at a time.
 
     Parameters
     ----------
@@ -62,13 +44,6 @@ class ImageFolder:
         All classes; their folders may be missing or empty. By default every class
         folder is a class.
 
-    Attributes
-    ----------
-    classes, clients : tuple of str
-        Names of classes and clients; () for ``clients`` if the data is not split.
-    key : str
-        A key that changes when a file does.
-
     Raises
     ------
     SettingsError
@@ -77,121 +52,76 @@ class ImageFolder:
     """
 
     def __init__(self, data_dir: str, size: int, names: Sequence[str] = ()) -> None:
-        root = Path(data_dir).expanduser()
-        exists = bool(data_dir) and root.is_dir()
+        self.root, self.size, self.names = Path(data_dir).expanduser(), size, names
+        exists = bool(data_dir) and self.root.is_dir()
         require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
-        self.size = size
+        self.clients: tuple[str, ...] = ()
         try:
-            self._list(root, names)
+            if not (self.root / "train").is_dir():
+                folders = [f for f in self.root.iterdir() if (f / "train").is_dir()]
+                self.clients = tuple(sorted(folder.name for folder in folders))
+            self.images = list(self._list())
         except OSError as error:
             line = f"data-dir {data_dir!r} cannot be read: {error}"
             raise SettingsError(line, "data-dir") from None
         for part in PARTS:
             if not self.of(part):
-                line = f"data-dir {data_dir!r} has no images in {part!r}"
-                raise SettingsError(line, "data-dir")
-        folder_names = {folder.path.name for folder in self.folders}
-        self.classes = tuple(names) or tuple(sorted(folder_names))
+                line = f"data-dir {data_dir!r} has no images in {part!r}; expected "
+                raise SettingsError(line + LAYOUT, "data-dir")
+        found = {image.label for image in self.images}
+        self.classes = tuple(names) or tuple(sorted(found))
 
-    def _list(self, root: Path, names: Sequence[str]) -> None:
-        """Set ``clients``, ``folders`` and ``key``."""
-        paths, self.clients = _class_folders(root)
-        # File names need not be valid Unicode.
-        version = f"{root.resolve()}/{self.size}/{self.clients}{FORM}{'/'.join(names)}"
-        key = hashlib.sha256(os.fsencode(version))
-        folders = []
-        for part, owner, path in paths:
-            if names and path.name not in names:
-                raise SettingsError(
-                    f"class folder {str(path)!r} is not among the classes "
-                    f"{', '.join(names)}",
-                    "classes",
-                )
-            if names and not any(path.iterdir()):
-                continue
-            images = images_in(path, "class folder")
-            folders.append(ClassFolder(part, owner, path, len(images)))
-            for image in images:
-                key.update(os.fsencode(f"{image.path}/{_version(image)}\n"))
-        self.key = key.hexdigest()
-        self.folders = tuple(folders)
+    def _list(self) -> Iterator[Listed]:
+        """Yield all images, by client, part, class and name."""
+        for owner, client in enumerate(self.clients or [""]):
+            for part in PARTS:
+                folder = self.root / client / part
+                labels = sorted(f for f in folder.glob("*") if f.is_dir())
+                for label in labels:
+                    if self.names and label.name not in self.names:
+                        allowed = f"one of the classes {', '.join(self.names)}"
+                        require(False, "class folder", str(label), allowed, "classes")
+                    if self.names and not any(label.iterdir()):
+                        continue
+                    for image in images_in(label, "class folder"):
+                        yield Listed(part, owner, label.name, image.path)
 
-    def of(self, part: str) -> list[ClassFolder]:
-        """Return the class folders of a part, in the order of their images."""
-        return [folder for folder in self.folders if folder.part == part]
+    @property
+    def key(self) -> str:
+        """A key that changes when a file does."""
+        texts = self.clients, self.names
+        settings = f"{self.root.resolve()}/{self.size}/{texts}{FORM}"
+        return f"{settings}/{stamp(Path(image.path) for image in self.images)}"
+
+    def of(self, part: str) -> list[Listed]:
+        """Return the images of a part."""
+        return [image for image in self.images if image.part == part]
 
     def labels(self, part: str) -> npt.NDArray[np.int64]:
         """Return the class of each image of a part."""
-        folders = self.of(part)
-        labels = [self.classes.index(folder.path.name) for folder in folders]
-        return np.repeat(labels, [folder.count for folder in folders])
+        codes = {name: code for code, name in enumerate(self.classes)}
+        return np.array([codes[image.label] for image in self.of(part)], np.int64)
 
-    def owners(self, part: str) -> npt.NDArray[np.int64]:
-        """Return the client of each image of a part."""
-        folders = self.of(part)
-        owners = [folder.owner for folder in folders]
-        return np.repeat(owners, [folder.count for folder in folders])
+    def read(self) -> Dataset:
+        """Return the data set; its images are decoded when it is written."""
+        parts = []
+        for part in PARTS:
+            images = self.of(part)
+            owners = np.array([image.owner for image in images], np.int64)
+            pictures = Pictures(map(_source, images), len(images), self.shape)
+            of_clients = owners if self.clients else None
+            parts.append(ImageSet(pictures, self.labels(part), of_clients))
+        return Dataset(parts[0], parts[1], self.classes, self.clients)
 
-    def sources(self, part: str) -> Iterator[Source]:
-        """Yield the images of a part, sorted by name within a class folder."""
-        from PIL import Image
-
-        for folder in self.of(part):
-            images = images_in(folder.path, "class folder")
-            if len(images) != folder.count:
-                raise SettingsError(
-                    f"{str(folder.path)!r} changed from {folder.count} to "
-                    f"{len(images)} images while it was read; start again",
-                    "data-dir",
-                )
-            for image in images:
-                yield image.path, partial(Image.open, image.path)
-
-    def shape(self) -> Shape:
-        """Return the height, width and channels of the images after decoding."""
-        step = -(-sum(folder.count for folder in self.folders) // INSPECTED)
-        sources = chain.from_iterable(map(self.sources, PARTS))
-        return common_shape(islice(sources, 0, None, step), self.size)
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the images after decoding."""
+        ordered = [*self.of("train"), *self.of("test")]
+        some = ordered[:: -(-len(ordered) // INSPECTED)]
+        return common_shape(map(_source, some), self.size)
 
 
-def _version(image: "os.DirEntry[str]") -> str:
-    """Return a key that changes when an image file does."""
-    try:
-        stat = image.stat()
-    except OSError:
-        # A broken link, which decoding reports.
-        return "unreadable"
-    return f"{stat.st_size}/{stat.st_mtime_ns}"
+def _source(image: Listed) -> Source:
+    from PIL import Image
 
-
-def _class_folders(
-    root: Path,
-) -> tuple[list[tuple[str, int, Path]], tuple[str, ...]]:
-    """Return (part, client, path) of all class folders, and the clients' names."""
-    if (root / "train").is_dir():
-        clients: tuple[str, ...] = ()
-        parts = [(part, -1, root / part) for part in PARTS]
-    else:
-        clients = tuple(
-            sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
-        )
-        parts = [
-            (part, owner, root / client / part)
-            for owner, client in enumerate(clients)
-            for part in PARTS
-        ]
-    folders = [
-        (part, owner, folder)
-        for part, owner, parent in parts
-        if parent.is_dir()
-        for folder in sorted(parent.iterdir())
-        if folder.is_dir()
-    ]
-    for part in PARTS:
-        if not any(part == other for other, _, _ in folders):
-            raise SettingsError(
-                f"data-dir {str(root)!r} has no class folders under {part!r}; it must "
-                f"hold {LAYOUT}",
-                "data-dir",
-            )
-    return folders, clients
+    return image.path, partial(Image.open, image.path)

@@ -4,19 +4,18 @@ They are read once and written to the cache. Later runs need not import ``datase
 which takes a second.
 """
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flwr_frl.common.settings import (
     SettingsError,
@@ -25,36 +24,44 @@ from flwr_frl.common.settings import (
     need,
     require,
     setting,
-    unknown,
 )
-from flwr_frl.task.data.columns import (
-    MAX_CLASSES,
-    Values,
-    choose_columns,
-    read_column,
-    read_labels,
-    read_numbers,
-)
-from flwr_frl.task.data.datasets import DataSettings, save_dataset
+from flwr_frl.task.data.arrays import MAX_CLASSES
+from flwr_frl.task.data.cache import PARTS, Dataset, ImageSet, stamp
+from flwr_frl.task.data.datasets import DataSettings, cache_root
 from flwr_frl.task.data.images import (
     FORM,
+    IMAGE_SUFFIXES,
     INSPECTED,
+    Pictures,
     Source,
     common_shape,
 )
+from flwr_frl.task.data.labels import class_name, held_out
 from flwr_frl.task.data.partitioners import parse_arguments
 
-# Seed of the held-out test set, the same for all runs.
-HELD_OUT_SEED = 0x4E1D
+Values = npt.NDArray[Any]
+
 # Largest number of columns that a notice lists.
 LISTED = 10
-# Files that `save_to_disk` writes.
-SPLITS, STATE = "dataset_dict.json", "state.json"
-# Formats whose files cannot refer to others, as those of HDF5 can. The names of an
-# image folder's metadata are checked when images are read.
-FORMATS = ("arrow", "csv", "imagefolder", "json", "parquet", "webdataset")
-# Name of an image in an archive.
-ZIPPED = re.compile(r"(zip://[^:]*::)(.*)", re.DOTALL)
+# Readers of `datasets` by suffix; their files cannot refer to others, as those of HDF5
+# can. A folder is read by the first of them for which it has files.
+READERS = {
+    **dict.fromkeys(sorted(IMAGE_SUFFIXES), "imagefolder"),
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+}
+# Words in the names of files and folders that tell their split.
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+# Common names of label columns, for data sets without a `ClassLabel` column.
+LABEL_NAMES = ("label", "labels", "target", "class")
+NUMERIC = ("int", "uint", "float", "bool")
 # Held while a function of `datasets` is replaced.
 LOCK = Lock()
 
@@ -82,7 +89,8 @@ class ColumnSettings(DataSettings):
         Fraction of the training split that is held out; the same examples for all
         seeds. With `NaturalIdPartitioner`, it is a fraction of each client's examples.
     data_subset : str, default ""
-        Name of the data set's configuration, if it has several.
+        Name of the configuration of a data set of the hub, if it has several, or of a
+        folder in a local one.
     """
 
     input_columns: str = setting("", form="columns, separated by commas", safe=True)
@@ -93,33 +101,12 @@ class ColumnSettings(DataSettings):
     data_subset: str = setting("", form="a configuration", safe=True)
 
 
-class Selection(NamedTuple):
-    """The examples and columns that are used.
-
-    Parameters
-    ----------
-    parts : dict of str to datasets.Dataset
-        The examples for ``train`` and ``test``.
-    inputs : list of str
-        Names of the input columns.
-    labels : dict of str to ndarray of int64
-        Class of each example.
-    classes, notes : tuple of str
-        As in `Dataset`.
-    """
-
-    parts: dict[str, Any]
-    inputs: list[str]
-    labels: dict[str, Values]
-    classes: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 class HubData:
-    """A ``datasets`` data set that can be written to the cache.
+    """A ``datasets`` data set that can be read into the cache.
 
     Paths and URLs in the files of a data set are not trusted. Only files below its
-    folder are read, or, for a data set of the hub, files that were downloaded from it.
+    folder are read, without its metadata, or, for a data set of the hub, files of its
+    repository.
 
     Parameters
     ----------
@@ -143,9 +130,17 @@ class HubData:
         valid = is_possible(self.name)
         require(valid, "task", f"hf:{self.name}", "a name or a path")
         self.path = Path(self.name).expanduser()
-        if self.name.startswith((".", "/", "~")) and not self.path.exists():
-            line = f"{self.name!r} is no data set: there is no such path"
-            raise SettingsError(line, "data-dir")
+        exists = self.path.exists() or not self.name.startswith((".", "/", "~"))
+        require(exists, "data-dir", self.name, "the path of a data set")
+        if self.path.is_dir():
+            self.path /= settings.data_subset
+            exists = self.path.exists()
+            require(exists, "data-subset", settings.data_subset, "a folder in the data")
+        # The column whose values are the clients; empty for other partitions.
+        self.client_column = ""
+        if getattr(settings, "partition", "").endswith(":NaturalIdPartitioner"):
+            arguments = parse_arguments(getattr(settings, "partitioner_arguments", ""))
+            self.client_column = str(arguments.get("partition_by", ""))
 
     @property
     def key(self) -> str:
@@ -155,69 +150,77 @@ class HubData:
         """
         s = self.settings
         columns = s.input_columns, s.label_column, s.train_split, s.test_split
-        others = s.test_fraction, s.data_subset, s.image_size, self._client_column
-        versions = [self.name]
+        others = s.test_fraction, s.data_subset, s.image_size, self.client_column
+        version = self.name
         if self.path.exists():
             files = sorted(p for p in self.path.rglob("*") if p.is_file())
-            versions = [str(self.path.resolve())]
-            for path in files or [self.path]:
-                stat = path.stat()
-                versions.append(f"{path}/{stat.st_size}/{stat.st_mtime_ns}")
-        digest = hashlib.sha256("\n".join(versions).encode(errors="surrogateescape"))
-        return f"hf/2{FORM}/{digest.hexdigest()}/{columns}/{others}"
+            version = f"{self.path.resolve()}/{stamp(files or [self.path])}"
+        return f"hf/3{FORM}/{version}/{columns}/{others}"
 
-    def write(self, directory: Path) -> None:
-        """Write the files of the data set into a folder of the cache."""
-        parts, inputs, labels, classes, notes = self._selection
+    def read(self) -> Dataset:
+        """Return the data set; its images are decoded when it is written."""
+        parts, notes = self._loaded
         import datasets
 
-        images = isinstance(parts["train"].features[inputs[0]], datasets.Image)
-        arrays: dict[str, Values] = {}
-        for part, codes in labels.items():
-            arrays[f"{part}-labels"] = codes
-            if not images:
-                columns = [read_numbers(parts[part], c, self.name) for c in inputs]
-                arrays[f"{part}-images"] = np.concatenate(columns, axis=1)
-        if not images:
-            save_dataset(directory, arrays, classes, notes=notes)
-            return
-        n = len(parts["train"])
-        spread = range(0, n, -(-n // INSPECTED))
-        inspected = self._sources("train", inputs[0], spread)
-        shape = common_shape(inspected, self.settings.image_size)
-        sources = {part: self._sources(part, inputs[0]) for part in parts}
-        save_dataset(
-            directory, arrays, classes, notes=notes, sources=sources, shape=shape
-        )
+        columns, label = self._columns
+        labels, classes = _labels(parts, label)
+        used = np.unique(np.concatenate([*labels.values()]))
+        if empty := len(classes) - len(used):
+            notes += (f"{empty} of the {len(classes)} classes have no examples",)
+        if self.settings.input_columns == "*":
+            others = [n for n in parts["train"].features if n not in (*columns, label)]
+            text = f"the inputs are {_listed(columns)}"
+            notes += (text + (f", without {_listed(others)}" if others else ""),)
+        inputs: dict[str, Any]
+        if isinstance(parts["train"].features[columns[0]], datasets.Image):
+            n = len(parts["train"])
+            spread = range(0, n, -(-n // INSPECTED))
+            some = self._sources(parts["train"].select(spread), columns[0])
+            shape = common_shape(some, self.settings.image_size)
+            inputs = {
+                part: Pictures(self._sources(rows, columns[0]), len(rows), shape)
+                for part, rows in parts.items()
+            }
+        else:
+            inputs = {part: _numbers(rows, columns) for part, rows in parts.items()}
+        train, test = (ImageSet(inputs[part], labels[part]) for part in PARTS)
+        return Dataset(train, test, classes, notes=notes)
 
     def columns(self) -> Any:
         """Return all columns except the inputs, for training examples, then test ones.
 
         Examples of unused classes are left out.
         """
-        parts, inputs, labels, _, _ = self._selection
-        num_classes = self.settings.num_classes or MAX_CLASSES
+        parts, _ = self._loaded
         import datasets
 
+        inputs, label = self._columns
+        labels, _ = _labels(parts, label)
+        count = self.settings.num_classes or MAX_CLASSES
         return datasets.concatenate_datasets(
             [
-                parts[part]
-                .remove_columns(inputs)
-                .select(np.flatnonzero(codes < num_classes))
-                for part, codes in labels.items()
+                rows.remove_columns(inputs).select(np.flatnonzero(labels[part] < count))
+                for part, rows in parts.items()
             ]
         )
 
     @cached_property
-    def _selection(self) -> Selection:
+    def _columns(self) -> tuple[list[str], str]:
+        s, features = self.settings, self._loaded[0]["train"].features
+        return choose_columns(
+            features, s.input_columns, s.label_column, self.client_column
+        )
+
+    @cached_property
+    def _loaded(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The examples for ``train`` and ``test``, and notices for users."""
         need("datasets", "hf", f"the data set {self.name!r}")
         import datasets
 
         datasets.disable_progress_bars()
         try:
-            loaded = self._load()
-            splits = {name: _undecoded(rows) for name, rows in loaded.items()}
-            parts, notes = self._split(splits)
+            splits = self._from_files() if self.path.exists() else self._from_hub()
+            parts, notes = self._split({n: _undecoded(x) for n, x in splits.items()})
         except SettingsError:
             raise
         # Files and the network raise nearly any exception.
@@ -229,80 +232,70 @@ class HubData:
                 "task",
             ) from error
         for part, rows in parts.items():
-            if len(rows) == 0:
-                line = f"{self.name!r} has no examples to {part}"
-                raise SettingsError(line, f"{part}-split")
-        s = self.settings
-        features = parts["train"].features
-        columns = s.input_columns, s.label_column, self._client_column
-        inputs, label = choose_columns(features, *columns, self.name)
-        labels, classes = read_labels(parts, label, self.name)
-        if s.input_columns == "*":
-            others = [n for n in features if n not in (*inputs, label)]
-            text = f"the inputs are {_listed(inputs)}"
-            notes += (text + (f", without {_listed(others)}" if others else ""),)
-        empty = len(classes) - len(np.unique(np.concatenate([*labels.values()])))
-        if empty:
-            notes += (f"{empty} of the {len(classes)} classes have no examples",)
-        return Selection(parts, inputs, labels, classes, notes)
-
-    @property
-    def _client_column(self) -> str:
-        """The column whose values are the clients; empty for other partitions."""
-        partition = getattr(self.settings, "partition", "")
-        if not partition.endswith(":NaturalIdPartitioner"):
-            return ""
-        arguments = getattr(self.settings, "partitioner_arguments", "")
-        return str(parse_arguments(arguments).get("partition_by", ""))
-
-    @property
-    def _is_saved(self) -> bool:
-        """True if the path is a folder that was written by ``save_to_disk``."""
-        return any((self.path / name).exists() for name in (SPLITS, STATE))
+            clients = self.client_column
+            if clients in rows.features:
+                valid = rows.data.column(clients).null_count == 0
+                allowed = f"a column with a client in every row of the {part} examples"
+                require(valid, "partitioner-arguments", clients, allowed)
+        return parts, notes
 
     @cached_property
-    def _cache(self) -> Path:
+    def _cache(self) -> str:
         """The folder into which ``datasets`` writes tables."""
         import datasets
 
-        if s := self.settings.cache_dir:
-            return Path(s).expanduser().resolve() / "huggingface"
-        return Path(datasets.config.HF_DATASETS_CACHE).expanduser().resolve()
+        if self.settings.cache_dir:
+            return str((cache_root(self.settings) / "huggingface").resolve())
+        return str(Path(datasets.config.HF_DATASETS_CACHE).expanduser().resolve())
 
-    @property
-    def _folder(self) -> Path:
-        """The folder of the data, or the one that contains its only file."""
-        is_file = self.path.is_file()
-        return (self.path.parent if is_file else self.path).resolve()
+    def _from_files(self) -> dict[str, Any]:
+        """Return the splits of a folder or a file.
 
-    def _load(self) -> dict[str, Any]:
-        """Return the splits by name."""
+        ``datasets`` gets a list of files and does not look for metadata.
+        """
         import datasets
 
-        s = self.settings
-        if self._is_saved:
-            self._check_saved()
-            loaded = datasets.load_from_disk(str(self.path))
-            single = isinstance(loaded, datasets.Dataset)
-            return {s.train_split: loaded} if single else dict(loaded)
-        where, options = self.name, {"cache_dir": str(self._cache)}
-        if self.path.exists():
-            # Absolute: `datasets` takes `csv` for its reader and not for a folder.
-            where = str(self._folder)
-            if self.path.is_file():
-                options["data_files"] = self.path.name
-            # It also takes the name of a file for a pattern.
-            plain = not set("*?[") & {*where, *options.get("data_files", "")}
-            require(plain, "task", f"hf:{self.name}", "a path without *, ? and [")
-        with self._own_files():
+        root, found = self.path, [self.path]
+        if root.is_dir():
+            found = sorted(path for path in root.rglob("*") if path.is_file())
+        readers = {READERS.get(path.suffix.lower()) for path in found}
+        reader = next((r for r in READERS.values() if r in readers), None)
+        allowed = f"a folder or file of the formats {', '.join(READERS)}"
+        require(reader is not None, "task", f"hf:{self.name}", allowed)
+        splits: dict[str, list[str]] = {}
+        for path in found:
+            if READERS.get(path.suffix.lower()) == reader:
+                split = self._split_of(path.relative_to(root).as_posix())
+                splits.setdefault(split, []).append(self._own(path))
+        # One by one, as each split may number its classes otherwise.
+        options = {"split": "train", "cache_dir": self._cache}
+        return {
+            split: datasets.load_dataset(reader, data_files=files, **options)
+            for split, files in splits.items()
+        }
+
+    def _split_of(self, place: str) -> str:
+        """Return the split of a file below the folder."""
+        if (self.path / "dataset_dict.json").exists():
+            # Written by `save_to_disk`
+            return place.partition("/")[0]
+        words = re.split("[^a-z]+", place.lower())
+        known = [SPLITS[word] for word in words if word in SPLITS]
+        return known[0] if known and self.path.is_dir() else "train"
+
+    def _from_hub(self) -> dict[str, Any]:
+        """Return the splits of a data set of the hub."""
+        import datasets
+
+        subset = self.settings.data_subset or None
+        with _only_files_of(self.name):
             # Since version 4, `datasets` cannot run code of a data set.
             builder = datasets.load_dataset_builder(
-                where, s.data_subset or None, **options
+                self.name, subset, cache_dir=self._cache
             )
         # The reader of an earlier download is called `cache`.
-        if builder.name not in (*FORMATS, "cache"):
-            allowed = ", ".join(FORMATS)
-            raise ValueError(f"its format is {builder.name}; expected one of {allowed}")
+        if builder.name not in (*READERS.values(), "webdataset", "cache"):
+            raise ValueError(f"its format is {builder.name}")
         # The metadata of a data set can set the version, which is part of this path.
         if not Path(builder.cache_dir).resolve().is_relative_to(self._cache):
             version = str(builder.config.version)
@@ -310,174 +303,201 @@ class HubData:
         builder.download_and_prepare()
         return dict(builder.as_dataset())
 
-    def _check_saved(self) -> None:
-        """Check the names of files in a folder written by ``save_to_disk``."""
-        folders = [self.path]
-        if (self.path / SPLITS).exists():
-            splits = json.loads((self.path / SPLITS).read_text("utf-8"))["splits"]
-            folders += [self.path / split for split in splits]
-        for state in (folder / STATE for folder in folders):
-            self._own(str(state))
-            if state.exists():
-                for file in json.loads(state.read_text("utf-8"))["_data_files"]:
-                    self._own(str(state.parent / file["filename"]))
-
-    @contextmanager
-    def _own_files(self) -> Iterator[None]:
-        """Make ``datasets`` refuse patterns of files that leave the data set.
-
-        The metadata of a data set can name any file or URL, which `datasets` would
-        open at once.
-        """
-        from datasets import data_files
-
-        resolve, is_local = data_files.resolve_pattern, self.path.exists()
-        root = str(self._folder) if is_local else "hf:/"
-
-        def own(pattern: str, base_path: str, *args: Any, **named: Any) -> list[str]:
-            for place in base_path, os.path.join(base_path, pattern):
-                rest = place.removeprefix(root)
-                is_below = rest != place and rest[:1] in ("", "/")
-                if not is_below or _is_url(rest) or ".." in rest.split("/"):
-                    raise _foreign(place)
-            files: list[str] = resolve(pattern, base_path, *args, **named)
-            for file in files if is_local else ():
-                self._own(file, self._folder)
-            return files
-
-        with LOCK:
-            data_files.resolve_pattern = own
-            try:
-                yield
-            finally:
-                data_files.resolve_pattern = resolve
-
-    def _own(self, place: str, *folders: Path) -> Path:
+    def _own(self, path: Path) -> str:
         """Return the real path of a file of the data set; refuse any other."""
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        if _is_url(place):
-            raise _foreign(place)
-        path, root = Path(place).resolve(), self.path.resolve()
-        downloads = Path(HF_HUB_CACHE).resolve()
-        # Folders of downloads consist of links to other folders of downloads.
-        if not self.path.exists() or root.is_relative_to(downloads):
-            root = downloads
-        if not any(path.is_relative_to(folder) for folder in (root, *folders)):
-            raise _foreign(str(path))
-        return path
+        folder = self.path.parent if self.path.is_file() else self.path
+        roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
+        if self.path.exists() and not roots[0].is_relative_to(roots[1]):
+            # Only folders of downloads consist of links to others.
+            roots = roots[:1]
+        real = path.resolve()
+        # The user may name a link.
+        if path == self.path or any(map(real.is_relative_to, roots)):
+            # `datasets` takes names for patterns and for chains of URLs.
+            if re.search(r"[*?[]|::", str(path)):
+                raise ValueError(f"{str(path)!r} has one of *, ?, [ and ::")
+            return str(path.absolute())
+        raise ValueError(f"it names {str(path)!r}; only its own files are read")
 
     def _split(self, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the examples for ``train`` and ``test``, and notices for users."""
         s = self.settings
         choices = f"one of {', '.join(splits)}"
         require(s.train_split in splits, "train-split", s.train_split, choices)
-        require(s.test_split in ("", *splits), "test-split", s.test_split, choices)
         train = splits[s.train_split]
-        self._check_clients(train, s.train_split)
-        usual = [name for name in ("test", "validation") if name in splits]
-        others = [name for name in usual if name != s.train_split]
-        if name := s.test_split or next(iter(others), ""):
-            allowed = "another split than train-split"
-            require(name != s.train_split, "test-split", name, allowed)
-            self._check_clients(splits[name], name)
-            columns = s.input_columns, s.label_column, self._client_column
-            _, label = choose_columns(train.features, *columns, self.name)
-            test = self._with_classes_of(train, splits[name], label)
+        usual = [n for n in ("test", "validation") if n in splits if n != s.train_split]
+        if name := s.test_split or next(iter(usual), ""):
+            found = name in splits and name != s.train_split
+            require(found, "test-split", name, f"{choices}, but not train-split")
+            test = splits[name]
+            columns = s.input_columns, s.label_column, self.client_column
+            _, label = choose_columns(train.features, *columns)
+            same = _names(train, label) == _names(test, label)
+            allowed = f"one with the classes of {s.train_split!r} in the same order"
+            require(same, "test-split", name, allowed, "label-column")
             if test.features != train.features:
-                # In memory for saved data, as `datasets` would write into its folder.
-                test = test.cast(train.features, keep_in_memory=self._is_saved)
+                test = test.cast(train.features)
             return {"train": train, "test": test}, ()
-        n, test_rows = len(train), self._held_out(train)
-        count = len(test_rows)
+        clients = None
+        if self.client_column in train.features:
+            clients = _column(train, self.client_column)
+        n, tested = len(train), held_out(len(train), s.test_fraction, clients)
         allowed = f"smaller, so that some of the {n} examples remain for training"
-        require(count < n, "test-fraction", s.test_fraction, allowed)
-        train_rows = np.setdiff1d(np.arange(n), test_rows)
+        require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
+        rest = np.setdiff1d(np.arange(n), tested)
         note = (
-            f"{self.name!r} has no test split: {count} of the {n} examples of "
+            f"{self.name!r} has no test split: {len(tested)} of the {n} examples of "
             f"{s.train_split!r} are held out for testing"
         )
-        parts = {"train": train.select(train_rows), "test": train.select(test_rows)}
-        return parts, (note,)
+        return {"train": train.select(rest), "test": train.select(tested)}, (note,)
 
-    def _check_clients(self, examples: Any, split: str) -> None:
-        """Raise `SettingsError` if an example has no client."""
-        column = self._client_column
-        if column not in examples.features:
-            return
-        values = read_column(examples, column).tolist()
-        # Missing strings are None, and missing numbers NaN.
-        row = next((i for i, v in enumerate(values) if v is None or v != v), None)
-        if row is not None:
-            raise SettingsError(
-                f"column {column!r} of {self.name!r} has no value in row {row} "
-                f"of {split!r}; expected the example's client in every row",
-                "partitioner-arguments",
-            )
-
-    def _held_out(self, examples: Any) -> Values:
-        """Return ascending rows for testing, the same for all seeds.
-
-        If the values of a column are the clients, each has its share of the test
-        examples, up to one example.
-        """
-        n, fraction = len(examples), self.settings.test_fraction
-        count = max(1, round(n * fraction))
-        order = np.random.default_rng(HELD_OUT_SEED).permutation(n)
-        if self._client_column not in examples.features:
-            return np.sort(order[:count])
-        values = read_column(examples, self._client_column)[order].astype(str)
-        _, starts = np.unique(np.sort(values), return_index=True)
-        clients = np.split(order[np.argsort(values, kind="stable")], starts[1:])
-        exact = np.array([len(rows) * fraction for rows in clients])
-        counts = exact.astype(np.int64)
-        # The clients with the largest remainders get one more.
-        first = np.argsort(counts - exact, kind="stable")
-        counts[first[: count - counts.sum()]] += 1
-        chosen = [rows[:k] for rows, k in zip(clients, counts, strict=True)]
-        return np.sort(np.concatenate(chosen))
-
-    def _with_classes_of(self, train: Any, test: Any, label: str) -> Any:
-        """Return test examples whose classes have the training examples' numbers."""
-        names, others = (
-            getattr(part.features.get(label), "names", None) for part in (train, test)
-        )
-        if not names or not others or names == others:
-            return test
-        codes = read_column(test, label)
-        if codes.dtype.kind != "i":
-            return test
-        for name in (others[code] for code in np.unique(codes[codes >= 0])):
-            if name not in names:
-                listed = f"the column {label!r}"
-                raise unknown("class", name, names, listed, code="label-column")
-        numbers = [names.index(n) if n in names else -1 for n in others]
-        # Negative codes stand for missing labels.
-        codes = np.where(codes < 0, codes, np.array(numbers)[codes])
-        return test.remove_columns(label).add_column(label, codes)
-
-    def _sources(
-        self, part: str, column: str, some: Sequence[int] | None = None
-    ) -> Iterator[Source]:
-        """Yield the images of a part, or some of them."""
+    def _sources(self, rows: Any, column: str) -> Iterator[Source]:
+        """Yield the images of a column."""
         import datasets
 
-        rows = self._selection.parts[part].select_columns([column])
-        if some is not None:
-            rows = rows.select(some)
         decoder = datasets.Image(mode=rows.features[column].mode)
         # Rows hold the encoded images, so that threads can decode them.
-        for i, row in enumerate(rows):
-            place = f"image {i} of {part!r} of {self.name!r}"
-            yield place, partial(self._decoded, decoder, row[column])
+        for i, row in enumerate(rows.select_columns([column])):
+            load = partial(self._decoded, decoder, row[column])
+            yield f"{i} of {self.name}", load
 
     def _decoded(self, decoder: Any, image: dict[str, Any]) -> Any:
         """Return an image from its bytes, or from a file of the data set."""
         if image["bytes"] is None and image["path"] is not None:
-            zipped = ZIPPED.fullmatch(image["path"])
-            inside, path = zipped.groups() if zipped else ("", image["path"])
-            image = {"bytes": None, "path": f"{inside}{self._own(path)}"}
+            inside, mark, place = image["path"].rpartition("::")
+            if "://" in place or (mark and not inside.startswith("zip://")):
+                raise ValueError(f"it names {image['path']!r}")
+            image = {"bytes": None, "path": inside + mark + self._own(Path(place))}
         return decoder.decode_example(image)
+
+
+@contextmanager
+def _only_files_of(name: str) -> Iterator[None]:
+    """Make ``datasets`` refuse patterns of files outside of a repository of the hub.
+
+    The metadata of a data set can name any file or URL, which `datasets` would open at
+    once.
+    """
+    from datasets import data_files
+
+    resolve, root = data_files.resolve_pattern, f"hf://datasets/{name}"
+
+    def own(pattern: str, base_path: str, *args: Any, **named: Any) -> Any:
+        for place in base_path, os.path.join(base_path, pattern):
+            rest = place.removeprefix(root)
+            inside = rest != place and rest[:1] in ("", "/", "@")
+            if not inside or "://" in rest or "::" in rest or ".." in rest.split("/"):
+                raise ValueError(f"it names {place!r}; only its own files are read")
+        return resolve(pattern, base_path, *args, **named)
+
+    with LOCK:
+        data_files.resolve_pattern = own
+        try:
+            yield
+        finally:
+            data_files.resolve_pattern = resolve
+
+
+def choose_columns(
+    features: Any, input_columns: str, label_column: str, client_column: str
+) -> tuple[list[str], str]:
+    """Return the names of the input columns and of the label column.
+
+    Parameters
+    ----------
+    features : datasets.Features
+        All columns with their types.
+    input_columns, label_column : str
+        The settings; empty ones are inferred.
+    client_column : str
+        Column that names the clients, which is no input with ``input_columns="*"``.
+
+    Raises
+    ------
+    SettingsError
+        If a column is missing, ambiguous or of an unsupported type.
+    """
+    kinds = {name: _kind(feature) for name, feature in features.items()}
+    listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    # Names of columns may contain line breaks.
+    listed = f"of the columns {' '.join(listed.split())}"
+    # The header of a CSV file may have blanks around names.
+    named = {name.strip(): name for name in features}
+    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    usual = classes or [named[name] for name in LABEL_NAMES if name in named]
+    label = named.get(label_column.strip(), label_column)
+    if not label and usual and len(classes) < 2:
+        label = usual[0]
+    require(label in features, "label-column", label, f"one {listed}")
+    rest = {name: kind for name, kind in kinds.items() if name != label}
+    images = [name for name, kind in rest.items() if kind == "Image"]
+    numbers = [name for name, kind in rest.items() if _is_numeric(kind)]
+    lists = [name for name in numbers if rest[name].startswith("list")]
+    inputs = [named.get(n.strip(), n.strip()) for n in input_columns.split(",")]
+    if input_columns == "*":
+        inputs = [name for name in numbers if name != client_column]
+    elif not input_columns and len(images or lists) == 1:
+        inputs = images or lists
+    usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
+    allowed = "one column of images, columns of numbers separated by commas, or '*' for"
+    allowed += f" all columns of numbers, {listed}"
+    require(bool(inputs) and usable, "input-columns", input_columns, allowed)
+    return inputs, label
+
+
+def _labels(
+    parts: dict[str, Any], label: str
+) -> tuple[dict[str, Values], tuple[str, ...]]:
+    """Return the class of each example, and the names of the classes.
+
+    Strings are numbered in the sorted order of their names (see `class_name`); integers
+    must be classes from 0.
+    """
+    together = np.concatenate([_column(parts[part], label) for part in PARTS])
+    n, names = len(parts["train"]), _names(parts["train"], label)
+    if together.dtype.kind in "OUS" and all(isinstance(v, str) for v in together):
+        texts, codes = np.unique(together.astype(np.str_), return_inverse=True)
+        found, numbers = np.unique([*map(class_name, texts)], return_inverse=True)
+        names, codes = tuple(map(str, found)), numbers[codes]
+    elif together.dtype.kind in "biu" and together.ndim == 1:
+        codes = together.astype(np.int64)
+        low, high = int(codes.min()), int(codes.max())
+        names = names or tuple(map(str, range(high + 1 if high < MAX_CLASSES else 0)))
+        allowed = f"integers from 0, below {MAX_CLASSES}"
+        require(low >= 0 and bool(names), "label-column", label, allowed)
+    else:
+        kind = _kind(parts["train"].features[label])
+        allowed = f"a column of classes, as integers or strings; its values are {kind}"
+        require(False, "label-column", label, f"{allowed}, or some are missing")
+    return {"train": codes[:n], "test": codes[n:]}, names
+
+
+def _names(rows: Any, label: str) -> tuple[str, ...]:
+    """Return the names of the classes of a `ClassLabel` column, or ()."""
+    names = getattr(rows.features.get(label), "names", None) or ()
+    return tuple(map(str, names))
+
+
+def _numbers(rows: Any, columns: Iterable[str]) -> npt.NDArray[np.float32]:
+    """Return columns of numbers, or of lists of equal length, as (n, width)."""
+    parts = []
+    for column in columns:
+        try:
+            values = np.stack(list(_column(rows, column))).astype(np.float32)
+            parts.append(values.reshape(len(values), -1))
+            valid = bool(np.isfinite(values).all())
+        # `datasets` itself raises AttributeError on a missing list.
+        except (AttributeError, TypeError, ValueError):
+            valid = False
+        allowed = "a column with a number, or a list of equal length, in every row"
+        require(valid, "input-columns", column, allowed)
+    return np.concatenate(parts, axis=1)
+
+
+def _column(rows: Any, name: str) -> Values:
+    return np.asarray(rows.select_columns([name]).with_format("numpy")[:][name])
 
 
 def _undecoded(rows: Any) -> Any:
@@ -495,13 +515,17 @@ def _undecoded(rows: Any) -> Any:
     return rows
 
 
-def _is_url(place: str) -> bool:
-    """Return whether a name is a URL, or a chain of URLs."""
-    return "://" in place or "::" in place
+def _kind(feature: Any) -> str:
+    """Return a short description of a column's type."""
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return f"list of {_kind(inner)}"
+    kind = type(feature).__name__
+    return str(feature.dtype) if kind == "Value" else kind
 
 
-def _foreign(place: str) -> ValueError:
-    return ValueError(f"it names {place!r}; only its own files are read")
+def _is_numeric(kind: str) -> bool:
+    return kind.rpartition(" ")[2].rstrip("0123456789") in NUMERIC
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,18 +1,17 @@
 """Discovery and decoding of image files."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.task.data.cache import open_pixels
+from flwr_frl.common.settings import SettingsError, reason_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,7 +22,7 @@ Shape = tuple[int, int, int]
 Source = tuple[str, "Callable[[], Image]"]
 
 # Version of decoded images; a change invalidates those in the cache.
-FORM = "/3"
+FORM = "/4"
 # Number of images that decide whether a data set is grey.
 INSPECTED = 200
 # Bytes of decoded images held in memory at once.
@@ -60,9 +59,6 @@ def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
 def channels_of(image: "Image") -> int:
     """Return the number of channels an image needs: 1 if it is grey, else 3."""
     grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
-    if image.mode in ("P", "PA"):
-        palette = image.getpalette("RGB") or []
-        grey = palette[::3] == palette[1::3] == palette[2::3]
     return 1 if grey else 3
 
 
@@ -96,18 +92,14 @@ def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
 
     Raises
     ------
-    SettingsError
+    ValueError
         If pixels have 32 bits: their range is unknown.
     """
     from PIL import Image
 
     image = upright(image)
     if image.mode in ("I", "F"):
-        raise SettingsError(
-            f"pixels are numbers of 32 bits (mode {image.mode}); they must have 8 or "
-            "16 bits",
-            "data-dir",
-        )
+        raise ValueError("its pixels are numbers of 32 bits; expected 8 or 16 bits")
     if image.mode.startswith("I;16"):
         # Pillow's conversion clips values above 255 to white.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -137,7 +129,7 @@ def common_shape(sources: Iterable[Source], size: int) -> Shape:
     """
     first, channels = None, 1
     for _, load in sources:
-        # Damaged files raise nearly any exception; `write_images` reports them.
+        # Damaged files raise nearly any exception; `Pictures.write` reports them.
         with suppress(Exception), load() as image:
             first = first or upright(image).size
             channels = max(channels, channels_of(image))
@@ -145,76 +137,54 @@ def common_shape(sources: Iterable[Source], size: int) -> Shape:
     return height, width, channels
 
 
-def write_images(
-    directory: Path,
-    parts: Mapping[str, Iterable[Source]],
-    counts: Mapping[str, int],
-    shape: tuple[int, ...],
-) -> tuple[str, ...]:
-    """Decode images in threads, and write the pixels of each part to its file.
+class Pictures:
+    """Images that are decoded when they are written to the cache.
 
     Parameters
     ----------
-    directory : Path
-        Folder of the files.
-    parts : mapping of str to iterable of Source
-        The images of each part.
-    counts : mapping of str to int
-        The number of images of each part.
+    sources : iterable of Source
+        The images.
+    count : int
+        Their number.
     shape : tuple of int
-        Height, width and channels.
-
-    Returns
-    -------
-    tuple of str
-        Notices for users.
-
-    Raises
-    ------
-    SettingsError
-        If images cannot be read.
+        Height, width and channels to which they are converted.
     """
-    from rich.progress import Progress
 
-    height, width, channels = shape
-    blank = np.zeros(shape, np.uint8)
-    unreadable, recoloured = list[str](), list[str]()
+    def __init__(self, sources: Iterable[Source], count: int, shape: Shape) -> None:
+        self.sources, self.count, self.shape = sources, count, shape
 
-    def decode(source: Source) -> tuple[Pixels, str, bool]:
+    def write(self, file: BinaryIO) -> None:
+        """Decode the images in threads, and write them as an ``.npy`` file.
+
+        Raises
+        ------
+        SettingsError
+            If an image cannot be read.
+        """
+        from rich.progress import Progress
+
+        shape = self.count, *self.shape
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        size, sources = max(1, BLOCK // int(np.prod(self.shape))), iter(self.sources)
+        with (
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+            Progress(transient=True) as bar,
+        ):
+            task = bar.add_task("Decoding images (once)", total=self.count)
+            # `map` decodes ahead, so blocks bound the memory.
+            while block := list(islice(sources, size)):
+                for pixels in pool.map(self._decoded, block):
+                    file.write(np.ascontiguousarray(pixels).data)
+                bar.advance(task, len(block))
+
+    def _decoded(self, source: Source) -> Pixels:
         place, load = source
+        height, width, channels = self.shape
         try:
             with load() as image:
-                loses_colours = channels_of(image) > channels
-                pixels = pixels_of(image, channels, (width, height))
-            return pixels, place, loses_colours
+                return pixels_of(image, channels, (width, height))
+        # Damaged files raise nearly any exception.
         except Exception as error:
-            return blank, f"{place} ({' '.join(str(error).split())})", False
-
-    total = sum(counts.values())
-    with ThreadPoolExecutor(os.cpu_count()) as pool, Progress(transient=True) as bar:
-        task = bar.add_task("Decoding images (once)", total=total)
-        for part, sources in parts.items():
-            with open_pixels(directory, part, counts[part], shape) as file:
-                # `map` decodes ahead, so blocks bound the memory.
-                for block in _blocks(iter(sources), max(1, BLOCK // blank.nbytes)):
-                    for pixels, place, loses_colours in pool.map(decode, block):
-                        file.write(np.ascontiguousarray(pixels).data)
-                        if pixels is blank:
-                            unreadable.append(place)
-                        elif loses_colours:
-                            recoloured.append(place)
-                    bar.advance(task, len(block))
-    if unreadable:
-        line = f"unreadable images: {len(unreadable)}; the first is {unreadable[0]}"
-        raise SettingsError(line, "data-dir")
-    if not recoloured:
-        return ()
-    return (
-        f"{len(recoloured)} of {total} images have colours and become grey, like the "
-        f"others; the first is {recoloured[0]}",
-    )
-
-
-def _blocks(sources: Iterator[Source], size: int) -> Iterator[list[Source]]:
-    while block := list(islice(sources, size)):
-        yield block
+            line = f"image {place!r} cannot be read: {reason_of(error)}"
+            raise SettingsError(line, "data-dir") from None

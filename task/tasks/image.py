@@ -15,7 +15,8 @@ from torch import nn
 
 from flwr_frl.common.settings import PathText, SettingsError, declared, require, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset
+from flwr_frl.task.data.cache import Dataset
+from flwr_frl.task.data.datasets import DataSettings, load_dataset
 from flwr_frl.task.data.images import read_image
 from flwr_frl.task.data.partitions import (
     CLUSTERED,
@@ -103,7 +104,136 @@ class ImageSettings(DataSettings, PartitionSettings):
     augment_all: bool = setting(False)
 
 
-class ImageTask(BaseTask):
+class PartitionedTask(BaseTask):
+    """Classification with a model by name, on a data set that is split over clients.
+
+    Parameters
+    ----------
+    settings : ImageSettings
+        Partition and model.
+    num_clients : int
+        Number of clients; 0 gives client 0 the whole data set, as on a device with its
+        own data set.
+    dataset : Dataset
+        The data set.
+    columns : callable, optional
+        Returns the metadata of its examples, for `partition`.
+    """
+
+    # Statistics of images; other inputs are not normalised.
+    mean: torch.Tensor | None = None
+    std: torch.Tensor | None = None
+    augment = False
+    # Set by subclasses
+    model_name: str
+    shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        settings: ImageSettings,
+        num_clients: int,
+        dataset: Dataset,
+        columns: Columns | None = None,
+    ) -> None:
+        self.settings, self.dataset, self.seed = settings, dataset, settings.seed
+        self.classes = dataset.classes
+        self.num_classes = len(self.classes)
+        self.notes = dataset.notes
+        # 0 means that the algorithm sets no default either.
+        self.head_layers = settings.head_layers or 1
+        self.model_head = settings.model_head
+        self.loss: Loss = nn.functional.cross_entropy
+        self.train, self.test, self.client_names = self._partition(num_clients, columns)
+        # Selecting a client's examples takes time, so those of recent ones are cached.
+        self._training_set, self._test_set = (
+            lru_cache(self._cache_size(rows))(
+                partial(self._examples, training=training)
+            )
+            for rows, training in ((self.train, True), (self.test, False))
+        )
+
+    def _partition(self, num_clients: int, columns: Columns | None) -> Parts:
+        train, test = self.dataset.train, self.dataset.test
+        if num_clients == 0:
+            return Parts([np.arange(len(train))], [np.arange(len(test))])
+        names = self.dataset.clients
+        if train.owners is None or test.owners is None:
+            labels = train.labels, test.labels
+            return partition(*labels, num_clients, self.settings, columns)
+        allowed = (
+            f"at most {len(names)}, the clients over which the data is split, "
+            f"{names[0]} to {names[-1]}"
+        )
+        require(num_clients <= len(names), "num-clients", num_clients, allowed)
+        of_train = _by_owner(train.owners, num_clients)
+        for name, rows in zip(names, of_train, strict=False):
+            if len(rows) == 0:
+                line = f"client {name!r} has no training images"
+                raise SettingsError(line, "data-dir")
+        return Parts(of_train, _by_owner(test.owners, num_clients), tuple(names))
+
+    @property
+    def unused_settings(self) -> Mapping[str, str]:
+        """Settings that the data set or its partition does not use."""
+        if not self.dataset.clients:
+            return self.settings.unused()
+        reason = "the data is already split over its clients"
+        # The seed also determines the initial model.
+        return dict.fromkeys(declared(PartitionSettings).keys() - {"seed"}, reason)
+
+    def initial_model(self) -> SplitModel:
+        """Return a new model with initial values from the seed or from ``weights``."""
+        with seeded(self.seed):
+            model = build_model(
+                self.model_name,
+                self.shape,
+                self.num_classes,
+                self.head_layers,
+                self.model_head,
+            )
+        if self.settings.weights:
+            load_weights(model, self.settings.weights, self.model_name)
+        return model
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return a client's training examples."""
+        return self._training_set(client)
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test examples, which are never augmented."""
+        permuted = self.settings.partition == CLUSTERED
+        # With test-partition "all", a single test set serves all clients.
+        is_shared = self.test[client] is self.test[0] and not permuted
+        return self._test_set(0 if is_shared else client)
+
+    def _cache_size(self, parts: Indices) -> int:
+        """Return how many clients fit into the cache, even if all are the largest."""
+        largest = max(map(len, parts)) * int(self.dataset.train.images[:1].nbytes)
+        return max(FEWEST_CACHED, CACHED // max(1, largest))
+
+    def _examples(self, client: int, training: bool) -> ExampleSet:
+        part = self.dataset.train if training else self.dataset.test
+        rows = (self.train if training else self.test)[client]
+        copied = len(rows) * part.images[:1].nbytes <= COPIED
+        inputs = as_tensor(part.images[rows] if copied else part.images)
+        if self.shape[0] > inputs.shape[-1]:
+            inputs = inputs.expand(-1, -1, -1, self.shape[0])
+        labels = part.labels[rows]
+        # A data set that comes split over clients is not partitioned.
+        if not self.dataset.clients:
+            counts = self.num_classes, len(self.train)
+            labels = self.settings.labels(labels, client, *counts)
+        return ExampleSet(
+            inputs,
+            torch.from_numpy(labels),
+            self.mean,
+            self.std,
+            self.augment and training,
+            None if copied else torch.from_numpy(rows),
+        )
+
+
+class ImageTask(PartitionedTask):
     """Classification of images from one data set that is split over clients.
 
     Subclasses may override `initial_model` to change the model that the settings name.
@@ -133,6 +263,8 @@ class ImageTask(BaseTask):
     # True if `initial_model` does not read `MODEL_SETTINGS`. Images are then not
     # converted for the model of the settings, and users who set one are warned.
     ignores_model_settings: ClassVar[bool] = False
+    mean: torch.Tensor
+    std: torch.Tensor
 
     def __init__(
         self,
@@ -142,90 +274,39 @@ class ImageTask(BaseTask):
         dataset: Dataset | None = None,
         columns: Columns | None = None,
     ) -> None:
+        loaded = dataset or load_dataset(name, settings)
+        super().__init__(settings, num_clients, loaded, columns)
         self.source = name
-        self.settings = settings
-        self.dataset = dataset or load_dataset(name, settings)
-        self._columns = columns
-        self.classes = self.dataset.classes
-        self.num_classes = len(self.classes)
-        self.natural = name not in HANDWRITTEN and _coloured(self.dataset.train.images)
+        images = loaded.train.images
+        height, width, channels = images.shape[1:]
+        self.natural = name not in HANDWRITTEN and _coloured(images)
         self.augment = settings.augment and (self.natural or settings.augment_all)
-        self.seed = settings.seed
-        self.train, self.test, self.client_names = self._partition(
-            settings, num_clients
-        )
-        height, width, channels = self.dataset.train.images.shape[1:]
+        # Whether the images are grey, also if the model takes RGB.
+        self.is_grey = channels == 1
         named = "" if self.ignores_model_settings else settings.model
         self.model_name = named or default_model(name, height, width)
-        notes = list(self.dataset.notes)
         default = not named and type(self).initial_model is ImageTask.initial_model
         if default and max(height, width) > LARGE:
-            remedy = (
-                "image-size=32"
-                if name == "image-folder"
-                else "a model such as resnet18"
-            )
-            notes.append(
+            self.notes += (
                 f"images of {width} x {height} are large for the default model "
-                f"{self.model_name}, and rounds take long: set {remedy}"
+                f"{self.model_name}, and rounds take long: set image-size=32, or "
+                "a model such as resnet18",
             )
         if channels == 1 and settings.grey_to_rgb and self.model_name not in MODELS:
-            notes.append(
-                f"grey images become RGB, as {self.model_name} takes no others"
+            self.notes += (
+                f"grey images become RGB, as {self.model_name} takes no others",
             )
             channels = 3
-        self.notes = tuple(notes)
         mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
         self.mean, self.std = (
             torch.tensor(values).expand(channels) * 255 for values in (mean, std)
         )
         self.shape = (channels, height, width)
-        # 0 means that the algorithm sets no default either.
-        self.head_layers = settings.head_layers or 1
-        self.model_head = settings.model_head
-        self.loss: Loss = nn.functional.cross_entropy
-        # Selecting a client's images takes time, so recent clients are cached. With
-        # test-partition "all", a single test set serves all clients.
-        tests = self.test[:1] if self._has_shared_test_set(-1) else self.test
-        self._training_set = lru_cache(self._cache_size(self.train))(
-            partial(self._examples, training=True)
-        )
-        self._test_set = lru_cache(self._cache_size(tests))(
-            partial(self._examples, training=False)
-        )
-
-    def _partition(self, settings: ImageSettings, num_clients: int) -> Parts:
-        train, test = self.dataset.train, self.dataset.test
-        if num_clients == 0:
-            return Parts([np.arange(len(train))], [np.arange(len(test))])
-        names = self.dataset.clients
-        if not names:
-            labels = train.labels, test.labels
-            return partition(*labels, num_clients, settings, self._columns)
-        allowed = (
-            f"at most {len(names)}, the clients over which the data is split, "
-            f"{names[0]} to {names[-1]}"
-        )
-        require(num_clients <= len(names), "num-clients", num_clients, allowed)
-        of_train = _by_owner(train.owners, num_clients)
-        of_test = _by_owner(test.owners, num_clients)
-        parts = Parts(of_train, of_test, tuple(names))
-        for name, rows in zip(names, parts.train, strict=False):
-            if len(rows) == 0:
-                line = f"client {name!r} has no training images"
-                raise SettingsError(line, "data-dir")
-        return parts
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
         """Settings that the data set, its partition or the model does not use."""
-        unused = self.settings.unused()
-        if self.dataset.clients:
-            reason = "the data is already split over its clients"
-            # The seed also determines the initial model.
-            unused = dict.fromkeys(
-                declared(PartitionSettings).keys() - {"seed"}, reason
-            )
+        unused = {**super().unused_settings}
         if self.source not in ("image-folder", "femnist"):
             unused["classes"] = "only an image folder has class folders"
             unused["image-size"] = "only an image folder's images are resized"
@@ -242,31 +323,12 @@ class ImageTask(BaseTask):
             unused |= dict.fromkeys(MODEL_SETTINGS, reason)
         return unused
 
-    @property
-    def is_grey(self) -> bool:
-        """Whether the images are grey, also if the model takes RGB."""
-        return bool(self.dataset.train.images.shape[-1] == 1)
-
     def read(self, line: str) -> torch.Tensor:
         """Return the normalised image of a file; the line is its path."""
         _, height, width = self.shape
         channels = 1 if self.is_grey else self.shape[0]
         pixels = torch.from_numpy(read_image(Path(line), channels, (width, height)))
         return ((pixels - self.mean) / self.std).permute(2, 0, 1)
-
-    def initial_model(self) -> SplitModel:
-        """Return a new model with initial values from the seed or from ``weights``."""
-        with seeded(self.seed):
-            model = build_model(
-                self.model_name,
-                self.shape,
-                self.num_classes,
-                self.head_layers,
-                self.model_head,
-            )
-        if self.settings.weights:
-            load_weights(model, self.settings.weights, self.model_name)
-        return model
 
     def check(self, client: int) -> None:
         """Try a custom or adapted model on a client's examples.
@@ -275,51 +337,6 @@ class ImageTask(BaseTask):
         """
         if type(self) is not ImageTask or "initial_model" in vars(self):
             super().check(client)
-
-    def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's training images."""
-        return self._training_set(client)
-
-    def test_examples(self, client: int) -> ExampleSet:
-        """Return a client's test images, which are never augmented."""
-        return self._test_set(0 if self._has_shared_test_set(client) else client)
-
-    def _has_shared_test_set(self, client: int) -> bool:
-        """Return whether a client's test examples are those of client 0."""
-        permuted = self.settings.partition == CLUSTERED
-        return self.test[client] is self.test[0] and not permuted
-
-    def _labels(
-        self, labels: npt.NDArray[np.int64], client: int
-    ) -> npt.NDArray[np.int64]:
-        # A data set that comes split over clients is not partitioned.
-        if self.dataset.clients:
-            return labels
-        counts = self.num_classes, len(self.train)
-        return self.settings.labels(labels, client, *counts)
-
-    def _cache_size(self, part: Indices) -> int:
-        """Return how many clients fit into the cache, even if they are the largest."""
-        image = self.dataset.train.images[:1].nbytes
-        sizes = sorted((len(rows) * image for rows in part), reverse=True)
-        clients = np.searchsorted(np.cumsum(sizes), CACHED, side="right")
-        return max(FEWEST_CACHED, int(clients))
-
-    def _examples(self, client: int, training: bool) -> ExampleSet:
-        images = self.dataset.train if training else self.dataset.test
-        rows = (self.train if training else self.test)[client]
-        copied = len(rows) * images.images[:1].nbytes <= COPIED
-        pixels = as_tensor(images.images[rows] if copied else images.images)
-        if self.shape[0] > pixels.shape[-1]:
-            pixels = pixels.expand(-1, -1, -1, self.shape[0])
-        return ExampleSet(
-            pixels,
-            torch.from_numpy(self._labels(images.labels[rows], client)),
-            self.mean,
-            self.std,
-            self.augment and training,
-            None if copied else torch.from_numpy(rows),
-        )
 
 
 def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:

@@ -4,6 +4,7 @@ Shapes and models (two-layer LSTMs) are those of LEAF's Shakespeare, which predi
 next of 80 characters, and of Sent140, which classifies tweets.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import Checked, PathText, SettingsError, require, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.columns import class_name
+from flwr_frl.task.data.labels import class_name
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -135,8 +136,67 @@ class TextSettings(Checked):
     lstm_width: int = setting(256, ge=1)
 
 
-class TextTask(BaseTask):
-    """A task on text files, one per client.
+class FileTask(BaseTask):
+    """A task on files of texts, one per client.
+
+    Parameters
+    ----------
+    data_dir : str
+        Directory of the files.
+    num_clients : int
+        Number of clients; 0 gives client 0 all files.
+    suffixes : tuple of str
+        Suffixes of the files.
+    form : str
+        Description of the files, for error messages.
+
+    Raises
+    ------
+    SettingsError
+        If there are no files, or fewer than clients.
+    """
+
+    def __init__(
+        self, data_dir: str, num_clients: int, suffixes: tuple[str, ...], form: str
+    ) -> None:
+        self.data_dir = data_dir
+        root = Path(data_dir).expanduser()
+        files = sorted(f for suffix in suffixes for f in root.glob(f"*{suffix}"))
+        exist = bool(data_dir) and bool(files)
+        require(exist, "data-dir", data_dir, f"a directory with {form}")
+        allowed = f"at most {len(files)}, the number of files"
+        require(num_clients <= len(files), "num-clients", num_clients, allowed)
+        self.all_files = files
+        self.files = [[file] for file in files[:num_clients]] or [files]
+        self.client_names = tuple(file.stem for file in files[:num_clients])
+        self._examples = lru_cache(maxsize=32)(self._read)
+
+    def _rows(self, path: Path) -> list[tuple[str, str]]:
+        """Return the (label, text) pairs of a file."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
+        """Return a client's training and test examples."""
+
+    def _classes(self) -> tuple[str, ...]:
+        """Return the classes in all files, also in those of unused clients."""
+        labels = {label for file in self.all_files for label, _ in self._rows(file)}
+        allowed = "a directory with texts of more than one class"
+        require(len(labels) > 1, "data-dir", self.data_dir, allowed)
+        return tuple(sorted(labels))
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return the examples from a client's text that are not for testing."""
+        return self._examples(client)[0]
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return the examples from a client's text that are for testing."""
+        return self._examples(client)[1]
+
+
+class TextTask(FileTask):
+    """Next characters of texts, or classes of lines.
 
     Parameters
     ----------
@@ -148,48 +208,30 @@ class TextTask(BaseTask):
     Raises
     ------
     SettingsError
-        If there are fewer files than clients, or a line is malformed.
+        If there are fewer files than clients, a text is too short, or a line is
+        malformed.
     """
 
     settings_type: ClassVar[type] = TextSettings
 
     def __init__(self, settings: TextSettings, num_clients: int) -> None:
         self.settings = settings
-        root = Path(settings.data_dir).expanduser()
-        kinds = [sorted(root.glob(f"*.{suffix}")) for suffix in ("txt", "tsv")]
-        exist = bool(settings.data_dir) and root.is_dir() and any(kinds)
-        require(exist, "data-dir", settings.data_dir, f"a directory with {FORM}")
-        if all(kinds):
-            raise SettingsError(
-                f"data-dir {str(root)!r} holds {kinds[0][0].name} and "
-                f"{kinds[1][0].name}; it must hold either {FORM}",
-                "data-dir",
-            )
-        self.labelled = not kinds[0]
-        files = kinds[0] or kinds[1]
-        names = f"{files[0].name} to {files[-1].name}"
-        allowed = f"at most {len(files)}, the number of files, {names}"
-        require(num_clients <= len(files), "num-clients", num_clients, allowed)
-        self.files = [files] if num_clients == 0 else [[f] for f in files[:num_clients]]
-        self.client_names = tuple(f.stem for f in files[:num_clients])
+        super().__init__(settings.data_dir, num_clients, (".txt", ".tsv"), FORM)
+        suffixes = {file.suffix for file in self.all_files}
+        allowed = f"a directory with either {FORM}"
+        require(len(suffixes) == 1, "data-dir", settings.data_dir, allowed)
+        self.labelled = suffixes == {".tsv"}
         self.length = settings.sequence_length or (25 if self.labelled else 80)
         self.every_position = not self.labelled and settings.text_windows == "disjoint"
         # Successive sliding windows share all but one character.
         is_sliding = not self.labelled and settings.text_windows == "sliding"
         self.overlap = self.length if is_sliding else 0
         self.loss: Loss = nn.functional.cross_entropy
-        self.classes: tuple[str, ...] = tuple(CHARACTERS)
-        if self.labelled:
-            labels = {label for file in files for label, _ in _lines(file)}
-            allowed = "a directory with texts of more than one class"
-            require(len(labels) > 1, "data-dir", str(root), allowed)
-            self.classes = tuple(sorted(labels))
-        else:
-            for file in chain(*self.files):
-                # A character has at most four bytes, so most files need not be read.
-                if int(file.stat().st_size / 4 * TEST_FRACTION) <= self.length:
-                    self._check_length(file, len(_text(file)))
-        self._examples = lru_cache(maxsize=32)(self._read)
+        self.classes = self._classes() if self.labelled else tuple(CHARACTERS)
+        for file in () if self.labelled else chain(*self.files):
+            # A character has at most four bytes, so most files need not be read.
+            if int(file.stat().st_size / 4 * TEST_FRACTION) <= self.length:
+                self._check_length(file, len(_text(file)))
 
     def _check_length(self, path: Path, count: int) -> None:
         """Raise `SettingsError` unless a file's last part has a window."""
@@ -204,9 +246,8 @@ class TextTask(BaseTask):
     @property
     def unused_settings(self) -> Mapping[str, str]:
         """Settings without effect on labelled lines."""
-        return (
-            {"text-windows": "the files hold labelled lines"} if self.labelled else {}
-        )
+        reason = "the files hold labelled lines"
+        return {"text-windows": reason} if self.labelled else {}
 
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values drawn by the seed.
@@ -226,14 +267,6 @@ class TextTask(BaseTask):
             layers = nn.Sequential(lstm, nn.Linear(2 * width, 5), nn.ReLU())
             return SplitModel(layers, nn.Linear(5, len(self.classes)))
 
-    def train_examples(self, client: int) -> ExampleSet:
-        """Return the examples from the first part of a client's text."""
-        return self._examples(client)[0]
-
-    def test_examples(self, client: int) -> ExampleSet:
-        """Return the examples from the last part of a client's text."""
-        return self._examples(client)[1]
-
     def read(self, line: str) -> Tensor:
         """Return the last ``length`` tokens of a text.
 
@@ -248,30 +281,25 @@ class TextTask(BaseTask):
         return _characters(line[-self.length :])
 
     def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        pairs = [self._pair(path) for path in self.files[client]]
-        if len(pairs) == 1:
-            return pairs[0]
-        train, test = zip(*pairs, strict=True)
+        read = self._labelled_lines if self.labelled else self._windows_of
+        train, test = zip(*map(read, self.files[client]), strict=True)
         return _joined(train), _joined(test)
 
-    def _pair(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
-        """Return a file's training and test examples."""
-        if not self.labelled:
-            codes = _characters(_text(path))
-            cut = len(codes) - int(len(codes) * TEST_FRACTION)
-            # Windows must not overlap both parts.
-            parts = codes[:cut], codes[cut:]
-            self._check_length(path, len(codes))
-            train, test = map(self._windows, parts)
-            return train, test
-        lines = list(_lines(path))
-        inputs = torch.stack([self._words(text) for _, text in lines])
-        targets = torch.tensor([self.classes.index(label) for label, _ in lines])
-        cut = len(lines) - int(len(lines) * TEST_FRACTION)
-        return (
-            ExampleSet(inputs[:cut], targets[:cut]),
-            ExampleSet(inputs[cut:], targets[cut:]),
-        )
+    def _windows_of(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
+        """Return a text's training and test examples; windows do not overlap both."""
+        codes = _characters(_text(path))
+        self._check_length(path, len(codes))
+        cut = len(codes) - int(len(codes) * TEST_FRACTION)
+        return self._windows(codes[:cut]), self._windows(codes[cut:])
+
+    def _labelled_lines(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
+        """Return the training and test examples of a file of labelled lines."""
+        rows = self._rows(path)
+        inputs = torch.stack([self._words(text) for _, text in rows])
+        targets = torch.tensor([self.classes.index(label) for label, _ in rows])
+        cut = len(rows) - int(len(rows) * TEST_FRACTION)
+        train = ExampleSet(inputs[:cut], targets[:cut])
+        return train, ExampleSet(inputs[cut:], targets[cut:])
 
     def _windows(self, codes: Tensor) -> ExampleSet:
         """Return the examples of a part of a text, as views without copies."""
@@ -289,8 +317,25 @@ class TextTask(BaseTask):
         codes = [crc32(word.encode()) % (WORDS - 1) + 1 for word in words]
         return torch.tensor([0] * (self.length - len(codes)) + codes)
 
+    def _rows(self, path: Path) -> list[tuple[str, str]]:
+        """Return the (label, text) pairs of a file."""
+        rows = []
+        # `splitlines` would also split at other characters, which texts may contain.
+        for number, line in enumerate(_text(path).rstrip("\n").split("\n"), 1):
+            label, tab, text = line.partition("\t")
+            if not tab or not class_name(label):
+                raise SettingsError(
+                    f"{str(path)!r}, line {number} is {line[:40]!r}; expected a class, "
+                    "a tab and a text",
+                    "data-dir",
+                )
+            rows.append((class_name(label), text))
+        return rows
+
 
 def _joined(parts: tuple[ExampleSet, ...]) -> ExampleSet:
+    if len(parts) == 1:
+        return parts[0]
     return ExampleSet(
         torch.cat([part.inputs for part in parts]),
         torch.cat([part.targets for part in parts]),
@@ -308,23 +353,3 @@ def _text(path: Path) -> str:
     except (OSError, ValueError) as error:
         line = f"{str(path)!r} cannot be read: {error}"
         raise SettingsError(line, "data-dir") from None
-
-
-def _lines(path: Path) -> list[tuple[str, str]]:
-    """Return the (label, text) pairs of a file."""
-    pairs = []
-    content = _text(path)
-    if not content.strip("\n"):
-        raise SettingsError(f"{str(path)!r} has no lines", "data-dir")
-    # `splitlines` would also split at other characters, which texts may contain.
-    for number, line in enumerate(content.rstrip("\n").split("\n"), 1):
-        cell, tab, text = line.partition("\t")
-        label = class_name(cell)
-        if not tab or not label:
-            raise SettingsError(
-                f"{str(path)!r}, line {number} is {line[:40]!r}; expected a class, a "
-                "tab and a text",
-                "data-dir",
-            )
-        pairs.append((label, text))
-    return pairs

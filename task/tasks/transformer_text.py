@@ -1,10 +1,8 @@
 """Classification of texts by a transformer, with one table of texts per client."""
 
 import csv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,10 +19,9 @@ from flwr_frl.common.settings import (
     setting,
     unknown,
 )
-from flwr_frl.task.base import BaseTask, Task
-from flwr_frl.task.data.columns import class_name
-from flwr_frl.task.data.hub import HELD_OUT_SEED
-from flwr_frl.task.devices import current, seeded
+from flwr_frl.task.base import Task
+from flwr_frl.task.data.labels import HELD_OUT_SEED, class_name
+from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.transformer import (
@@ -33,10 +30,10 @@ from flwr_frl.task.models.transformer import (
     load_transformer,
     locate,
 )
+from flwr_frl.task.tasks.text import FileTask
 from flwr_frl.task.training import Loss
 
 FORM = "files <client>.csv or <client>.tsv with the columns text and label"
-COLUMNS = ("text", "label")
 # Tokens of a text by default; longer texts are cut.
 LENGTH = 128
 
@@ -93,7 +90,7 @@ class FromTransformer:
         return TransformerText(self.name, settings, num_clients)
 
 
-class TransformerText(BaseTask):
+class TransformerText(FileTask):
     """Classification of texts by a pretrained transformer and a linear head.
 
     Parameters
@@ -120,24 +117,14 @@ class TransformerText(BaseTask):
         self.settings, self.place = settings, locate(name)
         if not Path(self.place).is_dir():
             self.notes = (f"{self.place} is loaded from the Hugging Face hub",)
-        root = Path(settings.data_dir).expanduser()
-        files = sorted([*root.glob("*.csv"), *root.glob("*.tsv")])
-        exist = bool(settings.data_dir) and bool(files)
-        require(exist, "data-dir", settings.data_dir, f"a directory with {FORM}")
-        allowed = f"at most {len(files)}, the number of files"
-        require(num_clients <= len(files), "num-clients", num_clients, allowed)
-        self.files = [[file] for file in files[:num_clients]] or [files]
-        self.client_names = tuple(file.stem for file in files[:num_clients])
-        self.tables = [[row for f in each for row in _rows(f)] for each in self.files]
-        labels = {label for table in self.tables for _, label in table}
+        super().__init__(settings.data_dir, num_clients, (".csv", ".tsv"), FORM)
+        self.length = settings.sequence_length or LENGTH
+        found = self._classes()
         names = [class_name(n) for n in settings.classes.split(",") if n.strip()]
-        for label in sorted(labels):
-            if names and label not in names:
+        for label in found if names else ():
+            if label not in names:
                 raise unknown("class", label, names, code="classes")
-        self.classes: tuple[str, ...] = tuple(names or sorted(labels))
-        allowed = "a directory with texts of more than one class"
-        require(len(self.classes) > 1, "data-dir", settings.data_dir, allowed)
-        self._examples = lru_cache(maxsize=32)(self._read)
+        self.classes = tuple(names) or found
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -152,46 +139,26 @@ class TransformerText(BaseTask):
             width = int(transformer.config.hidden_size)  # type: ignore[arg-type, union-attr]
             return SplitModel(encoder, nn.Linear(width, len(self.classes)))
 
-    def check(self, client: int) -> None:
-        """Try the model as `BaseTask` does, and once on a text of full length."""
-        super().check(client)
-        if self._refusal:
-            length = self.settings.sequence_length or LENGTH
-            allowed = f"shorter, as the transformer fails: {self._refusal}"
-            require(False, "sequence-length", length, allowed)
-
-    @cached_property
-    def _refusal(self) -> str:
-        """Why the model fails for texts of full length; empty if it does not."""
-        tokens = self._tokens(["text"])[:, :1]
-        length = self.settings.sequence_length or LENGTH
+    def check_model(self, examples: ExampleSet) -> None:
+        """Try the model on a text of full length, for which it may have no places."""
+        tokens = self._tokens(["text"])[:, :1].expand(-1, self.length)
         try:
             with torch.no_grad():
-                self.scratch_model.eval()(tokens.expand(-1, length).to(current()))
+                self.scratch_model.eval()(tokens)
         # Models raise exceptions of many types.
         except Exception as error:
-            return reason_of(error)
-        return ""
-
-    def train_examples(self, client: int) -> ExampleSet:
-        """Return the examples of a client that are not for testing."""
-        return self._examples(client)[0]
-
-    def test_examples(self, client: int) -> ExampleSet:
-        """Return the ``test-fraction`` of a client's examples."""
-        return self._examples(client)[1]
+            allowed = f"shorter, as the transformer fails: {reason_of(error)}"
+            require(False, "sequence-length", self.length, allowed, "sequence-length")
 
     def read(self, line: str) -> Tensor:
         """Return the tokens of a text."""
         return self._tokens([line])[0]
 
     def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        texts, labels = zip(*self.tables[client], strict=True)
-        examples = ExampleSet(
-            self._tokens(list(texts)),
-            torch.tensor([self.classes.index(label) for label in labels]),
-        )
-        n = len(labels)
+        rows = [row for file in self.files[client] for row in self._rows(file)]
+        targets = torch.tensor([self.classes.index(label) for label, _ in rows])
+        examples = ExampleSet(self._tokens([text for _, text in rows]), targets)
+        n = len(rows)
         order = np.random.default_rng([HELD_OUT_SEED, n]).permutation(n)
         cut = n - int(n * self.settings.test_fraction + 0.5)
         train, test = (np.sort(part) for part in (order[:cut], order[cut:]))
@@ -203,7 +170,7 @@ class TransformerText(BaseTask):
     def _tokens(self, texts: list[str]) -> Tensor:
         encoded = self.tokenizer(
             texts,
-            max_length=self.settings.sequence_length or LENGTH,
+            max_length=self.length,
             truncation=True,
             padding="max_length",
             return_tensors="pt",
@@ -211,38 +178,25 @@ class TransformerText(BaseTask):
         tokens: Tensor = encoded["input_ids"]
         return tokens
 
-
-def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the (text, label) pairs of a table."""
-    with _readable(path), path.open(encoding="utf-8-sig", newline="") as file:
+    def _rows(self, path: Path) -> list[tuple[str, str]]:
+        """Return the (label, text) pairs of a table."""
         delimiter = "\t" if path.suffix == ".tsv" else ","
-        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-        for column in COLUMNS:
-            if column not in (reader.fieldnames or ()):
-                line = f"{str(path)!r} has no column {column!r}; expected {FORM}"
-                raise SettingsError(line, "data-dir")
-        empty = True
-        for row in reader:
-            empty = False
-            place = f"{str(path)!r}, line {reader.line_num}"
-            label = class_name(row["label"] or "")
-            if row["text"] is None or not label:
-                line = f"{place} lacks a text or a label"
-                raise SettingsError(line, "data-dir")
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
+        except (OSError, UnicodeError, csv.Error) as error:
+            line = f"{str(path)!r} cannot be read: {error}"
+            raise SettingsError(line, "data-dir") from None
+        require(bool(rows), "data-dir", str(path), f"a table with rows; {FORM}")
+        pairs = []
+        for number, row in enumerate(rows, 1):
+            label, text = class_name(row.get("label") or ""), row.get("text")
             # `DictReader` keeps the cells beyond the header's under None.
-            if None in row:
-                line = f"{place} has more cells than the header: quote texts"
-                raise SettingsError(line, "data-dir")
-            yield row["text"], label
-        if empty:
-            raise SettingsError(f"{str(path)!r} has no rows", "data-dir")
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn exceptions of reading a table into a one-line `SettingsError`."""
-    try:
-        yield
-    except (OSError, UnicodeError, csv.Error) as error:
-        line = f"{str(path)!r} cannot be read: {error}"
-        raise SettingsError(line, "data-dir") from None
+            if None in row or text is None or not label:
+                raise SettingsError(
+                    f"{str(path)!r}, row {number} lacks a text or a label, or has more "
+                    f"cells than the header; expected {FORM}, with quotes around texts",
+                    "data-dir",
+                )
+            pairs.append((label, text))
+        return pairs

@@ -1,7 +1,6 @@
 """PFLlib's folders: partition, pixels, and invalid files."""
 
 import os
-import tracemalloc
 from zipfile import ZipFile
 
 import named_tasks
@@ -67,17 +66,6 @@ def test_each_client_has_the_images_of_its_files(tmp_path, channels):
     assert "partition" in task.unused_settings
 
 
-class Nested:
-    """An array of objects whose pickle has lists that contain each other."""
-
-    def __reduce__(self):
-        lists = list(range(10))
-        for _ in range(6):
-            lists = [lists] * 10
-        state = (1, (1,), np.dtype(object), False, lists)
-        return np.empty(0, object).__reduce__()[0], (np.ndarray, (0,), b"b"), state
-
-
 def test_hostile_file_executes_nothing(tmp_path):
     clients(tmp_path)
     write(tmp_path / "train" / "2.npz", {"x": Runs(tmp_path / "made"), "y": 1})
@@ -102,86 +90,35 @@ def test_bytes_are_not_read_as_objects(tmp_path):
     assert "values of type 'O8'" in str(refusal(task_of, tmp_path))
 
 
-def refused_within(num_bytes, root, **settings):
-    """Return the code of a task's error, raised without allocating much memory."""
-    tracemalloc.start()
-    code = code_of(task_of, root, **settings)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < num_bytes
-    return code
-
-
-def length(size: int) -> bytes:
-    return size.to_bytes(8, "little")
-
-
-# Pickles of a few bytes for which the unpickler reserves 2 GB
-HUGE = {
-    "bytes": b"\x8e" + length(2**31),
-    "bytearray": b"\x96" + length(2**31),
-    "text": b"\x8d" + length(2**31),
-    "frame": b"\x80\x04\x95" + length(2**31),
-    "memo": b"Nr" + length(2**27)[:4] + b".",
-}
-
-
-@pytest.mark.parametrize("pickled", HUGE.values(), ids=HUGE)
-def test_a_small_pickle_reserves_no_memory(tmp_path, pickled):
-    clients(tmp_path)
-    path = tmp_path / "train" / "0.npz"
-    change(path, lambda data: data[: data.index(b"\n") + 1] + pickled)
-    assert refused_within(2**24, tmp_path) == "data-dir"
-
-
-def test_nested_lists_and_archives_that_unpack_to_far_more_are_not_read(tmp_path):
-    clients(tmp_path)
-    path = tmp_path / "train" / "0.npz"
-    zeros = np.zeros((300, 1, 256, 256), np.float32)
-    for content in (
-        {"x": IMAGES, "y": Nested()},
-        {"x": zeros, "y": np.zeros(300, np.int64)},
-    ):
-        write(path, content)
-        assert refused_within(2**24, tmp_path) == "data-dir"
-    # The same holds for the task "arrays".
-    arrays = {"images": np.zeros((1100, 256, 256), np.uint8), "labels": zeros[:, 0]}
-    np.savez_compressed(tmp_path / "train", **arrays)
-    (tmp_path / "test.npz").symlink_to(tmp_path / "train.npz")
-    assert refused_within(2**24, tmp_path, task="arrays") == "data-dir"
-
-
 IMAGES, LABELS = scaled(np.zeros((3, 8, 8, 1))), np.arange(3)
 
 
 @pytest.mark.parametrize(
-    ("content", "fragment"),
+    "content",
     [
-        ({"x": IMAGES}, "cannot be read"),
-        ([1, 2], "its data is of type int64"),
-        ({"x": [1, 2, 3], "y": LABELS}, "cannot be read"),
+        {"x": IMAGES},
+        [1, 2],
+        {"x": [1, 2, 3], "y": LABELS},
         # Sentences of different lengths are an array of objects.
-        ({"x": np.array([[1], [2, 3], []], object), "y": LABELS}, "no array of num"),
-        ({"x": np.array(1.0), "y": LABELS}, "no array of num"),
-        ({"x": IMAGES, "y": LABELS.astype(object)}, "no array of num"),
-        ({"x": IMAGES, "y": LABELS[:2]}, "has 3 inputs and a y"),
-        ({"x": IMAGES, "y": LABELS - 1}, "has 3 inputs and a y"),
+        {"x": np.array([[1], [2, 3], []], object), "y": LABELS},
+        {"x": np.array(1.0), "y": LABELS},
+        {"x": IMAGES, "y": LABELS.astype(object)},
+        {"x": IMAGES, "y": LABELS[:2]},
+        {"x": IMAGES, "y": LABELS - 1},
         # As many names of classes would fill the memory.
-        ({"x": IMAGES, "y": LABELS + 10**12}, "has 3 inputs and a y"),
-        ({"x": IMAGES, "y": LABELS.astype(float)}, "has 3 inputs and a y"),
-        ({"x": IMAGES[:, 0], "y": LABELS}, "expected 8-bit images"),
-        ({"x": IMAGES * 2, "y": LABELS}, "expected 8-bit images"),
-        ({"x": IMAGES * 0.999, "y": LABELS}, "expected 8-bit images"),
-        ({"x": IMAGES * np.nan, "y": LABELS}, "expected 8-bit images"),
-        ({"x": IMAGES[:, :, 1:], "y": LABELS}, "has images of shapes"),
+        {"x": IMAGES, "y": LABELS + 10**12},
+        {"x": IMAGES, "y": LABELS.astype(float)},
+        {"x": IMAGES[:, 0], "y": LABELS},
+        {"x": IMAGES * 2, "y": LABELS},
+        {"x": IMAGES * 0.999, "y": LABELS},
+        {"x": IMAGES * np.nan, "y": LABELS},
+        {"x": IMAGES[:, :, 1:], "y": LABELS},
     ],
 )
-def test_invalid_files_are_an_error(tmp_path, content, fragment):
+def test_invalid_files_are_an_error(tmp_path, content):
     clients(tmp_path)
     write(tmp_path / "train" / "10.npz", content)
-    error = refusal(task_of, tmp_path)
-    assert error.code == "data-dir"
-    assert fragment in str(error)
+    assert code_of(task_of, tmp_path) == "data-dir"
 
 
 def test_invalid_folders_are_an_error(tmp_path):

@@ -171,30 +171,31 @@ def test_a_pickle_is_never_loaded(arrays, tmp_path, name):
 
 WRONG_ARRAYS = [
     # As many names of classes would fill the memory.
-    ({"labels": np.full(6, 10**12), "classes": None}, "above 99,999, the largest"),
-    ({"images": np.zeros((6, 3, 4, 3))}, "type float64"),
-    ({"images": np.zeros((6, 12), np.uint8)}, "must be uint8, n x height"),
-    ({"images": np.zeros((6, 3, 8, 8), np.uint8)}, "channels first"),
-    ({"images": np.zeros((0, 3, 4, 3), np.uint8)}, "shape (0, 3, 4, 3)"),
-    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, "has the shape (3, 5,"),
-    ({"labels": np.arange(5)}, "must be 6 integers"),
-    ({"labels": np.zeros(6)}, "type float64"),
-    ({"labels": np.arange(6)}, "has the label 5"),
-    ({"labels": np.array([0, 1, -1, 0, 0, 0])}, "has the label -1"),
-    ({"classes": np.arange(3)}, "must be a list of strings"),
-    ({"classes": np.array(["a", "b", "a"])}, "has a class twice"),
-    ({"classes": np.array(["a", "b"])}, "must be from 0 to 1"),
+    {"labels": np.full(6, 10**12), "classes": None},
+    {"images": np.zeros((6, 3, 4, 3))},
+    {"images": np.zeros((6, 12), np.uint8)},
+    # Channels first
+    {"images": np.zeros((6, 3, 8, 8), np.uint8)},
+    {"images": np.zeros((0, 3, 4, 3), np.uint8)},
+    # Another shape than in test.npz
+    {"images": np.zeros((6, 3, 5, 3), np.uint8)},
+    {"labels": np.arange(5)},
+    {"labels": np.zeros(6)},
+    {"labels": np.arange(6)},
+    {"labels": np.array([0, 1, -1, 0, 0, 0])},
+    {"classes": np.arange(3)},
+    {"classes": np.array(["a", "b", "a"])},
+    {"classes": np.array(["a", "b"])},
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG_ARRAYS)
-def test_invalid_arrays_are_an_error(arrays, tmp_path, change, message):
+@pytest.mark.parametrize("change", WRONG_ARRAYS)
+def test_invalid_arrays_are_an_error(arrays, tmp_path, change):
     present = {**np.load(arrays / "train.npz"), **change}
     present = {name: array for name, array in present.items() if array is not None}
     save_arrays(arrays, "train", **present)
-    error = str(refusal(load, arrays, tmp_path, task="arrays"))
-    assert message in error
-    assert str(arrays) in error
+    error = refusal(load, arrays, tmp_path, task="arrays")
+    assert (error.code, str(arrays) in str(error)) == ("data-dir", True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from zlib import crc32
 import named_tasks
 import pytest
 import torch
-from refusals import refusal
+from refusals import code_of
 from torch import nn
 
 from flwr_frl.task.tasks.text import CHARACTERS, RecurrentText
@@ -157,28 +157,26 @@ def test_lines_with_a_class_are_parsed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "code", "fragment"),
+    ("files", "code"),
     [
-        ({}, "data-dir", "<client>.txt"),
-        ({"a.txt": "abc", "b.tsv": "x\ty"}, "data-dir", "holds a.txt and b.tsv"),
-        ({"a.txt": "abc" * 20}, "num-clients", "1, the number of files"),
-        ({"a.txt": "abcde", "b.txt": "b"}, "sequence-length", "has 5 characters"),
-        ({"a.tsv": "x\ty\nno tab", "b.tsv": "z\ty"}, "data-dir", "line 2 is"),
-        ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "data-dir", "more than one class"),
-        ({"a.tsv": "", "b.tsv": "x\tz"}, "data-dir", "has no lines"),
-        ({"a.txt": b"\xff\xfe" * 50, "b.txt": "b" * 50}, "data-dir", "cannot be read"),
+        ({}, "data-dir"),
+        ({"a.txt": "abc", "b.tsv": "x\ty"}, "data-dir"),
+        ({"a.txt": "abc" * 20}, "num-clients"),
+        ({"a.txt": "abcde", "b.txt": "b"}, "sequence-length"),
+        ({"a.tsv": "x\ty\nno tab", "b.tsv": "z\ty"}, "data-dir"),
+        ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "data-dir"),
+        ({"a.tsv": "", "b.tsv": "x\tz"}, "data-dir"),
+        ({"a.txt": b"\xff\xfe" * 50, "b.txt": "b" * 50}, "data-dir"),
         # Files of all clients are checked before a run.
-        ({"a.txt": "a" * 50, "b.txt": "b" * 9}, "sequence-length", "has 9 characters"),
+        ({"a.txt": "a" * 50, "b.txt": "b" * 9}, "sequence-length"),
     ],
 )
-def test_invalid_folders_are_an_error(tmp_path, files, code, fragment):
+def test_invalid_folders_are_an_error(tmp_path, files, code):
     for name, text in files.items():
         content = text if isinstance(text, bytes) else text.encode()
         (tmp_path / name).write_bytes(content)
     task = lambda: task_of(tmp_path, 2, sequence_length=3).train_examples(0)  # noqa: E731
-    error = refusal(task)
-    assert error.code == code
-    assert fragment in str(error)
+    assert code_of(task) == code
 
 
 def test_byte_order_mark_is_not_part_of_a_class(tmp_path):

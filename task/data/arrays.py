@@ -1,0 +1,217 @@
+"""Images as arrays in ``.npz`` files, read without running code.
+
+The task ``arrays`` reads ``train.npz`` and ``test.npz``, each with ``images`` (uint8,
+of shape (n, height, width) or (n, height, width, channels)) and ``labels`` (n integers
+from 0). An array of strings ``classes`` in ``train.npz`` names the classes; by default
+they are "0", "1", … up to the largest label in ``train.npz``.
+
+The task ``pfllib`` reads PFLlib's ``{train,test}/<client>.npz``. The key ``data`` of
+each file is a pickled dictionary of ``x`` and ``y``. A pickle can run any code, so only
+arrays of numbers are rebuilt, from their bytes.
+"""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_frl.common.settings import SettingsError, reason_of, require
+from flwr_frl.task.data.cache import (
+    PARTS,
+    Dataset,
+    ImageSet,
+    Read,
+    from_clients,
+    stamp,
+)
+
+Array = npt.NDArray[Any]
+
+# Larger integers are probably not classes.
+MAX_CLASSES = 100_000
+ARRAYS_FORM = (
+    "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
+    "x width x channels) and labels (integers from 0)"
+)
+PFLLIB_FORM = (
+    "train/<client>.npz and test/<client>.npz, as PFLlib writes them: 8-bit images n x "
+    "channels x height x width, scaled to [-1, 1], and integer labels from 0"
+)
+# Types of values in a pickle.
+DTYPES = frozenset(("f2", "f4", "f8", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"))
+# PFLlib maps pixels from [0, 255] to [-1, 1], which is inverted up to this error.
+ROUNDING = 0.01
+
+
+def array_files(data_dir: str) -> tuple[str, Read]:
+    """Return the key of ``train.npz`` and ``test.npz``, and a function that reads them.
+
+    Raises
+    ------
+    SettingsError
+        If a file is missing; later, if it is unreadable or an array is invalid.
+    """
+    paths = [Path(data_dir).expanduser() / f"{part}.npz" for part in PARTS]
+    exist = bool(data_dir) and all(path.is_file() for path in paths)
+    require(exist, "data-dir", data_dir, f"a directory with {ARRAYS_FORM}")
+
+    def read() -> Dataset:
+        (train, names), (test, _) = map(_read_images, paths)
+        last = int(train.labels.max())
+        classes = tuple(map(str, names)) or tuple(map(str, range(last + 1)))
+        for path, part in zip(paths, (train, test), strict=True):
+            same = part.images.shape[1:] == train.images.shape[1:]
+            in_range = 0 <= part.labels.min() <= part.labels.max() < len(classes)
+            _check(same and in_range and len(set(classes)) == len(classes), path)
+        return Dataset(train, test, classes)
+
+    return f"arrays/2/{paths[0].parent.resolve()}/{stamp(paths)}", read
+
+
+def client_files(data_dir: str) -> tuple[str, Read]:
+    """Return the key of PFLlib's folders, and a function that reads them.
+
+    Raises
+    ------
+    SettingsError
+        If a folder is missing or empty, or a client has a file in only one of them;
+        later, if a file is unreadable or has other values than images and classes.
+    """
+    root = Path(data_dir).expanduser()
+    names = [{path.stem for path in (root / part).glob("*.npz")} for part in PARTS]
+    exist = bool(data_dir) and all(names)
+    require(exist, "data-dir", data_dir, f"a directory with {PFLLIB_FORM}")
+    if unpaired := sorted(names[0] ^ names[1]):
+        line = f"data-dir {data_dir!r} has {unpaired[0]}.npz in one of train and test; "
+        raise SettingsError(f"{line}expected in both", "data-dir")
+    clients = sorted(names[0], key=lambda name: (len(name), name))
+    paths = {c: [root / part / f"{c}.npz" for part in PARTS] for c in clients}
+
+    def read() -> Dataset:
+        arrays = {
+            c: (*_read_pfllib(a), *_read_pfllib(b)) for c, (a, b) in paths.items()
+        }
+        try:
+            return from_clients(arrays)
+        except ValueError as error:
+            line = f"data-dir {data_dir!r} has images of different shapes, or none in "
+            raise SettingsError(
+                f"{line}a part: {reason_of(error)}", "data-dir"
+            ) from None
+
+    key = stamp(path for pair in paths.values() for path in pair)
+    return f"pfllib/2/{root.resolve()}/{key}", read
+
+
+def _check(valid: bool, path: Path) -> None:
+    if not valid:
+        raise SettingsError(
+            f"{str(path)!r} does not fit; expected {ARRAYS_FORM}, of one shape and the "
+            "same classes in both, and in train.npz optionally the classes' names",
+            "data-dir",
+        )
+
+
+def _read_images(path: Path) -> tuple[ImageSet, Array]:
+    """Return the images of a file, and the names of the classes or an empty array."""
+    try:
+        # A pickle could run any code.
+        with np.load(path, allow_pickle=False) as file:
+            images, labels = file["images"], file["labels"]
+            names = file["classes"] if "classes" in file else np.empty(0, np.str_)
+    # Damaged files raise nearly any exception in numpy and zipfile.
+    except Exception as error:
+        line = (
+            f"{str(path)!r} cannot be read: {reason_of(error)}; expected {ARRAYS_FORM}"
+        )
+        raise SettingsError(line, "data-dir") from None
+    images = images[..., None] if images.ndim == 3 else images
+    valid = images.dtype == np.uint8 and images.ndim == 4 and 0 not in images.shape
+    valid &= labels.dtype.kind in "iu" and labels.shape == images.shape[:1]
+    valid &= names.dtype.kind == "U" and names.ndim == 1
+    _check(valid, path)
+    # Channels first are a frequent mistake, and as many names would fill the memory.
+    is_first = images.shape[1] in (1, 3) and images.shape[3] > 4
+    _check(not is_first and labels.max() < MAX_CLASSES, path)
+    return ImageSet(images, labels.astype(np.int64)), names
+
+
+class _DType:
+    """Replaces ``numpy.dtype``, which is not safe to restore from a hostile file."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name, self.order = name, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+class _Array:
+    """Replaces ``numpy.ndarray``, and the function that creates an empty array."""
+
+    def __init__(self, *_: object) -> None:
+        self.value: Any = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, is_fortran, data = state
+        if type(data) is list:
+            self.value = data
+            return
+        if dtype.name not in DTYPES:
+            raise pickle.UnpicklingError(f"it has values of type {dtype.name!r}")
+        values = np.frombuffer(data, np.dtype(dtype.name).newbyteorder(dtype.order))
+        self.value = values.reshape(shape, order="F" if is_fortran else "C")
+
+
+# Older and newer versions of NumPy have the function in different modules.
+STAND_INS: dict[tuple[str, str], type] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _DType,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds only dictionaries, lists, numbers, text and arrays."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the stand-in for a name of NumPy; refuse any other."""
+        if (module, name) not in STAND_INS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return STAND_INS[module, name]
+
+
+def _read_pfllib(path: Path) -> tuple[Array, Array]:
+    """Return 8-bit images, channels last, and labels of a client's file."""
+    try:
+        with ZipFile(path) as archive, archive.open("data.npy") as file:
+            np.lib.format.read_magic(file)
+            np.lib.format.read_array_header_1_0(file)
+            (content,) = _Unpickler(io.BytesIO(file.read())).load().value
+        x, y = content["x"].value, content["y"].value
+        if not len(y):
+            return np.zeros(0, np.uint8), np.zeros(0, np.int64)
+        pixels = x.astype(np.float32) * 127.5 + 127.5
+        rounded = np.rint(pixels)
+        valid = x.ndim == 4 and x.shape[1] in (1, 3) and 0 not in x.shape
+        # Not true for NaN, either.
+        valid &= bool(np.abs(pixels - rounded).max() < ROUNDING)
+        valid &= bool(rounded.min() >= 0 and rounded.max() <= 255)
+        valid &= y.dtype.kind in "iu" and y.shape == x.shape[:1]
+        if not valid or not 0 <= y.min() <= y.max() < MAX_CLASSES:
+            raise ValueError(
+                f"x has the type {x.dtype} and the shape {x.shape}, y {y.dtype} and "
+                f"{y.shape}"
+            )
+    # Damaged and hostile files raise nearly any exception.
+    except Exception as error:
+        line = (
+            f"{str(path)!r} cannot be read: {reason_of(error)}; expected {PFLLIB_FORM}"
+        )
+        raise SettingsError(line, "data-dir") from None
+    return rounded.astype(np.uint8).transpose(0, 2, 3, 1), y.astype(np.int64)
