@@ -27,12 +27,13 @@ STYLE = """
 LEFT, STEP, FLOOR, HEIGHT = 60, 38, 220, 140
 
 
-def accuracies(folder: Path) -> dict[str, float]:
-    """Return each client's mean accuracy over the last rounds."""
+def accuracies(folder: Path, algorithm: str) -> dict[str, float]:
+    """Return each client's mean accuracy over the last rounds of an algorithm."""
     by_client: dict[str, list[float]] = {}
     with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["metric"] == "accuracy" and row["client"]:
+            is_of_client = row["algorithm"] == algorithm and row["client"]
+            if row["metric"] == "accuracy" and is_of_client:
                 by_client.setdefault(row["client"], []).append(float(row["value"]))
     return {name: fmean(values[-LAST:]) for name, values in by_client.items()}
 
@@ -93,9 +94,10 @@ def main() -> None:
     data: dict[str, dict[str, float]] = {}
     digits: dict[str, str] = {}
     for algorithm in ALGORITHMS:
-        folder = Path(sys.argv[1]) / algorithm
-        data[algorithm] = accuracies(folder)
-        clients = json.loads((folder / "clients.json").read_text(encoding="utf-8"))
+        folder = Path(sys.argv[1])
+        data[algorithm] = accuracies(folder, algorithm)
+        path = folder / algorithm / "clients.json"
+        clients = json.loads(path.read_text(encoding="utf-8"))
         digits = {n: " ".join(c["class-counts"]) for n, c in clients.items()}
     PICTURE.write_text(picture(data, digits), encoding="utf-8")
 

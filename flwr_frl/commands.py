@@ -18,10 +18,10 @@ from flwr_frl.common.settings import (
     expand_home,
     require,
 )
-from flwr_frl.results import seeds, tune
+from flwr_frl.results import tune
 from flwr_frl.results.page.serving import served_for
 from flwr_frl.results.results import failure, not_written
-from flwr_frl.results.sweep import Sweep
+from flwr_frl.results.sweep import Sweep, have_begun
 from flwr_frl.results.tables import show
 from flwr_frl.results.terminal import console
 from flwr_frl.running import check, read_by, run
@@ -97,7 +97,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
             summaries = outcome
     except KeyboardInterrupt:
         hint = f"; continue with --run-config 'resume=\"{output}\"'"
-        begun = tuning or seeds.have_begun(Path(output), algorithms)
+        begun = tuning or have_begun(Path(output), algorithms)
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     show(summaries, evaluated_on)

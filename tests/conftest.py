@@ -21,7 +21,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
-from flwr_frl.results import newcomers
 from flwr_frl.results.plot import plot
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import calls
@@ -36,7 +35,6 @@ NUMBERS = count()
 # few rounds.
 FIGURES = {
     "flwr_frl.results.comparison.plot": plot,
-    "flwr_frl.results.newcomers.plot": newcomers.plot,
 }
 
 

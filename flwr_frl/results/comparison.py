@@ -6,8 +6,7 @@ from typing import Any
 
 from flwr_frl.common.settings import Settings, facts
 from flwr_frl.common.text import short_name
-from flwr_frl.results import newcomers
-from flwr_frl.results.journal import join_csv
+from flwr_frl.results.journal import RunFolder, write_csv
 from flwr_frl.results.output import log_os_errors
 from flwr_frl.results.page.document import write_page
 from flwr_frl.results.plot import plot
@@ -81,16 +80,19 @@ def write_comparison(
     lost : set of str, optional
         Files that cannot be written are added to it.
     """
-    summaries, names = summary["algorithms"], list(summary["algorithms"])
-    evaluated_on = str(summary["config"]["evaluate-on"])
-    runs = (folder / name for folder in folders or (output,) for name in names)
-    parts = (run / METRICS_CSV for run in runs)
+    summaries, config = summary["algorithms"], summary["config"]
+    evaluated_on, places = str(config["evaluate-on"]), folders or (output,)
+    seeds = summary.get("seeds", [config["seed"]])
+    runs = [
+        RunFolder(name, seed, evaluated_on, place / name)
+        for seed, place in zip(seeds, places, strict=True)
+        for name in summaries
+    ]
     writers: dict[str, Callable[[], object]] = {
         SUMMARY: lambda: write_json(output / SUMMARY, summary),
-        METRICS_CSV: lambda: join_csv(output / METRICS_CSV, parts),
+        METRICS_CSV: lambda: write_csv(output / METRICS_CSV, runs),
         "tables": lambda: write_tables(output, summaries, evaluated_on),
-        PLOT: lambda: plot(output, names, folders, evaluated_on),
-        newcomers.PLOT: lambda: newcomers.plot(output, names, folders),
+        PLOT: lambda: plot(output, list(summaries), places, evaluated_on),
         PAGE: lambda: write_page(output),
     }
     for name, write in writers.items():

@@ -11,25 +11,24 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
-from flwr_frl.results import newcomers
 from flwr_frl.results.comparison import (
     read_comparable,
     shared_config,
     write_comparison,
 )
-from flwr_frl.results.journal import Journal, client_means, write_csv
+from flwr_frl.results.journal import Journal, client_means
 from flwr_frl.results.output import locked, log_os_errors
-from flwr_frl.results.progress import describe
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
-    METRICS_CSV,
+    NEWCOMERS,
     NOT_WRITTEN,
     PAGE,
     PLOT,
     Row,
-    missing_metrics,
+    describe,
     summarize,
+    summarize_newcomers,
     write_json,
 )
 from flwr_frl.results.terminal import console
@@ -63,8 +62,6 @@ class Report:
         self.output = Path(str(settings["output"]))
         self.algorithm = short_name(str(settings["algorithm"]))
         self.directory = self.output / self.algorithm
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._about = (self.algorithm, settings["seed"], settings["evaluate-on"])
         former = Path(str(settings["resume"] or self.output)) / self.algorithm / METRICS
         self._journal = Journal(self.directory / METRICS, former, after)
         self.rows, self._latest = self._journal.rows, Row()
@@ -74,15 +71,11 @@ class Report:
         present = {row["round"] for row in self.rows}
         if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
-        count, left = "{task.completed}/{task.total}", TimeRemainingColumn()
-        columns = (
-            "{task.description}",
-            BarColumn(),
-            count,
-            left,
-            "{task.fields[state]}",
+        self.progress = Progress(
+            *("{task.description}", BarColumn(), "{task.completed}/{task.total}"),
+            *(TimeRemainingColumn(), "{task.fields[state]}"),
+            console=console(),
         )
-        self.progress = Progress(*columns, console=console())
         rounds = int(settings["num-server-rounds"])
         self._bar = self.progress.add_task(
             self.algorithm, total=rounds, completed=after, state=""
@@ -139,21 +132,18 @@ class Report:
         joined : mapping, optional
             The entries of clients that joined after the training.
         """
-        requested = str(self.settings["metrics"])
-        if missing := missing_metrics(clients, requested):
-            text = "some clients have no value of %s; means are over the other clients"
-            log(WARNING, text, several(missing))
         with self.writing(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
         with self.writing(METRICS):
             self._journal.flush()
-        self.write_csv()
         last = self._summarized_rounds()
         since = self.rows[-1]["round"] - last if self.rows else 0
         means = client_means(self.directory, "accuracy", since)
         summary = summarize(self.rows, clients, last, means)
         if joined:
-            summary |= self._write_newcomers(joined)
+            with self.writing(NEWCOMERS):
+                write_json(self.directory / NEWCOMERS, joined)
+            summary |= summarize_newcomers(joined)
         with log_os_errors(self.output, self.lost), locked(self.output, wait=True):
             content = read_comparable(self.output, shared_config(self.settings))
             content["algorithms"][self.algorithm] = summary
@@ -163,23 +153,8 @@ class Report:
             self.trackers.end(True, summary, [p for p in files if p.is_file()])
         return {**summary, NOT_WRITTEN: sorted(self.lost)} if self.lost else summary
 
-    def write_csv(self) -> None:
-        """Write ``metrics.csv``, which has every number of the run."""
-        with self.writing(METRICS_CSV):
-            write_csv(self.directory, self._about)
-
     def _summarized_rounds(self) -> int:
         """Return how many of the last rounds to average, at least one evaluated one."""
         last = int(self.settings["evaluate-last"])
         tested = [row["round"] for row in self.rows if row.get("evaluated")]
         return max(last, self.rows[-1]["round"] - tested[-1] + 1) if tested else last
-
-    def _write_newcomers(
-        self, joined: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, float]:
-        by_examples = {name: entry["by-examples"] for name, entry in joined.items()}
-        with self.writing(newcomers.FILE):
-            write_json(self.directory / newcomers.FILE, joined)
-            path = self.directory / newcomers.TIDY
-            newcomers.write_tidy(path, self._about[:2], by_examples)
-        return newcomers.summarize(by_examples)

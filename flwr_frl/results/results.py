@@ -1,11 +1,10 @@
-"""Results of a run: rows of ``metrics.jsonl``, summaries, and JSON files."""
+"""Reading the results of a run: rows of ``metrics.jsonl``, summaries, JSON files."""
 
 import json
 import math
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -14,15 +13,11 @@ from flwr_frl.common.messages import EXAMPLE_EPSILON, OF_CLIENTS
 
 Row = dict[str, Any]
 
-METRICS, METRICS_CSV, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
-    "metrics.jsonl",
-    "metrics.csv",
-    "clients.json",
-    "summary.json",
-    "accuracy.png",
-    "status.json",
-    "report.html",
-)
+# Files of a run's folder, and of the results folder that contains it.
+METRICS, CLIENTS, STATUS = "metrics.jsonl", "clients.json", "status.json"
+NEWCOMERS = "newcomers.json"
+SUMMARY, METRICS_CSV = "summary.json", "metrics.csv"
+PLOT, PAGE = "accuracy.png", "report.html"
 # The entry of a run's summary with the files that could not be written. It is not
 # written itself.
 NOT_WRITTEN = "not-written"
@@ -51,14 +46,15 @@ NOT_SUMMARIZED = (
     "class-counts",
     EXAMPLE_EPSILON,
 )
-# Numbers that every row has.
-OF_EACH_ROUND = ("seconds", "bytes-down", "bytes-up")
 # Metrics of which a summary has the latest value.
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
 # The entry of a summary with `lost_share`, and the code of an error about it.
 LOST = "lost-replies"
-# Raised where a JSON file lacks the expected structure.
-MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError)
+# Raised where a JSON file is damaged or lacks the expected structure.
+MALFORMED = (
+    *(OSError, ValueError, RecursionError),
+    *(LookupError, TypeError, AttributeError),
+)
 
 
 def quality(names: Container[str]) -> str:
@@ -81,8 +77,8 @@ def read_journal(path: Path, clients: bool = True) -> Iterator[tuple[bytes, Row]
                     head, cut, _ = line.partition(f', "{CLIENT_METRICS}": '.encode())
                     text = head + b"}" if cut else line
                 try:
-                    row = parse_json(text)
-                except ValueError:
+                    row = json.loads(text)
+                except (ValueError, RecursionError):
                     return
                 if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
                     return
@@ -97,11 +93,6 @@ def read_rows(path: Path) -> list[Row]:
 def without_clients(row: Row) -> Row:
     """Return a row without the metrics of each client, which may be many."""
     return {name: value for name, value in row.items() if name != CLIENT_METRICS}
-
-
-def is_complete(row: Row) -> bool:
-    """Return True if a row has the numbers of `OF_EACH_ROUND`."""
-    return all(isinstance(row.get(name), int | float) for name in OF_EACH_ROUND)
 
 
 def not_written(output: str, lost: Iterable[str]) -> str:
@@ -176,6 +167,19 @@ def summarize(
     }
 
 
+def summarize_newcomers(joined: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return ``accuracy-newcomers``: the mean after training on all examples.
+
+    Without accuracies it is ``error-newcomers`` or ``loss-newcomers``. ``joined`` is
+    the content of ``newcomers.json``.
+    """
+    last = [entry["by-examples"][-1] for entry in joined.values()]
+    for name in ("accuracy", "error", "loss"):
+        if values := [metrics[name] for metrics in last if name in metrics]:
+            return {f"{name}-newcomers": float(np.mean(values))}
+    return {}
+
+
 def lost_share(rows: Sequence[Row], num_clients: int) -> float:
     """Return the share of the replies of the last rounds that were lost.
 
@@ -217,69 +221,29 @@ def failure(algorithm: str, summary: Mapping[str, Any]) -> str:
     )
 
 
-def missing_metrics(
-    clients: Mapping[str, Mapping[str, Any]], requested: str
-) -> list[str]:
-    """Return the task's metrics that some tested clients lack.
-
-    Parameters
-    ----------
-    clients : mapping
-        The final metrics of each client. Clients without a loss were not tested.
-    requested : str
-        The setting ``metrics``. These are checked even if no client reports them.
-
-    Returns
-    -------
-    list of str
-        Each metric with the number of clients that have it: ``'auc' (2)``.
-    """
-    tested = [metrics for metrics in clients.values() if "loss" in metrics]
-    counts = Counter(name for metrics in tested for name in metrics)
-    named = {path.strip().rpartition(":")[2] for path in requested.split(",")} - {""}
-    names = sorted((counts.keys() | named) - {*SUMMARIZED, *NOT_SUMMARIZED})
-    return [f"{n!r} ({counts[n]})" for n in names if counts[n] < len(tested)]
-
-
-def client_data(client: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a client's examples, also by class.
-
-    ``client`` is an entry of ``clients.json``.
-    """
-    counts = client.get("class-counts") or {}
-    sizes = {name: client.get(name) for name in ("num-examples", "num-test-examples")}
-    return {
-        **{name: value for name, value in sizes.items() if value is not None},
-        **{f"class-count:{name}": count for name, count in counts.items()},
-    }
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises `ValueError` like `parse_json`."""
-    return parse_json(path.read_text(encoding="utf-8"))
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises `ValueError` if it is invalid or nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("JSON is nested too deeply") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; it is empty if the file is missing or damaged."""
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True if a value of a row is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def objects_in(value: object) -> dict[str, dict[str, Any]]:
     """Return the objects among the entries of a JSON object."""
     entries = value.items() if isinstance(value, dict) else ()
     return {name: entry for name, entry in entries if isinstance(entry, dict)}
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; it is empty if the file is missing or damaged."""
+    try:
+        value = read_json(path)
+    except MALFORMED:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def write_json(path: Path, value: object) -> None:
@@ -298,6 +262,20 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(entry) for name, entry in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def describe(row: Row, evaluated_on: str) -> str:
+    """Return the training loss and the quality in a row, as part of a line."""
+    parts = []
+    if row.get("train-loss") is not None:
+        parts.append(f"train loss {row['train-loss']:.4g}")
+    name = quality(row)
+    if row.get(name) is not None:
+        form = "{:.2%}" if name == "accuracy" else "{:.4g}"
+        # Distinguishes the loss of an evaluation from the training loss.
+        label = f"{evaluated_on} loss" if name == "loss" else name
+        parts.append(f"{label} {form.format(row[name])}")
+    return ", ".join(parts)
 
 
 def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:

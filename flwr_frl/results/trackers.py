@@ -30,7 +30,7 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.common.text import one_line
-from flwr_frl.results.results import QUALITY, Row
+from flwr_frl.results.results import QUALITY, Row, is_number
 
 # The name of MLflow's experiment and of W&B's project.
 PROJECT = "flwr-frl"
@@ -123,17 +123,17 @@ class TensorBoard(Tracker):
         if not self.uri:
             refuse_links("output", folder)
         self.after = about.after
-        path = str(folder / f"{about.algorithm}-{about.run}")
-        purged = about.after + 1 if about.after else None
-        # Files are otherwise named by the second in which they are created.
-        suffix = f".{about.after}"
-        self.writer = SummaryWriter(path, purge_step=purged, filename_suffix=suffix)
+        self.writer = SummaryWriter(
+            str(folder / f"{about.algorithm}-{about.run}"),
+            purge_step=about.after + 1 if about.after else None,
+            # Files are otherwise named by the second in which they are created.
+            filename_suffix=f".{about.after}",
+        )
         if not about.after:
             measures = dict.fromkeys(("train-loss", *QUALITY), 0)
             for part in hparams(dict(about.settings), measures):
                 self.writer.file_writer.add_summary(part)
         self.writer.add_text("checkpoint", about.checkpoint)
-        self.writer.flush()
 
     def add(self, server_round: int, metrics: Metrics) -> None:
         """Add a point to each curve."""
@@ -144,8 +144,7 @@ class TensorBoard(Tracker):
 
     def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
         """Log the result."""
-        for name, value in metrics.items():
-            self.writer.add_scalar(f"result/{name}", value, self.after)
+        self.add(self.after, {f"result/{n}": value for n, value in metrics.items()})
         self.writer.close()
 
 
@@ -187,8 +186,7 @@ class MLflow(Tracker):
 
         now = int(time.time() * 1000)
         batch = [Metric(n, float(v), now, server_round) for n, v in metrics.items()]
-        if batch:
-            self.client.log_batch(self.run, metrics=batch)
+        self.client.log_batch(self.run, metrics=batch)
 
     def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
         """Log the result and the files."""
@@ -212,15 +210,14 @@ class WandB(Tracker):
 
         offline = self.uri == OFFLINE
         online = not offline and os.environ.get("WANDB_MODE", "online") == "online"
-        address = self.uri if online else ""
         # Without a login, `init` would ask for one on the terminal.
-        if online and not wandb.login(host=address or None, prompt=False):
+        if online and not wandb.login(host=self.uri or None, prompt=False):
             raise SettingsError(
                 f"wandb has no login; run `wandb login` or set tracker-uri={OFFLINE!r}"
             )
         settings = wandb.Settings(silent=True, console="off")
-        if address:
-            settings.base_url = address
+        if online and self.uri:
+            settings.base_url = self.uri
         self.run = wandb.init(
             project=PROJECT,
             id=about.run,
@@ -255,7 +252,7 @@ TRACKERS: dict[str, tuple[type[Tracker], str]] = {
 
 
 class Trackers:
-    """The trackers that the settings name.
+    """The trackers that the settings name, each in a thread.
 
     Parameters
     ----------
@@ -271,11 +268,10 @@ class Trackers:
 
     def __init__(self, settings: Settings) -> None:
         names = [n.strip() for n in str(settings["tracker"]).split(",") if n.strip()]
-        uri = str(settings["tracker-uri"])
-        require(bool(names) or not uri, "tracker-uri", uri, "empty without a tracker")
-        uris = [u.strip() for u in uri.split(",")] if uri.strip() else [""] * len(names)
+        text = str(settings["tracker-uri"])
+        uris = [u.strip() for u in text.split(",")] if text else [""] * len(names)
         count = f"empty or a list of {len(names)} addresses separated by commas"
-        require(len(uris) == len(names), "tracker-uri", uri, count)
+        require(len(uris) == len(names), "tracker-uri", text, count)
         self._threads = [
             _TrackerThread(name, _tracker_class(name), uri)
             for name, uri in zip(names, uris, strict=True)
@@ -286,7 +282,7 @@ class Trackers:
         """Track a run. An exception in the context ends it as a stopped run."""
         for thread in self._threads:
             thread.start()
-            thread.calls.put(("start", (about,)))
+        self._call("start", about)
         try:
             yield self
         except BaseException:
@@ -295,28 +291,24 @@ class Trackers:
 
     def add(self, row: Row) -> None:
         """Log the metrics of a round."""
-        for thread in self._threads:
-            thread.calls.put(("add", (row["round"], numbers(row))))
+        self._call("add", row["round"], numbers(row))
 
     def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
         """End the run and wait until all data is sent, at most `PATIENCE` seconds."""
-        for thread in self._threads:
-            thread.calls.put(("end", (finished, numbers(summary), files)))
+        self._call("end", finished, numbers(summary), files)
         for thread in self._threads:
             thread.join(PATIENCE)
             if thread.is_alive():
                 thread.fail(f"it has not ended within {PATIENCE:g} s")
 
+    def _call(self, method: str, *arguments: Any) -> None:
+        for thread in self._threads:
+            thread.calls.put((method, arguments))
+
 
 def numbers(row: Row) -> dict[str, float]:
     """Return the finite numbers in a row."""
-    return {
-        name: value
-        for name, value in row.items()
-        if isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    }
+    return {n: v for n, v in row.items() if is_number(v) and math.isfinite(v)}
 
 
 def _tracker_class(name: str) -> type[Tracker]:
@@ -344,7 +336,7 @@ class _TrackerThread(threading.Thread):
         self.calls: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
 
     def run(self) -> None:
-        tracker, method = None, "create"
+        method = ""
         try:
             tracker = self.kind(self.uri)
             while method != "end":
@@ -353,7 +345,7 @@ class _TrackerThread(threading.Thread):
         except (Exception, SystemExit) as error:
             self.fail(f"{type(error).__name__}: {error}")
             # An open run would otherwise be shown as running forever.
-            if tracker is not None and method == "add":
+            if method == "add":
                 with contextlib.suppress(Exception, SystemExit):
                     tracker.end(False, {}, [])
 

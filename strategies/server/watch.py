@@ -1,10 +1,9 @@
 """The progress of a run: one log line per round, and ``status.json`` for the page."""
 
 import contextlib
-import os
-import platform
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from datetime import timedelta
 from logging import INFO
 from typing import Any
 
@@ -13,9 +12,8 @@ from flwr.common import log
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.text import several
 from flwr_frl.results.output import log_os_errors
-from flwr_frl.results.progress import describe, duration, seconds_left
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import STATUS, quality, strict_json
+from flwr_frl.results.results import STATUS, Row, describe, quality, strict_json
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.round import Round
 
@@ -38,9 +36,9 @@ class Watch:
     def __init__(self, strategy: Strategy, report: Report) -> None:
         self.strategy, self.report = strategy, report
         self.rounds = int(report.settings["num-server-rounds"])
-        # Names of the connected clients by node, and at the last update the set of
+        # Nodes of the connected clients by name, and at the last update the set of
         # these nodes and the number of identified clients.
-        self._connected: dict[int, str] = {}
+        self._connected: dict[str, int] = {}
         self._updated: tuple[Collection[int], int] = (frozenset(), 0)
         # By name: when clients that have left were last seen, and each client's last
         # problem.
@@ -58,30 +56,26 @@ class Watch:
             yield
         except BaseException:
             self.end("stopped")
-            self.report.write_csv()
             raise
 
     def after_round(self) -> None:
         """Log the round of the last row, and write the status if it is due."""
         row, (joined, left) = self.report.rows[-1], self._update_connected()
         training, evaluation = self.strategy.round, self.strategy.evaluation.round
+        waits = self.strategy.participation.waits_for_all
+        silent = list(map(self.strategy.clients.label, training.silent)) * waits
         self._add_problems(training, f"round {row['round']}")
         if evaluation.number == row["round"]:
             self._add_problems(evaluation, f"evaluation of round {row['round']}")
-        label, awaited = self.strategy.clients.label, training.silent
-        waits = self.strategy.participation.waits_for_all
-        silent = [label(name) for name in awaited] if waits else []
         seconds = seconds_left(self.report.rows, self.rounds)
-        clients = int(row.get("clients", 0))
-        count = f"{clients} client{'s' * (clients != 1)}"
-        described = describe(row, str(self.report.settings["evaluate-on"]))
         parts = [
-            ", ".join(filter(None, [count, described])),
+            f"{row.get('clients', 0):g} clients",
+            describe(row, str(self.report.settings["evaluate-on"])),
             joined and f"joined: {several(joined)}",
             left and f"left: {several(left)}",
             silent and f"no reply from {several(silent)}",
             row.get("rejected") and f"{row['rejected']:g} rejected",
-            seconds is not None and f"{duration(seconds)} left",
+            seconds is not None and f"{timedelta(seconds=round(seconds))} left",
         ]
         text = "; ".join(part for part in parts if part)
         log(INFO, "round %d of %d: %s", row["round"], self.rounds, text)
@@ -103,12 +97,12 @@ class Watch:
         former, self._updated = self._updated, (nodes, len(clients.known))
         if former == self._updated:
             return [], []
-        names = {node: self.strategy.clients.name_of(node) for node in sorted(nodes)}
-        new = nodes - self._connected.keys()
+        names = {clients.name_of(node): node for node in sorted(nodes)}
+        new = nodes - set(self._connected.values())
         joined = [f"{clients.label_of(node)} (node {node})" for node in new]
-        gone = {name for node, name in self._connected.items() if node not in nodes}
         # A client may have reconnected as another node, or may have been named since.
-        left = sorted(gone.difference(names.values()))
+        gone = {name for name, node in self._connected.items() if node not in nodes}
+        left = sorted(gone - names.keys())
         self._last_seen |= dict.fromkeys(left, time.time())
         self._connected = names
         return sorted(joined), [clients.label(name) for name in left]
@@ -120,32 +114,34 @@ class Watch:
 
     def _clients(self, measure: str) -> list[dict[str, Any]]:
         """Return the status of each client, sorted by name."""
-        strategy, now = self.strategy, time.time()
-        manager = strategy.clients
-        nodes = {name: node for node, name in self._connected.items()}
-        properties = {c.name: c.properties for c in manager.known.values()}
-        refused = {
-            client.name: f"takes no part: {client.refusal}"
-            for client in manager.refused.values()
+        strategy, clients, nodes = self.strategy, self.strategy.clients, self._connected
+        last_seen = self._last_seen | dict.fromkeys(nodes, time.time())
+        properties = {
+            client.name: client.properties for client in clients.known.values()
         }
-        updates = strategy.participation.updates or {}
-        counts = strategy.participation.updates is not None
-        names = {*nodes, *self._last_seen, *properties, *self._problems, *refused}
-        return [
-            {
-                "client": manager.label(name),
+        reasons = self._problems | {
+            row.name: f"takes no part: {row.refusal}"
+            for row in clients.refused.values()
+        }
+        updates = strategy.participation.updates
+        entries = []
+        for name in sorted({*last_seen, *properties, *reasons}):
+            about, tested = properties.get(name, {}), strategy.evaluation.metrics
+            entry = {
+                "client": clients.label(name),
                 # A string, since JavaScript's numbers have too few digits.
                 "node": str(nodes[name]) if name in nodes else None,
-                "last-seen": now if name in nodes else self._last_seen.get(name),
+                "last-seen": last_seen.get(name),
                 "last-round": strategy.ledger.acknowledged.get(name, 0),
-                "num-examples": properties.get(name, {}).get("num-examples"),
-                "num-test-examples": properties.get(name, {}).get("num-test-examples"),
-                **({"updates": updates.get(name, 0)} if counts else {}),
-                "quality": strategy.evaluation.metrics.get(name, {}).get(measure),
-                "reason": refused.get(name) or self._problems.get(name, ""),
+                "num-examples": about.get("num-examples"),
+                "num-test-examples": about.get("num-test-examples"),
+                "quality": tested.get(name, {}).get(measure),
+                "reason": reasons.get(name, ""),
             }
-            for name in sorted(names)
-        ]
+            if updates is not None:
+                entry["updates"] = updates.get(name, 0)
+            entries.append(entry)
+        return entries
 
     def _write(self, state: str) -> None:
         began, left = time.monotonic(), seconds_left(self.report.rows, self.rounds)
@@ -153,11 +149,7 @@ class Watch:
         measure = quality({name for metrics in every for name in metrics})
         status = {
             "state": state,
-            # A page on the same machine can tell whether the process was killed.
-            "host": platform.node(),
-            "process": os.getpid(),
             "rounds": self.rounds,
-            "written": time.time(),
             "left": left if state == "running" else None,
             "measure": measure,
             "clients": self._clients(measure),
@@ -167,3 +159,16 @@ class Watch:
             write_atomically(self.report.directory / STATUS, data, durable=False)
         self._written = time.monotonic()
         self._write_seconds = self._written - began
+
+
+def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
+    """Estimate the remaining time of a run from its last ten rounds, in seconds.
+
+    Returns None before the second round and after the last one.
+    """
+    recent = rows[-11:]
+    if len(recent) < 2 or (left := rounds - recent[-1]["round"]) <= 0:
+        return None
+    done = recent[-1]["round"] - recent[0]["round"]
+    seconds: float = (recent[-1]["seconds"] - recent[0]["seconds"]) * left / done
+    return max(0.0, seconds)

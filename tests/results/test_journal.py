@@ -7,15 +7,12 @@ import pytest
 from command_line import lines_of
 from disks import full
 
-from flwr_frl.common.settings import resolve
 from flwr_frl.results.journal import (
-    COLUMNS,
     Journal,
+    RunFolder,
     client_means,
-    join_csv,
     write_csv,
 )
-from flwr_frl.results.report import Report
 from flwr_frl.results.results import read_rows, summarize
 
 TOTALS = {"seconds": 1.0, "bytes-down": 0, "bytes-up": 0}
@@ -88,8 +85,8 @@ def test_full_disk_at_resume_keeps_earlier_rows(path, monkeypatch):
     assert rounds_in(path) == [1, 2]
 
 
-@pytest.mark.parametrize(("kept", "rounds"), [(0, [3]), (-2, [1, 3])])
-def test_writing_continues_after_a_truncated_file(path, caplog, kept, rounds):
+@pytest.mark.parametrize("kept", [0, -2])
+def test_a_truncated_file_is_written_again(path, caplog, kept):
     journal = journal_of(path)
     for number in (1, 2):
         add(journal, number)
@@ -100,69 +97,35 @@ def test_writing_continues_after_a_truncated_file(path, caplog, kept, rounds):
         path.write_text(text[:kept])
     add(journal, 3)
     journal.flush()
-    assert rounds_in(path) == rounds
+    assert rounds_in(path) == [1, 2, 3]
     assert len(caplog.messages) == 1
 
 
-def test_a_last_row_that_lacks_its_newline_is_kept(path):
-    path.write_text(json.dumps({"round": 1, **TOTALS}))
-    add(journal := journal_of(path, after=1), 2)
-    journal.flush()
-    assert rounds_in(path) == [1, 2]
-
-
-def test_means_of_clients_over_the_last_rounds(path):
-    journal = journal_of(path)
-    for number, (a, b) in enumerate([(0.9, 0.9), (0.2, 0.4), (0.4, 0.5)], 1):
-        add(journal, number, a=a, b=b)
-    journal.flush()
-    means = client_means(path.parent, "accuracy", 1)
-    assert means == {"a": pytest.approx(0.3), "b": pytest.approx(0.45)}
-
-
 def test_csv_has_one_line_per_number(tmp_path):
-    report = Report(resolve({"output": str(tmp_path / "out"), "seed": 3}))
-    row = {"round": 4, **TOTALS, "silent-clients": ["a"]}
-    report.add(row, {"pi, the first": {"accuracy": 0.25, "loss": float("nan")}})
-    counts = {"7": 4, "bee": 5}
-    entry = {"num-examples": 9, "class-counts": counts, "accuracy": 0.5}
-    report.finish({"pi, the first": entry})
-    lines = lines_of(tmp_path / "out" / "fedrep" / "metrics.csv")
-    assert tuple(lines[0]) == COLUMNS
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        journal = journal_of(tmp_path / name / "metrics.jsonl")
+        row = {"round": 4, "seconds": 1.5, "silent-clients": ["a"], "ok": True}
+        journal.add(row, {"pi, 1": {"accuracy": 0.25, "loss": float("nan")}})
+        journal.flush()
+    clients = {"pi, 1": {"num-examples": 9, "class-counts": {"7": 4}, "accuracy": 0.5}}
+    (tmp_path / "a" / "clients.json").write_text(json.dumps(clients | {"x": []}))
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "client-metrics": []}\n[1]\n')
+    runs = [RunFolder(name, 3, "test", tmp_path / name) for name in "ab"]
+    write_csv(tmp_path / "metrics.csv", runs)
+    lines = lines_of(tmp_path / "metrics.csv")
     about = {(r["algorithm"], r["seed"], r["evaluated-on"]) for r in lines}
-    assert about == {("fedrep", "3", "test")}
+    assert about == {("a", "3", "test"), ("b", "3", "test")}
     cells = [(r["client"], r["round"], r["metric"], r["value"]) for r in lines]
     assert cells == [
-        ("pi, the first", "4", "accuracy", "0.25"),
-        *(("", "4", name, str(value)) for name, value in TOTALS.items()),
-        ("pi, the first", "0", "num-examples", "9"),
-        ("pi, the first", "0", "class-count:7", "4"),
-        ("pi, the first", "0", "class-count:bee", "5"),
+        ("pi, 1", "4", "accuracy", "0.25"),
+        ("", "4", "seconds", "1.5"),
+        ("pi, 1", "0", "num-examples", "9"),
+        ("pi, 1", "0", "class-count:7", "4"),
+        ("pi, 1", "4", "accuracy", "0.25"),
+        ("", "4", "seconds", "1.5"),
     ]
-    assert lines == lines_of(tmp_path / "out" / "metrics.csv")
-
-
-def test_csv_omits_malformed_rows_and_clients(tmp_path):
-    rows = [{"round": 1, "client-metrics": 3}, {"round": 2, "client-metrics": {"a": 1}}]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "metrics.jsonl").write_text(text + "[1]\n")
-    (tmp_path / "clients.json").write_text('{"a": []}')
-    write_csv(tmp_path, ("fedrep", 0, "test"))
-    assert [r["value"] for r in lines_of(tmp_path / "metrics.csv")] == ["3"]
-
-
-def test_join_csv_concatenates_files_under_one_header(tmp_path, monkeypatch):
-    header = ",".join(COLUMNS)
-    for name in "ab":
-        (tmp_path / name).write_text(f"{header}\n{name},0,test,1,,loss,1.0\n")
-    parts = [tmp_path / name for name in ("a", "b", "missing")]
-    join_csv(tmp_path / "all", parts)
-    assert [r["algorithm"] for r in lines_of(tmp_path / "all")] == ["a", "b"]
-    # A full disk leaves no partial file.
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(OSError, match="No space"):
-        join_csv(tmp_path / "more", parts)
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "all"}
 
 
 @pytest.mark.parametrize(

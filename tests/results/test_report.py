@@ -1,6 +1,5 @@
 """Reports: rows, and a summary that averages the last rounds, never the best round."""
 
-import json
 import sys
 from io import StringIO
 
@@ -9,9 +8,8 @@ from command_line import json_of, tree
 from named_tasks import dashed
 
 from flwr_frl.common.settings import resolve
-from flwr_frl.results.comparison import read_comparable
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import lost_share, read_rows, summarize
+from flwr_frl.results.results import lost_share, summarize
 
 
 def row(number: int, accuracy: float | None = None, **values) -> dict:
@@ -46,15 +44,6 @@ def path(tmp_path):
     return tmp_path / "out" / "fedrep" / "metrics.jsonl"
 
 
-def test_rows_are_written_at_once_and_kept_up_to_a_checkpoint(tmp_path, path):
-    journal(tmp_path, 3)
-    resumed = Report(settings_of(tmp_path), after=2)
-    resumed.add(row(3, 0.5))
-    assert read_rows(path) == resumed.rows == [row(1), row(2), row(3, 0.5)]
-    # A new run drops all rows.
-    assert Report(settings_of(tmp_path)).rows == read_rows(path) == []
-
-
 def test_missing_rounds_are_logged_when_a_run_is_resumed(tmp_path, path, caplog):
     journal(tmp_path, 8)
     Report(settings_of(tmp_path), after=8)
@@ -63,31 +52,6 @@ def test_missing_rounds_are_logged_when_a_run_is_resumed(tmp_path, path, caplog)
     Report(settings_of(tmp_path), after=8)
     (line,) = caplog.messages
     assert line.endswith("2, 3, 4, 5, 6 and 2 others")
-
-
-@pytest.mark.parametrize("name", ["seconds", "bytes-down", "bytes-up"])
-def test_a_row_without_its_totals_is_damaged(tmp_path, path, name):
-    journal(tmp_path, 3)
-    first, second, third = path.read_text().splitlines(keepends=True)
-    path.write_text(first + second.replace(name, "x" + name[1:]) + third)
-    report = Report(settings_of(tmp_path), after=3)
-    assert report.rows == [row(1)]
-    assert report.finish({})["bytes"] == 110
-
-
-def test_links_in_an_output_folder_are_not_written_through(tmp_path, path, figures):
-    output, target = tmp_path / "out", tmp_path / "target"
-    target.write_bytes(b"theirs")
-    report = Report(resolve({"output": str(output)}))
-    path.unlink()
-    for name in ("accuracy.png", "report.html", "summary.json", "metrics.csv", path):
-        (output / name).symlink_to(target)
-    for number in (1, 2):
-        report.add(row(number, 0.5))
-    report.finish({})
-    assert target.read_bytes() == b"theirs"
-    assert len(read_rows(path)) == 2
-    assert (output / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_summary_is_the_mean_over_the_last_rounds():
@@ -160,8 +124,8 @@ def test_finished_run_has_written_all_files(tmp_path, figures):
     summary = finished(tmp_path, "fedrep", 0.75)
     out = tmp_path / "out"
     assert tree(out) == {
-        *("fedrep", "fedrep/metrics.jsonl", "fedrep/metrics.csv"),
-        *("fedrep/clients.json", "metrics.csv", "summary.json", "table.md"),
+        *("fedrep", "fedrep/metrics.jsonl", "fedrep/clients.json", "metrics.csv"),
+        *("summary.json", "table.md"),
         *("table.tex", "accuracy.png", "report.html"),
     }
     clients = json_of(out / "fedrep" / "clients.json")
@@ -199,15 +163,6 @@ def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     assert (list(written["algorithms"]), written["config"]["seed"]) == (["fedper"], 1)
 
 
-def test_runs_with_another_patience_are_not_compared(tmp_path):
-    config = {"algorithm": "fedavg", "patience": 0}
-    content = {"algorithms": {"fedavg": {}}, "config": config}
-    (tmp_path / "summary.json").write_text(json.dumps(content))
-    assert read_comparable(tmp_path, config) == content
-    other = read_comparable(tmp_path, {**config, "patience": 2})
-    assert other["algorithms"] == {}
-
-
 def test_printed_text_appears_once_beside_the_progress_bar(tmp_path, monkeypatch):
     terminal = StringIO()
     terminal.isatty = lambda: True
@@ -233,14 +188,3 @@ def test_evaluate_last_zero_reports_the_last_evaluated_round(tmp_path):
     report.add(row(2, 0.6, evaluated=2))
     report.add(row(3))
     assert report.finish({"a": {"accuracy": 0.6}})["accuracy"] == 0.6
-
-
-def test_metrics_that_some_clients_lack_are_logged(tmp_path, caplog):
-    # For example, AUC is undefined for one class, and client d has no test examples.
-    report = Report(settings_of(tmp_path, metrics="f1, own.metrics:odd"))
-    report.add(row(1, 0.5, evaluated=3, auc=0.75, f1=0.5))
-    metrics = {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}
-    clients = {"a": {**metrics, "auc": 0.5}, "b": {**metrics, "auc": 1.0}, "c": metrics}
-    report.finish({**clients, "d": {"num-examples": 3}})
-    (line,) = caplog.messages
-    assert "no value of 'auc' (2), 'odd' (0);" in line

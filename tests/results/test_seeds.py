@@ -5,20 +5,17 @@ import json
 import numpy as np
 import pytest
 from command_line import json_of
-from refusals import assert_says, code_of, refusal
+from refusals import code_of
 
 from flwr_frl.common.settings import resolve
 from flwr_frl.results.plot import curve
-from flwr_frl.results.seeds import combine, in_folder, over_seeds, plan
+from flwr_frl.results.sweep import Sweep, combine, in_folder, over_seeds
 from flwr_frl.results.tune import points
 
 
-def test_each_seed_has_a_folder():
-    runs = plan({"momentum": 0.9}, 2, ["fedavg"], 5, "out")
-    assert runs == [
-        {"momentum": 0.9, "seed": seed, "output": f"out/seed-{seed}", "resume": ""}
-        for seed in (5, 6)
-    ]
+def planned(count, algorithms=("fedavg",), **given):
+    sweep = Sweep(lambda names, settings: settings, dict, count)
+    return sweep.plan(algorithms, {"output": "out", **given}).settings
 
 
 def begun(output, *seeds):
@@ -28,35 +25,17 @@ def begun(output, *seeds):
         (folder / "checkpoint.safetensors").touch()
 
 
-def test_started_seeds_resume_and_others_start_anew(tmp_path):
+def test_each_seed_has_a_folder_and_started_seeds_resume(tmp_path):
+    assert planned(2, seed=5, momentum=0.9) == [
+        {"momentum": 0.9, "seed": seed, "output": f"out/seed-{seed}", "resume": ""}
+        for seed in (5, 6)
+    ]
     begun(tmp_path, 5)
     root = str(tmp_path)
-    runs = plan({"resume": root}, 2, ["fedper", "fedavg"], 5, root)
+    runs = planned(2, ["fedper", "fedavg"], seed=5, resume=root)
     assert [run["resume"] for run in runs] == [f"{root}/seed-5", ""]
-
-
-@pytest.mark.parametrize(
-    ("count", "first", "line"),
-    [
-        (
-            2,
-            6,
-            "expected the output of a run with --seeds, of seeds among 6",
-        ),
-        (
-            1,
-            5,
-            "expected the output of a run with --seeds, of seeds among 5",
-        ),
-        (0, 5, "seeds is 0; expected at least 1"),
-    ],
-)
-def test_other_seeds_are_not_resumed(tmp_path, count, first, line):
-    given = {"resume": str(tmp_path)}, count, ["fedavg"], first, str(tmp_path)
-    # Nothing has begun.
-    refusal(plan, *given)
-    begun(tmp_path, 5, 6)
-    assert_says(line, plan, *given)
+    assert code_of(planned, 2, seed=6, resume=root) == "resume"
+    assert code_of(planned, 0) == "seeds"
 
 
 @pytest.mark.parametrize("link", ["seed-6", "fedavg", "fedavg/seed-6"])
@@ -124,8 +103,5 @@ def test_the_points_of_a_grid():
         {"learning-rate": 0.1, "augment": False, "graph": "ring"},
         {"learning-rate": 1, "augment": False, "graph": "ring"},
     ]
-
-
-def test_malformed_grid_is_rejected():
     for grid in "", "momentum", "momentum=", "momentum=0.1 momentum=0.2", "seed=0,1":
         assert code_of(points, grid) == "grid", grid

@@ -121,7 +121,7 @@ def test_a_second_run_archives_the_first(tmp_path, caplog) -> None:
 def test_earlier_runs_are_archived_beside_each_other(tmp_path) -> None:
     directory = tmp_path / "fedrep"
     (directory / "clients").mkdir(parents=True)
-    parts = (FILE, "metrics.csv", "metrics.jsonl")
+    parts = (FILE, "clients.json", "metrics.jsonl")
     for part in parts:
         (directory / part).touch()
     archive_run(tmp_path, "fedrep")
@@ -199,8 +199,8 @@ def test_a_disk_that_stays_full_gives_an_error_without_traceback(
     assert "metrics, clients, summary" not in out
 
 
-OF_ALGORITHM = ("checkpoint.safetensors", "metrics.jsonl", "metrics.csv")
-OF_ALGORITHM += ("checkpoint-best-validation.safetensors", "clients.json")
+OF_ALGORITHM = ("checkpoint.safetensors", "metrics.jsonl", "clients.json")
+OF_ALGORITHM += ("checkpoint-best-validation.safetensors",)
 OF_RUN = ("summary.json", "metrics.csv", "tables", "accuracy.png", "report.html")
 
 

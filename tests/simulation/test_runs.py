@@ -34,8 +34,7 @@ def test_the_files_of_a_run(compared):
     # The last head of each client that has trained, which a resumed run needs
     heads = {name for name in files if name.startswith("fedrep/clients/")}
     assert len(heads) == 20
-    own = ("metrics.jsonl", "metrics.csv", "clients.json", "status.json")
-    own = (*own, "checkpoint.safetensors")
+    own = ("metrics.jsonl", "clients.json", "status.json", "checkpoint.safetensors")
     assert files - heads == {
         *("accuracy.png", "metrics.csv", "report.html", "summary.json"),
         *("table.md", "table.tex"),

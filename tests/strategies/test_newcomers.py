@@ -23,7 +23,7 @@ from flwr_frl.clients.device.properties import newcomers
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import resolve
-from flwr_frl.results.newcomers import curve, plot, summarize
+from flwr_frl.results.results import summarize_newcomers
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.newcomers import let_join
 from flwr_frl.strategies.server.replies import to_record
@@ -268,31 +268,11 @@ def test_newcomers_of_a_run_that_ended_early_join_after_its_last_round(tmp_path)
     assert entries[0] == entries[1]
 
 
-@pytest.mark.parametrize("damage", ['{"a": {"by-ex', "[]", '{"a": 1}', "\xff"])
-def test_damaged_file_of_another_algorithm_is_skipped_in_the_plot(
-    tmp_path, caplog, damage
-):
-    steps = [{"num-examples": n, "accuracy": 0.5} for n in (2, 4)]
-    intact = json.dumps({"a": {"by-examples": steps}})
-    for name, text in (("fedper", intact), ("fedrep", damage)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "newcomers.json").write_text(text, encoding="latin-1")
-    plot(tmp_path, ["fedper", "fedrep"])
-    assert (tmp_path / "newcomers.png").is_file()
-    path = tmp_path / "fedrep" / "newcomers.json"
-    assert [f"{str(path)!r} is damaged" in line for line in caplog.messages] == [True]
-    # A file without numbers of examples cannot be drawn.
-    path.write_text(intact.replace("num-", "nun-"))
-    plot(tmp_path, ["fedrep"])
-
-
 def test_means_over_newcomers():
     metrics = {
         "a": [{"num-examples": 2, "accuracy": 0.1}, {"num-examples": 4, "accuracy": 1}],
         "b": [{"num-examples": 8, "accuracy": 0.5}],
     }
-    assert summarize(metrics) == {"accuracy-newcomers": 0.75}
-    assert summarize({}) == {}
-    # b has no smaller number of examples, so its only value is used.
-    x, y = curve(list(metrics.values()), "accuracy")
-    assert (x, y) == ([5.0, 6.0], [pytest.approx(0.3), 0.75])
+    joined = {name: {"by-examples": entries} for name, entries in metrics.items()}
+    assert summarize_newcomers(joined) == {"accuracy-newcomers": 0.75}
+    assert summarize_newcomers({}) == {}

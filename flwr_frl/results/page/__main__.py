@@ -6,12 +6,13 @@ is read-only and updates itself. By default only this machine can reach it; from
 machine, use ``ssh -L 8765:127.0.0.1:8765 SERVER``.
 """
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from flwr_frl.common.command_line import Parser
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.results.page.serving import LOOPBACK, PageServer
 
 PORT = 8765
@@ -19,8 +20,7 @@ PORT = 8765
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 after printing one line for invalid input."""
-    name = "python -m flwr_frl.results.page"
-    parser = Parser(prog=name, description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m flwr_frl.results.page", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the results folder")
     text = "the port to listen on (default %(default)s); 0 picks a free port"
     parser.add_argument("--port", type=int, default=PORT, metavar="PORT", help=text)
@@ -28,20 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default=LOOPBACK, help=text)
     try:
         options = parser.parse_args(arguments)
-        if not options.folder.is_dir():
-            raise SettingsError(f"{str(options.folder)!r} is not a folder")
-        server = PageServer(options.folder, options.port, options.host)
+        folder = options.folder.absolute()
+        require(folder.is_dir(), "DIR", str(folder), "a folder of results")
+        server = PageServer(folder, options.port, options.host)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    folder = options.folder.absolute()
     print(f"{server.url} shows {folder}; stop with Ctrl-C", flush=True)
-    try:
+    with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
     return 0
 
 

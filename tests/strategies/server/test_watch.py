@@ -8,28 +8,11 @@ from flwr.app import MessageType
 from function_clients import averaging, grid_of, honest
 
 from flwr_frl.common.text import several
-from flwr_frl.results.progress import duration, seconds_left
 from flwr_frl.results.report import Report
 from flwr_frl.strategies.grids import nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.watch import Watch
+from flwr_frl.strategies.server.watch import Watch, seconds_left
 from flwr_frl.strategies.server_app import run, server_settings
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0 s"),
-        (59, "59 s"),
-        (60, "1 min"),
-        (200, "3 min 20 s"),
-        (3599.9, "1 h"),
-        (12_000, "3 h 20 min"),
-        (90_000, "1 d 1 h"),
-    ],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_time_left_is_estimated_from_the_last_ten_rounds():
@@ -100,14 +83,14 @@ def test_each_round_logs_one_line(watched, tmp_path):
     # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples, so their weighted means are
     # 8 / 6, 20 / 10 and, for clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and
     # 0.3.
-    assert first == "round 1 of 3: 3 clients, train loss 1.333, accuracy 10.00%"
+    assert first == "round 1 of 3: 3 clients; train loss 1.333, accuracy 10.00%"
     assert second.startswith(
-        "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; "
+        "round 2 of 3: 4 clients; train loss 2, accuracy 15.00%; "
         "joined: 000003 (node 4); "
     )
-    assert second.endswith(" s left")
+    assert second.endswith(" left")
     assert third == (
-        "round 3 of 3: 2 clients, train loss 2.4, accuracy 16.67%; left: 000001; "
+        "round 3 of 3: 2 clients; train loss 2.4, accuracy 16.67%; left: 000001; "
         "no reply from 000002"
     )
 
@@ -130,22 +113,10 @@ def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
     watch, grid = Watch(strategy, report), Owing(honest, 3)
     for server_round in (1, 2):
         strategy.identify(grid)
-        report.add({"round": server_round, "clients": 2})
+        report.add({"round": server_round, "clients": 2, "seconds": 1.0})
         watch.after_round()
     assert strategy.clients.here == {1, 2}
-    assert caplog.messages[-1] == "round 2 of 3: 2 clients"
-
-
-@pytest.mark.parametrize("on", ["test", "validation"])
-def test_the_line_names_the_evaluated_examples(on, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "flwr")
-    settings = {"output": str(tmp_path), "num-server-rounds": 3, "evaluate-on": on}
-    report = Report(server_settings(settings))
-    row = {"round": 1, "clients": 6, "train-loss": 0.7679, "loss": 1.108}
-    report.add(row)
-    Watch(averaging(), report).after_round()
-    line = f"round 1 of 3: 6 clients, train loss 0.7679, {on} loss 1.108"
-    assert line in caplog.messages
+    assert caplog.messages[-1] == "round 2 of 3: 2 clients; 0:00:00 left"
 
 
 def test_the_status_of_each_client(watched):
@@ -181,27 +152,6 @@ def test_status_of_an_interrupted_run_is_stopped(tmp_path, monkeypatch, place):
     with pytest.raises(KeyboardInterrupt):
         run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
     assert status_in(tmp_path)["state"] == "stopped"
-    # Metrics of the rounds before the interruption are written.
-    lines = (tmp_path / "fedavg" / "metrics.csv").read_text().splitlines()
-    assert (len(lines) > 1) is ("let_join" in place)
-
-
-def test_status_is_finished_before_the_page_is_written(tmp_path, monkeypatch):
-    seen = []
-
-    def newcomers(*given):
-        seen.append(("newcomers", status_in(tmp_path)["state"]))
-        return {}
-
-    def page(folder):
-        names = sorted(p.name for p in folder.glob("*.json"))
-        seen.append((names, status_in(tmp_path)["state"]))
-
-    monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", newcomers)
-    monkeypatch.setattr("flwr_frl.results.comparison.write_page", page)
-    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
-    run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
-    assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
 
 
 def test_a_refused_client_is_in_the_status(tmp_path):
@@ -217,16 +167,6 @@ def test_a_refused_client_is_in_the_status(tmp_path):
     (refused,) = [client for client in status["clients"] if client["node"] == "2"]
     assert refused["reason"] == "takes no part: no folder <b>"
     assert refused["last-round"] == 0
-
-
-def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch, caplog):
-    def full(path, data, durable=True):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("flwr_frl.strategies.server.watch.write_atomically", full)
-    settings = {"output": str(tmp_path), "algorithm": "fedavg", "num-server-rounds": 1}
-    assert run(grid_of(4), server_settings(settings))["rounds"] == 1
-    assert "status.json not written: no space left" in caplog.text
 
 
 def test_waiting_for_clients_is_logged_only_when_it_changes(monkeypatch, caplog):
