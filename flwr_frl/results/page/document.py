@@ -23,12 +23,12 @@ h1 { font-size: 1.2rem; overflow-wrap: anywhere } h2 { font-size: 1rem }
 #charts { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem }
 figure { margin: 0; max-width: 100% } figcaption { font-weight: 600 }
 .u-legend { max-height: 6rem; overflow: auto }
-.box { overflow: auto; max-height: 75vh; margin: .4rem 0; border: 1px solid #d9dee5 }
+.box { overflow: auto; max-height: 22rem; margin: .4rem 0; border: 1px solid #d9dee5 }
 .box table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 .box th { position: sticky; top: 0; background: #f4f6f8 }
 .box th button { all: unset; cursor: pointer }
 .box th, .box td { padding: .3rem .6rem; text-align: left; max-width: 22rem;
-  overflow-wrap: anywhere; unicode-bidi: isolate }
+  overflow-wrap: break-word; unicode-bidi: isolate }
 """
 
 # Strangers' names reach the page only as text nodes (`append`, `textContent`).
@@ -63,6 +63,7 @@ function table(id, columns) {
     const rows = items.filter(
       item => columns[0].value(item).toLowerCase().includes(find.value.toLowerCase()));
     const order = (x, y) => (x == null) - (y == null) || sign * ((x > y) - (x < y));
+    find.hidden = items.length <= 12;
     if (by) rows.sort((a, b) => order(by.value(a), by.value(b)));
     body.replaceChildren(...rows.map(item => make('tr', {}, ...columns.map(
       ({ value, shown }) => make('td', {}, shown(value(item), item))))));
@@ -222,10 +223,10 @@ def document(data: Mapping[str, Any]) -> str:
 <p id="connection" role="status"></p>
 <p id="none">No run has written anything here yet.</p>
 <div id="runs"></div>
-<p><label>Curves by <select id="across"></select></label></p>
-<div id="charts"></div>
 <h2>Clients</h2>
 <div id="clients"></div>
+<h2>Curves by <select id="across"></select></h2>
+<div id="charts"></div>
 <script type="application/json" id="data">{text}</script>
 <script>/*{uplot.LICENCE}*/{uplot.SCRIPT}</script>
 <script>{SCRIPT}</script>
