@@ -142,35 +142,19 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     SettingsError
         If one of the folders is a link, or a file cannot be copied.
     """
-    states = directory / STATES
-    refuse_links("output", directory, states)
-    refuse_links("output", *_client_folders(states))
+    refuse_links("output", directory, directory / STATES, *_client_folders(directory))
     _remove_unfinished(directory)
     # Other runs hold this lock while they write there.
     with locked(directory.parent, wait=True):
         _remove_unfinished(directory.parent)
-    former = resumed / STATES if resumed else None
-    if former and former.resolve() == states.resolve():
+    if resumed and resumed.resolve() == directory.resolve():
         return
-    best = directory / BEST_FILE
-    with _os_errors_as_settings(f"{str(best)!r} cannot be written"):
-        # A run that was killed before its first checkpoint may have left one.
-        best.unlink(missing_ok=True)
-        if resumed and (resumed / BEST_FILE).is_file():
-            # The run's best round may be one of the earlier ones.
-            write_atomically(best, (resumed / BEST_FILE).read_bytes(), mode=PRIVATE)
-    for folder in _client_folders(states):
-        with contextlib.suppress(OSError):
-            for path in filter(_is_state, folder.iterdir()):
-                path.unlink()
-            folder.rmdir()
-    for folder in _client_folders(former) if former else []:
-        with _os_errors_as_settings(
-            f"{str(folder)!r} cannot be copied to {str(states)!r}"
-        ):
-            for path in filter(_is_state, folder.iterdir()):
-                copy = states / folder.name / path.name
-                write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
+    with _os_errors_as_settings(f"{str(directory)!r} cannot be prepared"):
+        for path in _files_of_best_round_and_clients(directory):
+            path.unlink(missing_ok=True)
+        for path in _files_of_best_round_and_clients(resumed) if resumed else ():
+            copy = directory / path.relative_to(resumed)
+            write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
 def _remove_unfinished(directory: Path) -> None:
@@ -180,9 +164,16 @@ def _remove_unfinished(directory: Path) -> None:
                 path.unlink()
 
 
-def _client_folders(states: Path) -> list[Path]:
+def _client_folders(directory: Path) -> list[Path]:
     """Return the folders of simulated clients, which are named by their partition."""
-    return [path for path in states.glob("[0-9]" * 6 + "*") if path.name.isdecimal()]
+    return [path for path in directory.glob(f"{STATES}/*") if path.name.isdecimal()]
+
+
+def _files_of_best_round_and_clients(directory: Path) -> list[Path]:
+    """Return the existing files of a run that are named like these."""
+    found = [path for folder in _client_folders(directory) for path in folder.iterdir()]
+    states = [path for path in found if _is_state(path)]
+    return [*states, *directory.glob(BEST_FILE)]
 
 
 def _is_state(path: Path) -> bool:

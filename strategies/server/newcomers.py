@@ -7,7 +7,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 
 # Fractions of a newcomer's examples on which it trains its personal part.
@@ -21,18 +21,11 @@ def check_newcomers(
     strategy: Strategy, algorithm: str, count: int, num_clients: int
 ) -> None:
     """Raise `SettingsError` unless this many clients can join after the training."""
-    if not count:
-        return
-    if not strategy.traits.takes_newcomers:
-        raise SettingsError(
-            f"new-clients is {count}; expected 0 with {algorithm}, which leaves no "
-            "model for clients that join later"
-        )
-    if count >= num_clients:
-        raise SettingsError(
-            f"new-clients is {count}; expected at most {num_clients - 1}, so that "
-            f"one of {num_clients} clients trains"
-        )
+    serves = count == 0 or strategy.traits.takes_newcomers
+    allowed = f"0 with {algorithm}, which leaves no model for clients that join later"
+    require(serves, "new-clients", count, allowed)
+    allowed = f"at most {num_clients - 1}, so that one of {num_clients} clients trains"
+    require(count in range(max(1, num_clients)), "new-clients", count, allowed)
 
 
 def let_join(
@@ -66,7 +59,7 @@ def let_join(
         a valid reply to the last request, for all their examples, are left out.
     """
     nodes = strategy.clients.newcomers()
-    metrics_of: ByExamples = {}
+    metrics_of: dict[str, dict[int, dict[str, float]]] = {}
     answered: set[str] = set()
     if not nodes:
         log(WARNING, "no client says that it is new; only simulated ones do")
@@ -74,21 +67,18 @@ def let_join(
         config = ConfigRecord({SHARE: share})
         kind = f"{MessageType.EVALUATE}.{NEWCOMER}"
         asked = strategy.open_round(nodes, arrays, config, server_round, kind)
-        replies = grid.send_and_receive(asked, timeout=timeout)
-        strategy.round.close(replies)
+        strategy.round.close(grid.send_and_receive(asked, timeout=timeout))
+        answered = {reply.client for reply in strategy.round.replies}
         for reply in strategy.round.replies:
             metrics = dict(reply.metrics)
-            if FITTED not in metrics:
-                continue
             # The number of examples for training in place of those for the test.
-            count = metrics[NUM_EXAMPLES] = int(metrics.pop(FITTED))
-            entries = metrics_of.setdefault(reply.client, [])
+            count = metrics[NUM_EXAMPLES] = int(metrics.pop(FITTED, 0))
+            entries = metrics_of.setdefault(reply.client, {})
             # With few examples, two fractions may be the same number of examples.
-            entries[:] = [*(m for m in entries if m[NUM_EXAMPLES] != count), metrics]
-        answered = {reply.client for reply in strategy.round.replies}
+            entries[count] = metrics
     # Without all its examples a newcomer's value cannot be compared with the others'.
     for name in metrics_of.keys() - answered:
         label = strategy.clients.label(name)
         log(WARNING, "new client %s fell silent, and is left out", label)
         del metrics_of[name]
-    return metrics_of
+    return {name: list(entries.values()) for name, entries in metrics_of.items()}

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from logging import INFO
 from typing import Any
@@ -36,15 +36,13 @@ class Watch:
     def __init__(self, strategy: Strategy, report: Report) -> None:
         self.strategy, self.report = strategy, report
         self.rounds = int(report.settings["num-server-rounds"])
-        # Nodes of the connected clients by name, and at the last update the set of
-        # these nodes and the number of identified clients.
+        # By name: nodes of the connected clients, when clients that have left were last
+        # seen, and each client's last problem.
         self._connected: dict[str, int] = {}
-        self._updated: tuple[Collection[int], int] = (frozenset(), 0)
-        # By name: when clients that have left were last seen, and each client's last
-        # problem.
         self._last_seen: dict[str, float] = {}
         self._problems: dict[str, str] = {}
-        self._written = self._write_seconds = 0.0
+        # When the status is written next.
+        self._due = 0.0
 
     @contextlib.contextmanager
     def over(self) -> Iterator[None]:
@@ -62,9 +60,7 @@ class Watch:
         """Log the round of the last row, and write the status if it is due."""
         row, (joined, left) = self.report.rows[-1], self._update_connected()
         training, evaluation = self.strategy.round, self.strategy.evaluation.round
-        waits = self.strategy.participation.waits_for_all
-        silent = list(map(self.strategy.clients.label, training.silent)) * waits
-        self._add_problems(training, f"round {row['round']}")
+        silent = self._add_problems(training, f"round {row['round']}")
         if evaluation.number == row["round"]:
             self._add_problems(evaluation, f"evaluation of round {row['round']}")
         seconds = seconds_left(self.report.rows, self.rounds)
@@ -79,8 +75,7 @@ class Watch:
         ]
         text = "; ".join(part for part in parts if part)
         log(INFO, "round %d of %d: %s", row["round"], self.rounds, text)
-        interval = max(INTERVAL, WRITE_MULTIPLE * self._write_seconds)
-        if time.monotonic() - self._written >= interval:
+        if time.monotonic() >= self._due:
             self._write("running")
 
     def end(self, state: str) -> None:
@@ -92,56 +87,48 @@ class Watch:
         """Return the clients that have joined and left since the last call."""
         clients = self.strategy.clients
         # Nodes that still owe a reply are connected, too.
-        nodes = clients.here | clients.busy if clients.busy else clients.here
-        # Usually the same set; comparing 100,000 nodes takes 5 ms.
-        former, self._updated = self._updated, (nodes, len(clients.known))
-        if former == self._updated:
-            return [], []
-        names = {clients.name_of(node): node for node in sorted(nodes)}
-        new = nodes - set(self._connected.values())
-        joined = [f"{clients.label_of(node)} (node {node})" for node in new]
+        names = {clients.name_of(node): node for node in clients.here | clients.busy}
+        nodes, former = set(names.values()), set(self._connected.values())
+        joined = [f"{clients.label_of(n)} (node {n})" for n in nodes - former]
         # A client may have reconnected as another node, or may have been named since.
-        gone = {name for name, node in self._connected.items() if node not in nodes}
-        left = sorted(gone - names.keys())
+        gone = [name for name, node in self._connected.items() if node not in nodes]
+        left = sorted(set(gone) - names.keys())
         self._last_seen |= dict.fromkeys(left, time.time())
         self._connected = names
         return sorted(joined), [clients.label(name) for name in left]
 
-    def _add_problems(self, round: Round, when: str) -> None:
-        if self.strategy.participation.waits_for_all or not round.trains:
-            self._problems |= dict.fromkeys(round.silent, f"{when}: no reply")
-        self._problems |= {n: f"{when}: {why}" for n, why in round.rejections}
+    def _add_problems(self, round: Round, when: str) -> list[str]:
+        """Note the problems of a round; return the clients that should have replied."""
+        self._problems |= {name: f"{when}: {why}" for name, why in round.rejections}
+        if round.trains and not self.strategy.participation.waits_for_all:
+            return []
+        self._problems |= dict.fromkeys(round.silent, f"{when}: no reply")
+        return [self.strategy.clients.label(name) for name in round.silent]
 
-    def _clients(self, measure: str) -> list[dict[str, Any]]:
-        """Return the status of each client, sorted by name."""
-        strategy, clients, nodes = self.strategy, self.strategy.clients, self._connected
-        last_seen = self._last_seen | dict.fromkeys(nodes, time.time())
-        properties = {
-            client.name: client.properties for client in clients.known.values()
-        }
-        reasons = self._problems | {
+    def _clients(self, measure: str) -> Iterator[dict[str, Any]]:
+        """Yield the status of each client, sorted by name."""
+        strategy, clients = self.strategy, self.strategy.clients
+        updates = strategy.participation.updates
+        properties = {row.name: row.properties for row in clients.known.values()}
+        last_seen = self._last_seen | dict.fromkeys(self._connected, time.time())
+        problems = self._problems | {
             row.name: f"takes no part: {row.refusal}"
             for row in clients.refused.values()
         }
-        updates = strategy.participation.updates
-        entries = []
-        for name in sorted({*last_seen, *properties, *reasons}):
-            about, tested = properties.get(name, {}), strategy.evaluation.metrics
-            entry = {
+        for name in sorted({*properties, *last_seen, *problems}):
+            about, node = properties.get(name, {}), self._connected.get(name)
+            yield {
                 "client": clients.label(name),
                 # A string, since JavaScript's numbers have too few digits.
-                "node": str(nodes[name]) if name in nodes else None,
+                "node": None if node is None else str(node),
                 "last-seen": last_seen.get(name),
                 "last-round": strategy.ledger.acknowledged.get(name, 0),
                 "num-examples": about.get("num-examples"),
                 "num-test-examples": about.get("num-test-examples"),
-                "quality": tested.get(name, {}).get(measure),
-                "reason": reasons.get(name, ""),
+                "updates": None if updates is None else updates.get(name, 0),
+                "quality": strategy.evaluation.metrics.get(name, {}).get(measure),
+                "reason": problems.get(name, ""),
             }
-            if updates is not None:
-                entry["updates"] = updates.get(name, 0)
-            entries.append(entry)
-        return entries
 
     def _write(self, state: str) -> None:
         began, left = time.monotonic(), seconds_left(self.report.rows, self.rounds)
@@ -152,13 +139,13 @@ class Watch:
             "rounds": self.rounds,
             "left": left if state == "running" else None,
             "measure": measure,
-            "clients": self._clients(measure),
+            "clients": list(self._clients(measure)),
         }
         with log_os_errors(STATUS):
             data = strict_json(status).encode()
             write_atomically(self.report.directory / STATUS, data, durable=False)
-        self._written = time.monotonic()
-        self._write_seconds = self._written - began
+        now = time.monotonic()
+        self._due = now + max(INTERVAL, WRITE_MULTIPLE * (now - began))
 
 
 def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
