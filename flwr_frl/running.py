@@ -41,7 +41,7 @@ from flwr_frl.results.results import (
     failure,
     read_rows,
 )
-from flwr_frl.results.trackers import Trackers
+from flwr_frl.results.trackers import Tracking
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.algorithms import (
     build_strategy,
@@ -322,7 +322,7 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     strategy = build_strategy(settings)
     check_newcomers(strategy, str(settings["algorithm"]), newcomers, num_clients)
     strategy.check_clients(num_clients - newcomers)
-    Trackers(settings)
+    Tracking(settings)
     speed_model(settings, num_clients - newcomers)
     alone = {**_without_others(settings), "checkpoint-every": 0, "resume": ""}
     tasks = [client.task for client in try_out(alone, num_clients)]

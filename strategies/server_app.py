@@ -35,7 +35,7 @@ from flwr_frl.results.results import (
     read_rows,
     stopped_early,
 )
-from flwr_frl.results.trackers import About, Trackers
+from flwr_frl.results.trackers import About, Tracking
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners
 from flwr_frl.strategies.base import Strategy, adapted, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
@@ -75,7 +75,7 @@ def run(
     """
     options = build(RunSettings, settings)
     options.check_validation(settings)
-    trackers = Trackers(settings)
+    tracking = Tracking(settings)
     strategy = build_strategy(settings)
     check_newcomers(
         strategy, options.algorithm, options.new_clients, options.num_clients
@@ -103,8 +103,8 @@ def run(
             log(WARNING, text, least, len(nodes))
         token = strategy.ledger.run_token
         about = About(name, token, start.after, place.absolute(), settings)
-        with trackers.of(about):
-            report = Report(settings, after=start.after, trackers=trackers)
+        with tracking.of(about):
+            report = Report(settings, after=start.after, tracking=tracking)
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, options, report, clock, start, keep_clients)

@@ -152,9 +152,10 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     with _os_errors_as_settings(f"{str(directory)!r} cannot be prepared"):
         for path in _files_of_best_round_and_clients(directory):
             path.unlink(missing_ok=True)
-        for path in _files_of_best_round_and_clients(resumed) if resumed else ():
-            copy = directory / path.relative_to(resumed)
-            write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
+        if resumed:
+            for path in _files_of_best_round_and_clients(resumed):
+                copy = directory / path.relative_to(resumed)
+                write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
 def _remove_unfinished(directory: Path) -> None:

@@ -32,7 +32,7 @@ from flwr_frl.results.results import (
     write_json,
 )
 from flwr_frl.results.terminal import console
-from flwr_frl.results.trackers import Trackers
+from flwr_frl.results.trackers import Tracking
 
 
 class Report:
@@ -45,8 +45,8 @@ class Report:
     after : int, default 0
         The last round of the run in ``resume`` that is continued. Rows of later rounds
         are dropped.
-    trackers : Trackers, optional
-        They receive the same metrics.
+    tracking : Tracking, optional
+        It receives the same metrics.
 
     Attributes
     ----------
@@ -56,9 +56,9 @@ class Report:
     """
 
     def __init__(
-        self, settings: Settings, after: int = 0, trackers: Trackers | None = None
+        self, settings: Settings, after: int = 0, tracking: Tracking | None = None
     ) -> None:
-        self.settings, self.trackers, self.lost = settings, trackers, set[str]()
+        self.settings, self.tracking, self.lost = settings, tracking, set[str]()
         self.output = Path(str(settings["output"]))
         self.algorithm = short_name(str(settings["algorithm"]))
         self.directory = self.output / self.algorithm
@@ -105,8 +105,8 @@ class Report:
         """
         self._latest |= row
         self._journal.add(row, clients or {})
-        if self.trackers:
-            self.trackers.add(row)
+        if self.tracking:
+            self.tracking.add(row)
         self._flush(f"metrics of round {row['round']}")
         state = describe(self._latest, str(self.settings["evaluate-on"]))
         self.progress.update(self._bar, completed=row["round"], state=state)
@@ -148,9 +148,9 @@ class Report:
             content = read_comparable(self.output, shared_config(self.settings))
             content["algorithms"][self.algorithm] = summary
             write_comparison(self.output, content, lost=self.lost)
-        if self.trackers:
+        if self.tracking:
             files = [self.output / name for name in (PLOT, PAGE)]
-            self.trackers.end(True, summary, [p for p in files if p.is_file()])
+            self.tracking.end(True, summary, [p for p in files if p.is_file()])
         return {**summary, NOT_WRITTEN: sorted(self.lost)} if self.lost else summary
 
     def _summarized_rounds(self) -> int:

@@ -1,7 +1,7 @@
 """Experiment trackers: TensorBoard, MLflow, Weights & Biases, or a custom one.
 
-Each tracker runs in a separate thread, so that a slow or unreachable server does not
-delay a round. An exception of a tracker is logged and ends the tracking, not the run.
+The tracker runs in a separate thread, so that a slow or unreachable server does not
+delay a round. Its exceptions are logged and end the tracking, not the run.
 """
 
 import contextlib
@@ -251,38 +251,35 @@ TRACKERS: dict[str, tuple[type[Tracker], str]] = {
 }
 
 
-class Trackers:
-    """The trackers that the settings name, each in a thread.
+class Tracking(threading.Thread):
+    """Calls the tracker that the settings name, in order, up to its ``end``.
+
+    A daemon thread, unlike those of an executor, does not keep the process alive.
 
     Parameters
     ----------
     settings : mapping
-        With ``tracker`` and ``tracker-uri``, lists separated by commas.
+        With ``tracker`` and ``tracker-uri``.
 
     Raises
     ------
     SettingsError
-        If a tracker is unknown, its package is missing, or the numbers of trackers and
-        addresses differ.
+        If the tracker is unknown, or its package is missing.
     """
 
     def __init__(self, settings: Settings) -> None:
-        names = [n.strip() for n in str(settings["tracker"]).split(",") if n.strip()]
-        text = str(settings["tracker-uri"])
-        uris = [u.strip() for u in text.split(",")] if text else [""] * len(names)
-        count = f"empty or a list of {len(names)} addresses separated by commas"
-        require(len(uris) == len(names), "tracker-uri", text, count)
-        self._threads = [
-            _TrackerThread(name, _tracker_class(name), uri)
-            for name, uri in zip(names, uris, strict=True)
-        ]
+        super().__init__(daemon=True)
+        self.tracker, self.uri = str(settings["tracker"]), str(settings["tracker-uri"])
+        named = bool(self.tracker) or not self.uri
+        require(named, "tracker-uri", self.uri, "empty without a tracker")
+        self._class = _tracker_class(self.tracker)
+        self._calls: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
 
     @contextlib.contextmanager
-    def of(self, about: About) -> Iterator["Trackers"]:
+    def of(self, about: About) -> Iterator["Tracking"]:
         """Track a run. An exception in the context ends it as a stopped run."""
-        for thread in self._threads:
-            thread.start()
-        self._call("start", about)
+        self.start()
+        self._calls.put(("start", (about,)))
         try:
             yield self
         except BaseException:
@@ -291,19 +288,33 @@ class Trackers:
 
     def add(self, row: Row) -> None:
         """Log the metrics of a round."""
-        self._call("add", row["round"], numbers(row))
+        self._calls.put(("add", (row["round"], numbers(row))))
 
     def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
         """End the run and wait until all data is sent, at most `PATIENCE` seconds."""
-        self._call("end", finished, numbers(summary), files)
-        for thread in self._threads:
-            thread.join(PATIENCE)
-            if thread.is_alive():
-                thread.fail(f"it has not ended within {PATIENCE:g} s")
+        self._calls.put(("end", (finished, numbers(summary), files)))
+        self.join(PATIENCE)
+        if self.is_alive():
+            self._log_failure(f"it has not ended within {PATIENCE:g} s")
 
-    def _call(self, method: str, *arguments: Any) -> None:
-        for thread in self._threads:
-            thread.calls.put((method, arguments))
+    def run(self) -> None:
+        """Create the tracker and call its methods."""
+        method = ""
+        try:
+            tracker = self._class(self.uri)
+            while method != "end":
+                method, arguments = self._calls.get()
+                getattr(tracker, method)(*arguments)
+        except (Exception, SystemExit) as error:
+            self._log_failure(f"{type(error).__name__}: {error}")
+            # An open run would otherwise be shown as running forever.
+            if method == "add":
+                with contextlib.suppress(Exception, SystemExit):
+                    tracker.end(False, {}, [])
+
+    def _log_failure(self, reason: str) -> None:
+        text = "tracker %r failed and is no longer used; the run continues: %s"
+        log(WARNING, text, self.tracker, one_line(reason))
 
 
 def numbers(row: Row) -> dict[str, float]:
@@ -312,6 +323,9 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def _tracker_class(name: str) -> type[Tracker]:
+    """Return the class of a tracker; without a name, one that does nothing."""
+    if not name:
+        return Tracker
     if is_path(name):
         kind: type[Tracker] = load(name, "tracker")
         valid = isinstance(kind, type) and issubclass(kind, Tracker)
@@ -322,33 +336,3 @@ def _tracker_class(name: str) -> type[Tracker]:
     tracker, package = TRACKERS[name]
     need(package, name, f"tracker {name!r}")
     return tracker
-
-
-class _TrackerThread(threading.Thread):
-    """Create a tracker and call its methods, one after the other, up to ``end``.
-
-    A daemon thread, unlike those of an executor, does not keep the process alive.
-    """
-
-    def __init__(self, tracker: str, kind: type[Tracker], uri: str) -> None:
-        super().__init__(name=f"tracker {tracker}", daemon=True)
-        self.tracker, self.kind, self.uri = tracker, kind, uri
-        self.calls: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
-
-    def run(self) -> None:
-        method = ""
-        try:
-            tracker = self.kind(self.uri)
-            while method != "end":
-                method, arguments = self.calls.get()
-                getattr(tracker, method)(*arguments)
-        except (Exception, SystemExit) as error:
-            self.fail(f"{type(error).__name__}: {error}")
-            # An open run would otherwise be shown as running forever.
-            if method == "add":
-                with contextlib.suppress(Exception, SystemExit):
-                    tracker.end(False, {}, [])
-
-    def fail(self, reason: str) -> None:
-        text = "tracker %r failed and is no longer used; the run continues: %s"
-        log(WARNING, text, self.tracker, one_line(reason))

@@ -63,12 +63,11 @@ class RunSettings(Checked):
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
-        Experiment trackers, separated by commas: ``tensorboard``, ``mlflow``,
-        ``wandb`` (each an extra of the package), or the import path
-        ``package.module:Class`` of a custom tracker.
+        Experiment tracker: ``tensorboard``, ``mlflow`` or ``wandb`` (each an extra of
+        the package), or the import path ``package.module:Class`` of a custom tracker.
     tracker_uri : str, default ""
         A folder for TensorBoard, a tracking URI for MLflow, a server or ``offline`` for
-        W&B; one for each tracker, separated by commas.
+        W&B.
     page : int, default 0
         Port of a local page that shows the results during the run; 0 disables it.
     """
@@ -88,10 +87,8 @@ class RunSettings(Checked):
     patience: int = setting(0, ge=0, may_differ="on resume")
     keep_best: bool = setting(False, may_differ="always")
     resume: PathText = setting("", form="a directory", may_differ="always")
-    tracker: str = setting("", form="names or import paths", may_differ="always")
-    tracker_uri: str = setting(
-        "", form="an address for each tracker", may_differ="always"
-    )
+    tracker: str = setting("", form="a name or import path", may_differ="always")
+    tracker_uri: str = setting("", form="an address", may_differ="always")
     page: int = setting(0, ge=0, le=65_535, may_differ="always")
 
     def __post_init__(self) -> None:

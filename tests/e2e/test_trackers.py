@@ -1,4 +1,4 @@
-"""All trackers at once: TensorBoard event files, an MLflow server and W&B files.
+"""An MLflow server and W&B files receive the metrics of a run that is continued.
 
 MLflow's server is not part of the package of its client. Set its program as
 ``MLFLOW=…/bin/mlflow``; otherwise, MLflow writes files.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import free_port, read_lines, wait_until
+from federation import free_port, wait_until
 
 from flwr_frl import running
 
@@ -71,71 +71,57 @@ def wandb_records(path: Path) -> list:
     return records
 
 
+def accuracies(output: Path, tracker: str, uri: str) -> list[tuple[int, float]]:
+    """Make a tracked run and continue it; return the accuracy of each round."""
+    settings = {
+        "clients": 5,
+        "evaluate_every": 1,
+        "head_epochs": 1,
+        "backend": "inline",
+    }
+    settings |= {"classes_per_client": 2, "fraction": 1.0, "output": str(output)}
+    settings |= {"tracker": tracker, "tracker_uri": uri}
+    running.simulate("fedrep", rounds=ROUNDS, **settings)
+    run = running.simulate("fedrep", rounds=LONGER, resume=str(output), **settings)
+    return [(row["round"], row["accuracy"]) for row in run.rows]
+
+
 @pytest.mark.e2e
 @pytest.mark.usefixtures("figures")
-def test_all_trackers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
-    from tensorboardX.proto.event_pb2 import Event
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    common = {"clients": 5, "evaluate_every": 1, "head_epochs": 1, "backend": "inline"}
-    common |= {"classes_per_client": 2, "fraction": 1.0, "cohort": "off"}
-    plain = running.simulate(
-        "fedrep", rounds=LONGER, output=str(tmp_path / "plain"), **common
-    )
-    output = tmp_path / "tracked"
     with mlflow_server(tmp_path) as address:
-        common |= {"tracker": "tensorboard,mlflow,wandb", "output": str(output)}
-        common |= {"tracker_uri": f",{address},offline"}
-        running.simulate("fedrep", rounds=ROUNDS, **common)
-        run = running.simulate("fedrep", rounds=LONGER, resume=str(output), **common)
-        # Trackers do not change the results.
-        for row, other in zip(run.rows, plain.rows, strict=True):
-            assert {**row, "seconds": 0} == {**other, "seconds": 0}
-        rows = read_lines(output / "fedrep" / "metrics.jsonl")
-        accuracies = [(row["round"], row["accuracy"]) for row in rows]
-        assert len(accuracies) == LONGER
-
-        # MLflow: one run, which was continued
+        expected = accuracies(tmp_path / "out", "mlflow", address)
         client = MlflowClient(address)
         experiment = client.get_experiment_by_name("flwr-frl")
         (tracked,) = client.search_runs([experiment.experiment_id])
         history = client.get_metric_history(tracked.info.run_id, "accuracy")
-        assert [(m.step, m.value) for m in history] == accuracies
-        assert tracked.data.params["task"] == "digits"
-        assert tracked.data.params["num-server-rounds"] == str(ROUNDS)
-        checkpoint = str(output / "fedrep" / "checkpoint.safetensors")
-        assert tracked.data.tags["checkpoint"] == checkpoint
-        assert tracked.info.status == "FINISHED"
         files = {f.path for f in client.list_artifacts(tracked.info.run_id)}
-        assert files == {"accuracy.png", "report.html"}
+    assert [(m.step, m.value) for m in history] == expected
+    assert tracked.data.params["task"] == "digits"
+    assert tracked.data.params["num-server-rounds"] == str(ROUNDS)
+    checkpoint = str(tmp_path / "out" / "fedrep" / "checkpoint.safetensors")
+    assert tracked.data.tags["checkpoint"] == checkpoint
+    assert tracked.info.status == "FINISHED"
+    assert files == {"accuracy.png", "report.html"}
 
-    # TensorBoard: one folder
-    (folder,) = (output / "tensorboard").iterdir()
-    points = []
-    for path in folder.iterdir():
-        data = path.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            event = Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-            for value in event.summary.value:
-                if value.tag == "accuracy":
-                    points.append((event.step, value.simple_value))
-    assert sorted(points) == [(i, pytest.approx(a)) for i, a in accuracies]
 
-    # W&B: two files of one run
-    folders = sorted((output / "wandb").glob("offline-run-*"))
-    assert len(folders) == 2
+@pytest.mark.e2e
+def test_wandb_has_two_files_of_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    expected = accuracies(tmp_path, "wandb", "offline")
+    paths = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(paths) == 2
     logged, names = [], set()
-    for folder in folders:
-        (path,) = folder.glob("*.wandb")
-        for record in wandb_records(path):
-            if record.WhichOneof("record_type") == "run":
-                names.add(record.run.run_id)
-            for item in record.history.item:
-                if (item.key or item.nested_key[0]) == "accuracy":
-                    logged.append(float(item.value_json))
+    for record in (record for path in paths for record in wandb_records(path)):
+        if record.WhichOneof("record_type") == "run":
+            names.add(record.run.run_id)
+        for item in record.history.item:
+            if (item.key or item.nested_key[0]) == "accuracy":
+                logged.append(float(item.value_json))
     assert len(names) == 1
-    assert logged == pytest.approx([a for _, a in accuracies])
+    assert logged == pytest.approx([a for _, a in expected])
