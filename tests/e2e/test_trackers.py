@@ -8,6 +8,7 @@ import contextlib
 import os
 import struct
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,8 @@ def accuracies(output: Path, tracker: str, uri: str) -> list[tuple[int, float]]:
     settings |= {"classes_per_client": 2, "fraction": 1.0, "output": str(output)}
     settings |= {"tracker": tracker, "tracker_uri": uri}
     running.simulate("fedrep", rounds=ROUNDS, **settings)
+    # W&B names files by the second.
+    time.sleep(1)
     run = running.simulate("fedrep", rounds=LONGER, resume=str(output), **settings)
     return [(row["round"], row["accuracy"]) for row in run.rows]
 
