@@ -1,13 +1,15 @@
 """Generate the lists of settings from their declarations: ``python -m docs.settings``.
 
-Writes ``docs/settings.md`` and, in ``pyproject.toml``, ``[tool.flwr.app.config]`` in
-the same sections and ``[tool.flwr-frl]``, the facts that are needed without torch.
+Writes ``docs/settings.md``; ``[tool.flwr.app.config]`` of ``pyproject.toml`` in the
+same sections, and ``[tool.flwr-frl]``, the facts that are needed without torch; and
+``__init__.pyi``, the public names of each package for type checkers.
 """
 
 import inspect
 import re
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +30,9 @@ from flwr_frl.task.tasks.image import ImageSettings
 from flwr_frl.task.training import SGD, TrainerSettings
 
 PAGE = Path(__file__).with_suffix(".md")
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+ROOT = Path(__file__).parents[1]
+PYPROJECT = ROOT / "pyproject.toml"
+PACKAGES = ("clients", "strategies", "task")
 HEAD = """# Settings
 
 All settings with their defaults, allowed values and meaning. Set them with
@@ -172,6 +176,15 @@ def fact_lines() -> Iterator[str]:
     yield f"fallbacks = {{ {pairs} }}"
 
 
+def stub(package: str) -> str:
+    """Return the public names of a package of `flwr_frl`, for type checkers."""
+    names = import_module(f"flwr_frl.{package}").public_names()
+    imports = [
+        f"from {path.replace(':', ' import ')} as {n}" for n, path in names.items()
+    ]
+    return "\n".join([*sorted(imports), ""])
+
+
 def spelled(value: object) -> str:
     """Return a value in the syntax of TOML."""
     if isinstance(value, str):
@@ -200,3 +213,6 @@ if __name__ == "__main__":
     pyproject = PYPROJECT.read_text(encoding="utf-8")
     PYPROJECT.write_text(with_settings(pyproject), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
+    for package in PACKAGES:
+        path = ROOT / package / "__init__.pyi"
+        path.write_text(stub(package), encoding="utf-8")

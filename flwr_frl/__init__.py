@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies import *  # noqa: F403
     from flwr_frl.task import *  # noqa: F403
 
-# In the order in which names are looked up; the last one is expensive to import.
-_MODULES = ("task", "clients", "strategies", "running")
+_PACKAGES = ("task", "strategies", "clients")
 __version__: str
 
 
@@ -37,18 +36,20 @@ def _load(name: str) -> Any:
     if name == "__version__":
         with open(os.path.join(_ROOT, "pyproject.toml"), "rb") as file:
             return tomllib.load(file)["project"]["version"]
-    if name in _MODULES:
+    if name in ("Run", "simulate"):
+        return getattr(import_module(f"{__name__}.running"), name)
+    if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
     # The import system looks up private names, which are never public API.
-    for module in () if name.startswith("_") else map(_load, _MODULES):
-        if name in module.__all__:
+    for module in () if name.startswith("_") else map(_load, _PACKAGES):
+        if name in module.public_names():
             return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    modules = [_load(name) for name in _MODULES]
-    return sorted({"__version__"}.union(*(module.__all__ for module in modules)))
+    names = {name for each in map(_load, _PACKAGES) for name in each.public_names()}
+    return sorted({"__version__", "Run", "simulate", *names})
 
 
 if not TYPE_CHECKING:

@@ -22,9 +22,9 @@ from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
 from flwr_frl.strategies.table import CASES, SIMULATION_DEFAULTS
+from flwr_frl.strategies.table import FINE_TUNED as FINE_TUNED
 
 S = TypeVar("S", bound=Algorithm)
-FINE_TUNED = "-ft"
 
 
 def strategy_class(settings: Settings) -> type[Algorithm]:

@@ -97,13 +97,18 @@ _CASES = {
 _OF_ADAPTERS = ("averaging:FedSALoRA", "averaging:FFALoRA", "averaging:FedDPA")
 
 
-def _full(path: str) -> str:
+# Suffix of the variant of a global method whose clients fine-tune the head.
+FINE_TUNED = "-ft"
+
+
+def full(path: str) -> str:
+    """Return the import path of ``module:Class`` in this package."""
     return f"{__package__}.{path}"
 
 
 # Import path and description, by name.
-ALGORITHMS = {n: (_full(path), about) for n, (path, about) in _TABLE.items()}
+ALGORITHMS = {n: (full(path), about) for n, (path, about) in _TABLE.items()}
 # Import paths, by import path and task.
-CASES = {(_full(path), task): _full(case) for (path, task), case in _CASES.items()}
+CASES = {(full(path), task): full(case) for (path, task), case in _CASES.items()}
 # Defaults of settings in simulation, by import path.
-SIMULATION_DEFAULTS = {_full(path): {"adapters": "lora"} for path in _OF_ADAPTERS}
+SIMULATION_DEFAULTS = {full(path): {"adapters": "lora"} for path in _OF_ADAPTERS}

@@ -61,6 +61,8 @@ EXCEPTIONS = {
     ("strategies/representation_transfer.py", "flwr_frl.task.transfer"),
     # `client_class` asks the class of a strategy for its client.
     ("clients/algorithms.py", "flwr_frl.strategies.algorithms"),
+    # The public clients are those that strategies name.
+    ("clients/__init__.py", "flwr_frl.strategies"),
 }
 
 

@@ -10,6 +10,7 @@ from deploy_commands import command
 from environments import build_wheel, install, make_environment
 
 import flwr_frl
+from docs import settings as settings_page
 
 ROOT = Path(__file__).parents[1]
 # Modules next to a user's script, with names that folders of the checkout have, too
@@ -165,6 +166,12 @@ print("same")
     assert printed_by(sys.executable, ["-c", code], ROOT).strip() == "same"
     printed = printed_by(sys.executable, ["-m", "flwr_frl.predict", "--help"], ROOT)
     assert "usage" in printed
+
+
+@pytest.mark.parametrize("package", settings_page.PACKAGES)
+def test_type_checkers_see_the_public_names(package: str) -> None:
+    stub = (ROOT / package / "__init__.pyi").read_text(encoding="utf-8")
+    assert stub == settings_page.stub(package), "run `python -m docs.settings`"
 
 
 def test_the_public_names_are_those_of_the_packages_and_of_simulate() -> None:

@@ -9,28 +9,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 FULL = "flwr_frl."
 
 
-class _Alias(Loader):
+class _Aliases(MetaPathFinder, Loader):
     """Load ``strategies.base`` as ``flwr_frl.strategies.base``."""
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        # The import system returns the module that is in `sys.modules` afterwards.
-        sys.modules[module.__name__] = import_module(FULL + module.__name__)
-
-
-class _Finder(MetaPathFinder):
-    """Find the modules below the short names that `alias` has registered."""
-
-    def __init__(self) -> None:
-        self.packages: set[str] = set()
 
     def find_spec(
         self,
@@ -39,16 +24,18 @@ class _Finder(MetaPathFinder):
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         package, _, rest = fullname.partition(".")
-        if package not in self.packages or not rest:
+        ours = sys.modules.get(FULL + package)
+        # A package of the same name that is not ours is left alone.
+        if not rest or ours is None or sys.modules.get(package) is not ours:
             return None
-        real = find_spec(FULL + fullname)
-        if real is None:
-            return None
-        is_package = real.submodule_search_locations is not None
-        return ModuleSpec(fullname, _Alias(), origin=real.origin, is_package=is_package)
+        return ModuleSpec(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system returns the module that is in `sys.modules` afterwards.
+        sys.modules[module.__name__] = import_module(FULL + module.__name__)
 
 
-_FINDER = _Finder()
+_ALIASES = _Aliases()
 
 
 def alias(package: str) -> None:
@@ -61,7 +48,6 @@ def alias(package: str) -> None:
     """
     # Another thread may be importing it; this call waits until it has finished.
     import_module(FULL.removesuffix("."))
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
-    _FINDER.packages.add(package)
     sys.modules[package] = import_module(FULL + package)
+    if _ALIASES not in sys.meta_path:
+        sys.meta_path.insert(0, _ALIASES)

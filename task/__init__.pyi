@@ -1,0 +1,14 @@
+from flwr_frl.common.settings import SettingsError as SettingsError
+from flwr_frl.common.settings import setting as setting
+from flwr_frl.task.base import ExampleTask as ExampleTask
+from flwr_frl.task.base import Task as Task
+from flwr_frl.task.examples import ExampleSet as ExampleSet
+from flwr_frl.task.models import SplitModel as SplitModel
+from flwr_frl.task.models import build_model as build_model
+from flwr_frl.task.tasks import build_task as build_task
+from flwr_frl.task.tasks.image import ImageTask as ImageTask
+from flwr_frl.task.tasks.linear import LinearTask as LinearTask
+from flwr_frl.task.tasks.linear import principal_angle_distance as principal_angle_distance
+from flwr_frl.task.training import SGD as SGD
+from flwr_frl.task.training import evaluate as evaluate
+from flwr_frl.task.training import train as train
