@@ -25,7 +25,6 @@ from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,
-    UnknownNames,
     build,
     converted,
     declared,
@@ -227,8 +226,7 @@ def client_setup(
     run_config : UserConfig, optional
         Settings of the run; by default the context's.
     strict : bool, default True
-        False under another project's ServerApp, to which unknown names may belong; they
-        are then ignored.
+        False under another project's ServerApp, to which unknown names may belong.
 
     Raises
     ------
@@ -268,8 +266,7 @@ def _setup_of_run(
     given = dict(run)
     # An app with a custom task may also list settings of its own algorithms.
     custom = is_path(given.get("task", ""))
-    unknown_names: UnknownNames = "keep" if custom else "refuse"
-    settings = resolve(given, owners, unknown_names if strict else "ignore")
+    settings = resolve(given, owners, strict and not custom)
     # With a cache for each run, its many pairs are hashed once per message, not twice.
     setup = lru_cache(maxsize=16)(partial(_setup, settings))
     return client_class(settings), setup

@@ -1,16 +1,12 @@
 """The arguments of ``python simulation.py`` and their help."""
 
 import argparse
-import json
 import re
-import sys
-import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flwr_frl.common.command_line import Parser
 from flwr_frl.common.settings import (
-    TYPES,
     SettingsError,
     defaults,
     require,
@@ -20,7 +16,6 @@ from flwr_frl.strategies.table import ALGORITHMS
 
 # A pair ``name=value``, as in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
-COMMA = "settings are separated by spaces, not by commas"
 # Flags that stand for a setting: the setting's name and the flag's help.
 SETTING_FLAGS = {
     "task": ("task", "a task of --list, or package.module:function"),
@@ -104,14 +99,9 @@ def parse(
         add(f"--{flag}", type=type(default), help=text.replace("%", "%%"))
     namespace, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
-        flags = parser._option_string_actions
-        words = sys.argv if arguments is None else arguments
-        following = words[words.index(unknown[0]) + 1 :]
-        message = _unknown_flag(unknown[0], following, flags)
-        raise SettingsError(message, "command-line")
+        raise _unknown_argument(unknown[0], parser)
     for name in namespace.algorithms:
-        allowed = "names separated by spaces"
-        require("," not in name, "algorithm", name, allowed)
+        require("," not in name, "algorithm", name, "names separated by spaces")
     by_flag = {
         name: value
         for flag, name in FLAGS.items()
@@ -124,75 +114,34 @@ def parse(
     return namespace, given | by_flag
 
 
-def _unknown_flag(text: str, following: Sequence[str], flags: Iterable[str]) -> str:
-    """Return the message about an argument that is not in ``flags``."""
-    name, _, value = text.lstrip("-").replace("_", "-").partition("=")
-    if not value and following and not following[0].startswith("-"):
-        value = following[0]
-    line = f"unknown argument {text!r}; "
-    if name in FLAGS.values():
-        return f"{line}use --{next(f for f in FLAGS if FLAGS[f] == name)}"
-    if near := similar(name, (flag.lstrip("-") for flag in flags)):
-        return f"{line}did you mean --{near[0]}?"
-    pairs = []
-    for setting in [name] if name in defaults() else similar(name, defaults()):
-        default, shown = defaults()[setting], value or "VALUE"
-        shown = json.dumps(shown) if isinstance(default, str) else shown
-        pairs.append(f"--run-config '{setting}={shown}'")
-    if pairs:
-        return f"{line}did you mean {' or '.join(pairs)}?"
-    return f"{line}settings without a flag are set with --run-config 'name=value'"
+def _unknown_argument(text: str, parser: Parser) -> SettingsError:
+    name = text.lstrip("-").replace("_", "-").partition("=")[0]
+    flags = [flag.lstrip("-") for flag in parser._option_string_actions]
+    near = [flag for flag in FLAGS if FLAGS[flag] == name] or similar(name, flags)
+    hints = [f"--{flag}" for flag in near]
+    if not hints:
+        settings = similar(name, defaults()) or ["name"]
+        hints = [f"--run-config '{setting}=…'" for setting in settings]
+    message = f"unknown argument {text!r}; did you mean {' or '.join(hints)}?"
+    return SettingsError(message, "command-line")
 
 
 def _run_config(texts: list[str]) -> dict[str, Any]:
     # Takes long to import, and is not needed for `--help`.
     from flwr.common.config import parse_config_args
 
-    lines = [line for line in texts if not line.endswith(".toml")]
+    pairs = " ".join(text for text in texts if not text.endswith(".toml"))
     try:
-        if reason := _invalid_pair(lines):
-            raise ValueError(reason)
+        # Flower ignores text that is not a pair.
+        if PAIR.sub("", pairs).strip():
+            raise ValueError
         return parse_config_args(texts)
-    except Exception as error:
+    except Exception:
         raise SettingsError(
-            f"--run-config {' '.join(texts)!r} cannot be read: {error}", "run-config"
+            f"--run-config {' '.join(texts)!r} cannot be read; expected a TOML file, "
+            "or pairs as in 'seed=1 model=\"mlp\"'",
+            "run-config",
         ) from None
-
-
-def _invalid_pair(lines: Sequence[str]) -> str:
-    """Return why some text is not a sequence of ``name=value``; "" if it is one."""
-    # Flower ignores text that is not a pair.
-    rest = " ".join(" ".join(PAIR.sub("", line) for line in lines).split())
-    if "=" in rest:
-        return f"{rest!r} must be name=value, without spaces around ="
-    if rest:
-        return (
-            f"{rest!r} is not name=value; quote all settings together, as in "
-            "--run-config 'name=value name=value', and write algorithms before it"
-        )
-    names = set[str]()
-    for name, value in (pair for line in lines for pair in PAIR.findall(line)):
-        if name in names:
-            return f"{name} is set twice"
-        names.add(name)
-        try:
-            tomllib.loads(f"value = {value}")
-        except tomllib.TOMLDecodeError:
-            return _invalid_value(name, value)
-        if name.startswith(","):
-            return COMMA
-    return ""
-
-
-def _invalid_value(name: str, value: str) -> str:
-    kind = type(defaults().get(name, ""))
-    if value.endswith(",") or re.search(r",[\w-]+=", value):
-        return COMMA
-    if value[0] in "'\"":
-        return f"the quote in {name}={value} is not closed"
-    if kind is str:
-        return f"{name} is {value} without quotes; write '{name}=\"{value}\"'"
-    return f"{name} is {value!r}; expected {TYPES[kind]}"
 
 
 def _epilog() -> str:

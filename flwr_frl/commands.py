@@ -1,6 +1,7 @@
 """The commands of the command line: compare algorithms, or tune their settings."""
 
 import logging
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     defaults,
-    expand_home,
     require,
 )
 from flwr_frl.results import tune
@@ -36,7 +36,8 @@ def run_one(backend: str, algorithm: str, settings: Settings) -> dict[str, Any]:
 
 def output_of(given: Settings) -> str:
     """Return the output folder, by default that of the resumed run, if any."""
-    return str(given.get("output", given.get("resume") or defaults()["output"]))
+    output = given.get("output", given.get("resume") or defaults()["output"])
+    return os.path.expanduser(str(output))
 
 
 def execute(namespace: Namespace, overrides: Settings) -> int:
@@ -68,7 +69,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
     backend = "inline" if jobs > 1 else backend
     names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
-    overrides = {**expand_home(overrides), "output": output}
+    overrides = {**overrides, "output": output}
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
     require(tuning or not grid, "grid", grid, allowed)

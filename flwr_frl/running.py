@@ -27,7 +27,6 @@ from flwr_frl.common.settings import (
     build,
     declared,
     defaults,
-    expand_home,
     is_path,
     require,
     resolve,
@@ -252,7 +251,6 @@ def check(
         If a setting is unknown, missing or out of its range.
     """
     require(backend in BACKENDS, "backend", backend, "auto, inline or ray")
-    given = expand_home(given)
     check_names(algorithms)
     # No simulated client is ever lost, so a round needs no timeout. Clients that fail
     # to answer would also fail later, so a few empty rounds end the run.

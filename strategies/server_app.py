@@ -16,7 +16,6 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     build,
-    expand_home,
     facts,
     is_path,
     resolve,
@@ -246,8 +245,7 @@ def server_settings(given: Settings) -> Settings:
         If a name is unknown or a type is wrong.
     """
     foreign = any(is_path(given.get(name, "")) for name in facts("code"))
-    given = expand_home(given)
-    return resolve(given, settings_owners, "keep" if foreign else "refuse")
+    return resolve(given, settings_owners, strict=not foreign)
 
 
 class OneLineErrors(logging.Filter):

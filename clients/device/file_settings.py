@@ -108,7 +108,7 @@ def followed(settings: Mapping[str, Any], named: Settings) -> Followed:
     # No code is used in place of another one.
     replaced = {**dict.fromkeys(facts("code"), ""), **fallbacks()}
     replaced = {n: v for n, v in replaced.items() if n in withheld}
-    settings = resolve({**usable, **replaced, **named}, unknown_names="keep")
+    settings = resolve({**usable, **replaced, **named}, strict=False)
     return Followed(settings, withheld)
 
 

@@ -23,25 +23,25 @@ import inspect
 import math
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, is_dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from logging import getLogger
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
     Literal,
-    NoReturn,
     TypeVar,
     cast,
     get_args,
     get_origin,
+    get_type_hints,
 )
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -51,7 +51,6 @@ from flwr_frl.common.run_cache import run_cache
 Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
 MayDiffer = Literal["never", "on resume", "always"]
-UnknownNames = Literal["refuse", "keep", "ignore"]
 
 # Key of a setting's facts in the metadata of a dataclass's field.
 KEY = "setting"
@@ -272,9 +271,6 @@ def unknown(
     names = sorted(known)
     near = " or ".join(map(repr, similar(name, names)))
     hint = f"did you mean {near}? " if near else ""
-    parts = str(name).removeprefix("./").removesuffix(".py").split("/")
-    if others and str(name).endswith(".py") and all(map(str.isidentifier, parts)):
-        hint = f"for an object of a file, write {'.'.join(parts)}:NAME; "
     choices = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
     also = f"; or {others}" if others else ""
     message = f"unknown {kind} {name!r}; {hint}known: {choices}{also}"
@@ -439,17 +435,15 @@ class Declared:
         if get_origin(self.kind) is Literal:
             *first, last = (name or "empty" for name in get_args(self.kind))
             return f"{', '.join(first)} or {last}" if first else last
-        if self.kind not in (int, float):
+        if self.kind not in (int, float) or not self.facts.limits:
             return ""
         limits = self.facts.limits
         low = limits.get("ge", limits.get("gt", -math.inf))
         high = limits.get("le", limits.get("lt"))
-        if high is not None:
-            ends = "[" if "ge" in limits else "(", "]" if "le" in limits else ")"
-            return f"in {ends[0]}{low}, {high}{ends[1]}"
-        if low == -math.inf:
-            return "finite"
-        return f"{'at least' if 'ge' in limits else 'above'} {low:g}"
+        if high is None:
+            return f"{'at least' if 'ge' in limits else 'above'} {low:g}"
+        ends = "[" if "ge" in limits else "(", "]" if "le" in limits else ")"
+        return f"in {ends[0]}{low}, {high}{ends[1]}"
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -463,11 +457,10 @@ class Declared:
             self._adapter.validate_python(value)
         except ValidationError:
             allowed = self.allowed or TYPES[type(self.default)]
-            if isinstance(value, float) and not math.isfinite(value):
-                # "In [0, 1]" excludes infinity, but "above 0" does not.
-                allowed = allowed if "in" in allowed else f"{allowed} and finite"
-            elif self.kind is int and not isinstance(value, int):
+            if self.kind is int and not isinstance(value, int):
                 allowed = f"{TYPES[int]}, {allowed}"
+            elif value == math.inf:
+                allowed = f"{allowed} and finite"
             require(False, name, value, allowed)
 
 
@@ -480,41 +473,26 @@ def made_by(maker: Maker) -> Any:
     return getattr(maker, "func", maker)
 
 
-def _parameters(maker: Maker) -> dict[str, tuple[inspect.Parameter, str]]:
-    """Return a maker's parameters by name, each with the module that annotates it."""
+def _parameters(maker: Maker) -> Mapping[str, inspect.Parameter]:
+    """Return a maker's parameters by name, with evaluated annotations."""
     function = made_by(maker)
-    parameters: dict[str, tuple[inspect.Parameter, str]] = {}
-    if not inspect.isclass(maker) or is_dataclass(maker):
+    if "__dataclass_fields__" in getattr(function, "__dict__", {}):
         # Fields may be inherited from a dataclass of another module.
-        modules: dict[str, str] = {}
-        for base in reversed(getattr(function, "__mro__", ())):
-            modules |= dict.fromkeys(inspect.get_annotations(base), base.__module__)
-        for name, parameter in inspect.signature(maker).parameters.items():
-            parameters[name] = parameter, modules.get(name, function.__module__)
-        return parameters
+        hints = get_type_hints(function, include_extras=True)
+        fields = inspect.signature(maker).parameters
+        return {n: p.replace(annotation=hints[n]) for n, p in fields.items()}
+    if not inspect.isclass(maker):
+        return inspect.signature(maker, eval_str=True).parameters
+    parameters: dict[str, inspect.Parameter] = {}
     for base in maker.__mro__[:-1]:
-        if "__init__" not in base.__dict__:
-            continue
-        signature = inspect.signature(base.__dict__["__init__"]).parameters
-        of_base = {name: (p, base.__module__) for name, p in signature.items()}
-        # Subclasses override their bases and are listed after them.
-        parameters = {**of_base, **parameters}
-        # Only a class that passes on **kwargs accepts the arguments of its bases.
-        if all(p.kind is not p.VAR_KEYWORD for p in signature.values()):
-            break
+        if init := vars(base).get("__init__"):
+            of_base = inspect.signature(init, eval_str=True).parameters
+            # Subclasses override their bases and are listed after them.
+            parameters = {**of_base, **parameters}
+            # Only a class that passes on **kwargs accepts the arguments of its bases.
+            if all(p.kind is not p.VAR_KEYWORD for p in of_base.values()):
+                break
     return parameters
-
-
-def _evaluated(annotation: Any, module: str) -> Any:
-    """Return an annotation, which postponed evaluation has left as a string."""
-    if isinstance(annotation, str):
-        return eval(annotation, vars(sys.modules[module]))
-    return annotation
-
-
-def _facts(annotation: Any) -> Facts | None:
-    extras = getattr(annotation, "__metadata__", ())
-    return next((extra for extra in extras if isinstance(extra, Facts)), None)
 
 
 @run_cache(maxsize=None)
@@ -540,31 +518,24 @@ def declared(maker: Maker) -> dict[str, Declared]:
     function = made_by(maker)
     if settings_type := getattr(function, "settings_type", None):
         return declared(settings_type)
-    of_fields = {
-        field.name: field.metadata.get(KEY)
-        for field in (dataclasses.fields(function) if is_dataclass(function) else ())
-    }
+    try:
+        parameters = _parameters(maker)
+    except NameError as error:
+        # Names that are imported only for type checkers are undefined.
+        line = f"an annotation of {function.__module__}:{function.__qualname__}"
+        raise SettingsError(f"{line} cannot be evaluated: {error}") from None
+    fields = getattr(function, "__dataclass_fields__", {})
     settings: dict[str, Declared] = {}
-    for name, (parameter, module) in _parameters(maker).items():
-        try:
-            annotation = _evaluated(parameter.annotation, module)
-        except NameError as error:
-            # Names imported only for type checkers are undefined.
-            if of_fields.get(name) or "setting" in parameter.annotation:
-                line = f"{parameter.annotation} in {module}: {error}"
-                raise SettingsError(line) from None
-            continue
-        facts = of_fields.get(name) or _facts(annotation)
+    for name, parameter in parameters.items():
+        annotation, default = parameter.annotation, parameter.default
+        extras = [*getattr(annotation, "__metadata__", ())]
+        if name in fields:
+            extras.append(fields[name].metadata.get(KEY))
+        facts = next((extra for extra in extras if isinstance(extra, Facts)), None)
         if facts is None:
             continue
         # A trailing underscore distinguishes a field from a method of the same name.
-        default, setting = parameter.default, name.rstrip("_").replace("_", "-")
-        if default is parameter.empty:
-            raise SettingsError(
-                f"{function.__qualname__} declares the setting {name!r} without a "
-                "default; it must have one",
-                setting,
-            )
+        setting = name.rstrip("_").replace("_", "-")
         place = f"the default of {name!r} in {function.__qualname__}"
         valid = isinstance(default, bool | int | float | str)
         require(valid, place, default, "a bool, an int, a float or a str", setting)
@@ -595,34 +566,22 @@ def take_fields(kind: type, others: type) -> dict[str, Declared]:
         If a field has no annotation or the name of an attribute, or if a setting is
         replaced by a plain value.
     """
-
-    def refuse(base: type, name: str, why: str) -> NoReturn:
-        line = f"{base.__qualname__}.{name} {why}"
-        raise SettingsError(line, name.replace("_", "-"))
-
-    for base in kind.__bases__:
-        for name, value in vars(base).items():
-            if isinstance(value, dataclasses.Field) and not is_dataclass(base):
-                why = f"is no setting; {base.__qualname__} must be a subclass of"
-                refuse(base, name, f"{why} Client or Strategy")
     inherited = getattr(others, "__dataclass_fields__", {})
     taken, annotations = {}, inspect.get_annotations(kind)
     for name, value in list(vars(kind).items()):
-        if not isinstance(value, dataclasses.Field):
-            if name in inherited and isinstance(value, Setting):
-                text = f"{type(value).__name__} = setting({value!r})"
-                refuse(kind, name, f"is no setting; write {name}: {text}")
+        is_field = isinstance(value, dataclasses.Field)
+        if not is_field and not (name in inherited and isinstance(value, Setting)):
             continue
-        text = f"{name}: {type(value.default).__name__} = setting(...)"
-        if name not in annotations:
-            refuse(kind, name, f"has no annotation; write {text}")
         delattr(kind, name)
-        if hasattr(kind, name) or callable(getattr(others, name, None)):
-            line = f"is also an attribute; write {text.replace(':', '_:', 1)}"
-            refuse(kind, name, line)
-        annotation = _evaluated(annotations[name], kind.__module__)
-        default: Any = value.default
-        taken[name] = Declared(name, default, annotation, value.metadata[KEY])
+        is_attribute = hasattr(kind, name) or callable(getattr(others, name, None))
+        if not is_field or name not in annotations or is_attribute:
+            field = f"{name}{'_' * is_attribute}: int = setting(...)"
+            line = f"{kind.__qualname__}.{name} is no setting; write {field}, with the "
+            line += "type of its values and a name that no attribute has"
+            raise SettingsError(line, name.replace("_", "-"))
+        evaluated = inspect.get_annotations(kind, eval_str=True)
+        facts = value.metadata[KEY]
+        taken[name] = Declared(name, value.default, evaluated[name], facts)
     return taken
 
 
@@ -774,20 +733,10 @@ def fallbacks() -> Settings:
     return settings
 
 
-def expand_home(settings: Settings) -> Settings:
-    """Return settings with a leading ``~`` of the folders of results expanded.
-
-    A shell does not expand it after ``=``.
-    """
-    given = {name: settings.get(name) for name in ("output", "resume")}
-    folders = {n: os.path.expanduser(v) for n, v in given.items() if type(v) is str}
-    return {**settings, **folders}
-
-
 def resolve(
     given: Settings,
     owners: Callable[[Settings], Iterable[Maker]] = lambda settings: (),
-    unknown_names: UnknownNames = "refuse",
+    strict: bool = True,
 ) -> Settings:
     """Merge settings with the defaults, and check names and types.
 
@@ -798,12 +747,14 @@ def resolve(
     ----------
     given : mapping of str to bool, int, float or str
         Settings in kebab-case. An int is converted to float if the default is a float,
-        and a number to str if the default is ``"auto"`` or a number in quotes.
+        and a number to str if the default is ``"auto"`` or ``"0"``. A leading ``~`` of
+        the folders of results is expanded, as a shell does not expand it after ``=``.
     owners : callable, optional
         Returns, for settings that name an algorithm and a task, the classes and
         functions that declare settings.
-    unknown_names : {"refuse", "keep", "ignore"}, default "refuse"
-        Treatment of undeclared names. Ignored names are logged.
+    strict : bool, default True
+        If False, undeclared names are kept, as they may belong to code that this
+        process does not load.
 
     Returns
     -------
@@ -817,8 +768,7 @@ def resolve(
     """
     known = dict(defaults())
     named = {n: converted(n, v, known[n]) for n, v in given.items() if n in known}
-    makers = tuple(owners({**known, **named}))
-    for maker in makers:
+    for maker in owners({**known, **named}):
         for name, setting in declared(maker).items():
             default = setting.default
             existing = known.setdefault(name, default)
@@ -829,16 +779,15 @@ def resolve(
                     "setting, or keep the default and set it in the run config",
                     name,
                 )
-    others = [name for name in given if name not in known]
-    if others and unknown_names == "refuse":
-        raise _undeclared(others[0], makers) or unknown("setting", others[0], known)
-    if others and unknown_names == "ignore":
-        text = "the run config has keys that flwr-frl does not know and ignores: %s"
-        getLogger("flwr").warning(text, ", ".join(sorted(others)))
-    kept = others if unknown_names == "keep" else []
-    settings = {**known, **{name: given[name] for name in kept}}
-    values = {n: converted(n, given[n], settings[n]) for n in given if n in settings}
-    return MappingProxyType({**settings, **values})
+    values = dict(known)
+    for name, value in given.items():
+        if name not in known and strict:
+            others = "one that your code declares (docs/your-algorithm.md)"
+            raise unknown("setting", name, known, others=others)
+        values[name] = converted(name, value, known.get(name, value))
+    for name in ("output", "resume"):
+        values[name] = os.path.expanduser(str(values[name]))
+    return MappingProxyType(values)
 
 
 def converted(name: str, value: Setting, default: Setting) -> Setting:
@@ -849,34 +798,13 @@ def converted(name: str, value: Setting, default: Setting) -> Setting:
     kind = type(default)
     if kind is float and type(value) is int:
         value = float(value)
-    if _takes_numbers(default) and type(value) in (int, float):
+    if default in ("auto", "0") and type(value) in (int, float):
         value = str(value)
     require(type(value) is kind, name, value, TYPES.get(kind, kind.__name__))
     # Flower's config records hold integers of 64 bits.
     fits = not isinstance(value, int) or abs(value) < 2**63
     require(fits, name, value, "an integer of 64 bits")
     return value
-
-
-def _undeclared(name: str, guests: Iterable[Maker]) -> SettingsError | None:
-    """Return the error for a name of a third-party argument without a declaration."""
-    for guest in guests:
-        maker = made_by(getattr(made_by(guest), "settings_type", None) or guest)
-        theirs = not maker.__module__.startswith("flwr_frl.")
-        if theirs and name.replace("-", "_") in _parameters(maker):
-            line = f"{name} is an argument of {maker.__qualname__}, but no setting"
-            return SettingsError(f"{line}; see docs/your-algorithm.md", name)
-    return None
-
-
-def _takes_numbers(default: Setting) -> bool:
-    """Return True if a default is text in which numbers are allowed."""
-    if default == "auto" or type(default) is not str:
-        return default == "auto"
-    try:
-        return math.isfinite(float(default))
-    except ValueError:
-        return False
 
 
 def is_path(name: object) -> bool:
@@ -904,20 +832,8 @@ def load(path: str, kind: str) -> Any:
     """
     module, _, name = path.partition(":")
     try:
-        loaded: Any = import_module(module)
+        return attrgetter(name)(import_module(module))
     # Third-party modules may raise any exception.
     except (Exception, SystemExit) as error:
-        hint, missing = "", isinstance(error, ModuleNotFoundError)
-        if missing and getattr(error, "name", "") == module.partition(".")[0]:
-            hint = "; install it, or run the command in the folder that contains it"
-        raise SettingsError(
-            f"{kind} {path!r} cannot be imported: {error_line(error)}{hint}", kind
-        ) from error
-    for part in name.split("."):
-        if not hasattr(loaded, part):
-            public = [n for n in dir(loaded) if not n.startswith("_")]
-            near = "".join(f"; did you mean {n!r}?" for n in similar(part, public))
-            message = f"{kind} {path!r} cannot be imported: module {module!r} has no"
-            raise SettingsError(f"{message} {name!r}{near}", kind)
-        loaded = getattr(loaded, part)
-    return loaded
+        line = f"{kind} {path!r} cannot be imported: {error_line(error)}"
+        raise SettingsError(line, kind) from error

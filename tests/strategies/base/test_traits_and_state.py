@@ -191,14 +191,6 @@ def test_methods_that_resemble_hooks_are_named(caplog) -> None:
     ]
 
 
-def test_settings_of_a_plain_mixin_are_an_error() -> None:
-    class Mixin:
-        own: int = setting(2)
-
-    with pytest.raises(SettingsError, match=r"Mixin must be a subclass"):
-        type("Mine", (Mixin, FedAvg), {})
-
-
 def test_arrays_that_aggregate_has_returned_cannot_be_changed() -> None:
     class Moving(FedAvg):
         def aggregate(self, round):
