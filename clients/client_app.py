@@ -71,10 +71,15 @@ class App(ClientApp):
         Settings; ``cohort`` and ``device`` default to ``auto``.
     mods : sequence of Mod
         Flower's mods around training.
+    strict : bool
+        Whether the settings may have no unknown names.
     """
 
-    def __init__(self, run_config: UserConfig | None, mods: Sequence[Mod]) -> None:
+    def __init__(
+        self, run_config: UserConfig | None, mods: Sequence[Mod], strict: bool
+    ) -> None:
         super().__init__()
+        self.strict = strict
         self.mods = mods
         self.run_config = run_config
         self.cohort = str((run_config or {}).get("cohort", "auto"))
@@ -88,7 +93,8 @@ class App(ClientApp):
         record = message.content.get(CONFIG)
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
         # Only flwr-frl's ServerApp sends the name of the run.
-        setup = client_setup(context, self.run_config, strict=RUN in record)
+        strict = self.strict and RUN in record
+        setup = client_setup(context, self.run_config, strict)
         self._use_device(setup)
         return setup, check_config(record)
 
@@ -201,7 +207,7 @@ def named(context: Context, message: Message) -> Context:
 
 
 def make_app(
-    run_config: UserConfig | None = None, mods: Sequence[Mod] = ()
+    run_config: UserConfig | None = None, mods: Sequence[Mod] = (), strict: bool = True
 ) -> ClientApp:
     """Return the ClientApp.
 
@@ -212,6 +218,8 @@ def make_app(
     mods : sequence of Mod, optional
         Flower's mods around training, the outermost first. They see messages, never
         personal state.
+    strict : bool, default True
+        Whether settings with unknown names are refused.
 
     Returns
     -------
@@ -220,7 +228,7 @@ def make_app(
         arrays, ``query.statistics`` the result of `Client.statistics`.
     """
     run_config = None if run_config is None else FrozenConfig(run_config)
-    app = App(run_config, mods)
+    app = App(run_config, mods, strict)
 
     def open_message(
         message: Message, context: Context

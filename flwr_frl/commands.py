@@ -1,7 +1,6 @@
 """The commands of the command line: compare algorithms, or tune their settings."""
 
 import logging
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from flwr_frl.results.results import failure, not_written
 from flwr_frl.results.sweep import Sweep, have_begun
 from flwr_frl.results.tables import show
 from flwr_frl.results.terminal import console
-from flwr_frl.running import check, read_by, run
+from flwr_frl.running import check, output_of, run
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
@@ -32,12 +31,6 @@ DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 def run_one(backend: str, algorithm: str, settings: Settings) -> dict[str, Any]:
     """Run an algorithm and return its summary."""
     return run(algorithm, settings, backend).summary
-
-
-def output_of(given: Settings) -> str:
-    """Return the output folder, by default that of the resumed run, if any."""
-    output = given.get("output", given.get("resume") or defaults()["output"])
-    return os.path.expanduser(str(output))
 
 
 def execute(namespace: Namespace, overrides: Settings) -> int:
@@ -81,7 +74,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     logged = set[str]()
 
     def checked(names: Sequence[str], given: Settings) -> Settings:
-        return check(names, read_by(names, algorithms, given), backend, logged)
+        return check(names, given, backend, logged, algorithms)
 
     sweep = Sweep(checked, partial(run_one, backend), namespace.seeds, jobs)
     summaries: Mapping[str, Any]

@@ -123,25 +123,13 @@ def simulate(
     >>> run.summary["accuracy"]
     """
     begin_run()
-    allowed = "a name, an import path or a strategy class"
-    require(isinstance(algorithm, str | type), "algorithm", algorithm, allowed)
-    if isinstance(algorithm, type):
-        algorithm = import_path(algorithm, "algorithm")
-    named = {name.replace("_", "-"): value for name, value in settings.items()}
-    options = {FLAGS.get(name, name): _plain(value) for name, value in named.items()}
-    for name in named.keys() & FLAGS.keys():
-        if FLAGS[name] != name and FLAGS[name] in named:
-            line = f"{name} and {FLAGS[name]} name the same setting; give one of them"
-            raise SettingsError(line, name)
-    task = options.get("task", "")
-    if not isinstance(task, str):
-        allowed = "a name, an import path or a function that returns the task"
-        require(hasattr(task, "__qualname__"), "task", task, allowed)
-        options["task"] = import_path(task, "task")
-    for name, path in (("algorithm", algorithm), ("task", options.get("task", ""))):
-        allowed = "of a module that workers can import, or with backend='inline'"
-        valid = not str(path).startswith("__main__:") or backend != "ray"
-        require(valid, name, path, allowed)
+    options: dict[str, Any] = {}
+    for argument, value in settings.items():
+        name = argument.replace("_", "-")
+        options[FLAGS.get(name, name)] = _plain(value)
+    if "task" in options:
+        options["task"] = import_path(options["task"], "task", backend)
+    algorithm = import_path(algorithm, "algorithm", backend)
     checked = check([algorithm], options, backend)
     with served_for(checked):
         made = run(algorithm, checked, backend)
@@ -154,21 +142,24 @@ def _plain(value: Any) -> Any:
     """Convert NumPy numbers, paths and lists of strings to values of settings."""
     if isinstance(value, np.generic):
         return value.item()
-    texts = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
-    if texts:
+    if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
         return ",".join(value)
     return str(value) if isinstance(value, Path) else value
 
 
-def import_path(of: type | Callable[..., Any], setting: str) -> str:
+def import_path(named: Any, setting: str, backend: str) -> str:
     """Return the import path of a class or function that is given as a setting.
 
-    Raises `SettingsError` for a lambda and for objects defined in a function.
+    Raises `SettingsError` for a lambda, for objects defined in a function, and with
+    ``ray`` for those of the script, which workers cannot import.
     """
-    what = "class" if isinstance(of, type) else "function"
-    allowed = f"a named {what} of the module's top level"
-    require("<" not in of.__qualname__, setting, of.__qualname__, allowed)
-    return f"{of.__module__}:{of.__qualname__}"
+    if not isinstance(named, str):
+        allowed = "a name, an import path, or a class or function at its module's top"
+        require("<" not in getattr(named, "__qualname__", "<"), setting, named, allowed)
+        named = f"{named.__module__}:{named.__qualname__}"
+    allowed = "of a module that workers can import, or with backend='inline'"
+    require(backend != "ray" or "__main__:" not in named, setting, named, allowed)
+    return str(named)
 
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
@@ -182,32 +173,21 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     if backend == "auto":
         backend = choose_backend(choice)
     kind = RayGrid if backend == "ray" else InlineGrid
-    run_config, num_clients = _without_others(choice), int(settings["num-clients"])
-    app = make_app(run_config)
-    grid = kind(app, num_clients)
+    # The settings may include those of the command's other algorithms.
+    app = make_app(choice, strict=False)
+    grid = kind(app, int(settings["num-clients"]))
 
     def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
-        contexts = grid.contexts_with_state()
-        return keep(contexts, run_config, run_token, acknowledged)
+        return keep(grid.contexts_with_state(), choice, run_token, acknowledged)
 
     summary = server_app.run(grid, choice, keep_clients)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
 
-def _without_others(settings: Settings) -> dict[str, Setting]:
-    """Return the settings without those that only other algorithms declare."""
-    names = _declared_by([str(settings["algorithm"])], settings) | defaults().keys()
-    return {name: value for name, value in settings.items() if name in names}
-
-
-def read_by(
-    names: Sequence[str], algorithms: Sequence[str], given: Settings
-) -> Settings:
-    """Return the settings without those that only others of the algorithms declare."""
-    check_names(algorithms)
-    named = {**defaults(), **given}
-    others = _declared_by(algorithms, named) - _declared_by(names, named)
-    return {s: value for s, value in given.items() if s not in others}
+def output_of(given: Settings) -> str:
+    """Return the output folder, by default that of the resumed run, if any."""
+    output = given.get("output", given.get("resume") or defaults()["output"])
+    return os.path.expanduser(str(output))
 
 
 def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
@@ -216,9 +196,9 @@ def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
     return [*OF_ALL, *(maker for makers in each for maker in makers)]
 
 
-def _declared_by(algorithms: Sequence[str], settings: Settings) -> set[str]:
-    makers = _makers(algorithms, settings)
-    return {name for maker in makers for name in declared(maker)}
+def _declared_by(algorithms: Sequence[str], settings: Settings) -> dict[str, Declared]:
+    made = (declared(maker).items() for maker in _makers(algorithms, settings))
+    return {name: setting for each in made for name, setting in each}
 
 
 def check(
@@ -226,6 +206,7 @@ def check(
     given: Settings,
     backend: str,
     logged: set[str] | None = None,
+    others: Sequence[str] = (),
 ) -> Settings:
     """Check everything that can be checked before a run, and decode the data.
 
@@ -239,6 +220,8 @@ def check(
         The backend.
     logged : set of str, optional
         Warnings that have already been logged; new ones are added.
+    others : sequence of str
+        Algorithms of other runs of the command, whose settings may be given, too.
 
     Returns
     -------
@@ -255,27 +238,29 @@ def check(
     # No simulated client is ever lost, so a round needs no timeout. Clients that fail
     # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
-    if given.get("resume") and "output" not in given:
-        given = {**given, "output": given["resume"]}
+    given = {**given, "output": given.get("output", output_of(given))}
     for algorithm in algorithms:
         named = {**defaults(), **given, "algorithm": algorithm}
         given = {**simulation_defaults(named), **given}
-    settings = resolve(given, lambda named: _makers(algorithms, named))
+    every = [*algorithms, *others]
+    settings = resolve(given, lambda named: _makers(every, named))
     build(RunSettings, settings).check_validation(settings)
-    build(DeviceSettings, settings)
     _check_machine(settings, backend)
     _check_resume(algorithms, settings)
     tried = [_tried_out({**settings, "algorithm": name}) for name in algorithms]
     # Without duplicates, in order.
     warnings = dict.fromkeys(note for _, notes in tried for note in notes)
-    # A setting is unused if no algorithm uses it.
-    of_last = tried[-1][0].items()
-    unused = {n: why for n, why in of_last if all(n in each for each, _ in tried)}
-    used = _declared_by(algorithms, settings)
-    unread = f"it is not read by {', '.join(algorithms)} on {settings['task']}"
+    used, known = (_declared_by(each, settings) for each in (algorithms, every))
     for name, value in given.items():
-        if reason := unused.get(name, "") if name in used else unread:
-            warnings[f"{name}={value} does nothing: {reason}"] = None
+        # A setting is unused if no algorithm uses it.
+        reasons = [unused.get(name, "") for unused, _ in tried]
+        if name not in known:
+            where = f"{', '.join(algorithms)} on {settings['task']}"
+            reasons = [f"it is not read by {where}"]
+        elif name not in used:
+            continue
+        if all(reasons):
+            warnings[f"{name}={value} does nothing: {reasons[-1]}"] = None
     logged = set() if logged is None else logged
     for warning in warnings:
         if warning not in logged:
@@ -322,21 +307,20 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     strategy.check_clients(num_clients - newcomers)
     Tracking(settings)
     speed_model(settings, num_clients - newcomers)
-    alone = {**_without_others(settings), "checkpoint-every": 0, "resume": ""}
-    tasks = [client.task for client in try_out(alone, num_clients)]
+    unsaved = {**settings, "checkpoint-every": 0, "resume": ""}
+    tasks = [client.task for client in try_out(unsaved, num_clients)]
     if settings["validation-fraction"]:
         for i in range(1, num_clients):
             tasks[0].check(i)
     elif is_path(settings["task"]):
         # A third-party task may have fewer clients than the run.
         tasks[0].check(num_clients - 1)
-    unused = [getattr(each, "unused_settings", {}) for each in (*tasks, strategy)]
-    read = dict[str, Declared]()
-    for maker in _makers([str(settings["algorithm"])], settings):
-        read |= declared(maker)
-    for name, each in read.items():
-        for other, values in each.facts.unused_if.items():
+    unused: dict[str, str] = {}
+    for each in (*tasks, strategy):
+        unused |= getattr(each, "unused_settings", {})
+    read = _declared_by([str(settings["algorithm"])], settings)
+    for name, setting in read.items():
+        for other, values in setting.facts.unused_if.items():
             if other in read and settings[other] in values:
-                unused.append({name: f"{other} is {settings[other]!r}"})
-    notes = [note for task in tasks for note in getattr(task, "notes", ())]
-    return {name: why for each in unused for name, why in each.items()}, notes
+                unused[name] = f"{other} is {settings[other]!r}"
+    return unused, [note for task in tasks for note in getattr(task, "notes", ())]

@@ -87,8 +87,6 @@ def nested() -> list:
         ("fedrep", {"metrics": [1]}, "metrics"),
         ("fedrep", {"fraction": 2.0}, "fraction-train"),
         ("fedrep", {"backend": "dask"}, "backend"),
-        # Two names of one setting
-        ("fedrep", {"clients": 20, "num_clients": 10}, "clients"),
     ],
 )
 def test_bad_input_from_python_gives_a_one_line_error(
