@@ -7,7 +7,6 @@ of the page that shows it.
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,33 +56,12 @@ def for_site(text: str, file: Path) -> str:
         if target is None:
             return match[0]
         page = _page(target)
-        # The site has no page for other folders of the repository.
+        # The site has no page for other files and folders of the repository.
         return words if page is None else f"[{words}]({page}{_anchor(link)})"
 
     parts = FENCE.split(text)
     parts[::2] = [LINK.sub(replaced, part) for part in parts[::2]]
     return "".join(parts)
-
-
-def linked_files(text: str, file: Path) -> Iterator[str]:
-    """Yield the files of the repository, relative to its root, that a text links."""
-    for part in FENCE.split(text)[::2]:
-        for _, link in LINK.findall(part):
-            target = _target(link.partition("#")[0], file)
-            if target is not None:
-                yield target
-
-
-def source_page(path: str) -> str:
-    """Return the name of the page that shows a source file of the repository."""
-    return "source/" + path.replace("/", "-").replace(".", "-").lstrip("-")
-
-
-def is_source(path: str) -> bool:
-    """Return whether a file of the repository is shown as source code."""
-    inside = path.startswith("docs/") and path.endswith((".md", *IMAGES))
-    shown = path in COPIES or path in ELSEWHERE or path.endswith(IMAGES)
-    return not (inside or shown) and (ROOT / path).is_file()
 
 
 def _target(link: str, file: Path) -> str | None:
@@ -109,8 +87,6 @@ def _page(target: str) -> str | None:
         name = COPIES.get(target) or ELSEWHERE[target]
     elif target.startswith("docs/") and target.endswith(".md"):
         name = target.removeprefix("docs/").removesuffix(".md")
-    elif is_source(target):
-        name = source_page(target)
     else:
         return None
     return f"/{name}.md"

@@ -1,7 +1,7 @@
 """Write the generated pages of the site; `docs.conf` calls it before every build.
 
-They are copies of files outside of ``docs``, the source files to which pages link, a
-page for each algorithm (`docs.algorithm_pages`), and the reference (`docs.api_pages`).
+They are copies of files outside of ``docs``, a page for each algorithm
+(`docs.algorithm_pages`), and the reference (`docs.api_pages`).
 """
 
 import re
@@ -11,24 +11,14 @@ from pathlib import Path
 
 from docs.algorithm_pages import algorithm_pages
 from docs.api_pages import api_pages
-from docs.links import (
-    COPIES,
-    DOCS,
-    RESULTS,
-    ROOT,
-    for_site,
-    is_source,
-    linked_files,
-    source_page,
-)
+from docs.links import COPIES, DOCS, RESULTS, ROOT, for_site
 
-GENERATED = ("algorithms", "project", "reference", "results", "source")
-LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yml": "yaml"}
+GENERATED = ("algorithms", "project", "reference", "results")
 
 
 def write_pages(folder: Path) -> None:
     """Write all generated pages below a folder, the site's source."""
-    pages = {**copies(), **sources(), **algorithm_pages(), **api_pages()}
+    pages = {**copies(), **algorithm_pages(), **api_pages()}
     for name in GENERATED:
         for old in sorted((folder / name).glob("*.md")):
             if f"{name}/{old.name}" not in pages:
@@ -76,23 +66,3 @@ def what_results_show() -> dict[str, str]:
         # The text after a semicolon states where the figures are used.
         sentences.setdefault(path.stem, f"{shows.partition(';')[0]}.")
     return sentences
-
-
-def sources() -> dict[str, str]:
-    """Return a page for each source file to which a page links."""
-    files = [ROOT / path for path in COPIES]
-    files += [*DOCS.glob("*.md"), *(DOCS / "tutorials").glob("*.md")]
-    linked = {
-        path
-        for file in files
-        for path in linked_files(file.read_text(encoding="utf-8"), file)
-        if is_source(path)
-    }
-    return {f"{source_page(path)}.md": _listing(path) for path in sorted(linked)}
-
-
-def _listing(path: str) -> str:
-    text = (ROOT / path).read_text(encoding="utf-8")
-    language = LANGUAGES.get(Path(path).suffix, "text")
-    # The fence has more backquotes than any fence in the file.
-    return f"---\norphan: true\n---\n\n# {path}\n\n`````{language}\n{text}`````\n"

@@ -149,11 +149,11 @@ def test_links_of_a_page_lead_to_pages_of_the_site():
     text = "[a](../deploy/README.md#8-containers), [b](settings.md), [c](https://d.e)"
     there = "[a](/project/deploy.md#8-containers), [b](/settings.md), [c](https://d.e)"
     assert for_site(text, file) == there
-    # Code is unchanged, and folders without a page lose their link.
-    code, source = "```\n[b](settings.md)\n```", "[f](/source/clients-fedrep-py.md)"
+    # Code is unchanged, and files without a page lose their link.
+    code = "```\n[b](settings.md)\n```"
     assert for_site(code, file) == code
     assert for_site("[f](../tests)", file) == "f"
-    assert for_site("[f](../clients/fedrep.py)", file) == source
+    assert for_site("[f](../clients/fedrep.py)", file) == "f"
 
 
 def test_pages_of_an_earlier_build_are_removed(tmp_path):

@@ -5,8 +5,8 @@ module reloaded or a file rewritten under the same name.
 """
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 T = TypeVar("T")
@@ -16,46 +16,31 @@ F = TypeVar("F", bound=Callable[..., object])
 # are used in turn, so a cache with room for one too few would never have a hit.
 TASKS_AT_A_TIME = 16
 
-
-class _Run:
-    """The current run of this process, and its objects by the function that made them.
-
-    Parameters
-    ----------
-    run_id : str
-        Identifies the run; workers get it with its messages.
-    """
-
-    def __init__(self, run_id: str = "") -> None:
-        self.run_id = run_id
-        self.objects: dict[Callable[[], Any], Any] = {}
-
-
-_current = _Run()
-
-
-def run_object(make: Callable[[], T]) -> T:
-    """Return what a class or function returns; call it once per run."""
-    if make not in _current.objects:
-        _current.objects[make] = make()
-    cached: T = _current.objects[make]
-    return cached
+# Functions that empty the caches of this process, and the id of its run, which workers
+# get with the run's messages.
+_CLEAR: list[Callable[[], None]] = []
+_run_id = ""
 
 
 def run_cache(maxsize: int | None) -> Callable[[F], F]:
     """Decorate a function with a `functools.lru_cache` that lasts for one run."""
 
     def decorate(function: F) -> F:
-        def make() -> Callable[..., object]:
-            return lru_cache(maxsize)(function)
-
-        @wraps(function)
-        def cached(*args: Any, **kwargs: Any) -> object:
-            return run_object(make)(*args, **kwargs)
-
-        return cached  # type: ignore[return-value]
+        cached = lru_cache(maxsize)(function)
+        _CLEAR.append(cached.cache_clear)
+        return cast(F, cached)
 
     return decorate
+
+
+@run_cache(maxsize=None)
+def _made(make: Callable[[], Any]) -> Any:
+    return make()
+
+
+def run_object(make: Callable[[], T]) -> T:
+    """Return what a class or function returns; call it once per run."""
+    return cast(T, _made(make))
 
 
 def begin_run(run_id: str | None = None) -> None:
@@ -67,11 +52,13 @@ def begin_run(run_id: str | None = None) -> None:
         Id of the run. If it is the current one, nothing is dropped. By default, a new
         run begins.
     """
-    global _current
-    if run_id is None or run_id != _current.run_id:
-        _current = _Run(uuid4().hex if run_id is None else run_id)
+    global _run_id
+    if run_id is None or run_id != _run_id:
+        _run_id = uuid4().hex if run_id is None else run_id
+        for clear in _CLEAR:
+            clear()
 
 
 def current_run() -> str:
     """Return the id of the run of this process."""
-    return _current.run_id
+    return _run_id

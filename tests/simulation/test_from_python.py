@@ -209,7 +209,7 @@ def test_a_worker_drops_what_it_cached_for_an_earlier_command(
     run_cache.begin_run()
     other = make_app(settings)
     # As in a worker, which has not started the command itself
-    monkeypatch.setattr(run_cache._current, "run_id", first.command)
+    monkeypatch.setattr(run_cache, "_run_id", first.command)
     task = build_task(settings, 2)
     with pytest.raises(AttributeError):
         other(None, None)
