@@ -152,6 +152,7 @@ def test_a_fedrep_round_passes_through_no_more_code(monkeypatch):
 
 
 def test_no_more_imports_climb():
+    assert len(BETWEEN_ROOMS) > 1000
     climbs = [e for e, (here, there) in BETWEEN_ROOMS.items() if there[0] > here[0]]
     assert len(climbs) <= CLIMBING_IMPORTS, climbs
 
@@ -167,20 +168,6 @@ def test_there_are_no_more_traits():
 
 
 # Imports
-
-
-def test_imports_of_all_forms_are_found():
-    code = """if True:
-        from .. import base
-        from .training import SGD
-        def function():
-            import strategies.base, flwr.common, torch
-    """
-    assert imports_in(ast.parse(code), "flwr_frl.task.models") == {
-        *("flwr", "flwr_frl.task.base", "flwr_frl.task.models"),
-        "flwr_frl.strategies.base",
-    }
-    assert len(BETWEEN_ROOMS) > 1000
 
 
 def test_packages_import_only_what_they_may():
@@ -266,20 +253,6 @@ def test_training_loads_heavy_modules_but_no_compiler():
     learned, compiler, *heavy = printed_by(code)
     assert (learned, compiler) == ("True", "False")
     assert {"flwr_frl.clients", "torch"} <= set(heavy)
-
-
-def test_all_public_names_exist():
-    import clients
-    import strategies
-    import task
-
-    for package in (task, clients, strategies):
-        for name in package.__all__:
-            assert getattr(package, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = task.nothing
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = clients.nothing
 
 
 # Algorithm-specific code belongs in the classes of the algorithm

@@ -27,41 +27,6 @@ run = simulate("fedrep", backend="inline", rounds=1, clients=5, output={output!r
                model="mlp-2", head_epochs=1)
 print(task.NAME, clients.base.NAME, strategies.NAME, len(run.rows))
 """
-FLAT_APP = {
-    "task.py": "SHAPE = (3,)\n",
-    "server.py": """
-from flwr.app import ArrayRecord
-from flwr.serverapp import ServerApp
-import numpy as np
-from flwr_frl import FedAvg
-from strategies import NAME
-from task import SHAPE
-
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    arrays = ArrayRecord([np.zeros(SHAPE, dtype="float32")])
-    result = FedAvg(fraction_train=1.0).start(grid, arrays, num_rounds=1)
-    print(NAME, result.arrays.to_numpy_ndarrays()[0].tolist())
-""",
-    "client.py": """
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-import clients.base
-from task import SHAPE
-
-app = ClientApp()
-
-@app.train()
-@app.evaluate()
-def answer(message, context):
-    arrays = [a + 1 for a in message.content["arrays"].to_numpy_ndarrays()]
-    metrics = MetricRecord({"num-examples": 1, "train_loss": 0.5})
-    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
-    return Message(content, reply_to=message)
-""",
-}
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -107,23 +72,6 @@ def test_the_wheel_installs_one_name_and_hides_no_modules_of_scripts(
     ]
     code = "from flwr_frl.cli import main; main(['--list'])"
     assert "fedrep" in printed_by(installed, ["-c", code], tmp_path)
-
-
-@pytest.mark.e2e
-def test_a_flat_flower_app_keeps_its_own_modules(
-    installed: Path, tmp_path: Path
-) -> None:
-    write(tmp_path, {**FOREIGN, **FLAT_APP})
-    code = """
-from flwr.simulation import run_simulation
-from server import app as server
-from client import app as client
-run_simulation(server, client, num_supernodes=2)
-"""
-    write(tmp_path, {"simulated.py": code})
-    # Ray's workers import the app from this folder.
-    printed = printed_by(installed, ["simulated.py"], tmp_path, str(tmp_path))
-    assert "mine [1.0, 1.0, 1.0]" in printed
 
 
 @pytest.mark.e2e

@@ -42,19 +42,6 @@ def test_long_training_runs_on_ray_if_there_are_several_cores(monkeypatch, setti
     assert backend.usable_cores() == 10
 
 
-def test_the_estimate_counts_steps_rounds_and_clients_that_train_together(
-    monkeypatch, settings
-):
-    seconds_a_step(monkeypatch, 0.5)
-    # 5 of 10 clients train in each of 20 rounds, with ceil(n / 10) steps per epoch: one
-    # epoch of the representation and ten of the head, whose steps count a third.
-    n = len(backend.build_task(settings, 10).train_examples(0))
-    expected = 5 * 20 * -(-n // 10) * (1 + 10 / 3) * 0.5
-    alone = backend.training_seconds({**settings, "cohort": "off"})
-    assert alone == pytest.approx(expected)
-    assert backend.training_seconds(settings) == pytest.approx(expected / 3)
-
-
 def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     assert backend.choose_backend(settings) == "ray"

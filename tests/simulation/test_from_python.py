@@ -17,11 +17,7 @@ from command_line import (
 from refusals import code_of
 
 from flwr_frl import cli, running
-from flwr_frl.clients.client_app import make_app
-from flwr_frl.common import run_cache
-from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedRep
-from flwr_frl.task.tasks import build_task
 
 
 def test_a_simulation_from_python_equals_the_command_line(tmp_path, monkeypatch):
@@ -191,29 +187,6 @@ def test_edited_code_is_used_from_the_next_run_on(tmp_path, write_module):
         file.write("N = 11")
     importlib.reload(module)
     assert run_it()[0] == 11
-
-
-def test_a_worker_drops_what_it_cached_for_an_earlier_command(
-    write_module, monkeypatch
-):
-    settings = resolve({"task": write_module("cell", CELL) + ":table"})
-    # Without a message the apps fail, but only after they have checked the command.
-    run_cache.begin_run()
-    first, second = make_app(settings), make_app(settings)
-    task = build_task(settings, 2)
-    for app in (first, second):
-        with pytest.raises(AttributeError):
-            app(None, None)
-    # Several algorithms of one command share the task.
-    assert build_task(settings, 2) is task
-    run_cache.begin_run()
-    other = make_app(settings)
-    # As in a worker, which has not started the command itself
-    monkeypatch.setattr(run_cache, "_run_id", first.command)
-    task = build_task(settings, 2)
-    with pytest.raises(AttributeError):
-        other(None, None)
-    assert build_task(settings, 2) is not task
 
 
 def test_custom_tasks_are_imported_from_the_working_directory(tmp_path, monkeypatch):

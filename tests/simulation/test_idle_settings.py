@@ -126,12 +126,3 @@ def test_settings_of_built_in_models_have_no_effect_on_custom_models(
         f"{name}={value} does nothing: the task has a model of its own"
         for name, value in settings.items()
     ]
-
-
-def test_a_custom_model_based_on_a_built_in_one_uses_its_settings(write_module, caplog):
-    source = ON_DIGITS.replace(
-        "SplitModel(nn.Flatten(), nn.Linear(64, self.num_classes))",
-        "super().initial_model()",
-    ).replace("    ignores_model_settings = True\n", "")
-    task = ["--task", write_module("made_of_digits", source) + ":OnDigits"]
-    assert warnings_of(["fedavg", *task, *config("model='logistic'")], caplog) == []

@@ -10,7 +10,6 @@ from refusals import code_of
 
 from flwr_frl import simulate
 from flwr_frl.clients.client_app import make_app as make_client_app
-from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import make_app
 from flwr_frl.task.training import TrainingDivergedError
@@ -61,22 +60,6 @@ def test_any_algorithm_fails_if_most_of_its_clients_fail(algorithm, lost, tmp_pa
     if algorithm == "fedavg":
         made = simulate(algorithm, "inline", **given)
         assert made.summary["lost-replies"] == 0.4
-
-
-def test_one_failing_seed_of_several_is_an_error(lost, tmp_path, monkeypatch, capsys):
-    rounds = iter(range(4))
-
-    def rejected(self, server_round, *arguments):
-        metrics = evaluate(self, server_round, *arguments)
-        # The last round of the first of two seeds
-        if next(rounds) == 1:
-            metrics["evaluation-rejected"] = 10
-        return metrics
-
-    evaluate = Strategy.aggregate_evaluate
-    monkeypatch.setattr(Strategy, "aggregate_evaluate", rejected)
-    assert run(tmp_path, "fedavg", "--seeds", "2", **QUICK) == 3
-    assert "error: fedavg lost 67% of the replies" in capsys.readouterr().err
 
 
 def test_tuning_does_not_pick_a_point_that_lost_most_replies(tmp_path):

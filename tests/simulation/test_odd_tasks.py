@@ -1,7 +1,6 @@
-"""Unusual custom tasks: doubles, a target per position, no training examples."""
+"""Unusual custom tasks: doubles, and no training examples."""
 
 import pytest
-from refusals import assert_says
 
 from flwr_frl import simulate
 
@@ -12,12 +11,12 @@ from torch import nn
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 
-def sets(rows, targets=()):
+def sets(rows):
     generator = torch.Generator().manual_seed(1)
     return [
         ExampleSet(
             torch.randn(n, 4, 3, generator=generator),
-            torch.randint(0, 2, (n, *targets), generator=generator),
+            torch.randint(0, 2, (n,), generator=generator),
         )
         for n in rows
     ]
@@ -35,25 +34,6 @@ def doubles():
 
 def one_without():
     return ExampleTask(flat, sets([9, 0, 8]), sets([6, 7, 5]))
-
-
-def places():
-    # Of four places each: the loss has the classes second.
-    def loss(outputs, targets):
-        return nn.functional.cross_entropy(outputs.transpose(1, 2), targets)
-
-    rows = sets([9, 7, 8], (4,))
-    body = lambda: SplitModel(nn.Linear(3, 5), nn.Linear(5, 2))
-    return ExampleTask(body, rows, rows, loss=loss)
-
-
-def soft():
-    rows = [ExampleSet(s.inputs, s.targets.float()[:, None]) for s in sets([9, 7])]
-
-    def loss(outputs, targets):
-        return (outputs - targets).square().mean()
-
-    return ExampleTask(flat, rows, rows, loss=loss, classes=("no", "yes"))
 """
 
 

@@ -16,33 +16,13 @@ def table(num_clients, **change):
     more = {"loss": nn.functional.l1_loss, "metrics": own, **change}
     return ExampleTask(**{"model": build, "train": sets, "test": sets, **more})
 
-def many(num_clients):
-    return table(num_clients, loss=lambda x, y: (x - y).square())
-
 def taken(num_clients):
     return table(num_clients, metrics={"loss": lambda outputs, targets: 1.0})
-
-def sized(num_clients):
-    return table(num_clients, metrics={"bytes": lambda outputs, targets: 1.0})
-
-def loss(outputs, targets):
-    return 1.0
-
-def listed_elsewhere(num_clients):
-    task = table(num_clients)
-    object.__setattr__(task, "metrics", [max])
-    return task
-
-def counted(num_clients):
-    return table(num_clients, metrics={"auc-clients": lambda outputs, targets: 1.0})
 
 def undefined(num_clients):
     # Targets are at most 7, 14 and 21.
     defined = lambda outputs, targets: 1.0 if targets.max() < 20 else torch.nan
     return table(num_clients, metrics={"defined": defined})
-
-def nothing(num_clients):
-    pass
 """
 
 
@@ -78,14 +58,8 @@ def test_table_has_the_number_of_clients_behind_each_mean(tmp_path, write_module
 
 
 BAD = """
-nothing => ~made a NoneType without 'initial_model'
 taken => ~a metric is called 'loss', which is a reserved name
-counted => ~a metric is called 'auc-clients', which is a reserved name
-sized => ~a metric is called 'bytes', which is a reserved name
-listed_elsewhere => ~metrics is a list
-many => ~the loss of a batch is shape (8, 1)
-table @ metrics='MODULE:loss' => ~a metric is called 'loss'
-listed_elsewhere @ metrics='macro-f1' => ~metrics is a list
+table @ metrics='MODULE:nothing' => metrics
 """
 
 

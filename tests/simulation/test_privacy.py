@@ -79,32 +79,12 @@ def test_rounds_released_by_a_killed_run_are_counted(tmp_path, monkeypatch):
     assert summary["epsilon"] == expected[-1]
 
 
-def test_a_killed_run_without_a_checkpoint_is_counted(tmp_path, monkeypatch):
-    killed_in(2, monkeypatch, tmp_path, "fedavg", **PRIVATE)
-    assert run(tmp_path, "fedavg", "--rounds", "2", **PRIVATE) == 0
-    assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 4, 1e-3)
-    # A new run after the end of this one has its own account.
-    assert run(tmp_path, "fedavg", "--rounds", "1", **PRIVATE) == 0
-    assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 1, 1e-3)
-    (aside,) = tmp_path.glob(f"earlier-*/fedavg/{ACCOUNT_FILE}")
-    assert set(json.loads(aside.read_text())["asked"].values()) == {4}
-
-
 def test_resuming_without_the_account_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(Path("out"), "fedavg", "--rounds", "1", **PRIVATE) == 0
     Path("out", "fedavg", ACCOUNT_FILE).unlink()
     again = config_of({**PRIVATE, "resume": "out"})
     assert_refused(("fedavg", "--rounds", "2", *again), "~the account ", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("noise", "code"), [(0.0, "server-dp-delta"), (1e-200, "server-dp-noise")]
-)
-def test_too_little_noise_is_refused(tmp_path, monkeypatch, noise, code):
-    monkeypatch.chdir(tmp_path)
-    arguments = config_of({**PRIVATE, "server_dp_noise": noise})
-    assert_refused(("fedavg", *arguments), code, tmp_path)
 
 
 # Example-level privacy on the clients

@@ -14,7 +14,6 @@ from command_line import (
     run,
 )
 
-from flwr_frl import simulate
 from flwr_frl.clients.device import account, state
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.results.report import Report
@@ -163,18 +162,6 @@ def test_a_kill_after_the_last_checkpoint_loses_nothing(
     assert_same_rows(resumed(output, algorithm), expected, 1e-12)
 
 
-def test_states_of_clients_are_written_before_the_checkpoint(tmp_path, monkeypatch):
-    write, counts = Checkpoint.write, []
-
-    def look(checkpoint: Checkpoint, directory: Path) -> None:
-        counts.append(len(list(directory.glob("clients/*/*.safetensors"))))
-        write(checkpoint, directory)
-
-    monkeypatch.setattr(Checkpoint, "write", look)
-    finished_at(3, tmp_path, "fedrep", fraction_train=1.0)
-    assert counts == [5]
-
-
 def test_a_temporarily_full_disk_loses_no_state(tmp_path, monkeypatch, undisturbed):
     write, refused = state.write_atomically, []
 
@@ -221,12 +208,3 @@ def test_the_hint_is_shown_only_for_a_run_that_has_begun(
     assert run(tmp_path, "fedrep", "--rounds", "2", **STEADY) == 130
     assert (tmp_path / "fedrep" / FILE).is_file() is begun
     assert ("; continue with --run-config " in capsys.readouterr().err) is begun
-
-
-def test_a_simulation_from_python_leaves_a_checkpoint_when_interrupted(
-    tmp_path, monkeypatch
-):
-    die_in(monkeypatch, 2, KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        simulate("fedavg", "inline", rounds=3, clients=5, output=tmp_path)
-    assert (tmp_path / "fedavg" / FILE).is_file()

@@ -14,7 +14,6 @@ from flwr_frl.common.settings import defaults
 from flwr_frl.predict.options import add_options, named_in
 from flwr_frl.results.comparison import PER_RUN
 from flwr_frl.results.plot import plot
-from flwr_frl.strategies import server_app
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +86,6 @@ def test_fedrep_is_clearly_above_fedavg(compared):
     assert algorithms["fedrep"]["accuracy"] > 0.7
 
 
-def test_fine_tuning_beats_the_global_model(tmp_path):
-    assert run(tmp_path, "fedavg-ft", "--rounds", "3") == 0
-    rows = rows_of(tmp_path, "fedavg-ft")
-    # Evaluations fine-tune for ten epochs, and take place in the last round only.
-    assert ["accuracy" in row for row in rows] == [False, False, True]
-    assert rows[-1]["accuracy"] > rows[-1]["accuracy-global"] + 0.1
-    summary = json_of(tmp_path / "summary.json")["algorithms"]["fedavg-ft"]
-    assert summary["accuracy"] == rows[-1]["accuracy"]
-    assert summary["accuracy-global"] == rows[-1]["accuracy-global"]
-
-
 def test_the_seed_determines_the_results(tmp_path):
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
         options = ("fedrep", "--rounds", "2", "--seed", seed)
@@ -133,33 +121,6 @@ def test_a_thousand_clients(tmp_path):
     assert len(json_of(tmp_path / "fedrep" / "clients.json")) == 1000
 
 
-def test_squarm_with_default_settings_brings_nodes_together(tmp_path, capsys):
-    last = []
-    # The trigger 1e30 is never exceeded: each node trains alone.
-    quick = {"model": "logistic", "evaluate_every": 0, "evaluate_last": 1}
-    quick["batch_size"] = 50
-    for name, more in (("together", {}), ("alone", {"trigger": "1e30"})):
-        words = ("squarm-sgd", "--clients", "10", "--rounds", "60")
-        assert run(tmp_path / name, *words, **quick, **more) == 0
-        last.append(rows_of(tmp_path / name, "squarm-sgd")[-1])
-    together, alone = last
-    assert together["consensus-distance"] < alone["consensus-distance"] / 4
-    assert f" {together['consensus-step']:.3f} " in capsys.readouterr().out
-
-
-def test_linear_fedrep_finds_the_representation(tmp_path):
-    arguments = ("fedrep", "--task", "linear", "--clients", "50", "--fraction", "0.2")
-    steps = {"learning_rate": 0.3, "evaluate_last": 5}
-    assert run(tmp_path, *arguments, "--rounds", "50", **steps) == 0
-    rows = rows_of(tmp_path)
-    assert rows[-1]["distance"] < 1e-2
-    assert rows[-1]["distance"] < rows[4]["distance"] / 3
-    assert rows[-1]["error-best"] == pytest.approx(0, abs=1e-9)
-    summary = json_of(tmp_path / "summary.json")["algorithms"]["fedrep"]
-    last = [row["distance"] for row in rows[-5:]]
-    assert summary["distance"] == pytest.approx(np.mean(last))
-
-
 def test_a_closed_pipe_ends_the_list_without_error(nobody_reads):
     with nobody_reads():
         assert cli.main(["--list"]) == 0
@@ -188,18 +149,6 @@ def test_the_run_config_can_name_the_algorithm(tmp_path, caplog):
     assert run(tmp_path / "b", "local", "--rounds", "1", **quick) == 0
     assert list(json_of(tmp_path / "b" / "summary.json")["algorithms"]) == ["local"]
     assert "algorithm=fedper does nothing" in caplog.text
-
-
-def test_the_home_folder_is_expanded_in_output_and_resume(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    quick = ("local", "--rounds", "1", "--clients", "5")
-    assert run("~/one", *quick) == 0
-    assert run("~/two", *quick[:2], "3", *quick[3:], resume="~/one") == 0
-    assert not (tmp_path / "~").exists()
-    assert len(rows_of(tmp_path / "two", "local")) == 3
-    settings = server_app.server_settings({"output": "~/one"})
-    assert settings["output"] == str(tmp_path / "one")
 
 
 def test_omitted_settings_have_their_defaults(tmp_path):
