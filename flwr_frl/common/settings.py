@@ -613,28 +613,13 @@ def extended(base: type, kind: type) -> type:
     if not (fields := take_fields(kind, base)):
         return base
     listed = [
-        (each.argument, each.parameter.annotation, each.default)
-        for each in fields.values()
+        (n, each.parameter.annotation, each.default) for n, each in fields.items()
     ]
-    name = f"{kind.__name__}.settings_type"
-    check = vars(kind).get("check_settings")
-
-    def validated(settings: Any) -> None:
-        # The next class may be another base's settings.
-        super(made, settings).__post_init__()  # type: ignore[arg-type]
-        if check:
-            check.__func__(settings)
-
-    made = make_dataclass(
-        "settings_type",
-        listed,
-        bases=(base,),
-        namespace={"__post_init__": validated},
-        frozen=True,
-    )
-    made.__doc__, made.__module__ = kind.__doc__, kind.__module__
-    made.__qualname__, made.__name__ = f"{kind.__qualname__}.settings_type", name
-    return made
+    namespace = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    if check := vars(kind).get("check_settings"):
+        namespace["check_settings"] = check
+    name = f"{kind.__qualname__}.settings_type"
+    return make_dataclass(name, listed, bases=(base,), namespace=namespace, frozen=True)
 
 
 def validate(instance: object) -> None:
@@ -657,8 +642,11 @@ class Checked:
     """Base class of dataclasses of settings that are validated on construction."""
 
     def __post_init__(self) -> None:
-        """Validate all fields."""
+        """Validate all fields, and how their values fit each other."""
         validate(self)
+        for kind in type(self).__mro__:
+            if check := vars(kind).get("check_settings"):
+                check.__func__(self)
 
 
 def build(maker: Callable[..., T], settings: Settings, **others: Any) -> T:

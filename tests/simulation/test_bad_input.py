@@ -16,58 +16,39 @@ fedrap => algorithm
 @ model='vit_b_16' => ~not fit inputs of shape (3, 8
 @ model='mlp' weights='no.pth' => ~weights is 'no.pth'; there is no such
 @ sede=1 => setting
-@ momentum='high' => momentum
 @ seed=1e => run-config
 @ nowhere.toml => run-config
 --output /dev/null/out => output
 --colour => command-line
 --clients 13 => num-clients
 @ torch-threads=1025 => torch-threads
---classes-per-client 11 => classes-per-client
---fraction 1.5 => fraction-train
 --fraction 0.01 => ~of 20 clients it samples nobody
---seed -1 => seed
 --backend dask => backend
 --task image-folder --data-dir nowhere => data-dir
 --task image-folder --data-dir hollow => data-dir
 --task image-folder --data-dir broken => data-dir
 --task cifar10 --data-dir nowhere => data-dir
 @ resume='nowhere' => ~there is no checkpoint 'nowhere/fedavg
-@ learning-rate=0 => learning-rate
-@ head-epochs=-1 => head-epochs
-fedavg-ft @ finetune-epochs=-1 => finetune-epochs
 --device gpu => device
-@ round-timeout=0 => round-timeout
 @ weighting='even' => weighting
-@ partition='even' => partition
-@ head-layers=7 => head-layers
-@ min-train-nodes=0 => min-train-nodes
-@ min-available-nodes=0 => min-available-nodes
 --task linear @ rank=11 => rank
---task linear @ initialization='zero' => initialization
 @ cache-dir='file' => cache-dir
 --output '' => ~output is ''; expected a directory
-@ seed= => run-config
 FedAvg => ~did you mean 'fedavg'? known: apfl,
 fedrep,fedavg => ~algorithm is 'fedrep,fedavg'; expected names separated by spaces
---task digit => ~; or package.module:function
 --local-epochs 5 => ~'head-epochs=…' or --run-config 'representation-epochs=…'?
 --num-clients 5 => ~unknown argument '--num-clients'; did you mean --clients?
 --rounds => command-line
 --run-config seed=3 fedavg => run-config
 @ learning-rate=fast => run-config
 @ model=mlp => run-config
-@ model="mlp => run-config
-@ seed=1,batch-size=5 => run-config
 fedrep --grid seed=1,2 => ~expected 'tune' before the algorithms
 tune fedrep => ~tune needs a setting with values
 tune fedrep --grid 'momentum=0.1, 0.2' => ~'0.2' has no name or no value; commas
 tune fedrep --grid 'momentum=0 momentum=1' => ~momentum is set twice
 @ local-epochs=5 => ~did you mean 'head-epochs' or 'representation-epochs'?
-@ model=3 => ~model is 3; expected a string
 --seed 1000000000000000000000000000000 => seed
 @ min-available-nodes=100 => min-available-nodes
-fedrep --task linear @ head-steps=-1 => head-steps
 nowhere.at_all:Strategy => algorithm
 fedavg outsiders:Homeless => ~'outsiders:Homeless' is no strategy
 outsiders:WithoutClient => ~has no client
@@ -78,11 +59,7 @@ fedavg @ fewest=3 => setting
 outsiders:Hooked @ fewest=0 => fewest
 --task nowhere:task => task
 srpfl @ srpfl-base='srpfl' => ~srpfl-base is 'srpfl'
-srpfl @ srpfl-base='flanp-ft' => ~srpfl-base is 'flanp-ft'
-srpfl @ srpfl-base='outsiders:Homeless' => ~'outsiders:Homeless' is no strategy
 fedrep-ft => ~FedRepClient cannot be fine-tuned with '-ft'; it must use the
-per-fedavg @ inner-learning-rate=-0.1 => inner-learning-rate
-l2gd @ l2gd-probability=1.0 => l2gd-probability
 l2gd @ l2gd-lambda=12.0 => ~l2gd-lambda is 12.0; expected at most 11.1111
 fed-mtl @ weighting='examples' => weighting
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes

@@ -32,34 +32,23 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
 # Arguments, settings after @, and the settings that have no effect
 IDLE = """
 fedrep --classes-per-client 3 @ partition='dirichlet' => classes-per-client
-fedrep @ dirichlet-alpha=0.5 size-sigma=2 => dirichlet-alpha size-sigma
 fedavg @ bucket-size=2 clip-norm=1.0 => bucket-size clip-norm
 fedavg @ largest-share=0.3 byzantine-fraction=0.1 => largest-share byzantine-fraction
 dpsgd --fraction 0.5 @ communication-time=3.0 => communication-time fraction-train
-fedavg @ emnist-split='letters' => emnist-split
 fedavg fedrep @ nc-weight=0.5 head-epochs=3 => nc-weight
 fedrep --task linear @ partition='iid' batch-size=5 => partition batch-size
-fedavg @ image-size=32 client-examples-spread=5 => image-size client-examples-spread
 fedavg @ augment=false augment-all=true => augment-all
 fedavg @ optimizer='adam' momentum=0.9 => momentum
 squarm-sgd @ compressor='sign' compressor-k=0.2 => compressor-k
-dpsgd @ optimizer='adam' momentum=0.9 => optimizer
-squarm-sgd @ compressor='top-k' compressor-levels=3 => compressor-levels
 """
 # All of these settings are read by at least one of the algorithms.
 USED = """
-fedavg @ aggregation='multi-krum' byzantine-fraction=0.1 => -
 dpsgd fedavg --fraction 0.5 => -
-srpfl @ communication-time=3.0 => -
 fedavg flute @ nc-weight=0.5 seed=3 resume='' => -
-fedrep --classes-per-client 4 --clients 10 => -
 fedrep @ partition='dirichlet' dirichlet-alpha=5 => -
 srpfl @ srpfl-base='flute' nc-weight=0.5 initial-nodes=3 => -
 outsiders:Hooked @ fewest=3 round-timeout=60 => -
-fedrep @ torch-threads=2 round-timeout=0.5 => -
 dpsgd @ momentum=0.9 => -
-fedavg @ optimizer='sgd' momentum=0.9 client-examples=9 client-examples-spread=5 => -
-squarm-sgd @ compressor='qsgd-top-k' compressor-levels=3 compressor-k=0.2 => -
 """
 
 

@@ -1,6 +1,7 @@
 """Unusual custom tasks: doubles, and no training examples."""
 
 import pytest
+from refusals import assert_says
 
 from flwr_frl import simulate
 
