@@ -1,7 +1,6 @@
 """Parallel runs, each in its own process."""
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -41,23 +40,6 @@ if __name__ == "__main__":
     times = [float(text) for text in sys.argv[2:]]
     with signals_as_ctrl_c():
         run_parallel(work, list(enumerate(times)), 2)
-"""
-
-
-# The process that calls it imports Flower first, as that of a run does.
-LEVEL = """
-from flwr_frl.results.parallel import run_parallel
-
-def level(number):
-    import logging
-    from flwr.common import log
-    return logging.getLogger("flwr").level
-
-if __name__ == "__main__":
-    import logging
-    import flwr.common
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    print(*run_parallel(level, [(0,), (1,)], 2))
 """
 
 
@@ -170,15 +152,6 @@ def test_idle_process_does_not_prevent_the_checkpoint_of_another(command):
 @pytest.mark.e2e
 def test_results_have_the_order_of_the_items():
     assert run_parallel(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
-
-
-@pytest.mark.e2e
-def test_processes_have_the_log_level_of_the_command(tmp_path):
-    (tmp_path / "script.py").write_text(LEVEL)
-    command = [sys.executable, str(tmp_path / "script.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    levels = done.stdout.split()[-2:]
-    assert levels == [str(logging.WARNING)] * 2, done.stderr
 
 
 def test_second_ctrl_c_is_ignored_and_a_third_interrupts():

@@ -1,8 +1,5 @@
 """Reports: rows, and a summary that averages the last rounds, never the best round."""
 
-import sys
-from io import StringIO
-
 import pytest
 from command_line import json_of, tree
 from named_tasks import dashed
@@ -106,20 +103,6 @@ def test_share_of_lost_replies(rows, num_clients, expected):
     assert lost_share(rows, num_clients) == expected
 
 
-def test_rounds_without_evaluation_are_not_averaged():
-    rows = [row(1, 0.9), row(2), row(3, 0.2), row(4), row(5, 0.4)]
-    assert summarize(rows, {}, 3)["accuracy"] == pytest.approx(0.3)
-    assert "accuracy" not in summarize([row(1), row(2)], {}, 3)
-
-
-def test_lists_in_rows_are_not_summarized_as_metrics():
-    rows = [row(1, 0.5, **{"rejected-clients": ["liar"]})]
-    clients = {"a": {"accuracy": 0.5}, "liar": {"rejected-clients": 1.0, "f1": 0.0}}
-    summary = summarize(rows, clients, 1)
-    assert summary["accuracy"] == 0.5
-    assert not {"rejected-clients", "f1"} & summary.keys()
-
-
 def test_finished_run_has_written_all_files(tmp_path, figures):
     summary = finished(tmp_path, "fedrep", 0.75)
     out = tmp_path / "out"
@@ -161,25 +144,6 @@ def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     finished(tmp_path, "fedper", 0.5, seed=1)
     written = json_of(path)
     assert (list(written["algorithms"]), written["config"]["seed"]) == (["fedper"], 1)
-
-
-def test_printed_text_appears_once_beside_the_progress_bar(tmp_path, monkeypatch):
-    terminal = StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr(sys, "stdout", terminal)
-    report = Report(settings_of(tmp_path, evaluate_on="validation"))
-    with report.progress:
-        print("said in between")
-        report.add(row(1, loss=2.0))
-        report.add(row(2))
-    assert sys.stdout is terminal
-    shown = terminal.getvalue()
-    assert shown.count("said in between") == 1
-    # The bar has the latest value of each loss.
-    assert "2/4" in shown
-    assert "train loss 0.5, validation loss 2" in shown
 
 
 def test_evaluate_last_zero_reports_the_last_evaluated_round(tmp_path):

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -58,18 +57,6 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
     assert_same_rows(
         rows_of(parts, algorithm), rows_of(uninterrupted, algorithm), 1e-12
     )
-
-
-def test_an_interrupted_second_command_resumes_its_own_runs(tmp_path, monkeypatch):
-    both = ("fedavg", "fedper")
-    go(tmp_path, *both, rounds=2)
-    with monkeypatch.context() as patched:
-        die_in(patched, 2, KeyboardInterrupt)
-        go(tmp_path, *both, rounds=3, momentum=0.25, code=130)
-    go(tmp_path, *both, rounds=3, momentum=0.25, resume=str(tmp_path))
-    for algorithm in both:
-        assert len(rows_of(tmp_path, algorithm)) == 3
-    assert len(list(tmp_path.glob("earlier-*/*/metrics.jsonl"))) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -183,22 +170,6 @@ def test_a_full_disk_delays_metrics(tmp_path, monkeypatch) -> None:
     assert_same_rows(rows, rows_of(tmp_path / "whole", "fedavg"), 0)
 
 
-@pytest.mark.parametrize("seeds", ["1", "2"])
-def test_a_disk_that_stays_full_gives_an_error_without_traceback(
-    tmp_path, monkeypatch, capsys, caplog, seeds
-) -> None:
-    Disk(monkeypatch, range(2, 100))
-    words = ("fedavg", "--rounds", "4", "--seeds", seeds)
-    assert run(tmp_path, *words, **STEADY) == 1
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    assert "not written: " in one_error(err)
-    assert "not written: [Errno 28] No space left" in caplog.text
-    # The table is printed, but missing files are not mentioned.
-    assert "accuracy" in out
-    assert "metrics, clients, summary" not in out
-
-
 OF_ALGORITHM = ("checkpoint.safetensors", "metrics.jsonl", "clients.json")
 OF_ALGORITHM += ("checkpoint-best-validation.safetensors",)
 OF_RUN = ("summary.json", "metrics.csv", "tables", "accuracy.png", "report.html")
@@ -257,16 +228,6 @@ def test_a_run_killed_after_its_last_round_is_reported_again(tmp_path) -> None:
     again = json.loads((tmp_path / "summary.json").read_text())
     assert again["algorithms"] == summary["algorithms"]
     assert rows_of(tmp_path, "fedrep") == rows
-
-
-def test_lost_heads_are_named_at_a_resume(tmp_path, caplog) -> None:
-    go(tmp_path, "fedrep", rounds=2, checkpoint_every=1)
-    shutil.rmtree(tmp_path / "fedrep" / "clients" / "000003")
-    go(tmp_path, "fedrep", rounds=3, checkpoint_every=1, resume=str(tmp_path))
-    warnings = [m for m in caplog.messages if "has lost what it kept" in m]
-    assert warnings == [
-        "client 000003 has lost what it kept; that of round 2 was its last"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from command_line import (
     ROOT,
     assert_refused,
     cases,
-    config,
     config_of,
     json_of,
     lines_of,
@@ -127,18 +126,6 @@ def test_parallel_seeds_can_be_stopped_and_resumed(tmp_path):
             assert of_beside[metric] == pytest.approx(of_turn[metric], abs=1e-12)
 
 
-@pytest.mark.e2e
-def test_parallel_points_of_a_grid_equal_sequential_ones(tmp_path):
-    turn, beside = tmp_path / "turn", tmp_path / "beside"
-    words = ("tune", "fedper", "--grid", "learning-rate=1e-9,0.5,1e38")
-    for place, more in ((turn, ()), (beside, ("--jobs", "2"))):
-        go(place, *words, *more, rounds=3, validation_fraction=0.3)
-    one, two = (json_of(place / "tune.json")["fedper"] for place in (turn, beside))
-    assert two["points"] == one["points"]
-    assert two["picked"] == {"learning-rate": 0.5}
-    assert two["test"]["accuracy"] == one["test"]["accuracy"]
-
-
 def test_tune_picks_by_validation_and_tests_once(tmp_path):
     # Learning rates that have no effect, that work, and that diverge
     grid = ("--grid", "learning-rate=1e-9,0.5,1e38")
@@ -197,32 +184,6 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 
 
-def test_class_counts_cover_all_training_examples(tmp_path):
-    go(tmp_path, "fedavg", rounds=1)
-    clients = json_of(tmp_path / "fedavg" / "clients.json")
-    for entry in clients.values():
-        assert sum(entry["class-counts"].values()) == entry["num-examples"]
-        assert len(entry["class-counts"]) <= 2
-    # All training digits, and all classes
-    assert sum(entry["num-examples"] for entry in clients.values()) == 1438
-    counted = {c for entry in clients.values() for c in entry["class-counts"]}
-    assert counted == set("0123456789")
-
-
-def test_clients_are_named_after_their_files(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("zoe", "anna"):
-        lines = ["a\tsome b", "b\tsome a"] * 6
-        (data / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    more = {"data_dir": str(data), "num_clients": 2, "lstm_width": 4, "model": ""}
-    go(tmp_path / "out", "fedper", "--task", "text-folder", rounds=1, **more)
-    clients = json_of(tmp_path / "out" / "fedper" / "clients.json")
-    assert list(clients) == ["anna", "zoe"]
-    lines = lines_of(tmp_path / "out" / "metrics.csv")
-    assert {line["client"] for line in lines} == {"", "anna", "zoe"}
-
-
 def test_weighted_accuracy_uses_the_numbers_of_test_examples(tmp_path):
     uneven = {"partition": "dirichlet", "evaluate_last": 1, "fraction_train": 1.0}
     go(tmp_path, "fedper", rounds=2, **uneven)
@@ -278,18 +239,6 @@ def test_bad_input_gives_a_one_line_error(surroundings, arguments, expected):
     assert_refused(arguments, expected, surroundings)
 
 
-def test_seeds_cannot_be_resumed_as_other_seeds(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    go(Path("out"), "fedavg", "--seeds", "2", rounds=1)
-    more = config_of(QUICK)[1]
-    for flags, part in (
-        (("--seeds", "2", "--seed", "2"), "resume"),
-        ((), "~there is no checkpoint 'out/fedavg/checkpoint"),
-    ):
-        arguments = ("fedavg", *flags, *config(f"{more} resume='out'"))
-        assert_refused(arguments, part, tmp_path)
-
-
 def test_tune_accepts_a_setting_that_one_algorithm_defines(tmp_path):
     grid = ("--grid", "fewest=2,3 learning-rate=0.1", "--fraction", "1")
     go(tmp_path, "tune", "outsiders:Hooked", "fedper", *grid, rounds=1)
@@ -300,12 +249,3 @@ def test_tune_accepts_a_setting_that_one_algorithm_defines(tmp_path):
         result = tuned[name]
         assert [point["settings"]["fewest"] for point in result["points"]] == values
         assert all("accuracy" in point for point in result["points"])
-
-
-def test_tune_runs_points_that_are_equal_for_an_algorithm_once(tmp_path, caplog):
-    # FedAvg does not read head-epochs, but the setting is known.
-    go(tmp_path, "tune", "fedavg", "fedrep", "--grid", "head-epochs=1,2", rounds=1)
-    tuned = json_of(tmp_path / "tune.json")
-    points = {name: len(result["points"]) for name, result in tuned.items()}
-    assert points == {"fedavg": 1, "fedrep": 2}
-    assert "does nothing" not in caplog.text

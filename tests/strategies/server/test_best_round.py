@@ -49,16 +49,6 @@ def test_run_stops_after_patience_evaluations_without_improvement(tmp_path):
     assert not (tmp_path / "fedavg" / BEST_FILE).exists()
 
 
-def test_run_with_enough_patience_completes_all_rounds(tmp_path):
-    assert go(tmp_path, patience=4) == [*range(1, 9)]
-
-
-def test_patience_counts_evaluations_rather_than_rounds(tmp_path):
-    # Rounds 2, 4, 6 and 8 are evaluated.
-    more = {"evaluate_every": 2, "evaluate_last": 1}
-    assert go(tmp_path, patience=2, **more) == [*range(1, 9)]
-
-
 def test_keep_best_saves_the_best_round_alongside_the_last(tmp_path):
     go(tmp_path, patience=3, keep_best=True)
     best, last = (read(tmp_path / "fedavg" / name) for name in (BEST_FILE, FILE))
@@ -101,13 +91,6 @@ def test_best_round_is_kept_by_a_run_resumed_in_another_folder(tmp_path):
     go(first, num_server_rounds=5, keep_best=True)
     go(second, num_server_rounds=6, keep_best=True, resume=str(first))
     assert round_of(second / "fedavg" / BEST_FILE) == 3
-
-
-def test_best_round_of_a_killed_run_is_not_that_of_the_next(tmp_path):
-    go(tmp_path, num_server_rounds=3, keep_best=True)
-    (tmp_path / "fedavg" / FILE).unlink()
-    go(tmp_path, num_server_rounds=2)
-    assert not (tmp_path / "fedavg" / BEST_FILE).exists()
 
 
 def test_without_an_accuracy_the_lowest_loss_is_best():
