@@ -92,7 +92,7 @@ def write_comparison(
         SUMMARY: lambda: write_json(output / SUMMARY, summary),
         METRICS_CSV: lambda: write_csv(output / METRICS_CSV, runs),
         "tables": lambda: write_tables(output, summaries, evaluated_on),
-        PLOT: lambda: plot(output, list(summaries), places, evaluated_on),
+        PLOT: lambda: plot(output, list(summaries), places),
         PAGE: lambda: write_page(output),
     }
     for name, write in writers.items():

@@ -134,14 +134,10 @@ def _metrics_in(directory: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]
             yield row["round"], client, metrics
         yield row["round"], "", row
     for client, entry in objects_in(read_object(directory / CLIENTS)).items():
-        yield NO_ROUND, client, _numbers_of_examples(entry)
-
-
-def _numbers_of_examples(client: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a client's examples, also by class."""
-    sizes = {name: client.get(name) for name in ("num-examples", "num-test-examples")}
-    counts = client.get(CLASS_COUNTS) or {}
-    return sizes | {f"class-count:{name}": count for name, count in counts.items()}
+        counts = entry.get(CLASS_COUNTS, {}).items()
+        sizes = ("num-examples", "num-test-examples")
+        yield NO_ROUND, client, {name: entry.get(name) for name in sizes}
+        yield NO_ROUND, client, {f"class-count:{name}": n for name, n in counts}
 
 
 def client_means(directory: Path, metric: str, after: int) -> dict[str, float]:

@@ -21,12 +21,7 @@ ERRORS = ("distance", "error", "loss")
 STYLES = ("-", "--", ":", "-.")
 
 
-def plot(
-    output: Path,
-    algorithms: Sequence[str],
-    folders: Sequence[Path],
-    evaluated_on: str = "test",
-) -> None:
+def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path]) -> None:
     """Plot accuracy (or error) and training loss by round in ``accuracy.png``.
 
     Runs with a simulated time are plotted by it as well. Without matplotlib, nothing is
@@ -41,8 +36,6 @@ def plot(
     folders : sequence of Path
         The folders that contain a run of each algorithm; of several seeds, the mean and
         one standard deviation to either side are plotted.
-    evaluated_on : {"test", "validation"}, default "test"
-        The examples on which accuracies were measured.
     """
     if find_spec("matplotlib") is None:
         text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
@@ -70,8 +63,7 @@ def plot(
             style = {"color": f"C{i % 10}", "ls": STYLES[i // 10 % len(STYLES)]}
             if line := _draw(axes, seeds, metric, across, style):
                 lines[name] = line
-        on_validation = metric == "accuracy" and evaluated_on == "validation"
-        axes.set_ylabel(f"validation {metric}" if on_validation else metric)
+        axes.set_ylabel(metric)
         axes.grid(alpha=0.3)
         if metric == "accuracy":
             axes.yaxis.set_major_formatter("{x:.0%}")

@@ -67,7 +67,8 @@ class Report:
         self.rows, self._latest = self._journal.rows, Row()
         for row in self.rows:
             self._latest |= row
-        self._flush("metrics of earlier rounds")
+        with log_os_errors(f"metrics of earlier rounds in {METRICS}"):
+            self._journal.flush()
         present = {row["round"] for row in self.rows}
         if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
@@ -80,10 +81,6 @@ class Report:
         self._bar = self.progress.add_task(
             self.algorithm, total=rounds, completed=after, state=""
         )
-
-    def _flush(self, what: str) -> None:
-        with log_os_errors(f"{what} in {METRICS}"):
-            self._journal.flush()
 
     def writing(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Log an `OSError` of the context, and note that a file is lost or written."""
@@ -105,9 +102,10 @@ class Report:
         """
         self._latest |= row
         self._journal.add(row, clients or {})
-        if self.tracking:
+        if self.tracking and self.tracking.tracker:
             self.tracking.add(row)
-        self._flush(f"metrics of round {row['round']}")
+        with log_os_errors(f"metrics of round {row['round']} in {METRICS}"):
+            self._journal.flush()
         state = describe(self._latest, str(self.settings["evaluate-on"]))
         self.progress.update(self._bar, completed=row["round"], state=state)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.messages import EXAMPLE_EPSILON, OF_CLIENTS
+from flwr_frl.common.messages import CLASS_COUNTS, EXAMPLE_EPSILON, OF_CLIENTS
 
 Row = dict[str, Any]
 
@@ -27,24 +27,14 @@ CLIENT_METRICS = "client-metrics"
 QUALITY = ("accuracy", "distance", "error", "loss-point", "loss")
 # Metrics that a summary averages over the last rounds.
 SUMMARIZED = (
-    "accuracy",
-    "accuracy-weighted",
-    "accuracy-global",
-    "loss",
-    "loss-weighted",
-    "distance",
-    "error",
-    "consensus-distance",
-    "loss-point",
-    "constraint",
+    *("accuracy", "accuracy-weighted", "accuracy-global", "loss", "loss-weighted"),
+    *("distance", "error", "consensus-distance", "loss-point", "constraint"),
 )
 # Entries of a client that are not averaged. All others are metrics of the task.
 NOT_SUMMARIZED = (
     *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
-    *("global-nc2", "local-nc2"),
-    *("error-best", "error-phase-1", "error-scratch", "iterations"),
-    "class-counts",
-    EXAMPLE_EPSILON,
+    *("global-nc2", "local-nc2", "error-best", "error-phase-1", "error-scratch"),
+    *("iterations", CLASS_COUNTS, EXAMPLE_EPSILON),
 )
 # Metrics of which a summary has the latest value.
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
@@ -52,8 +42,12 @@ LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
 LOST = "lost-replies"
 # Raised where a JSON file is damaged or lacks the expected structure.
 MALFORMED = (
-    *(OSError, ValueError, RecursionError),
-    *(LookupError, TypeError, AttributeError),
+    OSError,
+    ValueError,
+    RecursionError,
+    LookupError,
+    TypeError,
+    AttributeError,
 )
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import OF_CLIENTS
-from flwr_frl.results.results import LOST
+from flwr_frl.results.results import LOST, is_number
 from flwr_frl.results.terminal import console
 
 MARKDOWN, LATEX = "table.md", "table.tex"
@@ -41,11 +41,8 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "seconds-simulated": ("simulated", "{:.1f}", 1),
     "bits": ("Mbit of messages", "{:,.3f}", 1e6),
     "bytes": ("MB", "{:,.1f}", 1e6),
-}
-# Shown if there are no accuracies.
-LOSSES = {
-    "loss": ("loss", "{:.4g}", 1.0),
-    "loss-weighted": ("by examples", "{:.4g}", 1.0),
+    "loss": ("loss", "{:.4g}", 1),
+    "loss-weighted": ("loss by examples", "{:.4g}", 1),
 }
 # Explains the headings. Completed by the setting `evaluate-on`.
 LEGEND = (
@@ -70,35 +67,36 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
     evaluated_on : {"test", "validation"}, default "test"
         The examples on which accuracies and losses were measured.
     """
-    columns = dict(COLUMNS)
-    if not any("accuracy" in summary for summary in summaries.values()):
-        columns |= LOSSES
-    for summary in summaries.values():
-        # All other entries are metrics of the task.
-        for name in summary:
-            hidden = name in (*LOSSES, "seeds")
-            hidden |= name.endswith((OVER_SEEDS, OF_CLIENTS))
-            if name not in columns and not hidden:
-                columns[name] = (name, "{:.4g}", 1.0)
+    # All other entries are metrics of the task.
+    every = [name for summary in summaries.values() for name in summary]
+    hidden = {"seeds"}
+    if "accuracy" in every:
+        hidden |= {"loss", "loss-weighted"}
     if not any(summary.get(LOST) for summary in summaries.values()):
-        del columns[LOST]
-    present = [n for n in columns if any(n in s for s in summaries.values())]
-    headings = {name: columns[name][0] for name in present}
-    if evaluated_on == "validation" and "accuracy" in present:
-        headings["accuracy"] = "validation accuracy"
-    if "loss" in present:
-        headings["loss"] = f"{evaluated_on} loss"
-    rows = [["algorithm", *headings.values()]]
+        hidden.add(LOST)
+    present = [
+        name
+        for name in dict.fromkeys([*COLUMNS, *every])
+        if name in every and name not in hidden
+        if not name.endswith((OVER_SEEDS, OF_CLIENTS))
+    ]
+    named = {"accuracy": "validation accuracy"} if evaluated_on == "validation" else {}
+    named["loss"] = f"{evaluated_on} loss"
+    rows = [["algorithm", *(named.get(n, _look(n)[0]) for n in present)]]
     for algorithm, summary in summaries.items():
-        rows.append([algorithm, *(_cell(summary, n, *columns[n][1:]) for n in present)])
+        rows.append([algorithm, *(_cell(summary, name) for name in present)])
     return rows
 
 
-def _cell(summary: Mapping[str, Any], name: str, form: str, unit: float) -> str:
-    value = summary.get(name)
-    if not isinstance(value, int | float):
+def _look(name: str) -> tuple[str, str, float]:
+    return COLUMNS.get(name, (name, "{:.4g}", 1))
+
+
+def _cell(summary: Mapping[str, Any], name: str) -> str:
+    value, (_, form, unit) = summary.get(name), _look(name)
+    if not is_number(value):
         return ""
-    text = form.format(value if unit == 1 else value / unit)
+    text = form.format(value / unit)
     if (deviation := summary.get(name + OVER_SEEDS)) is not None:
         text += f" ± {form.format(deviation)}"
     if (clients := summary.get(name + OF_CLIENTS)) is not None:
