@@ -61,7 +61,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, former: Path, after: int) -> None:
-        kept = [row for _, row in read_journal(former) if 0 < row["round"] <= after]
+        kept = [row for row in read_journal(former) if 0 < row["round"] <= after]
         self.path, self.rows = path, [without_clients(row) for row in kept]
         self._pending = [_line(row) for row in kept]
         # The size of the file up to the last complete line; 0 before the first flush.
@@ -129,7 +129,7 @@ def write_csv(path: Path, runs: Iterable[RunFolder]) -> None:
 
 def _metrics_in(directory: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     """Yield round, client and metrics; metrics of the run follow those of clients."""
-    for _, row in read_journal(directory / METRICS):
+    for row in read_journal(directory / METRICS):
         for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
             yield row["round"], client, metrics
         yield row["round"], "", row

@@ -21,7 +21,7 @@ from flwr_frl.common.files import (
     write_atomically,
 )
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.results.results import MALFORMED, SUMMARY, read_json, write_json
+from flwr_frl.results.results import SUMMARY, objects_in, read_object, write_json
 
 # The folder of the simulated clients' states.
 STATES = "clients"
@@ -112,14 +112,13 @@ def archive_run(output: Path, algorithm: str) -> None:
 
 def _move_summary(output: Path, archive: Path, algorithm: str) -> None:
     path = output / SUMMARY
-    with locked(output, wait=True), contextlib.suppress(*MALFORMED):
-        content = read_json(path)
-        summary = content["algorithms"].pop(algorithm)
-        write_json(archive / SUMMARY, {**content, "algorithms": {algorithm: summary}})
-        if content["algorithms"]:
-            write_json(path, content)
-        else:
-            path.unlink()
+    with locked(output, wait=True), contextlib.suppress(OSError):
+        content = read_object(path)
+        others = objects_in(content.get("algorithms"))
+        if summary := others.pop(algorithm, None):
+            moved = {**content, "algorithms": {algorithm: summary}}
+            write_json(archive / SUMMARY, moved)
+            write_json(path, {**content, "algorithms": others})
 
 
 def prepare_directory(directory: Path, resumed: Path | None) -> None:

@@ -40,15 +40,6 @@ NOT_SUMMARIZED = (
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
 # The entry of a summary with `lost_share`, and the code of an error about it.
 LOST = "lost-replies"
-# Raised where a JSON file is damaged or lacks the expected structure.
-MALFORMED = (
-    OSError,
-    ValueError,
-    RecursionError,
-    LookupError,
-    TypeError,
-    AttributeError,
-)
 
 
 def quality(names: Container[str]) -> str:
@@ -56,32 +47,33 @@ def quality(names: Container[str]) -> str:
     return next((name for name in QUALITY if name in names), "accuracy")
 
 
-def read_journal(path: Path, clients: bool = True) -> Iterator[tuple[bytes, Row]]:
-    """Yield the lines of a ``metrics.jsonl`` and their rows, up to a damaged line.
+def read_journal(path: Path, clients: bool = True) -> Iterator[Row]:
+    """Yield the rows of a ``metrics.jsonl``, up to a damaged line.
 
     A crash may have cut off the last line. A missing file has no rows. If ``clients``
     is False, the metrics of clients, which may be most of a line, are not parsed.
     """
-    if path.is_file():
-        with path.open("rb") as file:
-            for line in file:
-                text = line
-                if not clients and line.endswith(b"}}\n"):
-                    # They are the last entry of a row.
-                    head, cut, _ = line.partition(f', "{CLIENT_METRICS}": '.encode())
-                    text = head + b"}" if cut else line
-                try:
-                    row = json.loads(text)
-                except (ValueError, RecursionError):
-                    return
-                if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
-                    return
-                yield line, row
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            text = line
+            if not clients and line.endswith(b"}}\n"):
+                # They are the last entry of a row.
+                head, cut, _ = line.partition(f', "{CLIENT_METRICS}": '.encode())
+                text = head + b"}" if cut else line
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError):
+                return
+            if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
+                return
+            yield row
 
 
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a ``metrics.jsonl`` without clients' metrics."""
-    return [without_clients(row) for _, row in read_journal(path, clients=False)]
+    return [without_clients(row) for row in read_journal(path, clients=False)]
 
 
 def without_clients(row: Row) -> Row:
@@ -235,7 +227,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object; it is empty if the file is missing or damaged."""
     try:
         value = read_json(path)
-    except MALFORMED:
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -144,11 +144,12 @@ function chart(name, runs, across) {
   }, uPlot.join(curves.map(curve => curve.points)), figure);
   return figure;
 }
-function draw({ runs, quality }) {
+function draw({ runs }) {
   const names = [...new Set(runs.flatMap(run => Object.keys(run.columns)))].sort();
   const varies = name => !COSTS.includes(name)
     && new Set(runs.flatMap(run => points(run, name, 'round')[1])).size > 1;
-  const metrics = new Set([quality, 'train-loss', ...names.filter(varies)]);
+  const metrics = new Set(
+    [...runs.map(run => run.quality), 'train-loss', ...names.filter(varies)]);
   const across = place('across').value;
   place('charts').replaceChildren(
     ...[...metrics].map(name => chart(name, runs, across)));

@@ -15,7 +15,6 @@ from flwr.common import log
 
 from flwr_frl.results.results import (
     CLIENTS,
-    MALFORMED,
     METRICS,
     STATUS,
     Row,
@@ -40,19 +39,18 @@ def read_folder(folder: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``folder``, the folder's name; ``quality``, the main metric of its runs; and
-        ``runs``, sorted by depth and name. A run has its ``name``, ``state``,
-        ``round``, ``rounds`` and remaining seconds (``left``); ``written``, the time of
-        the last change in seconds since the epoch; ``quality`` and ``measure``, its
-        main metric and that of its clients; the ``columns`` of its rows, by metric; and
-        its ``clients``. A damaged run is left out.
+        ``folder``, the folder's name, and ``runs``, sorted by depth and name. A run has
+        its ``name``, ``state``, ``round``, ``rounds`` and remaining seconds (``left``);
+        ``written``, the time of the last change in seconds since the epoch; ``quality``
+        and ``measure``, its main metric and that of its clients; the ``columns`` of its
+        rows, by metric; and its ``clients``. A damaged run is left out.
     """
     runs = list[dict[str, Any]]()
     for directory in _directories(folder):
         stamps = tuple(_stamp(directory / name) for name in (METRICS, STATUS, CLIENTS))
         try:
             run = _run(directory, stamps)
-        except MALFORMED as error:
+        except Exception as error:
             log(WARNING, "the page does not show %s: %r", directory, error)
             continue
         path = directory.relative_to(folder).as_posix()
@@ -61,7 +59,6 @@ def read_folder(folder: Path) -> dict[str, Any]:
     return {
         # The name only: the page may be sent to others, who need not know the path.
         "folder": folder.absolute().name,
-        "quality": quality({name for run in runs for name in run["columns"]}),
         "runs": sorted(runs, key=lambda run: (run["name"].count("/"), run["name"])),
     }
 
