@@ -42,7 +42,8 @@ def test_the_page_contains_its_data_and_loads_nothing(tmp_path):
 
 
 def test_data_of_a_run(tmp_path):
-    write(tmp_path)
+    # A client's metric may have the name of a list.
+    write(tmp_path, rows=[{**ROWS[0], "rejected-clients": 1.0}, ROWS[1]])
     assert only_run(tmp_path / "fedrep")["name"] == "fedrep"
     run = only_run(tmp_path)
     changed = (tmp_path / "fedrep" / "status.json").stat().st_mtime
@@ -55,7 +56,7 @@ def test_data_of_a_run(tmp_path):
     assert columns["accuracy"] == [0.25, 0.75]
     assert columns["traffic"] == [4.0, 7.5]
     assert columns["updates"] == [2, 3]
-    # Lists of names are no metrics.
+    assert columns.pop("rejected-clients") == [1.0, None]
     assert columns.keys() == {*ROWS[0], "traffic", "updates"}
     assert clients[0] == CLIENTS[0] | {"rejected": 0, "unanswered": 0}
     assert (clients[1]["quality"], clients[1]["rejected"]) == (None, 1)

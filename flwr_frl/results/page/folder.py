@@ -92,8 +92,7 @@ def _run(directory: Path, stamps: tuple[tuple[float, int], ...]) -> dict[str, An
         final = read_object(directory / CLIENTS).items()
         clients = [{"client": n, **c, "quality": c.get(main)} for n, c in final]
     lost = {
-        kind: Counter(name for row in rows for name in row.get(f"{kind}-clients", ()))
-        for kind in ("rejected", "unanswered")
+        kind: _count(rows, f"{kind}-clients") for kind in ("rejected", "unanswered")
     }
     return {
         "state": status.get("state", ""),
@@ -109,6 +108,13 @@ def _run(directory: Path, stamps: tuple[tuple[float, int], ...]) -> dict[str, An
             for client in clients
         ],
     }
+
+
+def _count(rows: list[Row], name: str) -> Counter[str]:
+    """Count the names in the lists of some rows."""
+    # A client's metric may have the name of the list.
+    lists = (row[name] for row in rows if isinstance(row.get(name), list))
+    return Counter(client for clients in lists for client in clients)
 
 
 def _columns(rows: list[Row]) -> dict[str, list[float | None]]:
@@ -128,5 +134,4 @@ def _columns(rows: list[Row]) -> dict[str, list[float | None]]:
     kept = [max(part, key=lambda row: "evaluated" in row) for part in parts]
     kept[-1:] = every[-1:]
     names = sorted({name for row in kept for name, v in row.items() if is_number(v)})
-    columns = {name: [row.get(name) for row in kept] for name in names}
-    return {n: [v if is_number(v) else None for v in c] for n, c in columns.items()}
+    return {n: [r[n] if is_number(r.get(n)) else None for r in kept] for n in names}
