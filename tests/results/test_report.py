@@ -121,15 +121,6 @@ def test_finished_run_has_written_all_files(tmp_path, figures):
     assert written["config"] == {n: v for n, v in expected if n not in excluded}
 
 
-def test_files_that_cannot_be_written_are_logged(tmp_path, figures, caplog):
-    for name in ("accuracy.png", "metrics.csv"):
-        (tmp_path / "out" / name).mkdir(parents=True)
-    finished(tmp_path, "fedrep", 0.75)
-    lines = [line.split(":")[0] for line in caplog.messages]
-    assert lines == ["metrics.csv not written", "accuracy.png not written"]
-    assert (tmp_path / "out" / "table.md").is_file()
-
-
 def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     path = tmp_path / "out" / "summary.json"
     path.parent.mkdir()
