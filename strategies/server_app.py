@@ -21,10 +21,9 @@ from flwr_frl.common.settings import (
     resolve,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.comparison import read_summary
 from flwr_frl.results.output import archive_run, locked, prepare_directory
 from flwr_frl.results.page.serving import served_for
-from flwr_frl.results.report import Report
+from flwr_frl.results.report import Report, read_summary
 from flwr_frl.results.results import (
     LOST,
     METRICS,

@@ -34,7 +34,7 @@ NUMBERS = count()
 # Functions that draw figures. Tests replace them, since a figure takes longer than a
 # few rounds.
 FIGURES = {
-    "flwr_frl.results.comparison.plot": plot,
+    "flwr_frl.results.report.plot": plot,
 }
 
 

@@ -19,13 +19,13 @@ from flwr_frl.common.settings import (
     require,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.comparison import (
+from flwr_frl.results.output import archive_run
+from flwr_frl.results.parallel import run_parallel
+from flwr_frl.results.report import (
     read_comparable,
     shared_config,
     write_comparison,
 )
-from flwr_frl.results.output import archive_run
-from flwr_frl.results.parallel import run_parallel
 from flwr_frl.results.results import LATEST, LOST, NOT_WRITTEN, failure, objects_in
 from flwr_frl.results.tables import OVER_SEEDS
 

@@ -12,8 +12,8 @@ from flwr_frl.arguments import parse
 from flwr_frl.common.command_line import Parser
 from flwr_frl.common.settings import defaults
 from flwr_frl.predict.options import add_options, named_in
-from flwr_frl.results.comparison import PER_RUN
 from flwr_frl.results.plot import plot
+from flwr_frl.results.report import PER_RUN
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def compared(tmp_path_factory) -> Path:
     """Output of FedAvg and FedRep on digits."""
     output = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.results.comparison.plot", plot)
+        patch.setattr("flwr_frl.results.report.plot", plot)
         words = ("fedavg", "fedrep", "--rounds", "15")
         quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
         assert run(output, *words, **quick) == 0
