@@ -18,7 +18,6 @@ from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.files import refuse_links
 from flwr_frl.common.settings import (
     Settings,
@@ -67,11 +66,6 @@ class About:
     after: int
     directory: Path
     settings: Settings
-
-    @property
-    def checkpoint(self) -> str:
-        """The path of the run's checkpoint."""
-        return str(self.directory / CHECKPOINT)
 
 
 class Tracker:
@@ -131,9 +125,9 @@ class TensorBoard(Tracker):
         )
         if not about.after:
             measures = dict.fromkeys(("train-loss", *QUALITY), 0)
-            for part in hparams(dict(about.settings), measures):
+            settings = {**about.settings, "folder": str(about.directory)}
+            for part in hparams(settings, measures):
                 self.writer.file_writer.add_summary(part)
-        self.writer.add_text("checkpoint", about.checkpoint)
 
     def add(self, server_round: int, metrics: Metrics) -> None:
         """Add a point to each curve."""
@@ -173,7 +167,7 @@ class MLflow(Tracker):
             self.run = runs[0].info.run_id
             self.client.update_run(self.run, "RUNNING")
             return
-        tags = {self.TAG: about.run, "checkpoint": about.checkpoint}
+        tags = {self.TAG: about.run, "folder": str(about.directory)}
         run = self.client.create_run(experiment, run_name=about.algorithm, tags=tags)
         self.run = run.info.run_id
         params = [Param(n, str(v)[:MAX_LENGTH]) for n, v in about.settings.items()]
@@ -224,7 +218,7 @@ class WandB(Tracker):
             name=about.algorithm,
             group=str(about.settings["experiment"]) or None,
             resume="allow",
-            config={**about.settings, "checkpoint": about.checkpoint},
+            config={**about.settings, "folder": str(about.directory)},
             # A resumed run may have more rounds than before.
             allow_val_change=True,
             dir=str(about.directory.parent),
