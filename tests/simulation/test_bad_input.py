@@ -43,9 +43,8 @@ fedrep,fedavg => ~algorithm is 'fedrep,fedavg'; expected names separated by spac
 @ learning-rate=fast => run-config
 @ model=mlp => run-config
 fedrep --grid seed=1,2 => ~expected 'tune' before the algorithms
-tune fedrep => ~tune needs a setting with values
-tune fedrep --grid 'momentum=0.1, 0.2' => ~'0.2' has no name or no value; commas
-tune fedrep --grid 'momentum=0 momentum=1' => ~momentum is set twice
+tune fedrep => grid
+tune fedrep --grid 'momentum=0.1, 0.2' => grid
 @ local-epochs=5 => ~did you mean 'head-epochs' or 'representation-epochs'?
 --seed 1000000000000000000000000000000 => seed
 @ min-available-nodes=100 => min-available-nodes

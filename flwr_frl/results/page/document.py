@@ -53,8 +53,8 @@ const duration = seconds => seconds == null ? '-'
     + new Date(1000 * (seconds % 3600)).toISOString().slice(13, 19);
 const time = seconds => seconds ? new Date(1000 * seconds).toLocaleString() : '-';
 
-/* A table that can be sorted and searched. A column has a heading, the value by which
-   it sorts, and a function that returns what it shows. */
+/* A table that can be sorted and searched, of which 2000 rows are shown. A column has a
+   heading, the value by which it sorts, and a function that returns what it shows. */
 function table(id, columns) {
   const head = make('tr'), body = make('tbody');
   const find = make('input', { type: 'search', placeholder: 'find by name' });
@@ -65,8 +65,10 @@ function table(id, columns) {
     const order = (x, y) => (x == null) - (y == null) || sign * ((x > y) - (x < y));
     find.hidden = items.length <= 12;
     if (by) rows.sort((a, b) => order(by.value(a), by.value(b)));
-    body.replaceChildren(...rows.map(item => make('tr', {}, ...columns.map(
-      ({ value, shown }) => make('td', {}, shown(value(item), item))))));
+    const cells = item => columns.map(
+      ({ value, shown }) => make('td', {}, shown(value(item), item)));
+    body.replaceChildren(
+      ...rows.slice(0, 2000).map(item => make('tr', {}, ...cells(item))));
   }
   for (const column of columns) {
     const onclick = () => { sign = by === column ? -sign : 1; by = column; show(); };
