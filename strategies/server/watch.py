@@ -64,9 +64,11 @@ class Watch:
         if evaluation.number == row["round"]:
             self._add_problems(evaluation, f"evaluation of round {row['round']}")
         seconds = seconds_left(self.report.rows, self.rounds)
+        number = int(row.get("clients", 0))
+        counted = f"{number} client{'s' * (number != 1)}"
+        described = describe(row, str(self.report.settings["evaluate-on"]))
         parts = [
-            f"{row.get('clients', 0):g} clients",
-            describe(row, str(self.report.settings["evaluate-on"])),
+            ", ".join(filter(None, [counted, described])),
             joined and f"joined: {several(joined)}",
             left and f"left: {several(left)}",
             silent and f"no reply from {several(silent)}",

@@ -83,14 +83,14 @@ def test_each_round_logs_one_line(watched, tmp_path):
     # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples, so their weighted means are
     # 8 / 6, 20 / 10 and, for clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and
     # 0.3.
-    assert first == "round 1 of 3: 3 clients; train loss 1.333, accuracy 10.00%"
+    assert first == "round 1 of 3: 3 clients, train loss 1.333, accuracy 10.00%"
     assert second.startswith(
-        "round 2 of 3: 4 clients; train loss 2, accuracy 15.00%; "
+        "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; "
         "joined: 000003 (node 4); "
     )
     assert second.endswith(" left")
     assert third == (
-        "round 3 of 3: 2 clients; train loss 2.4, accuracy 16.67%; left: 000001; "
+        "round 3 of 3: 2 clients, train loss 2.4, accuracy 16.67%; left: 000001; "
         "no reply from 000002"
     )
 
