@@ -72,7 +72,7 @@ class Browser:
         line, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(line)
 
-    def screen(self, width: int, height: int, dark: bool = False) -> None:
+    def screen(self, width: int, height: int) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -80,8 +80,6 @@ class Browser:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
