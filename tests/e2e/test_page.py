@@ -1,6 +1,5 @@
 """The page in a real browser: its script works, and names are only text."""
 
-import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, browser
+from page_folders import write as write_run
 
 from flwr_frl.results.page.document import write_page
 from flwr_frl.results.page.serving import PageServer
@@ -20,22 +20,16 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 
 
 def write(folder: Path, rounds: int) -> None:
-    directory = folder / "fedrep"
-    directory.mkdir(parents=True, exist_ok=True)
     rows = [
         {"round": i, "seconds": 2.0 * i, "train-loss": 1 / i, "accuracy": 1 - 0.5 / i}
         for i in range(1, rounds + 1)
     ]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (directory / "metrics.jsonl").write_text(lines)
     names = [HOSTILE, *(f"pi-{i}" for i in range(1, 20))]
     clients = [
         {"client": name, "node": str(i), "quality": (i * 7 % 20) / 20, "last-round": i}
         for i, name in enumerate(names)
     ]
-    status = {"state": "running", "rounds": 9, "measure": "accuracy"}
-    text = json.dumps({**status, "clients": clients})
-    (directory / "status.json").write_text(text)
+    write_run(folder, rows=rows, clients=clients)
 
 
 @pytest.fixture
