@@ -9,7 +9,6 @@ from typing import Any
 from flwr.app import Context, UserConfig
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.file_settings import Followed
 from flwr_frl.clients.device.setup import (
     DeviceSettings,
     Setup,
@@ -40,7 +39,6 @@ from flwr_frl.strategies.algorithms import (
     FINE_TUNED,
     client_path,
     settings_owners,
-    strategy_class,
 )
 from flwr_frl.task.tasks import task_key, task_maker
 from flwr_frl.task.training import TrainerSettings
@@ -111,24 +109,6 @@ def takes_newcomers(settings: Settings) -> bool:
     # The traits of the class suffice; an instance would allocate its state.
     owners = settings_owners(settings)
     return all(owner.traits.takes_newcomers for owner in owners)
-
-
-def check_named(followed: Followed) -> None:
-    """Raise `SettingsError` if a file needs code that the user has not named.
-
-    Parameters
-    ----------
-    followed : Followed
-        The file's settings. Built-in tasks are checked when they are built.
-    """
-    followed.need(["algorithm"])
-    if is_path(followed.withheld.get("task", "")):
-        followed.need(["task"])
-    settings = followed.settings
-    # A strategy that wraps another one names it in a setting.
-    strategy = strategy_class(settings)
-    followed.need({getattr(strategy, "base_setting", "")} & {*declared(strategy)})
-    followed.need(declared(client_class(settings)))
 
 
 def check_countable(settings: Settings) -> None:

@@ -1,268 +1,282 @@
-"""Predict from images, or from lines of text files, with a trained model."""
+"""Predict from images, lines of text or arrays with a trained model."""
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_frl.clients.device.card import ModelCard
-from flwr_frl.common.settings import Settings, SettingsError, printable, reason_of
-from flwr_frl.predict.loading import Model, load_model, load_run
-from flwr_frl.task.data.images import IMAGE_SUFFIXES, images_in
+from flwr_frl.clients.device.card import CARD, ImageCard
+from flwr_frl.common.files import write_atomically
+from flwr_frl.common.settings import (
+    Settings,
+    SettingsError,
+    printable,
+    reason_of,
+    require,
+)
+from flwr_frl.task.base import Task
+from flwr_frl.task.data.images import IMAGE_SUFFIXES
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.models.weights import FORMAT, pack_model
+from flwr_frl.task.tasks import model_settings
+from flwr_frl.task.tasks.image import ImageTask
 
 # Number of images in memory at a time.
 BATCH_SIZE = 64
+# Metadata key of an exported model: the settings of its task, if it has no card.
+TASK = "task"
 
-# Access that reading a folder requires.
-READ = os.R_OK | os.X_OK
-# Path of a file or a folder.
 FilePath = str | os.PathLike[str]
 
 
 class Prediction(NamedTuple):
-    """Classes and probabilities of some images.
+    """Predictions for some inputs.
 
     Parameters
     ----------
     classes : list of str
-        The most probable class of each image.
-    probabilities : ndarray of float32
-        Shape (images, classes), 0 to 1.
+        The most probable class of each input; empty if the targets are numbers.
+    outputs : ndarray
+        Probabilities, of shape (inputs, classes); without classes, the outputs of the
+        model.
     """
 
     classes: list[str]
-    probabilities: NDArray[np.float32]
+    outputs: NDArray[np.floating[Any]]
 
 
 class Predictor:
-    """A trained image model that can be called: ``predictor(images)``.
+    """A trained model that can be called: ``classes, probabilities = predictor(x)``.
 
     Parameters
     ----------
-    classifier : Classifier
-        The model.
-    card : ModelCard
-        Its card; `SettingsError` if the model does not take images.
+    model : SplitModel
+        The model, with the parts ``representation`` and ``head``.
+    task : Task
+        Reads its inputs.
+    settings : mapping, default {}
+        Settings of the task; not needed for a built-in image model.
     """
 
-    def __init__(self, classifier: Model, card: ModelCard) -> None:
-        if card.images is None:
-            raise SettingsError(
-                f"the model of {card} does not take images; use `load_model` or "
-                "`load_run`, and `predict`"
-            )
-        self.classifier, self.card, self.images = classifier, card, card.images
+    def __init__(
+        self, model: SplitModel, task: Task, settings: Settings | None = None
+    ) -> None:
+        self.model = model.eval()
+        self.task = task
+        self._settings = settings or {}
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of all classes, in the order of the probabilities."""
-        return self.card.classes
+        """Names of the classes, in the order of the probabilities; may be empty."""
+        return tuple(map(str, self.task.classes))
 
     def __call__(
-        self, images: FilePath | Sequence[FilePath] | NDArray[np.uint8]
+        self, inputs: FilePath | Sequence[FilePath] | NDArray[Any] | Tensor
     ) -> Prediction:
-        """Classify images.
+        """Predict.
 
         Parameters
         ----------
-        images : path, sequence of paths, or ndarray of uint8
-            Image files of any size and folders of images, sorted by name, or pixels
-            (n, height, width, channels) of the model's input size.
+        inputs : str, path, sequence of them, or array
+            Image files of any size and folders of images, or other tasks' lines of
+            text. An array holds inputs of the model; for an image task uint8 pixels
+            (n, height, width, channels) like those of the training.
 
         Returns
         -------
         Prediction
-            ``classes`` and ``probabilities``, in the order of the images.
+            In the order of the inputs.
 
         Raises
         ------
         SettingsError
-            If a file is missing or is not an image, the pixels have another type or
-            shape, or outputs are not finite.
+            If an input is missing or unsuitable, or an output is not finite.
         """
-        if isinstance(images, np.ndarray):
-            return self.classify(self._checked(images))
-        paths = [images] if isinstance(images, str | os.PathLike) else images
-        return self.classify(files_in([Path(path) for path in paths]))
+        if isinstance(inputs, np.ndarray | Tensor):
+            several = [(f"input {i}", row) for i, row in enumerate(self._rows(inputs))]
+        else:
+            listed = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+            texts = [os.fspath(each) for each in listed]
+            if isinstance(self.task, ImageTask):
+                texts = list(map(str, files_in(texts)))
+            several = [(repr(text), text) for text in texts]
+        require(len(several) > 0, "inputs", inputs, "at least one")
+        parts = [prediction for _, prediction in self._batches(several)]
+        classes = [name for part in parts for name in part.classes]
+        return Prediction(classes, np.concatenate([part.outputs for part in parts]))
 
-    def classify(self, images: Sequence[Path] | Tensor) -> Prediction:
-        """Classify image files, or pixels as the model takes them, batch by batch."""
-        batches = [np.zeros((0, len(self.classes)), np.float32)]
-        with torch.no_grad():
-            for start in range(0, len(images), BATCH_SIZE):
-                batch = images[start : start + BATCH_SIZE]
-                if not isinstance(batch, Tensor):
-                    batch = self.images.read_pixels(batch)
-                outputs: Tensor = self.classifier(batch)
-                finite = outputs.isfinite().all(1)
-                if not finite.all():
-                    number = start + int(finite.int().argmin())
-                    is_pixels = isinstance(images, Tensor)
-                    place = f"image {number}" if is_pixels else str(images[number])
-                    raise _not_finite(place)
-                batches.append(outputs.softmax(1).numpy())
-        probabilities = np.concatenate(batches)
-        labels = probabilities.argmax(1) if len(probabilities) else []
-        return Prediction([self.classes[int(i)] for i in labels], probabilities)
+    def rows(self, paths: Sequence[FilePath]) -> Iterator[tuple[str, ...]]:
+        """Yield the predictions for images, or for nonempty lines of text files.
 
-    def _checked(self, pixels: NDArray[np.uint8]) -> Tensor:
-        channels, height, width = self.images.shape
-        shape = (height, width, channels)
-        if pixels.ndim != 4 or pixels.shape[1:] != shape or pixels.dtype != np.uint8:
+        Parameters
+        ----------
+        paths : sequence of paths
+            Images, folders of images, or text files whose lines the task reads.
+
+        Yields
+        ------
+        input, class name, probability
+            A tuple of text for each image or line. Without classes, it contains the
+            input and the outputs.
+
+        Raises
+        ------
+        SettingsError
+            As for a call, or if a file has no lines.
+        """
+        several = [pair for path in files_in(paths) for pair in self._lines(path)]
+        for places, (classes, outputs) in self._batches(several):
+            for i, place in enumerate(places):
+                if classes:
+                    yield place, printable(classes[i]), f"{outputs[i].max():.4f}"
+                else:
+                    yield place, *(f"{value:.6g}" for value in outputs[i].flatten())
+
+    def export(self, path: FilePath) -> None:
+        """Write the model to one ``.safetensors`` file, for `load_model`.
+
+        It contains all arrays, also the frozen ones, and a checksum.
+
+        Raises
+        ------
+        SettingsError
+            If the file has another suffix or cannot be written, or if the model has
+            more parts than the task's, as with some algorithms.
+        """
+        path = Path(path)
+        valid = path.suffix == ".safetensors"
+        require(valid, "export", str(path), "a name that ends with .safetensors")
+        tensors = self.model.state_dict()
+        if tensors.keys() != self.task.initial_state.keys():
             raise SettingsError(
-                f"images are {pixels.dtype} of shape {pixels.shape}; they must be "
-                f"uint8 of shape (n, {height}, {width}, {channels}), or files"
+                "export: the model of this algorithm has more parts than the task's, "
+                "so that only the run itself can build it"
             )
-        return torch.from_numpy(np.ascontiguousarray(pixels))
+        copies = {
+            # Tied parameters and frozen tensors may share memory.
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in {**tensors, **frozen_tensors(self.model)}.items()
+        }
+        try:
+            write_atomically(path, pack_model(copies, self._about()))
+        except OSError as error:
+            raise SettingsError(f"export {str(path)!r}: {error}", "export") from None
+
+    def _about(self) -> dict[str, str]:
+        if card := ImageCard.of(self.task):
+            return {"format": FORMAT, CARD: card.write()}
+        # The file has the weights. Some values that it lacks are drawn with the seed.
+        names = {*model_settings(str(self._settings["task"]))} - {"weights"}
+        names = (names | {"task", "seed", "num-clients"}) & self._settings.keys()
+        settings = {name: self._settings[name] for name in sorted(names)}
+        return {"format": FORMAT, TASK: json.dumps(settings)}
+
+    def _lines(self, path: Path) -> Iterator[tuple[str, str]]:
+        """Yield each place in a file with the text for ``task.read``."""
+        if isinstance(self.task, ImageTask) or path.suffix.lower() in IMAGE_SUFFIXES:
+            yield str(path), str(path)
+            return
+        try:
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+        except (OSError, ValueError) as error:
+            raise unusable(repr(str(path)), error) from None
+        if not any(map(str.strip, lines)):
+            raise unusable(repr(str(path)), "it has no lines")
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{path}:{number}", line
+
+    def _rows(self, inputs: NDArray[Any] | Tensor) -> Tensor:
+        """Return an array as the model takes it."""
+        tensor = torch.as_tensor(inputs)
+        if not isinstance(self.task, ImageTask):
+            dtype = next(self.model.parameters()).dtype
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+        shape = self.task.dataset.train.images.shape[1:]
+        if tensor.dtype != torch.uint8 or tensor.shape[1:] != shape:
+            raise SettingsError(
+                f"inputs are {tensor.dtype} of shape {tuple(tensor.shape)}; expected "
+                f"uint8 pixels of shape (n, {', '.join(map(str, shape))}), or files",
+                "inputs",
+            )
+        return ((tensor - self.task.mean) / self.task.std).permute(0, 3, 1, 2)
+
+    def _batches(
+        self, inputs: Sequence[tuple[str, str | Tensor]]
+    ) -> Iterator[tuple[tuple[str, ...], Prediction]]:
+        """Yield places and predictions of inputs, each with its place."""
+        # Texts may differ in length.
+        size = BATCH_SIZE if isinstance(self.task, ImageTask) else 1
+        for start in range(0, len(inputs), size):
+            places, batch = zip(*inputs[start : start + size], strict=True)
+            read = [self._read(*pair) for pair in zip(places, batch, strict=True)]
+            yield places, self._predict(places, torch.stack(read))
+
+    def _read(self, place: str, value: str | Tensor) -> Tensor:
+        try:
+            return value if isinstance(value, Tensor) else self.task.read(value)
+        # A decoder or a custom reader can raise any exception.
+        except Exception as error:
+            raise unusable(place, error) from None
+
+    def _predict(self, places: Sequence[str], inputs: Tensor) -> Prediction:
+        try:
+            with torch.no_grad():
+                outputs: Tensor = self.model(inputs)
+        # A custom model can raise any exception.
+        except Exception as error:
+            raise unusable(places[0], error) from None
+        for place, row in zip(places, outputs, strict=True):
+            if not row.isfinite().all():
+                raise unusable(place, "the model's output is not finite")
+        names = self.classes
+        if not names:
+            return Prediction([], outputs.numpy())
+        # The last position of a sequence holds the prediction.
+        scores = outputs if outputs.ndim == 2 else outputs[..., -1]
+        if scores.shape[1:] != (len(names),):
+            shape = tuple(outputs.shape)
+            text = f"the model's output has shape {shape}; expected a score per class"
+            raise unusable(places[0], text)
+        best = [names[int(i)] for i in scores.argmax(1)]
+        return Prediction(best, scores.softmax(1).numpy())
 
 
-def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Expand folders to the images in them.
+def files_in(paths: Sequence[FilePath]) -> list[Path]:
+    """Return files, with folders replaced by the images in them and in their folders.
 
-    A folder without images is replaced by its subfolders with images, such as the class
-    folders of a data set; those that cannot be read are skipped. A missing or
-    unreadable path, or a folder without any image, raises `SettingsError`.
+    A missing path, or a folder without images, raises `SettingsError`.
     """
     files: list[Path] = []
     for path in paths:
         # os.path, unlike Path, also accepts names that are too long.
         if os.path.isdir(path):
-            try:
-                within = [] if _has_images(path) else sorted(path.iterdir())
-            except OSError as error:
-                raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
-            readable = [p for p in within if os.path.isdir(p) and os.access(p, READ)]
-            folders = [p for p in readable if _has_images(p)]
-            for folder in folders or [path]:
-                files += [Path(entry.path) for entry in images_in(folder)]
-        elif os.path.isfile(path):
-            files.append(path)
+            within = sorted(p for p in Path(path).rglob("*") if p.is_file())
+            images = [p for p in within if p.suffix.lower() in IMAGE_SUFFIXES]
+            require(len(images) > 0, "folder", str(path), "one with images")
+            files += images
         else:
-            raise SettingsError(f"there is no file or folder {str(path)!r}")
+            require(os.path.isfile(path), "file", str(path), "one that exists")
+            files.append(Path(path))
     return files
 
 
-def _has_images(folder: Path) -> bool:
-    return any(p.suffix.lower() in IMAGE_SUFFIXES for p in folder.iterdir())
+def unusable(place: str, reason: object) -> SettingsError:
+    """Return the error for an input that has no prediction."""
+    text = reason_of(reason) if isinstance(reason, BaseException) else reason
+    return SettingsError(f"{place} cannot be predicted from: {text}", "inputs")
 
 
-def load(
-    path: FilePath,
-    client: str = "",
-    state_dir: FilePath = "",
-    data_dir: FilePath = "",
-    task: str = "",
-    algorithm: str = "",
-    named: Settings | None = None,
-) -> Predictor:
-    """Load a trained image model as a function.
-
-    Parameters
-    ----------
-    path : path
-        A ``.safetensors`` file that ``--export`` has written, or a run's
-        ``DIR/ALGORITHM``.
-    client, state_dir, algorithm : str, default ""
-        As for `load_run`; ``client`` selects whose model of a run is loaded.
-    data_dir, task, named
-        As for `load_run` and `load_model`.
-
-    Returns
-    -------
-    Predictor
-        ``classes, probabilities = predictor(images)``.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such model, or it does not take images.
-    """
-    path, data_dir = Path(path), str(data_dir)
-    if path.is_dir() or client:
-        places = str(state_dir), data_dir
-        loaded = load_run(path, client, *places, task, algorithm=algorithm, named=named)
-    else:
-        loaded = load_model(path, task, data_dir, named)
-    return Predictor(*loaded)
-
-
-def predict(
-    model: Model, card: ModelCard, files: Sequence[Path]
-) -> Iterator[tuple[str, ...]]:
-    """Predict from images, or from each nonempty line of text files.
-
-    Parameters
-    ----------
-    model, card
-        A model in evaluation mode and its card, as `load_run` returns them.
-    files : sequence of Path
-        Image files, or text files whose lines the task reads, each a table row or a
-        text. A task without an image model receives the path of an image as a line.
-
-    Yields
-    ------
-    input, class name, probability
-        A tuple for each image or line. Without classes, it contains the input and the
-        outputs.
-
-    Raises
-    ------
-    SettingsError
-        If a file is empty or cannot be read, if the task or the model rejects an input,
-        or if outputs are not finite.
-    """
-    if card.images is not None:
-        predictor = Predictor(model, card)
-        for start in range(0, len(files), BATCH_SIZE):
-            batch = files[start : start + BATCH_SIZE]
-            for path, name, row in zip(batch, *predictor.classify(batch), strict=True):
-                yield str(path), name, f"{row.max():.4f}"
-        return
-    for path in files:
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            yield str(path), *_outputs(model, card, str(path), str(path))
-            continue
-        try:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
-        if not any(map(str.strip, lines)):
-            raise SettingsError(f"{str(path)!r} has nothing to predict from")
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                place = f"{path}:{number}"
-                yield place, *_outputs(model, card, line, place)
-
-
-def _outputs(model: Model, card: ModelCard, line: str, place: str) -> tuple[str, ...]:
-    """Return the class name and its probability for a line, or the outputs."""
-    try:
-        with torch.no_grad():
-            outputs: Tensor = model(card.task.read(line)[None])[0]
-    # A custom reader or model can raise any exception.
-    except Exception as error:
-        reason = reason_of(error)
-        raise SettingsError(f"{place} cannot be predicted from: {reason}") from None
-    if not outputs.isfinite().all():
-        raise _not_finite(place)
-    if not card.classes:
-        return tuple(f"{value:.6g}" for value in outputs.flatten().tolist())
-    # The last position of a sequence holds the prediction.
-    scores = outputs if outputs.ndim == 1 else outputs[:, -1]
-    if scores.ndim != 1:
-        shape = tuple(outputs.shape)
-        text = f"the model's output has shape {shape}; expected a score per class"
-        raise SettingsError(f"{place} cannot be predicted from: {text}")
-    probability, label = scores.softmax(0).max(0)
-    return printable(card.classes[int(label)]), f"{float(probability):.4f}"
-
-
-def _not_finite(place: str) -> SettingsError:
-    return SettingsError(
-        f"{place} cannot be predicted from: the model's output is not finite"
-    )
+def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> None:
+    """Raise `SettingsError` unless all wanted arrays exist with their shapes."""
+    for name, like in wanted.items():
+        shape = tuple(arrays[name].shape) if name in arrays else None
+        allowed = f"one of shape {tuple(like.shape)} for the model"
+        require(shape == tuple(like.shape), f"array {name!r}", shape, allowed, "arrays")

@@ -31,10 +31,10 @@ def settings_of(tmp_path: Path, **more):
     return resolve({**usual, **dashed(more)})
 
 
-def accuracy(loaded, root: Path) -> float:
+def accuracy(predictor: Predictor, root: Path) -> float:
     """Return the accuracy on a folder's test images; subfolders name the classes."""
     images = sorted((root / "test").glob("*/*.png"))
-    pairs = zip(Predictor(*loaded)(images)[0], images, strict=True)
+    pairs = zip(predictor(images).classes, images, strict=True)
     return float(np.mean([name == path.parent.name for name, path in pairs]))
 
 
@@ -43,5 +43,5 @@ def reported(output: Path) -> dict[str, float]:
     return {name: about["accuracy"] for name, about in clients.items()}
 
 
-def of_device(root: Path, name: str):
+def of_device(root: Path, name: str) -> Predictor:
     return load_run(root / "results" / "fedrep", name, str(root / name))

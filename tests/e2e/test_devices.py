@@ -21,7 +21,7 @@ from devices import NAMES, assert_same, write_folders
 from federation import ROOT, Federation, processes_with, project, read_lines, wait_until
 from safetensors.numpy import load_file
 
-from flwr_frl.predict import load_run, predict
+from flwr_frl.predict import load_run
 
 GUEST = ROOT / "tests" / "guest"
 HOSTILE = Path(__file__).parent / "hostile_app"
@@ -223,12 +223,10 @@ def test_a_third_party_app_resumes_and_gives_one_line_errors(
         data = fleet.home / "data" / name
         files = {"state_dir": str(fleet.home / "state" / name), "data_dir": str(data)}
         files["task"] = "guest.task:sensors"
-        model, card = load_run(output / "fedrep", name, **files)
+        predictor = load_run(output / "fedrep", name, **files)
         table = np.loadtxt(data / "readings.csv", delimiter=",")[3::4]
-        tested = tmp_path / f"{name}.csv"
-        np.savetxt(tested, table[:, :-1], delimiter=",", fmt="%.9g")
-        predictions = [float(value) for _, value in predict(model, card, [tested])]
-        squares = np.square(predictions - table[:, -1]).mean()
+        predictions = predictor(table[:, :-1]).outputs
+        squares = np.square(predictions.flatten() - table[:, -1]).mean()
         assert squares == pytest.approx(clients[name]["loss"], rel=1e-4)
 
     log = fleet.run(GUEST, "roll=1.5", 600)

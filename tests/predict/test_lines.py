@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from command_line import one_error
-from refusals import assert_says
+from refusals import code_of
 from safetensors.torch import load_file
 
 from flwr_frl import simulate
-from flwr_frl.predict import export, load_model, load_run, predict
+from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main
-from flwr_frl.predict.personalize.__main__ import main as personalize
-from flwr_frl.task.training import evaluate
+from flwr_frl.predict.personalize import main as personalize
+from flwr_frl.task.tasks import build_task
 
 TABLE = """
 import torch
@@ -30,6 +30,7 @@ def table(num_clients, data_dir: Annotated[str, setting()] = ""):
     build = lambda: SplitModel(nn.Linear(2, 2, bias=False), nn.Linear(2, 1))
     return ExampleTask(build, sets, sets, nn.functional.mse_loss)
 """
+ROWS = np.array([[1.0, 2.0], [-3.0, 0.5]])
 
 
 @pytest.fixture
@@ -47,44 +48,45 @@ def table(own, tmp_path):
     return tmp_path
 
 
-def by_hand(folder: Path, client: str) -> list[float]:
-    """Return a client's outputs for the two rows, from the files of the run."""
-    shared = load_file(folder / "results" / "fedrep" / "checkpoint.safetensors")
-    b = shared["arrays/representation.weight"].numpy()
-    states = folder / "results" / "fedrep" / "clients" / client
-    head = load_file(max(states.iterdir()))
-    rows = np.array([[1.0, 2.0], [-3.0, 0.5]])
-    return (rows @ b.T @ head["head.weight"].numpy().T + head["head.bias"].numpy())[
-        :, 0
-    ].tolist()
+def by_hand(run: Path, client: str, rows: np.ndarray = ROWS) -> np.ndarray:
+    """Return a client's outputs for the rows, from the files of the run."""
+    b = load_file(run / "checkpoint.safetensors")["arrays/representation.weight"]
+    head = load_file(max((run / "clients" / client).iterdir()))
+    bias = head["head.bias"].numpy() if "head.bias" in head else 0
+    return rows @ b.numpy().T @ head["head.weight"].numpy().T + bias
 
 
 def test_table_rows_are_predicted_with_each_client_s_head(table, own, capsys):
     capsys.readouterr()
-    checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
-    rows = str(table / "rows.csv")
-    predictions = {}
+    run, rows = table / "results" / "fedrep", str(table / "rows.csv")
     for client in ("000000", "000002"):
-        assert main([rows, *checkpoint, "--client-name", client]) == 0
+        arguments = ["--checkpoint", str(run), "--task", own, "--client-name", client]
+        assert main([rows, *arguments]) == 0
         lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
         assert [place for place, _ in lines] == [f"{rows}:1", f"{rows}:3"]
-        predictions[client] = [float(value) for _, value in lines]
-        assert predictions[client] == pytest.approx(by_hand(table, client), rel=1e-4)
-    assert predictions["000000"] != predictions["000002"]
+        expected = by_hand(run, client)
+        assert [float(value) for _, value in lines] == pytest.approx(
+            expected[:, 0], rel=1e-4
+        )
+        # The same from Python, with lines and with arrays, and from an exported file
+        predictor = load_run(run, client, task=own)
+        predictor.export(table / "model.safetensors")
+        for each in (predictor, load_model(table / "model.safetensors", task=own)):
+            for inputs in (["1.0,2.0", "-3.0,0.5"], ROWS):
+                np.testing.assert_allclose(each(inputs).outputs, expected, rtol=1e-5)
+            assert each(ROWS).classes == []
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg-ft", "fedbabu", "per-fedavg", "hf-maml"])
 def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tmp_path):
     more = {"backend": "inline", "output": str(tmp_path), "fraction": 1.0}
     simulate(algorithm, task=own, clients=3, rounds=2, batch_size=4, **more)
-    place = tmp_path / algorithm
+    place, task = tmp_path / algorithm, build_task({"task": own}, 3)
     clients = json.loads((place / "clients.json").read_text())
     for name, metrics in clients.items():
-        model, card = load_run(place, name, task=own)
-        examples = card.task.test_examples(int(name))
-        with torch.no_grad():
-            outputs = model(examples.inputs)
-        loss = torch.nn.functional.mse_loss(outputs, examples.targets).item()
+        examples = task.test_examples(int(name))
+        outputs = load_run(place, name, task=own)(examples.inputs).outputs
+        loss = np.square(outputs - examples.targets.numpy()).mean()
         assert loss == pytest.approx(metrics["loss"], rel=1e-4)
     assert len({metrics["loss"] for metrics in clients.values()}) == 3
 
@@ -102,59 +104,32 @@ class Digits(ImageTask):
 IID = "flwr_datasets.partitioner:IidPartitioner"
 
 
-@pytest.mark.parametrize("algorithm", ["fedrep", "fedavg-ft"])
-def test_a_custom_partition_must_be_named_by_the_user(
-    algorithm, write_module, tmp_path
-):
+def test_a_custom_partition_must_be_named_by_the_user(write_module, tmp_path):
     task = write_module("own_digits", DIGITS) + ":Digits"
     more = {"backend": "inline", "output": str(tmp_path), "model": "logistic"}
     more |= {"partition": IID, "clients": 3, "rounds": 1, "task": task}
-    simulate(algorithm, **more, fraction=1.0, head_epochs=1)
-    place = tmp_path / algorithm
+    simulate("fedavg-ft", **more, fraction=1.0, head_epochs=1)
+    place = tmp_path / "fedavg-ft"
     clients = json.loads((place / "clients.json").read_text())
-    for name, metrics in clients.items():
-        model, card = load_run(place, name, task=task, partition=IID)
-        _, accuracy = evaluate(
-            model, card.task.test_examples(int(name)), card.task.loss
-        )
-        assert accuracy == pytest.approx(metrics["accuracy"], abs=1e-6)
+    examples = build_task({"task": task, "partition": IID}, 3).test_examples(1)
+    inputs, labels = next(examples.batches(len(examples)))
+    model = load_run(place, "000001", task=task, partition=IID).model
+    with torch.no_grad():
+        right = (model(inputs).argmax(1) == labels).double().mean()
+    assert float(right) == pytest.approx(clients["000001"]["accuracy"], abs=1e-6)
     # Otherwise the clients' examples are refused: code that files name is not run.
-    read = lambda: load_run(place, "000001", task=task)[1].task.test_examples(1)  # noqa: E731
-    assert_says("clients' examples were split by ", read)
-    call = (load_run, place, "000001")
-    line = "partition is 'os:path'; expected that"
-    assert_says(line, *call, task=task, partition="os:path")
-
-
-def test_an_exported_model_predicts_the_same(table, own, capsys):
-    model, card = load_run(table / "results" / "fedrep", "000001", task=own)
-    for suffix in ("safetensors", "pt2"):
-        export(model, card, table / f"model.{suffix}")
-    again = load_model(table / "model.safetensors", own)
-    files = [table / "rows.csv"]
-    assert list(predict(*again, files)) == list(predict(model, card, files))
-    program = torch.export.load(table / "model.pt2").module()
-    rows = torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 1.0]])
-    torch.testing.assert_close(program(rows), model(rows))
-
-
-def test_a_device_predicts_with_its_data_dir(table, own):
-    (table / "mine").write_text("2")
-    place = table / "results" / "fedrep"
-    model, card = load_run(place, "000002", data_dir=str(table), task=own)
-    assert card.num_clients == 0
-    ((_, one), (_, two)) = predict(model, card, [table / "rows.csv"])
-    assert [float(one), float(two)] == pytest.approx(by_hand(table, "000002"), rel=1e-4)
+    for named in ({}, {"partition": "os:path"}):
+        assert code_of(load_run, place, "000001", task=task, **named) == "partition"
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("1,2\n1,2,3\n", "x.csv:2 cannot be predicted from: "),
-        ("\n \n", "x.csv' has nothing to predict from"),
+        ("\n \n", "x.csv' cannot be predicted from: it has no lines"),
         ("nan,2\n", "x.csv:1 cannot be predicted from: the model's output is not"),
         ("a,b\n", "x.csv:1 cannot be predicted from: could not convert string to"),
-        (b"\xff\xfe", "x.csv' cannot be read: 'utf-8' codec"),
+        (b"\xff\xfe", "x.csv' cannot be predicted from: 'utf-8' codec"),
     ],
 )
 def test_an_invalid_line_gives_a_one_line_error(table, own, capsys, text, line):
@@ -167,12 +142,15 @@ def test_an_invalid_line_gives_a_one_line_error(table, own, capsys, text, line):
 
 def test_personalize_needs_the_name_of_a_custom_task(table, own, tmp_path, capsys):
     (tmp_path / "mine").write_text("2")
-    arguments = ["--checkpoint", str(table / "results" / "fedrep")]
+    run = table / "results" / "fedrep"
+    arguments = ["--checkpoint", str(run)]
     arguments += ["--client-name", "late", "--data-dir", str(tmp_path)]
     assert personalize(arguments) == 2
-    assert "run only where you name it" in capsys.readouterr().err
+    assert "task is" in one_error(capsys.readouterr().err)
     assert personalize([*arguments, "--task", own]) == 0
     assert f"--task {own}" in capsys.readouterr().out
+    predictor = load_run(run, "late", data_dir=tmp_path, task=own)
+    np.testing.assert_allclose(predictor(ROWS).outputs, by_hand(run, "late"), rtol=1e-4)
 
 
 @pytest.mark.parametrize("suffix", ["txt", "tsv"])
@@ -201,18 +179,13 @@ def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
 
 
 def test_rows_of_the_linear_task_are_predicted(tmp_path):
-    # The prediction is y = wᵀ Bᵀ x, with B and w from the files of the run.
-    more = {"backend": "inline", "output": str(tmp_path)}
     simulate(
         "fedrep",
         **{"task": "linear", "dimension": 2, "rank": 1, "clients": 3, "rounds": 2},
-        **{"initial_nodes": 2, "checkpoint_every": 1, "fraction": 1.0, **more},
+        **{"initial_nodes": 2, "checkpoint_every": 1, "fraction": 1.0},
+        **{"backend": "inline", "output": str(tmp_path)},
     )
-    (tmp_path / "row.csv").write_text("3,-1\n")
-    model, card = load_run(tmp_path / "fedrep", "000001")
-    ((_, value),) = predict(model, card, [tmp_path / "row.csv"])
-    shared = load_file(tmp_path / "fedrep" / "checkpoint.safetensors")
-    head = load_file(max((tmp_path / "fedrep" / "clients" / "000001").iterdir()))
-    b, w = shared["arrays/representation.weight"], head["head.weight"]
-    expected = (w @ b @ torch.tensor([3.0, -1.0], dtype=b.dtype)).item()
-    assert float(value) == pytest.approx(expected, rel=1e-4)
+    run = tmp_path / "fedrep"
+    outputs = load_run(run, "000001")("3,-1").outputs
+    expected = by_hand(run, "000001", np.array([[3.0, -1.0]]))
+    np.testing.assert_allclose(outputs.flatten(), expected.flatten(), rtol=1e-4)

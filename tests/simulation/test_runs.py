@@ -9,9 +9,8 @@ from PIL import Image
 
 from flwr_frl import cli, running
 from flwr_frl.arguments import parse
-from flwr_frl.common.command_line import Parser
 from flwr_frl.common.settings import defaults
-from flwr_frl.predict.options import add_options, named_in
+from flwr_frl.predict.command_line import named_in, parser_of
 from flwr_frl.results.plot import plot
 from flwr_frl.results.report import PER_RUN
 
@@ -135,9 +134,7 @@ def test_options_that_are_given_twice_are_combined(tmp_path):
     namespace, parsed = parse(["tune", "fedrep", *each, *grid])
     assert parsed == {"batch-size": 20, "momentum": 0.5, "resume": "results"}
     assert namespace.grid == "momentum=0,0.9 batch-size=5,10"
-    parser = Parser()
-    add_options(parser)
-    named = named_in(parser.parse_args([*each[:2], *each[4:]]))
+    named = named_in(parser_of("predict", "").parse_args([*each[:2], *each[4:]]))
     assert named == {"batch-size": 20, "resume": "results"}
 
 

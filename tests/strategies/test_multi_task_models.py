@@ -228,8 +228,10 @@ def test_each_node_keeps_its_batch_norm_statistics():
 def test_saved_run_predicts_with_the_model_of_each_node(tmp_path):
     outcome = algorithm_runs.run_tiny("multi-task", tmp_path)
     for client in ("000000", "000003"):
-        model, _ = load_run(tmp_path / "multi-task", client, task="cohort_tasks:normed")
-        for name, value in model.state_dict().items():
+        predictor = load_run(
+            tmp_path / "multi-task", client, task="cohort_tasks:normed"
+        )
+        for name, value in predictor.model.state_dict().items():
             kept = outcome.arrays[f"{client}/{name}"]
             np.testing.assert_array_equal(value.numpy(), kept)
 

@@ -14,8 +14,7 @@ from flwr_frl import simulate
 from flwr_frl.clients.device.evaluation import evaluate_model
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import resolve
-from flwr_frl.predict.personalize import personalize
-from flwr_frl.predict.personalize.fitting import Fitted
+from flwr_frl.predict.personalize import Fitted, personalize
 from flwr_frl.task import devices, resident
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.tasks import build_task
@@ -168,9 +167,9 @@ def test_newcomers_are_fitted_on_the_device(tmp_path):
     simulate("fedrep", "inline", **options)
 
     def fitted(device: str) -> Fitted:
-        folder = str(tmp_path / f"state-{device}")
+        folder = tmp_path / f"state-{device}"
         checkpoint = tmp_path / "out" / "fedrep"
-        return personalize(checkpoint, str(tmp_path), "late", folder, device)
+        return personalize(checkpoint, tmp_path, "late", folder, device=device)
 
     here, there = fitted("cpu"), fitted("gpu")
     assert devices.current() == double.GPU

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import named_tasks
+import numpy as np
 import pytest
 import refusals
 import torch
@@ -19,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from flwr_frl import simulate
-from flwr_frl.predict import export, load_model, load_run
+from flwr_frl.predict import load_model, load_run
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 LABELS = {"good": "up", "bad": "down", "fine": "up", "poor": "down"}
@@ -235,21 +236,13 @@ def test_a_run_is_loaded_and_exported(folder, data, tmp_path):
     more = {"fraction": 1.0, "checkpoint_every": 1, "output": str(tmp_path / "out")}
     run = simulate("fedsa-lora", "inline", **named, **sizes, **more)
     assert run.rows[-1]["rejected"] == 0
-    model, card = load_run(tmp_path / "out" / "fedsa-lora", "bob", **named)
-    tokens = card.task.read("the film is good")[None]
-    with torch.no_grad():
-        outputs = model(tokens)
-    export(model, card, tmp_path / "model.safetensors")
-    again, _ = load_model(tmp_path / "model.safetensors", **named)
-    with torch.no_grad():
-        torch.testing.assert_close(again(tokens), outputs)
-    export(model, card, tmp_path / "model.pt2")
-    program = torch.export.load(tmp_path / "model.pt2").module()
-    with torch.no_grad():
-        torch.testing.assert_close(program(tokens), outputs, rtol=1e-4, atol=1e-5)
+    predictor = load_run(tmp_path / "out" / "fedsa-lora", "bob", **named)
+    line, path = "the film is good", tmp_path / "model.safetensors"
+    predictor.export(path)
+    outputs = load_model(path, **named)(line).outputs
+    np.testing.assert_allclose(outputs, predictor(line).outputs, rtol=1e-5)
     # A model file alone does not select a transformer.
-    path = tmp_path / "model.safetensors"
-    assert "task" in str(refusals.refusal(load_model, path, data_dir=str(data)))
+    assert refusals.code_of(load_model, path, data_dir=str(data)) == "task"
 
 
 def test_the_task_of_the_guide_trains_with_its_adapters(folder, tmp_path, monkeypatch):
