@@ -5,7 +5,7 @@ Devices write it into their state files, and `flwr_frl.predict` into exported mo
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -18,6 +18,7 @@ from flwr_frl.task.tasks.image import ImageSettings, ImageTask
 
 # Keys of a file's metadata: the card, the names of the classes and the client's class.
 CARD, CLASSES, ALGORITHM = "image-model", "classes", "algorithm"
+T = TypeVar("T")
 Size = Annotated[int, Field(ge=1, le=10**5)]
 
 
@@ -69,11 +70,7 @@ class ImageCard:
     @classmethod
     def read(cls, text: str) -> Self:
         """Return the card that `write` has written; `SettingsError` if damaged."""
-        try:
-            return TypeAdapter(cls).validate_json(text)
-        except ValidationError:
-            message = "the description of the model is damaged"
-            raise SettingsError(message, "damaged-card") from None
+        return read_json(cls, text)
 
     def write(self) -> str:
         """Return the card as JSON."""
@@ -91,6 +88,15 @@ class ImageCard:
         )
         data = Dataset(images, images, self.classes)
         return ImageTask(self.source, settings, 0, data)
+
+
+def read_json(kind: type[T], text: str) -> T:
+    """Return a value of a type from a file's metadata; `SettingsError` if damaged."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError:
+        message = "the description of the model is damaged"
+        raise SettingsError(message, "damaged-card") from None
 
 
 def about_state(task: Task, kind: type[Client]) -> dict[str, str]:

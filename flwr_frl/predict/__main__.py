@@ -12,26 +12,65 @@ line, its class and the probability, or the outputs if there are no classes, sep
 by tabs.
 """
 
+import os
+import shlex
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.predict.command_line import (
-    Arguments,
-    exit_code,
-    named_in,
-    parser_of,
-    show,
-)
+from flwr.common.config import parse_config_args
+
+from flwr_frl.common.command_line import Parser
+from flwr_frl.common.settings import SettingsError, TrainingDivergedError
+from flwr_frl.predict.file_settings import FLAGS
 from flwr_frl.predict.loading import load_model, load_run
+from flwr_frl.predict.personalize import __doc__ as about_personalize
+from flwr_frl.predict.personalize import personalize
+
+Arguments = Sequence[str] | None
 
 
-def _predict(arguments: Arguments) -> None:
-    parser = parser_of("python -m flwr_frl.predict", __doc__)
+def parser_of(name: str, description: str | None) -> Parser:
+    """Return a parser with the options that both commands have."""
+    parser = Parser(prog=f"python -m {name}", description=description)
+    add = parser.add_argument
+    add("--checkpoint", default="", help="the server's DIR/ALGORITHM")
+    add("--client-name", default="", help="as in the node config")
+    add("--state-dir", default="", help="as in the node config")
+    add("--data-dir", default="", help="the client's data")
+    add("--task", default="", help="task, if it is custom or downloads its data")
+    add("--algorithm", default="", help="algorithm, if it is package.module:Class")
+    add(
+        "--run-config",
+        nargs="*",
+        action="extend",
+        default=[],
+        metavar="'k=v ...'",
+        help="other settings that a file alone cannot set, such as weights",
+    )
+    return parser
+
+
+def named_in(options: Namespace) -> dict[str, Any]:
+    """Return the settings that options name; `SettingsError` if they are malformed."""
+    try:
+        named = parse_config_args(options.run_config)
+    # Flower raises any exception of its TOML parser.
+    except Exception:
+        text = " ".join(options.run_config)
+        message = f"run-config is {text!r}; expected 'name=value ...'"
+        raise SettingsError(message, "run-config") from None
+    flags = {name: getattr(options, name.replace("-", "_")) for name in FLAGS}
+    return {**named, **{name: text for name, text in flags.items() if text}}
+
+
+def _predict(arguments: Sequence[str]) -> None:
+    parser = parser_of("flwr_frl.predict", __doc__)
     add = parser.add_argument
     add("files", nargs="*", help="images, folders of images, or text files")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--model", help="a file that --export has written")
-    source.add_argument("--checkpoint", help="the server's DIR/ALGORITHM")
+    add("--model", help="a file that --export has written, in place of --checkpoint")
     add("--export", help="write the model to this .safetensors file")
     options = parser.parse_args(arguments)
     if not options.files and not options.export:
@@ -46,12 +85,52 @@ def _predict(arguments: Arguments) -> None:
     if options.export:
         predictor.export(options.export)
     for cells in predictor.rows(options.files):
-        show("\t".join(cells))
+        _show("\t".join(cells))
+
+
+def _personalize(arguments: Sequence[str]) -> None:
+    parser = parser_of("flwr_frl.predict.personalize", about_personalize)
+    options = parser.parse_args(arguments)
+    name = options.client_name or Path(options.data_dir).resolve().name
+    where = {"checkpoint": options.checkpoint, "data_dir": options.data_dir}
+    where |= {"client_name": name, "state_dir": options.state_dir}
+    fitted = personalize(**{**named_in(options), **where})
+    results = {"loss": fitted.loss, **fitted.metrics}
+    text = ", ".join(f"{key} {value:.4g}" for key, value in results.items())
+    text += f" on {fitted.num_test_examples} test examples"
+    _show(f"fitted on {fitted.num_examples} examples, {text}; kept in {fitted.path}")
+    command = shlex.join(["--client-name", name, *arguments])
+    _show(f"python -m flwr_frl.predict FILES {command}")
+
+
+def _show(line: str) -> None:
+    # Names of files need not be valid Unicode.
+    text = line.encode("utf-8", "surrogateescape")
+    print(text.decode("utf-8", "backslashreplace"))
+
+
+def _exit_code(command: Callable[[Sequence[str]], None], arguments: Arguments) -> int:
+    try:
+        command(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except (SettingsError, TrainingDivergedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # A reader such as `head` has closed the pipe. Without the redirection, flushing
+        # the remaining output at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def main(arguments: Arguments = None) -> int:
     """Run the command; return 0, or 2 after printing a one-line error."""
-    return exit_code(_predict, arguments)
+    return _exit_code(_predict, arguments)
+
+
+def personalize_main(arguments: Arguments = None) -> int:
+    """Run the command ``flwr_frl.predict.personalize``; returns as `main`."""
+    return _exit_code(_personalize, arguments)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ are not used, and neither are large sizes.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.settings import (
     Setting,
     Settings,
-    SettingsError,
     declared,
     defaults,
     facts,
@@ -56,12 +53,11 @@ class FileSettings(NamedTuple):
         """Raise `SettingsError` if one of these settings is withheld."""
         for name in sorted(self.withheld.keys() & {*names}):
             option = f"--{name}" if name in FLAGS else f"--run-config '{name}=...'"
-            python = f"{name.replace('-', '_')}=..."
-            raise SettingsError(
-                f"{name} is {self.withheld[name]!r} in the file, and used only if you "
-                f"name it, too: by {option}, or {python} in Python",
-                name,
+            python = f"{name.replace('-', '_')}=... in Python"
+            allowed = (
+                f"you to name it, too, by {option} or {python}: a file alone may not"
             )
+            require(False, name, self.withheld[name], allowed)
 
     def need_algorithm(self) -> None:
         """Raise `SettingsError` if the algorithm or its settings are withheld."""
@@ -70,8 +66,7 @@ class FileSettings(NamedTuple):
         if is_path(self.withheld.get("task", "")):
             self.need(["task"])
         # A strategy that wraps another one names it in a setting.
-        strategy = strategy_class(self.settings)
-        self.need({getattr(strategy, "base_setting", "")} & {*declared(strategy)})
+        self.need(facts("code") & {*declared(strategy_class(self.settings))})
         self.need(declared(client_class(self.settings)))
 
     def need_task(self) -> None:
@@ -87,22 +82,26 @@ class FileSettings(NamedTuple):
         self.need({"num-clients", *model_settings(task)} - unused)
 
 
-def usable(settings: Mapping[str, Any], named: Settings) -> FileSettings:
+def usable(settings: Mapping[str, Any], given: Mapping[str, Any]) -> FileSettings:
     """Separate the settings of a file into usable and withheld ones.
 
     Parameters
     ----------
     settings : mapping
         Settings in the file.
-    named : mapping
-        Settings that the user names. Those that may name code must equal the file's;
-        any other value replaces the file's.
+    given : mapping
+        Settings that the user names, with ``-`` or ``_``; paths may be `Path`. Those
+        that may name code must equal the file's; any other value replaces the file's.
 
     Raises
     ------
     SettingsError
         If the user names an unknown setting, or different code than the file.
     """
+    named: dict[str, Setting] = {
+        name.replace("_", "-"): os.fspath(v) if isinstance(v, os.PathLike) else v
+        for name, v in given.items()
+    }
     for name, value in named.items():
         if name not in settings and name not in defaults():
             raise unknown("setting", name, {*settings, *defaults()})
@@ -131,20 +130,3 @@ def _is_harmless(name: str, value: Any) -> bool:
     if name in defaults():
         return name in facts("safe")
     return WORDS.fullmatch(value) is not None
-
-
-def named_settings(arguments: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return settings by name from the arguments of a function; paths become text."""
-    return {
-        name.replace("_", "-"): os.fspath(v) if isinstance(v, os.PathLike) else v
-        for name, v in arguments.items()
-    }
-
-
-@contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """Begin errors with the name of the file that they are about."""
-    try:
-        yield
-    except SettingsError as error:
-        raise SettingsError(f"{str(path)!r}: {error}", error.code) from None

@@ -4,25 +4,31 @@ import copy
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, RecordDict
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
 from flwr_frl.clients.algorithms import client_class, complete
 from flwr_frl.clients.base import Client, deployed_groups, digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
-from flwr_frl.clients.device.card import CARD, CLASSES, ImageCard, algorithm_of
+from flwr_frl.clients.device.card import (
+    CARD,
+    CLASSES,
+    ImageCard,
+    algorithm_of,
+    read_json,
+)
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.parameter_groups import HEAD, initial_arrays
 from flwr_frl.clients.device.setup import seed_torch
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import (
-    quoted,
     read_checked,
     state_directory,
     versions_in,
@@ -31,7 +37,6 @@ from flwr_frl.clients.device.state_file import (
     usable as usable_versions,
 )
 from flwr_frl.common import checkpoint
-from flwr_frl.common.files import refuse_links
 from flwr_frl.common.messages import FROZEN_DIGEST, SERVER_ROUND
 from flwr_frl.common.settings import (
     Setting,
@@ -43,12 +48,7 @@ from flwr_frl.common.settings import (
     require,
     unknown,
 )
-from flwr_frl.predict.file_settings import (
-    FileSettings,
-    errors_of,
-    named_settings,
-    usable,
-)
+from flwr_frl.predict.file_settings import FileSettings, usable
 from flwr_frl.predict.predictor import TASK, FilePath, Predictor, check_arrays
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
@@ -99,29 +99,22 @@ def load_model(path: FilePath, **settings: Setting | Path) -> Predictor:
         ) from None
     valid = metadata.get("format") == FORMAT
     require(valid, "model", str(path), "a file that --export has written")
-    with errors_of(path):
-        written: Settings = {}
-        if CARD in metadata:
-            task: Task = ImageCard.read(metadata[CARD]).task()
-        else:
-            try:
-                kind = TypeAdapter(dict[str, Setting])
-                in_file = kind.validate_json(metadata.get(TASK, ""))
-            except ValidationError:
-                message = "the description of the model is damaged"
-                raise SettingsError(message, "damaged-card") from None
-            files = usable(in_file, named_settings(settings))
-            files.need_task()
-            written = files.settings
-            task = build_task(written, max(0, int(written["num-clients"])))
-        check_size(task, arrays, written)
-        model = new_model(task)
-        state = {**model.state_dict(), **frozen_tensors(model)}
-        check_arrays(state, arrays)
-        with torch.no_grad():
-            for name, tensor in state.items():
-                tensor.copy_(arrays[name])
-        return Predictor(model, task, written)
+    of_task: Settings = {}
+    if CARD in metadata:
+        task: Task = ImageCard.read(metadata[CARD]).task()
+    else:
+        files = usable(read_json(dict[str, Setting], metadata.get(TASK, "")), settings)
+        files.need_task()
+        of_task = files.settings
+        task = build_task(of_task, max(0, int(of_task["num-clients"])))
+    check_size(task, arrays, of_task)
+    model = new_model(task)
+    state = {**model.state_dict(), **frozen_tensors(model)}
+    check_arrays(state, arrays)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(arrays[name])
+    return Predictor(model, task, of_task)
 
 
 def load_run(
@@ -159,28 +152,17 @@ def load_run(
         fit the model.
     """
     require(isinstance(client, str), "client", client, "a string")
-    run = read_run(path, named_settings(settings))
-    with errors_of(run.path):
-        return _load_client(run, client, str(state_dir))
-
-
-def _load_client(run: "TrainedRun", client: str, state_dir: str) -> Predictor:
+    run = read_run(path, settings)
     # Users name a simulated client by its folder, which may be named as another client.
     names = {label: name for name, label in run.values.labels.items()}
     client = names.get(client, client)
-    kind, directory = run.kind, run.directory_of(client, state_dir)
-    if kind._takes is not Client._takes:
-        raise SettingsError(
-            f"algorithm {run.settings['algorithm']!r} leaves no model of the task's "
-            "own: only its clients can combine its shared arrays",
-            "algorithm",
-        )
+    directory = run.directory_of(client, str(state_dir))
     about, personal = _personal_arrays(run, client, directory)
+    task: Task
     if CARD in about:
-        task: Task = ImageCard.read(about[CARD]).task()
-        index, written = 0, run.settings
+        task, index = ImageCard.read(about[CARD]).task(), 0
     else:
-        task, index, written = run.task(client)
+        task, index = run.task(client)
         classes = json.dumps(tuple(task.classes))
         wanted = about.get(CLASSES, classes)
         allowed = f"one with the classes {wanted}, for which the head is"
@@ -193,14 +175,13 @@ def _load_client(run: "TrainedRun", client: str, state_dir: str) -> Predictor:
     try:
         model = run.client(alone, index, client, personal).deployed_model()
     except _NeedsDataError:
-        task, index, written = run.task(client)
+        task, index = run.task(client)
         run.check_examples(task, index, client)
         trainer = run.client(task, index, client, personal)
         run.prepare(trainer, client, directory)
         model = trainer.deployed_model()
-        alone = changed(task, {"train_examples": refuse, "test_examples": refuse})
     # The clients of a process share the deployed model.
-    return Predictor(copy.deepcopy(model).cpu(), alone, written)
+    return Predictor(copy.deepcopy(model).cpu(), alone, run.settings_of(client))
 
 
 class _NeedsDataError(SettingsError):
@@ -215,37 +196,27 @@ def _personal_arrays(
     Both are empty if the algorithm needs none. Unlike `PersonalState`, this function
     changes no file.
     """
-    has_groups = bool(deployed_groups(run.kind))
-    on_server = {name.rpartition("/")[0] for name in under("heads/", run.state)}
-    names = sorted(run.values.acknowledged if has_groups else on_server)
-    if not has_groups and not names:
-        return {}, {}
-    labels = [run.values.labels.get(name, name) for name in names]
-    require(bool(client), "client-name", client, f"one of {', '.join(labels)}")
+    has_groups, acknowledged = bool(deployed_groups(run.kind)), run.values.acknowledged
+    on_server = dict.fromkeys(name.rpartition("/")[0] for name in run.heads)
+    names = acknowledged if has_groups else on_server
     # A newcomer has a state file even if the server stores the other clients' heads.
-    if not has_groups and client in names:
+    if not names or (client in on_server and not has_groups):
         return {}, {}
-    acknowledged = run.values.acknowledged.get(client, 0)
-    versions = versions_in(directory)
-    version = next(usable_versions(versions, run.values.run, acknowledged), None)
-    if version is None:
-        label = run.values.labels.get(client, client)
-        if client not in run.values.acknowledged:
-            raise unknown("client", label, labels)
-        rounds = sorted(v.round for v in versions if v.run == run.values.run)
-        raise SettingsError(
-            f"client {label!r} has states of the rounds {rounds} in {str(directory)!r};"
-            f" expected one of at most round {acknowledged}, the last that counted: "
-            "state-dir must be that of its SuperNode, and the checkpoint the newest",
-            "state-dir",
-        )
+    labels = sorted(run.values.labels.get(name, name) for name in names)
+    require(bool(client), "client-name", client, f"one of {', '.join(labels)}")
+    every, last = versions_in(directory), acknowledged.get(client, 0)
+    versions = list(usable_versions(every, run.values.run, last))
+    if not versions and client not in acknowledged:
+        raise unknown("client", client, labels)
+    rounds = sorted(each.round for each in every if each.run == run.values.run)
+    allowed = f"the folder with the state of round {last} or before, not {rounds}"
+    require(len(versions) > 0, "state-dir", str(directory), allowed)
     try:
         about = algorithm_of(run.kind)
-        metadata, arrays = read_checked(version.path, client, None, about)
+        metadata, arrays = read_checked(versions[0].path, client, None, about)
     except (SafetensorError, OSError, ValueError) as error:
-        raise SettingsError(
-            f"{str(version.path)!r} cannot be used: {error}", "state-dir"
-        ) from None
+        message = f"state-dir: {str(versions[0].path)!r} cannot be used: {error}"
+        raise SettingsError(message, "state-dir") from None
     return metadata, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -297,35 +268,40 @@ class TrainedRun:
         return client_class(self.settings)
 
     @property
+    def heads(self) -> Tensors:
+        """Each client's arrays on the server, by ``CLIENT/NAME``; most have none."""
+        return under("heads/", self.state)
+
+    @property
     def data_dir(self) -> str:
         """The folder of data that the user names; never one that only the file does."""
         return str(self.settings["data-dir"])
 
-    def task(self, client: str) -> tuple[Task, int, Settings]:
-        """Return the task, the index of a client, and the task's settings.
+    def settings_of(self, client: str) -> Settings:
+        """Return the settings of a client's task.
 
-        A device has the data of ``data-dir``. A simulated client, or none, has those of
-        the run.
+        A device trains on all data in ``data-dir``. A simulated client, or none, has
+        the data of the run.
         """
+        if SIMULATED.fullmatch(client) or not self.data_dir:
+            return self.settings
+        alone: Settings = {"validation-fraction": 0.0, "evaluate-on": "test"}
+        return {**self.settings, **alone, "num-clients": 0}
+
+    def task(self, client: str) -> tuple[Task, int]:
+        """Return the task with a client's examples, and the index of the client."""
         self.files.need_task()
-        num_clients, index = int(self.settings["num-clients"]), 0
-        settings = dict(self.settings)
-        if SIMULATED.fullmatch(client):
-            index, last = int(client), f"{num_clients - 1:06d}"
-            require(
-                index < num_clients, "client-name", client, f"one of 000000 to {last}"
-            )
-        elif self.data_dir:
-            # A device trains on all of its data.
-            settings |= {"validation-fraction": 0.0, "evaluate-on": "test"}
-            settings["num-clients"] = 0
-        task = build_task(settings, int(settings["num-clients"]))
-        name = str(settings["task"])
+        settings = self.settings_of(client)
+        count, name = int(settings["num-clients"]), str(settings["task"])
+        index = int(client) if SIMULATED.fullmatch(client) else 0
+        allowed = f"one of 000000 to {count - 1:06d}"
+        require(index < max(count, 1), "client-name", client, allowed)
+        task = build_task(settings, count)
         allowed = f"none with the task {name!r}, which has no data of a device"
-        valid = settings["num-clients"] != 0 or reads_data_dir(task, name)
+        valid = count != 0 or reads_data_dir(task, name)
         require(valid, "data-dir", self.data_dir, allowed)
         self._check_classes(tuple(map(str, task.classes)))
-        return task, index, settings
+        return task, index
 
     def _check_classes(self, classes: tuple[str, ...]) -> None:
         """Raise `SettingsError` if a shared head was trained for other classes."""
@@ -343,10 +319,9 @@ class TrainedRun:
             self.files.need(["partition"])
             check_examples(task, index, self.values.examples.get(client))
             return
-        algorithm = self.settings["algorithm"]
-        allowed = f"the device's data, on which {algorithm!r} trains before its model "
-        require(bool(self.data_dir), "data-dir", "", allowed + "is used")
-        require(bool(client), "client-name", client, "the device's name")
+        allowed = "a simulated client, such as 000000, or a device with its data-dir: "
+        allowed += f"{self.settings['algorithm']!r} trains before its model is used"
+        require(bool(client and self.data_dir), "client-name", client, allowed)
 
     def client(
         self, task: Task, index: int, name: str, personal: Tensors | None = None
@@ -355,8 +330,8 @@ class TrainedRun:
 
         Without ``personal``, its personal arrays have their initial values.
         """
-        heads, kept = under("heads/", self.state), personal or {}
-        arrays = self.arrays | under(f"{name}/", heads) | kept
+        kept = personal or {}
+        arrays = self.arrays | under(f"{name}/", self.heads) | kept
         check_size(task, arrays, self.settings)
         state = PersonalState.holding({n: a.numpy() for n, a in kept.items()})
         algorithm = build(self.kind.settings_type, self.settings)
@@ -375,8 +350,8 @@ class TrainedRun:
         if personal is not None:
             wanted |= initial_arrays(client, deployed_groups(self.kind))
         # If the server stores a head for each client, a newcomer's is the initial one.
-        for group_name in {n.rpartition("/")[2] for n in heads} & shared.keys():
-            arrays.setdefault(group_name, shared[group_name])
+        alone = {each.rpartition("/")[2] for each in self.heads}
+        arrays = {n: shared[n] for n in alone & shared.keys()} | arrays
         check_arrays(wanted, arrays)
         client.receive([arrays[n].numpy() for n in shared], {})
         return client
@@ -386,13 +361,10 @@ class TrainedRun:
 
         ``state_dir`` is that of a device; for simulated clients it is empty.
         """
-        if not state_dir:
-            directory = self.path.parent / "clients" / quoted(client)
-            refuse_links("checkpoint", directory.parent, directory)
-            return directory
-        experiment = str(self.settings["experiment"])
-        node = {"state-dir": state_dir}
-        return state_directory(node, client, self.values.run, experiment)
+        node: Settings = {"state-dir": state_dir} if state_dir else {"partition-id": 0}
+        run, experiment = self.values.run, str(self.settings["experiment"])
+        states = self.path.parent / "clients"
+        return state_directory(node, client, run, experiment, states)
 
     def prepare(self, client: Client, name: str, directory: Path | None) -> None:
         """Set up a client's privacy and random state as in the last evaluation."""
@@ -405,7 +377,7 @@ class TrainedRun:
         seed_torch(context, int(self.settings["seed"]), config)
 
 
-def read_run(path: FilePath, named: Settings) -> TrainedRun:
+def read_run(path: FilePath, named: Mapping[str, object]) -> TrainedRun:
     """Read a server's checkpoint.
 
     Parameters
@@ -422,11 +394,8 @@ def read_run(path: FilePath, named: Settings) -> TrainedRun:
     """
     # os.path, unlike Path, also accepts names that are too long.
     file = Path(path) / checkpoint.FILE if os.path.isdir(path) else Path(path)
-    if not os.path.isfile(file):
-        runs = sorted(each.parent for each in file.parent.glob(f"*/{checkpoint.FILE}"))
-        near = f", such as {str(runs[0])!r}" if runs else ""
-        allowed = f"the folder of a run, DIR/ALGORITHM{near}"
-        require(False, "checkpoint", str(path), allowed)
+    allowed = "the folder of a run, DIR/ALGORITHM, or the file in it"
+    require(os.path.isfile(file), "checkpoint", str(path), allowed)
     try:
         about, arrays, state = checkpoint.read(file)
         values = _Values.model_validate(about["values"])
@@ -441,11 +410,10 @@ def read_run(path: FilePath, named: Settings) -> TrainedRun:
             f"checkpoint {str(file)!r} is not that of a run: {error_line(error)}",
             "checkpoint",
         ) from None
-    with errors_of(file):
-        files = usable(written, named)
-        files.need_algorithm()
-        settings = complete(files.settings)
-        return TrainedRun(file, files, settings, values, server_round, shared, kept)
+    files = usable(written, named)
+    files.need_algorithm()
+    settings = complete(files.settings)
+    return TrainedRun(file, files, settings, values, server_round, shared, kept)
 
 
 def check_size(task: Task, arrays: Tensors, settings: Settings) -> None:

@@ -8,7 +8,6 @@ uses the result, and so does a later run in which the device takes part.
 """
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,19 +18,10 @@ from flwr.app import Context, RecordDict
 from flwr_frl.clients.algorithms import takes_newcomers
 from flwr_frl.clients.base import deployed_groups
 from flwr_frl.clients.device.card import about_state
-from flwr_frl.clients.device.conversions import under
 from flwr_frl.clients.device.parameter_groups import personal_arrays
-from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.settings import Setting, SettingsError, build, require
-from flwr_frl.predict.command_line import (
-    Arguments,
-    exit_code,
-    named_in,
-    parser_of,
-    show,
-)
-from flwr_frl.predict.file_settings import named_settings
+from flwr_frl.common.files import refuse_links
+from flwr_frl.common.settings import Setting, SettingsError, require
 from flwr_frl.predict.loading import SIMULATED, TrainedRun, read_run
 from flwr_frl.predict.predictor import FilePath
 from flwr_frl.task.devices import use
@@ -103,19 +93,20 @@ def personalize(
     exists = os.path.exists(os.path.expanduser(data_dir))
     require(exists, "data-dir", str(data_dir), "a folder or file that is there")
     named = {"device": "auto", **settings, "data_dir": data_dir}
-    run = read_run(checkpoint, named_settings(named))
+    run = read_run(checkpoint, named)
     _check_newcomer(run, client_name)
     # Personal parts that are not fitted keep their initial values.
     run.files.need(["weights"])
     # The device is set before the task is built, which allocates memory on it.
-    device = build(DeviceSettings, run.settings)
-    use(device.device)
-    torch.set_num_threads(device.torch_threads)
-    task, index, _ = run.task(client_name)
+    use(str(run.settings["device"]))
+    torch.set_num_threads(int(run.settings["torch-threads"]))
+    task, index = run.task(client_name)
     task.check(index)
     directory = run.directory_of(client_name, str(state_dir))
+    if directory is not None:
+        refuse_links("checkpoint", directory.parent, directory)
     client = run.client(task, index, client_name)
-    heads = {name.rpartition("/")[2] for name in under("heads/", run.state)}
+    heads = {name.rpartition("/")[2] for name in run.heads}
     alone = [client._group_of(name) for name in client.received if name in heads]
     groups = (*deployed_groups(run.kind), *alone)
     if not groups:
@@ -154,32 +145,7 @@ def _check_newcomer(run: TrainedRun, name: str) -> None:
     require(takes_newcomers(run.settings), "algorithm", algorithm, allowed)
 
 
-def _personalize(arguments: Arguments) -> None:
-    parser = parser_of("python -m flwr_frl.predict.personalize", __doc__)
-    add = parser.add_argument
-    add("--checkpoint", required=True, help="the server's DIR/ALGORITHM")
-    options = parser.parse_args(arguments)
-    name = options.client_name or Path(options.data_dir).resolve().name
-    where = {"checkpoint": options.checkpoint, "data_dir": options.data_dir}
-    where |= {"client_name": name, "state_dir": options.state_dir}
-    fitted = personalize(**{**named_in(options), **where})
-    text = f"fitted on {fitted.num_examples} examples"
-    if fitted.num_test_examples:
-        result = f"loss {fitted.loss:.4g}"
-        if "accuracy" in fitted.metrics:
-            result = f"accuracy {fitted.metrics['accuracy']:.2%}"
-        text += f", {result} on {fitted.num_test_examples} test examples"
-    show(f"{text}; kept in {fitted.path}")
-    # Both commands have the same options.
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command = ["--client-name", name, *given]
-    show(f"python -m flwr_frl.predict FILES {shlex.join(command)}")
-
-
-def main(arguments: Arguments = None) -> int:
-    """Run the command; return 0, or 2 after printing a one-line error."""
-    return exit_code(_personalize, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from flwr_frl.predict.__main__ import personalize_main
+
+    sys.exit(personalize_main())

@@ -241,10 +241,6 @@ class Predictor:
             return Prediction([], outputs.numpy())
         # The last position of a sequence holds the prediction.
         scores = outputs if outputs.ndim == 2 else outputs[..., -1]
-        if scores.shape[1:] != (len(names),):
-            shape = tuple(outputs.shape)
-            text = f"the model's output has shape {shape}; expected a score per class"
-            raise unusable(places[0], text)
         best = [names[int(i)] for i in scores.argmax(1)]
         return Prediction(best, scores.softmax(1).numpy())
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from flwr_frl import simulate
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main
-from flwr_frl.predict.personalize import main as personalize
+from flwr_frl.predict.__main__ import personalize_main as personalize
 from flwr_frl.task.tasks import build_task
 
 TABLE = """

@@ -21,7 +21,8 @@ from flwr_frl.common.messages import FROZEN_BYTES, FROZEN_DIGEST
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import load_run
 from flwr_frl.predict.__main__ import main as predict
-from flwr_frl.predict.personalize import main, personalize
+from flwr_frl.predict.__main__ import personalize_main as main
+from flwr_frl.predict.personalize import personalize
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
@@ -137,7 +138,7 @@ def test_the_printed_command_predicts(root, tmp_path, late, capsys, algorithm):
     capsys.readouterr()
     assert main(["--checkpoint", str(checkpoint), "--data-dir", str(late)]) == 0
     line, command = capsys.readouterr().out.splitlines()
-    assert line.startswith("fitted on 30 examples, accuracy ")
+    assert line.startswith("fitted on 30 examples, loss ")
     start, _, options = command.partition(" FILES ")
     assert start == "python -m flwr_frl.predict"
     assert predict([str(tmp_path / "bright.png"), *shlex.split(options)]) == 0
@@ -178,7 +179,7 @@ def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
         assert line in one_error(err)
     assert not (tmp_path / "state").exists()
     assert main(["--data-dir", str(late)]) == 2
-    assert "--checkpoint" in one_error(capsys.readouterr().err)
+    assert "checkpoint is ''" in one_error(capsys.readouterr().err)
 
 
 def test_a_client_name_cannot_leave_the_state_folder(fedrep, tmp_path, late):

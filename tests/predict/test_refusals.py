@@ -57,7 +57,7 @@ RUN = ["--checkpoint", "{root}/results/fedrep"]
 ANNA = [*RUN, "--client-name", "anna", "--state-dir", "{root}/anna"]
 IMAGE = "{folders}/anna/test/ant/0.png"
 BAD_INPUT = [
-    ([IMAGE], "one of the arguments --model --checkpoint is required"),
+    ([IMAGE], "checkpoint is ''; expected the folder of a run, DIR/ALGORITHM"),
     (ANNA, "there is nothing to do: give files or --export FILE"),
     (["{root}/nothing.png", *ANNA], "file is '{root}/nothing.png'; expected one that"),
     (["{root}/bob", *ANNA], "folder is '{root}/bob'; expected one with images"),
@@ -71,12 +71,11 @@ BAD_INPUT = [
     ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
     ([IMAGE, "--checkpoint", "{root}/no"], "checkpoint is '{root}/no'; expected"),
     ([IMAGE, "--checkpoint", "x" * 400], "checkpoint is 'xxx"),
-    ([IMAGE, "--checkpoint", "{root}/results"], "such as '{root}/results/fedrep'"),
     ([IMAGE, "--checkpoint", "{root}/empty"], "it has no checksum; expected a"),
     ([IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]], "its checksum is wrong"),
     ([IMAGE, *RUN], "client-name is ''; expected one of anna, bob"),
     ([IMAGE, *RUN, "--client-name", "ann"], "'ann'; did you mean 'anna'"),
-    ([IMAGE, *RUN, "--client-name", "anna"], "state-dir must be that of its SuperNode"),
+    ([IMAGE, *RUN, "--client-name", "anna"], "clients/anna'; expected the folder"),
     (
         [IMAGE, *RUN, "--client-name", "bob", "--state-dir", "{root}/bob"],
         "cannot be used: its checksum is wrong",
@@ -144,7 +143,7 @@ def test_a_run_without_a_model_of_the_task_is_refused(folders, tmp_path):
     settings = {**settings_of(tmp_path, data_dir=str(folders)), **overrides}
     run(algorithm, settings, "inline")
     place = tmp_path / "results" / algorithm
-    assert code_of(load_run, place, "000001") == "algorithm"
+    assert code_of(load_run, place, "000001") == "arrays"
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-ft"])

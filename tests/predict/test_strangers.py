@@ -18,8 +18,8 @@ from flwr_frl.common.sealed import seal
 from flwr_frl.common.settings import defaults, facts
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main as predict_main
+from flwr_frl.predict.__main__ import personalize_main
 from flwr_frl.predict.file_settings import usable
-from flwr_frl.predict.personalize import main as personalize_main
 from flwr_frl.predict.personalize import personalize
 from flwr_frl.task.models.weights import FORMAT, pack_model
 

@@ -10,7 +10,7 @@ from PIL import Image
 from flwr_frl import cli, running
 from flwr_frl.arguments import parse
 from flwr_frl.common.settings import defaults
-from flwr_frl.predict.command_line import named_in, parser_of
+from flwr_frl.predict.__main__ import named_in, parser_of
 from flwr_frl.results.plot import plot
 from flwr_frl.results.report import PER_RUN
 
