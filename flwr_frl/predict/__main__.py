@@ -25,9 +25,9 @@ from flwr.common.config import parse_config_args
 from flwr_frl.common.command_line import Parser
 from flwr_frl.common.settings import SettingsError, TrainingDivergedError
 from flwr_frl.predict.file_settings import FLAGS
-from flwr_frl.predict.loading import load_model, load_run
 from flwr_frl.predict.personalize import __doc__ as about_personalize
-from flwr_frl.predict.personalize import personalize
+from flwr_frl.predict.predictor import load_model
+from flwr_frl.predict.runs import load_run, personalize
 
 Arguments = Sequence[str] | None
 

@@ -7,7 +7,7 @@ are not used, and neither are large sizes.
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.settings import (
@@ -49,6 +49,39 @@ class FileSettings(NamedTuple):
     settings: Settings
     withheld: Mapping[str, Any]
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Self:
+        """Separate the settings of a file into usable and withheld ones.
+
+        Parameters
+        ----------
+        settings : mapping
+            Settings in the file.
+        given : mapping
+            Settings that the user names, with ``-`` or ``_``; paths may be `Path`.
+            Those that may name code must equal the file's; others replace the file's.
+
+        Raises
+        ------
+        SettingsError
+            If the user names an unknown setting, or different code than the file.
+        """
+        named: dict[str, Setting] = {
+            name.replace("_", "-"): os.fspath(v) if isinstance(v, os.PathLike) else v
+            for name, v in given.items()
+        }
+        for name, value in named.items():
+            if name not in settings and name not in defaults():
+                raise unknown("setting", name, {*settings, *defaults()})
+            if name in facts("code"):
+                in_file = settings.get(name, defaults().get(name))
+                require(value == in_file, name, value, f"that of the file, {in_file!r}")
+        mine = {n: v for n, v in settings.items() if n in named or _is_harmless(n, v)}
+        withheld = {n: v for n, v in settings.items() if n not in mine}
+        replaced = {n: v for n, v in fallbacks().items() if n in withheld}
+        resolved = resolve({**mine, **replaced, **named}, unknown_names="keep")
+        return cls(resolved, withheld)
+
     def need(self, names: Iterable[str]) -> None:
         """Raise `SettingsError` if one of these settings is withheld."""
         for name in sorted(self.withheld.keys() & {*names}):
@@ -80,39 +113,6 @@ class FileSettings(NamedTuple):
         if self.settings["adapters"] == "none":
             unused.add("weights")
         self.need({"num-clients", *model_settings(task)} - unused)
-
-
-def usable(settings: Mapping[str, Any], given: Mapping[str, Any]) -> FileSettings:
-    """Separate the settings of a file into usable and withheld ones.
-
-    Parameters
-    ----------
-    settings : mapping
-        Settings in the file.
-    given : mapping
-        Settings that the user names, with ``-`` or ``_``; paths may be `Path`. Those
-        that may name code must equal the file's; any other value replaces the file's.
-
-    Raises
-    ------
-    SettingsError
-        If the user names an unknown setting, or different code than the file.
-    """
-    named: dict[str, Setting] = {
-        name.replace("_", "-"): os.fspath(v) if isinstance(v, os.PathLike) else v
-        for name, v in given.items()
-    }
-    for name, value in named.items():
-        if name not in settings and name not in defaults():
-            raise unknown("setting", name, {*settings, *defaults()})
-        if name in facts("code"):
-            in_file = settings.get(name, defaults().get(name))
-            require(value == in_file, name, value, f"that of the file, {in_file!r}")
-    mine = {n: v for n, v in settings.items() if n in named or _is_harmless(n, v)}
-    withheld = {n: v for n, v in settings.items() if n not in mine}
-    replaced = {n: v for n, v in fallbacks().items() if n in withheld}
-    resolved = resolve({**mine, **replaced, **named}, unknown_names="keep")
-    return FileSettings(resolved, withheld)
 
 
 def _is_harmless(name: str, value: Any) -> bool:

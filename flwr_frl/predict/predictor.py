@@ -1,4 +1,4 @@
-"""Predict from images, lines of text or arrays with a trained model."""
+"""Predict with a trained model, export it to a file, and load it again."""
 
 import json
 import os
@@ -11,25 +11,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_frl.clients.device.card import CARD, ImageCard
+from flwr_frl.clients.device.card import CARD, ImageCard, read_json
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import (
+    Setting,
     Settings,
     SettingsError,
+    error_line,
+    is_path,
     printable,
     reason_of,
     require,
 )
+from flwr_frl.predict.file_settings import FileSettings
 from flwr_frl.task.base import Task
 from flwr_frl.task.data.images import IMAGE_SUFFIXES
-from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.models.weights import FORMAT, pack_model
-from flwr_frl.task.tasks import model_settings
+from flwr_frl.task.models import SplitModel, without_memory
+from flwr_frl.task.models.frozen import frozen_tensors, new_model
+from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
+from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.image import ImageTask
 
 # Number of images in memory at a time.
 BATCH_SIZE = 64
+# Values of a model that a file of arrays may lack; 256 MiB of float32.
+MAX_MISSING_VALUES = 2**26
 # Metadata key of an exported model: the settings of its task, if it has no card.
 TASK = "task"
 
@@ -245,6 +251,58 @@ class Predictor:
         return Prediction(best, scores.softmax(1).numpy())
 
 
+def load_model(path: FilePath, **settings: Setting | Path) -> Predictor:
+    """Load a model that `Predictor.export` has written.
+
+    Parameters
+    ----------
+    path : path
+        The ``.safetensors`` file.
+    **settings
+        Settings that the file alone cannot set, with ``_`` in place of ``-``: ``task``
+        if the file names an import path or a task that downloads its data, and
+        ``data_dir`` if the task reads a folder. A file alone never causes code to run,
+        a path to be read or a host to be contacted. Built-in image models need none.
+
+    Returns
+    -------
+    Predictor
+        The model.
+
+    Raises
+    ------
+    SettingsError
+        If the file is missing, damaged or of another kind.
+    """
+    path = Path(path)
+    try:
+        metadata, arrays = read_safetensors(path)
+    # A damaged file raises exceptions of many types.
+    except Exception as error:
+        raise SettingsError(
+            f"model {str(path)!r} cannot be read: {error_line(error)}", "model"
+        ) from None
+    valid = metadata.get("format") == FORMAT
+    require(valid, "model", str(path), "a file that --export has written")
+    of_task: Settings = {}
+    if CARD in metadata:
+        task: Task = ImageCard.read(metadata[CARD]).task()
+    else:
+        written = read_json(dict[str, Setting], metadata.get(TASK, ""))
+        files = FileSettings.of(written, settings)
+        files.need_task()
+        of_task = files.settings
+        task = build_task(of_task, max(0, int(of_task["num-clients"])))
+    check_size(task, arrays, of_task)
+    model = new_model(task)
+    state = {**model.state_dict(), **frozen_tensors(model)}
+    check_arrays(state, arrays)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(arrays[name])
+    return Predictor(model, task, of_task)
+
+
 def files_in(paths: Sequence[FilePath]) -> list[Path]:
     """Return files, with folders replaced by the images in them and in their folders.
 
@@ -276,3 +334,16 @@ def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> 
         shape = tuple(arrays[name].shape) if name in arrays else None
         allowed = f"one of shape {tuple(like.shape)} for the model"
         require(shape == tuple(like.shape), f"array {name!r}", shape, allowed, "arrays")
+
+
+def check_size(task: Task, arrays: Mapping[str, Tensor], settings: Settings) -> None:
+    """Raise `SettingsError` if a built-in model is far larger than a file's arrays.
+
+    It allocates no memory. A custom model is built by code that the user has named.
+    """
+    if is_path(settings.get("task", "")):
+        return
+    with without_memory():
+        size = sum(value.numel() for value in new_model(task).state_dict().values())
+    limit = MAX_MISSING_VALUES + sum(array.numel() for array in arrays.values())
+    require(size <= limit, "the model's size", size, f"at most {limit:,}, as its file")

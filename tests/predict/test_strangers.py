@@ -19,7 +19,7 @@ from flwr_frl.common.settings import defaults, facts
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main as predict_main
 from flwr_frl.predict.__main__ import personalize_main
-from flwr_frl.predict.file_settings import usable
+from flwr_frl.predict.file_settings import FileSettings
 from flwr_frl.predict.personalize import personalize
 from flwr_frl.task.models.weights import FORMAT, pack_model
 
@@ -299,7 +299,7 @@ def test_only_harmless_strings_of_a_file_are_used():
     written = dict.fromkeys(texts - facts("safe"), "os:system")
     # Settings of a custom class
     written |= {"notes": "/private", "host": "example.org", "kind": "a, b"}
-    kept, withheld = usable(written, {})
+    kept, withheld = FileSettings.of(written, {})
     assert withheld == {n: text for n, text in written.items() if n != "kind"}
     assert kept["kind"] == "a, b"
     assert not {"os:system", "/private", "example.org"} & {*kept.values()}

@@ -1,4 +1,4 @@
-"""Load a trained model from an exported file or from a run."""
+"""Load the model of a client from the files of a run, or fit one to a new device."""
 
 import copy
 import json
@@ -7,36 +7,39 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import Context, RecordDict
 from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
-from flwr_frl.clients.algorithms import client_class, complete
+from flwr_frl.clients.algorithms import client_class, complete, takes_newcomers
 from flwr_frl.clients.base import Client, deployed_groups, digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import (
     CARD,
     CLASSES,
     ImageCard,
+    about_state,
     algorithm_of,
-    read_json,
 )
 from flwr_frl.clients.device.conversions import Tensors, under
-from flwr_frl.clients.device.parameter_groups import HEAD, initial_arrays
+from flwr_frl.clients.device.parameter_groups import (
+    HEAD,
+    initial_arrays,
+    personal_arrays,
+)
 from flwr_frl.clients.device.setup import seed_torch
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import (
     read_checked,
     state_directory,
+    usable,
     versions_in,
 )
-from flwr_frl.clients.device.state_file import (
-    usable as usable_versions,
-)
 from flwr_frl.common import checkpoint
+from flwr_frl.common.files import refuse_links
 from flwr_frl.common.messages import FROZEN_DIGEST, SERVER_ROUND
 from flwr_frl.common.settings import (
     Setting,
@@ -44,77 +47,29 @@ from flwr_frl.common.settings import (
     SettingsError,
     build,
     error_line,
-    is_path,
     require,
     unknown,
 )
-from flwr_frl.predict.file_settings import FileSettings, usable
-from flwr_frl.predict.predictor import TASK, FilePath, Predictor, check_arrays
+from flwr_frl.predict.file_settings import FileSettings
+from flwr_frl.predict.predictor import (
+    FilePath,
+    Predictor,
+    check_arrays,
+    check_size,
+)
 from flwr_frl.task.base import Task
+from flwr_frl.task.devices import use
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.fingerprint import check_examples
 from flwr_frl.task.held_out import changed
-from flwr_frl.task.models import without_memory
-from flwr_frl.task.models.frozen import frozen_tensors, new_model
-from flwr_frl.task.models.weights import FORMAT, read_safetensors
 from flwr_frl.task.tasks import build_task, reads_data_dir
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
 # Names of simulated clients; no device has one.
 SIMULATED = re.compile("[0-9]{6,}")
-# Values of a model that a file of arrays may lack; 256 MiB of float32.
-MAX_MISSING_VALUES = 2**26
-
-
-def load_model(path: FilePath, **settings: Setting | Path) -> Predictor:
-    """Load a model that `Predictor.export` has written.
-
-    Parameters
-    ----------
-    path : path
-        The ``.safetensors`` file.
-    **settings
-        Settings that the file alone cannot set, with ``_`` in place of ``-``: ``task``
-        if the file names an import path or a task that downloads its data, and
-        ``data_dir`` if the task reads a folder. A file alone never causes code to run,
-        a path to be read or a host to be contacted. Built-in image models need none.
-
-    Returns
-    -------
-    Predictor
-        The model.
-
-    Raises
-    ------
-    SettingsError
-        If the file is missing, damaged or of another kind.
-    """
-    path = Path(path)
-    try:
-        metadata, arrays = read_safetensors(path)
-    # A damaged file raises exceptions of many types.
-    except Exception as error:
-        raise SettingsError(
-            f"model {str(path)!r} cannot be read: {error_line(error)}", "model"
-        ) from None
-    valid = metadata.get("format") == FORMAT
-    require(valid, "model", str(path), "a file that --export has written")
-    of_task: Settings = {}
-    if CARD in metadata:
-        task: Task = ImageCard.read(metadata[CARD]).task()
-    else:
-        files = usable(read_json(dict[str, Setting], metadata.get(TASK, "")), settings)
-        files.need_task()
-        of_task = files.settings
-        task = build_task(of_task, max(0, int(of_task["num-clients"])))
-    check_size(task, arrays, of_task)
-    model = new_model(task)
-    state = {**model.state_dict(), **frozen_tensors(model)}
-    check_arrays(state, arrays)
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(arrays[name])
-    return Predictor(model, task, of_task)
+# Run name in the state file of a personalised device. For predictions it is an earlier
+# run, whose state the device's first training replaces.
+PERSONALIZED = "personalized"
 
 
 def load_run(
@@ -205,7 +160,7 @@ def _personal_arrays(
     labels = sorted(run.values.labels.get(name, name) for name in names)
     require(bool(client), "client-name", client, f"one of {', '.join(labels)}")
     every, last = versions_in(directory), acknowledged.get(client, 0)
-    versions = list(usable_versions(every, run.values.run, last))
+    versions = list(usable(every, run.values.run, last))
     if not versions and client not in acknowledged:
         raise unknown("client", client, labels)
     rounds = sorted(each.round for each in every if each.run == run.values.run)
@@ -292,7 +247,7 @@ class TrainedRun:
         """Return the task with a client's examples, and the index of the client."""
         self.files.need_task()
         settings = self.settings_of(client)
-        count, name = int(settings["num-clients"]), str(settings["task"])
+        count, name = max(0, int(settings["num-clients"])), str(settings["task"])
         index = int(client) if SIMULATED.fullmatch(client) else 0
         allowed = f"one of 000000 to {count - 1:06d}"
         require(index < max(count, 1), "client-name", client, allowed)
@@ -300,18 +255,15 @@ class TrainedRun:
         allowed = f"none with the task {name!r}, which has no data of a device"
         valid = count != 0 or reads_data_dir(task, name)
         require(valid, "data-dir", self.data_dir, allowed)
-        self._check_classes(tuple(map(str, task.classes)))
-        return task, index
-
-    def _check_classes(self, classes: tuple[str, ...]) -> None:
-        """Raise `SettingsError` if a shared head was trained for other classes."""
-        shared = self.kind.shared
+        classes = tuple(map(str, task.classes))
         # A property depends on the client, but the server's arrays are the shared ones.
-        groups = shared if isinstance(shared, tuple) else tuple(self.arrays)
-        valid = self.values.classes in ("", digest(classes))
-        valid = valid or not any(name.startswith(HEAD) for name in groups)
+        shared = self.kind.shared
+        shared = shared if isinstance(shared, tuple) else tuple(self.arrays)
+        shares_head = any(name.startswith(HEAD) for name in shared)
+        valid = not shares_head or self.values.classes in ("", digest(classes))
         allowed = "one with the classes of the training, whose head is shared, not "
         require(valid, "data-dir", self.data_dir, allowed + ", ".join(classes))
+        return task, index
 
     def check_examples(self, task: Task, index: int, client: str) -> None:
         """Raise `SettingsError` unless a client's examples are those of the run."""
@@ -336,15 +288,13 @@ class TrainedRun:
         state = PersonalState.holding({n: a.numpy() for n, a in kept.items()})
         algorithm = build(self.kind.settings_type, self.settings)
         client = self.kind(task, index, state, algorithm)
-        frozen = client._about_frozen().get(FROZEN_DIGEST, "")
         # The checkpoint has only the digest of the frozen part.
-        if self.values.model.get(FROZEN_DIGEST, frozen) != frozen:
-            raise SettingsError(
-                f"the model of task {self.settings['task']!r} has another frozen part "
-                "than in the training; name the settings that it was built with, such "
-                "as weights",
-                "weights",
-            )
+        frozen = client._about_frozen().get(FROZEN_DIGEST, "")
+        expected = self.values.model.get(FROZEN_DIGEST) or frozen
+        allowed = (
+            f"{expected!r}, as in the training: name its settings, such as weights"
+        )
+        require(frozen == expected, "the frozen part", frozen, allowed, "weights")
         shared = initial_arrays(client, client.shared)
         wanted = dict(shared)
         if personal is not None:
@@ -410,20 +360,121 @@ def read_run(path: FilePath, named: Mapping[str, object]) -> TrainedRun:
             f"checkpoint {str(file)!r} is not that of a run: {error_line(error)}",
             "checkpoint",
         ) from None
-    files = usable(written, named)
+    files = FileSettings.of(written, named)
     files.need_algorithm()
     settings = complete(files.settings)
     return TrainedRun(file, files, settings, values, server_round, shared, kept)
 
 
-def check_size(task: Task, arrays: Tensors, settings: Settings) -> None:
-    """Raise `SettingsError` if a built-in model is far larger than a file's arrays.
+class Fitted(NamedTuple):
+    """Result of fitting a device that arrived after the training.
 
-    It allocates no memory. A custom model is built by code that the user has named.
+    Parameters
+    ----------
+    path : Path
+        File with the personal parameters.
+    num_examples, num_test_examples : int
+        Number of training and test examples.
+    loss : float
+        Mean loss on the test examples; NaN without any.
+    metrics : dict
+        Metrics on the test examples, as returned by `Client.evaluate`.
     """
-    if is_path(settings.get("task", "")):
-        return
-    with without_memory():
-        size = sum(value.numel() for value in new_model(task).state_dict().values())
-    limit = MAX_MISSING_VALUES + sum(array.numel() for array in arrays.values())
-    require(size <= limit, "the model's size", size, f"at most {limit:,}, as its file")
+
+    path: Path
+    num_examples: int
+    num_test_examples: int
+    loss: float
+    metrics: dict[str, Any]
+
+
+def personalize(
+    checkpoint: FilePath,
+    data_dir: FilePath,
+    client_name: str,
+    state_dir: FilePath = "",
+    **settings: Setting | Path,
+) -> Fitted:
+    """Fit, save and test a device's personal parameters.
+
+    `load_run` uses the saved parameters. The checkpoint stays unchanged.
+
+    Parameters
+    ----------
+    checkpoint : path
+        The server's checkpoint, or the folder that contains it.
+    data_dir : path
+        The device's data.
+    client_name : str
+        Name of the device.
+    state_dir : path, default ""
+        The device's ``state-dir``; by default a folder beside the checkpoint, as in
+        simulation.
+    **settings
+        Settings that the checkpoint alone cannot set, as for `load_run`, and
+        ``device``, by default ``auto``.
+
+    Returns
+    -------
+    Fitted
+        Where the parameters are, and how they perform.
+
+    Raises
+    ------
+    SettingsError
+        If the device has already trained in the run, its data do not fit the shared
+        part, or the algorithm has no personal parameters.
+    """
+    exists = os.path.exists(os.path.expanduser(data_dir))
+    require(exists, "data-dir", str(data_dir), "a folder or file that is there")
+    named = {"device": "auto", **settings, "data_dir": data_dir}
+    run = read_run(checkpoint, named)
+    _check_newcomer(run, client_name)
+    # Personal parts that are not fitted keep their initial values.
+    run.files.need(["weights"])
+    # The device is set before the task is built, which allocates memory on it.
+    use(str(run.settings["device"]))
+    torch.set_num_threads(int(run.settings["torch-threads"]))
+    task, index = run.task(client_name)
+    task.check(index)
+    directory = run.directory_of(client_name, str(state_dir))
+    if directory is not None:
+        refuse_links("checkpoint", directory.parent, directory)
+    client = run.client(task, index, client_name)
+    heads = {name.rpartition("/")[2] for name in run.heads}
+    alone = [client._group_of(name) for name in client.received if name in heads]
+    groups = (*deployed_groups(run.kind), *alone)
+    if not groups:
+        raise SettingsError(
+            f"algorithm {run.settings['algorithm']!r} leaves nothing to fit to a "
+            "device: use flwr_frl.predict with --data-dir",
+            "algorithm",
+        )
+    run.prepare(client, client_name, directory)
+    client.personalize()
+    state = PersonalState(
+        Context(0, 0, {}, RecordDict(), {}),
+        directory,
+        run=PERSONALIZED,
+        client=client_name,
+        about=about_state(task, run.kind),
+    )
+    saved = tuple(dict.fromkeys((*client.personal, *groups)))
+    path = state.path(run.server_round)
+    if not state.save(personal_arrays(client, saved), run.server_round):
+        message = f"state-dir {str(directory)!r} cannot be written"
+        raise SettingsError(message, "state-dir")
+    loss, num_test_examples, metrics = client.test(client.deployed_model())
+    count = len(task.train_examples(index))
+    return Fitted(path, count, num_test_examples, loss, metrics)
+
+
+def _check_newcomer(run: TrainedRun, name: str) -> None:
+    """Raise `SettingsError` if a device cannot join the run."""
+    trained = run.values.acknowledged
+    known = name in {*trained, *map(run.values.labels.get, trained)}
+    allowed = "that of a device that arrives after the training"
+    require(not known and not SIMULATED.fullmatch(name), "client-name", name, allowed)
+    allowed = "one that leaves a model for devices that come after the training"
+    algorithm = run.settings["algorithm"]
+    require(takes_newcomers(run.settings), "algorithm", algorithm, allowed)
