@@ -14,7 +14,7 @@ import torch
 from command_line import ROOT
 from pictures import write_images
 from PIL import Image
-from refusals import assert_says, code_of, refusal
+from refusals import assert_says, code_of
 
 from flwr_frl.clients.device.card import ImageCard
 from flwr_frl.predict import Predictor, load_model, load_run
@@ -104,43 +104,18 @@ def test_a_model_with_tied_weights_is_exported(write_module, tmp_path):
     assert np.array_equal(again(inputs).outputs, predictor(inputs).outputs)
 
 
-# Damaged files
-
-
-def flipped(data: bytes, rng: random.Random) -> bytes:
-    damaged = bytearray(data)
-    damaged[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return bytes(damaged)
-
-
-def cut(data: bytes, rng: random.Random) -> bytes:
-    return data[: rng.randrange(len(data))]
-
-
-def swapped(data: bytes, rng: random.Random) -> bytes:
-    """Swap a part of the values with one at least 2 kB after it."""
-    size = rng.choice([4, 256, 2048])
-    first, second = sorted(rng.sample(range(2048, len(data) - size, 2048), 2))
-    a, b = data[first : first + size], data[second : second + size]
-    return b"".join(
-        (data[:first], b, data[first + size : second], a, data[second + size :])
-    )
-
-
-@pytest.mark.parametrize("damage", [flipped, cut, swapped])
-def test_every_damaged_model_is_refused(model, damage):
+def test_every_damaged_model_is_refused(model):
     (path, predictor), rng = model, random.Random(0)
     data = path.read_bytes()
-    for _ in range(100):
-        path.write_bytes(damage(data, rng))
-        refusal(load_model, path)
+    for _ in range(200):
+        damaged = bytearray(data)
+        damaged[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged[: rng.choice([len(data), rng.randrange(len(data))])])
+        assert code_of(load_model, path) == "model"
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     # Its arrays are not used as initial weights, either.
-    error = refusal(load_weights, predictor.model, str(path), "mlp")
-    assert "cannot be read: its checksum is wrong" in str(error)
-
-
-# Predictions
+    line = "cannot be read: its checksum is wrong"
+    assert_says(line, load_weights, predictor.model, str(path), "mlp")
 
 
 def test_a_loaded_model_classifies_files_and_pixels(model, photos, capsys):
@@ -170,33 +145,17 @@ def test_a_loaded_model_classifies_files_and_pixels(model, photos, capsys):
     assert [float(r[2]) for r in rows] == pytest.approx(probabilities.max(1), abs=5e-5)
 
 
-@pytest.mark.parametrize(
-    ("images", "code"),
-    [
-        (np.zeros((2, 8, 8, 1)), "inputs"),
-        (np.zeros((8, 8, 1), np.uint8), "inputs"),
-        (np.zeros((1, 9, 8, 1), np.uint8), "inputs"),
-        (np.zeros((0, 8, 8, 1), np.uint8), "inputs"),
-        ([], "inputs"),
-        ("nowhere.png", "file"),
-    ],
-)
-def test_unsuitable_images_are_a_one_line_error(model, images, code):
-    assert code_of(load_model(model[0]), images) == code
-
-
-def test_images_with_outputs_that_are_not_finite_are_a_one_line_error(photos):
-    predictor = predictor_of("logistic", 8, 1)
-    # The pixels of the second image overflow.
-    predictor.task.std = torch.tensor([1e-38])
-    predictor.task.mean = torch.tensor([128.0])
-    pixels = np.full((2, 8, 8, 1), 128, np.uint8)
+def test_unsuitable_images_are_a_one_line_error(model):
+    predictor, pixels = model[1], np.full((2, 8, 8, 1), 128, np.uint8)
+    more = pixels / 255, pixels[0], pixels[:, 1:], pixels[:0], []
+    for images in more:
+        assert code_of(predictor, images) == "inputs"
+    assert code_of(predictor, "nowhere.png") == "file"
+    # The outputs for the second image overflow.
+    predictor.task.mean, predictor.task.std = torch.tensor(128.0), torch.tensor(1e-38)
     pixels[1] = 255
-    white = photos / "white.png"
-    Image.fromarray(pixels[1, :, :, 0]).save(white)
-    line = "cannot be predicted from: the model's output is not finite"
-    assert_says(f"input 1 {line}", predictor, pixels)
-    assert_says(f"white.png {line}", lambda: list(predictor.rows([white])))
+    line = "input 1 cannot be predicted from: the model's output is not finite"
+    assert_says(line, predictor, pixels)
 
 
 def snippet(name: str) -> str:

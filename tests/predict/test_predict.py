@@ -1,6 +1,5 @@
 """Predictions for images from the files of a run."""
 
-import json
 import shutil
 
 import numpy as np
@@ -58,18 +57,6 @@ def test_errors_name_clients_by_their_folders(folders, tmp_path):
     assert code_of(load_run, output, "anna") == "state-dir"
 
 
-def test_folders_may_be_named_as_other_clients(tmp_path):
-    root, kinds = tmp_path / "images", (("ant",), ("bee", "cat"), ("bee", "cat", "dog"))
-    for number, classes in enumerate(kinds, 1):
-        write_images(root / f"00000{number}", classes, number)
-    more = {"algorithm": "fedrep", "data_dir": str(root), "num_clients": 3}
-    run("fedrep", settings_of(tmp_path, **more), "inline")
-    output = tmp_path / "results" / "fedrep"
-    for name, expected in reported(output).items():
-        right = accuracy(load_run(output, name, data_dir=root), root / name)
-        assert right == pytest.approx(expected)
-
-
 def test_devices_have_their_own_classes(devices, folders):
     output = devices / "results" / "fedrep"
     expected = reported(output)
@@ -87,85 +74,22 @@ def test_devices_have_their_own_classes(devices, folders):
     assert 0.5 < np.mean(list(expected.values())) <= 1
 
 
-@pytest.fixture
-def trained(tmp_path):
-    """A function that trains on devices, by name and folder of data."""
-
-    def train(places, **settings):
-        grid = InlineGrid(make_app(settings_of(tmp_path, **settings)), len(places))
-        for context, (name, place) in zip(
-            grid.contexts.values(), places.items(), strict=True
-        ):
-            context.node_config = {
-                "client-name": name,
-                "data-dir": str(place),
-                "state-dir": str(tmp_path / "state"),
-            }
-        server_app.run(grid, settings_of(tmp_path, **settings))
-        return tmp_path / "results" / settings["algorithm"]
-
-    return train
-
-
-def test_a_flute_device_takes_its_classes_from_its_data(folders, trained):
-    output = trained(dict.fromkeys("xy", folders / "bob"), algorithm="flute")
-    for name, expected in reported(output).items():
-        predictor = load_run(output, name, data_dir=folders / "bob")
-        assert predictor.classes == CLASSES["bob"]
-        assert accuracy(predictor, folders / "bob") == pytest.approx(expected)
-
-
-def test_devices_of_the_arrays_task_predict_as_evaluated(tmp_path, trained):
-    rng, counts = np.random.default_rng(1), {"pi-1": 2, "pi-2": 3}
-    for name, count in counts.items():
-        (tmp_path / name).mkdir()
+def test_devices_whose_images_do_not_fit_are_refused(folders, tmp_path, caplog):
+    shapes = {"grey": (8, 8), "large": (16, 16, 3)}
+    for name, shape in shapes.items():
         for part in ("train", "test"):
-            labels = np.arange(12) % count
-            images = rng.normal(60 + 90 * labels[:, None, None], 20, (12, 8, 8))
-            pixels = images.clip(0, 255).astype(np.uint8)
-            np.savez(tmp_path / name / f"{part}.npz", images=pixels, labels=labels)
-    places = {name: tmp_path / name for name in counts}
-    output = trained(places, algorithm="fedrep", task="arrays")
-    for name, count in counts.items():
-        predictor = load_run(output, name, tmp_path / "state")
-        assert predictor.classes == tuple("012")[:count]
-        with np.load(tmp_path / name / "test.npz") as test:
-            pixels, labels = test["images"][..., None], test["labels"]
-        classes, _ = predictor(pixels)
-        right = np.mean(
-            [name == str(i) for name, i in zip(classes, labels, strict=True)]
-        )
-        assert right == pytest.approx(reported(output)[name])
-        # A colour photo is converted to greyscale, as this model requires.
-        photo = Image.fromarray(pixels[0, ..., 0]).convert("RGB")
-        photo.save(tmp_path / "photo.png")
-        assert predictor(tmp_path / "photo.png").classes == classes[:1]
-
-
-def test_devices_whose_data_do_not_fit_are_refused_in_one_line(
-    folders, tmp_path, caplog, trained
-):
-    places = {"anna": folders / "anna", "bob": folders / "bob"}
-    for name, pixels in (
-        ("grey", np.zeros((8, 8), np.uint8)),
-        ("large", np.zeros((16, 16, 3), np.uint8)),
-    ):
-        places[name] = tmp_path / name
-        for part in ("train", "test"):
-            pictures.write_images(places[name] / part / "ant", [pixels])
-    places["nobody"] = tmp_path / "nobody"
-    output = trained(places, algorithm="fedrep")
-    rows = [json.loads(r) for r in (output / "metrics.jsonl").read_text().splitlines()]
-    assert [row["clients"] for row in rows] == [2, 2, 2]
-    lines = [r.getMessage() for r in caplog.records if "takes no part" in r.message]
-    refusals = {n: {line for line in lines if f"client {n} " in line} for n in places}
-    assert not refusals["anna"] | refusals["bob"]
-    for name in ("grey", "large", "nobody"):
-        (line,) = refusals[name]
-        assert "\n" not in line
-
-
-# Versions of the personal state
+            pixels = np.zeros(shape, np.uint8)
+            pictures.write_images(tmp_path / name / part / "ant", [pixels])
+    settings = settings_of(tmp_path, algorithm="fedrep")
+    places = [folders / "anna", folders / "bob", *(tmp_path / name for name in shapes)]
+    grid = InlineGrid(make_app(settings), len(places))
+    for context, place in zip(grid.contexts.values(), places, strict=True):
+        context.node_config = {"client-name": place.name, "data-dir": str(place)}
+    server_app.run(grid, settings)
+    assert list(reported(tmp_path / "results" / "fedrep")) == ["anna", "bob"]
+    lines = {r.getMessage() for r in caplog.records if "takes no part" in r.message}
+    for name, size in (("grey", "8 x 8"), ("large", "16 x 16")):
+        assert [size in line for line in lines if f"client {name} " in line] == [True]
 
 
 def test_prediction_ignores_unacknowledged_versions_and_changes_no_file(
@@ -195,9 +119,6 @@ def test_prediction_uses_the_newest_head_of_earlier_runs(devices, tmp_path):
     model = of_device(root, "anna").model
     expected = load_file(newest)["head.weight"]
     np.testing.assert_array_equal(model.head.weight.detach(), expected)
-
-
-# Images
 
 
 def test_a_closed_pipe_ends_the_command_without_error(devices, folders, nobody_reads):

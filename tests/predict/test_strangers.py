@@ -24,13 +24,13 @@ from flwr_frl.predict.personalize import personalize
 from flwr_frl.task.models.weights import FORMAT, pack_model
 
 # Audit events that are recorded while the fixture `events` is in use
-EVENTS: list[tuple[str, str]] = []
+EVENTS: list[str] = []
 WATCHED = ("open", "os.listdir", "os.scandir", "os.mkdir", "socket.")
 
 
 def _note(event: str, arguments: tuple[object, ...]) -> None:
     if _note.on and event.startswith(WATCHED):
-        EVENTS.append((event, str(arguments[:1])))
+        EVENTS.append(f"{event} {arguments[:1]}")
 
 
 _note.on = False
@@ -166,8 +166,8 @@ def test_what_only_a_file_names_is_not_used(
     assert not marker.exists()
     assert not (tmp_path / "planted").exists()
     # No private file is read, and no host is contacted.
-    assert not [event for event in events if str(private) in event[1]]
-    assert not [event for event in events if event[0].startswith("socket.")]
+    used = [e for e in events if str(private) in e or e.startswith("socket.")]
+    assert not used
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_sizes_of_a_task_that_reads_a_folder_are_bounded(
 
 
 IMAGES = {"source": "mnist", "model": "mlp", "model_head": "", "head_layers": 1}
-IMAGES |= {"grey_to_rgb": True, "shape": (8, 8, 3), "classes": "ab"}
+IMAGES |= {"grey_to_rgb": True, "shape": (8, 8, 3), "classes": ("a", "b")}
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,7 @@ IMAGES |= {"grey_to_rgb": True, "shape": (8, 8, 3), "classes": "ab"}
     ],
 )
 def test_a_hostile_card_of_an_image_model_is_refused(change, line, tmp_path):
-    card = {**IMAGES, **change}
-    if isinstance(card["classes"], str):
-        card["classes"] = list(card["classes"])
-    about = {"format": FORMAT, "image-model": json.dumps(card)}
+    about = {"format": FORMAT, "image-model": json.dumps({**IMAGES, **change})}
     path = tmp_path / "model.safetensors"
     path.write_bytes(pack_model({"x": torch.zeros(1)}, about))
     assert_says(line, load_model, path)
@@ -242,7 +239,7 @@ def test_personalize_uses_no_path_that_only_the_file_names(
     assert fitted.path.resolve().is_relative_to(state.resolve())
     assert not (tmp_path / "out").exists()
     assert not planted.exists()
-    assert not [event for event in events if str(private) in event[1]]
+    assert not [event for event in events if str(private) in event]
     predictor = load_run(path, "late", state)
     assert predictor.classes == ("ant", "bee")
     assert predictor(np.zeros((1, 8, 8, 3), np.uint8)).outputs.shape == (1, 2)
