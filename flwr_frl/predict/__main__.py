@@ -17,6 +17,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,6 @@ from flwr_frl.predict.file_settings import FLAGS
 from flwr_frl.predict.personalize import __doc__ as about_personalize
 from flwr_frl.predict.predictor import load_model
 from flwr_frl.predict.runs import load_run, personalize
-
-Arguments = Sequence[str] | None
 
 
 def parser_of(name: str, description: str | None) -> Parser:
@@ -109,7 +108,11 @@ def _show(line: str) -> None:
     print(text.decode("utf-8", "backslashreplace"))
 
 
-def _exit_code(command: Callable[[Sequence[str]], None], arguments: Arguments) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    command: Callable[[Sequence[str]], None] = _predict,
+) -> int:
+    """Run a command; return 0, or 2 after printing a one-line error."""
     try:
         command(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -123,14 +126,7 @@ def _exit_code(command: Callable[[Sequence[str]], None], arguments: Arguments) -
     return 0
 
 
-def main(arguments: Arguments = None) -> int:
-    """Run the command; return 0, or 2 after printing a one-line error."""
-    return _exit_code(_predict, arguments)
-
-
-def personalize_main(arguments: Arguments = None) -> int:
-    """Run the command ``flwr_frl.predict.personalize``; returns as `main`."""
-    return _exit_code(_personalize, arguments)
+personalize_main: Callable[..., int] = partial(main, command=_personalize)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ class Predictor:
         try:
             lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, ValueError) as error:
-            raise unusable(repr(str(path)), error) from None
+            raise unusable(repr(str(path)), reason_of(error)) from None
         if not any(map(str.strip, lines)):
             raise unusable(repr(str(path)), "it has no lines")
         for number, line in enumerate(lines, 1):
@@ -230,7 +230,7 @@ class Predictor:
             return value if isinstance(value, Tensor) else self.task.read(value)
         # A decoder or a custom reader can raise any exception.
         except Exception as error:
-            raise unusable(place, error) from None
+            raise unusable(place, reason_of(error)) from None
 
     def _predict(self, places: Sequence[str], inputs: Tensor) -> Prediction:
         try:
@@ -238,7 +238,7 @@ class Predictor:
                 outputs: Tensor = self.model(inputs)
         # A custom model can raise any exception.
         except Exception as error:
-            raise unusable(places[0], error) from None
+            raise unusable(places[0], reason_of(error)) from None
         for place, row in zip(places, outputs, strict=True):
             if not row.isfinite().all():
                 raise unusable(place, "the model's output is not finite")
@@ -322,10 +322,9 @@ def files_in(paths: Sequence[FilePath]) -> list[Path]:
     return files
 
 
-def unusable(place: str, reason: object) -> SettingsError:
+def unusable(place: str, reason: str) -> SettingsError:
     """Return the error for an input that has no prediction."""
-    text = reason_of(reason) if isinstance(reason, BaseException) else reason
-    return SettingsError(f"{place} cannot be predicted from: {text}", "inputs")
+    return SettingsError(f"{place} cannot be predicted from: {reason}", "inputs")
 
 
 def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> None:

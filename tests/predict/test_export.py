@@ -1,11 +1,7 @@
 """Exported models, and predictions with a loaded one."""
 
 import csv
-import os
 import random
-import shutil
-import subprocess
-import sys
 
 import animals
 import numpy as np
@@ -178,27 +174,6 @@ def test_the_examples_in_the_deployment_guide(model, photos, monkeypatch):
     (outputs,) = session.run(None, {"pixels": pixels})
     probabilities = torch.from_numpy(outputs).softmax(1)
     np.testing.assert_allclose(probabilities, model[1](pixels).outputs, atol=1e-4)
-
-
-@pytest.mark.e2e
-def test_an_exported_model_predicts_without_the_run(devices, folders, tmp_path, capsys):
-    path = tmp_path / "model.safetensors"
-    run = ["--checkpoint", str(devices / "results" / "fedrep"), "--client-name", "bob"]
-    run += ["--state-dir", str(devices / "bob")]
-    images = str(folders / "bob" / "test" / "cat")
-    assert main([images, *run, "--export", str(path)]) == 0
-    first = capsys.readouterr().out
-    lines = [line.split("\t") for line in first.splitlines()]
-    assert [line[0] for line in lines] == [f"{images}/{i}.png" for i in range(5)]
-    assert {line[1] for line in lines} <= set(animals.CLASSES["bob"])
-    # A process without the run prints the same lines.
-    alone = tmp_path / "alone"
-    shutil.copytree(images, alone / "cat")
-    shutil.copy(path, alone)
-    command = [sys.executable, "-m", "flwr_frl.predict", "cat", "--model", path.name]
-    where = {"cwd": alone, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    printed = subprocess.check_output(command, **where, text=True)
-    assert printed == first.replace(images, "cat")
 
 
 def test_a_model_with_additional_parts_is_not_exported(folders, tmp_path):
