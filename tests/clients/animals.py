@@ -7,8 +7,11 @@ import numpy as np
 import pictures
 from named_tasks import dashed
 
+from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import Predictor, load_run
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.grids.simulation import InlineGrid
 
 CLASSES = {"anna": ("ant", "bee"), "bob": ("bee", "cat", "dog")}
 BRIGHTNESS = {"ant": 30, "bee": 90, "cat": 150, "dog": 220}
@@ -29,6 +32,21 @@ def settings_of(tmp_path: Path, **more):
     usual |= {"fraction-train": 1.0, "num-server-rounds": 3, "checkpoint-every": 2}
     usual |= {"head-epochs": 2, "learning-rate": 0.03}
     return resolve({**usual, **dashed(more)})
+
+
+def train_on(places: dict[str, Path], settings, states: Path) -> Path:
+    """Train on devices with their folders of data; return the folder of the run."""
+    grid = InlineGrid(make_app(settings), len(places))
+    for context, (name, place) in zip(
+        grid.contexts.values(), places.items(), strict=True
+    ):
+        context.node_config = {
+            "client-name": name,
+            "data-dir": str(place),
+            "state-dir": str(states / name),
+        }
+    server_app.run(grid, settings)
+    return Path(settings["output"]) / settings["algorithm"]
 
 
 def accuracy(predictor: Predictor, root: Path) -> float:

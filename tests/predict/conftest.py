@@ -1,11 +1,7 @@
 """Two devices that have trained."""
 
 import pytest
-from animals import CLASSES, settings_of, write_images
-
-from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies import server_app
-from flwr_frl.strategies.grids.simulation import InlineGrid
+from animals import CLASSES, settings_of, train_on, write_images
 
 
 @pytest.fixture(scope="package")
@@ -21,12 +17,5 @@ def devices(folders, tmp_path_factory):
     """Results of FedRep on two devices, each with its own folder, classes and state."""
     tmp_path = tmp_path_factory.mktemp("devices")
     settings = settings_of(tmp_path, algorithm="fedrep", experiment="animals")
-    grid = InlineGrid(make_app(settings), 2)
-    for node, name in enumerate(CLASSES, 1):
-        grid.contexts[node].node_config = {
-            "client-name": name,
-            "data-dir": str(folders / name),
-            "state-dir": str(tmp_path / name),
-        }
-    server_app.run(grid, settings)
+    train_on({name: folders / name for name in CLASSES}, settings, tmp_path)
     return tmp_path

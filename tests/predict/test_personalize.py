@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from animals import train_on
 from client_messages import new_context
 from command_line import one_error
 from disks import full
@@ -15,7 +16,6 @@ from safetensors.numpy import load_file
 
 from flwr_frl import simulate
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.messages import FROZEN_BYTES, FROZEN_DIGEST
 from flwr_frl.common.settings import resolve
@@ -23,8 +23,6 @@ from flwr_frl.predict import load_run
 from flwr_frl.predict.__main__ import main as predict
 from flwr_frl.predict.__main__ import personalize_main as main
 from flwr_frl.predict.personalize import personalize
-from flwr_frl.strategies import server_app
-from flwr_frl.strategies.grids.simulation import InlineGrid
 
 BRIGHTNESS = np.array([30, 110, 200])
 
@@ -48,18 +46,11 @@ def train(root: Path, algorithm: str, **more) -> Path:
     usual |= {"fraction-train": 1.0, "num-server-rounds": 2, "learning-rate": 0.1}
     usual |= {"head-epochs": 2, "representation-epochs": 3, "newcomer-epochs": 30}
     settings = resolve({**usual, **more})
-    grid = InlineGrid(make_app(settings), 2)
-    for node, name in enumerate(("pi-1", "pi-2"), 1):
-        data = root / name
-        if not data.exists():
-            write(data, 3, node)
-        grid.contexts[node].node_config = {
-            "client-name": name,
-            "data-dir": str(data),
-            "state-dir": str(root / "states" / name),
-        }
-    server_app.run(grid, settings)
-    return root / "results" / algorithm
+    places = {"pi-1": root / "pi-1", "pi-2": root / "pi-2"}
+    for seed, place in enumerate(places.values(), 1):
+        if not place.exists():
+            write(place, 3, seed)
+    return train_on(places, settings, root / "states")
 
 
 @pytest.fixture(scope="module")

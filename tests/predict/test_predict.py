@@ -5,18 +5,23 @@ import shutil
 import numpy as np
 import pictures
 import pytest
-from animals import CLASSES, accuracy, of_device, reported, settings_of, write_images
+from animals import (
+    CLASSES,
+    accuracy,
+    of_device,
+    reported,
+    settings_of,
+    train_on,
+    write_images,
+)
 from PIL import Image
 from refusals import assert_says, code_of
 from safetensors.numpy import load_file
 from small_models import same_bits
 
-from flwr_frl.clients.client_app import make_app
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main
 from flwr_frl.running import run
-from flwr_frl.strategies import server_app
-from flwr_frl.strategies.grids.simulation import InlineGrid
 
 ALGORITHMS = ("fedrep", "flute", "fedavg", "lg-fedavg", "local", "srpfl-flute")
 # With parameter groups in addition to the model
@@ -81,12 +86,9 @@ def test_devices_whose_images_do_not_fit_are_refused(folders, tmp_path, caplog):
             pixels = np.zeros(shape, np.uint8)
             pictures.write_images(tmp_path / name / part / "ant", [pixels])
     settings = settings_of(tmp_path, algorithm="fedrep")
-    places = [folders / "anna", folders / "bob", *(tmp_path / name for name in shapes)]
-    grid = InlineGrid(make_app(settings), len(places))
-    for context, place in zip(grid.contexts.values(), places, strict=True):
-        context.node_config = {"client-name": place.name, "data-dir": str(place)}
-    server_app.run(grid, settings)
-    assert list(reported(tmp_path / "results" / "fedrep")) == ["anna", "bob"]
+    places = {name: tmp_path / name for name in shapes}
+    places |= {name: folders / name for name in CLASSES}
+    assert list(reported(train_on(places, settings, tmp_path))) == ["anna", "bob"]
     lines = {r.getMessage() for r in caplog.records if "takes no part" in r.message}
     for name, size in (("grey", "8 x 8"), ("large", "16 x 16")):
         assert [size in line for line in lines if f"client {name} " in line] == [True]
