@@ -24,7 +24,7 @@ from typing import Any
 from flwr.common.config import parse_config_args
 
 from flwr_frl.common.command_line import Parser
-from flwr_frl.common.settings import SettingsError, TrainingDivergedError
+from flwr_frl.common.settings import SettingsError, TrainingDivergedError, require
 from flwr_frl.predict.file_settings import FLAGS
 from flwr_frl.predict.personalize import __doc__ as about_personalize
 from flwr_frl.predict.predictor import load_model
@@ -72,9 +72,8 @@ def _predict(arguments: Sequence[str]) -> None:
     add("--model", help="a file that --export has written, in place of --checkpoint")
     add("--export", help="write the model to this .safetensors file")
     options = parser.parse_args(arguments)
-    if not options.files and not options.export:
-        line = "there is nothing to do: give files or --export FILE"
-        raise SettingsError(line, "command-line")
+    something = bool(options.files or options.export)
+    require(something, "files", options.files, "one or more, or --export FILE")
     named = named_in(options)
     if options.model:
         predictor = load_model(options.model, **named)

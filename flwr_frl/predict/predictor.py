@@ -113,7 +113,7 @@ class Predictor:
             if isinstance(self.task, ImageTask):
                 texts = list(map(str, files_in(texts)))
             several = [(repr(text), text) for text in texts]
-        require(len(several) > 0, "inputs", inputs, "at least one")
+        require(len(several) > 0, "inputs", inputs, "one or more")
         parts = [prediction for _, prediction in self._batches(several)]
         classes = [name for part in parts for name in part.classes]
         return Prediction(classes, np.concatenate([part.outputs for part in parts]))
@@ -160,11 +160,11 @@ class Predictor:
         valid = path.suffix == ".safetensors"
         require(valid, "export", str(path), "a name that ends with .safetensors")
         tensors = self.model.state_dict()
-        if tensors.keys() != self.task.initial_state.keys():
-            raise SettingsError(
-                "export: the model of this algorithm has more parts than the task's, "
-                "so that only the run itself can build it"
-            )
+        more = sorted(tensors.keys() - self.task.initial_state.keys())
+        allowed = (
+            "none: only the run itself can build a model with more than the task's"
+        )
+        require(not more, "the model's additional parts", more, allowed, "export")
         copies = {
             # Tied parameters and frozen tensors may share memory.
             name: tensor.clone(memory_format=torch.contiguous_format)
@@ -206,12 +206,11 @@ class Predictor:
             dtype = next(self.model.parameters()).dtype
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
         shape = self.task.dataset.train.images.shape[1:]
-        if tensor.dtype != torch.uint8 or tensor.shape[1:] != shape:
-            raise SettingsError(
-                f"inputs are {tensor.dtype} of shape {tuple(tensor.shape)}; expected "
-                f"uint8 pixels of shape (n, {', '.join(map(str, shape))}), or files",
-                "inputs",
-            )
+        valid = tensor.dtype == torch.uint8 and tensor.shape[1:] == shape
+        given = tensor.dtype, tuple(tensor.shape)
+        require(
+            valid, "inputs", given, f"uint8 pixels of shape (n, *{shape}), or files"
+        )
         return ((tensor - self.task.mean) / self.task.std).permute(0, 3, 1, 2)
 
     def _batches(

@@ -439,12 +439,8 @@ def personalize(
     heads = {name.rpartition("/")[2] for name in run.heads}
     alone = [client._group_of(name) for name in client.received if name in heads]
     groups = (*deployed_groups(run.kind), *alone)
-    if not groups:
-        raise SettingsError(
-            f"algorithm {run.settings['algorithm']!r} leaves nothing to fit to a "
-            "device: use flwr_frl.predict with --data-dir",
-            "algorithm",
-        )
+    allowed = "one with personal parameters; else use flwr_frl.predict --data-dir"
+    require(len(groups) > 0, "algorithm", run.settings["algorithm"], allowed)
     run.prepare(client, client_name, directory)
     client.personalize()
     state = PersonalState(
@@ -456,9 +452,8 @@ def personalize(
     )
     saved = tuple(dict.fromkeys((*client.personal, *groups)))
     path = state.path(run.server_round)
-    if not state.save(personal_arrays(client, saved), run.server_round):
-        message = f"state-dir {str(directory)!r} cannot be written"
-        raise SettingsError(message, "state-dir")
+    kept = state.save(personal_arrays(client, saved), run.server_round)
+    require(kept, "state-dir", str(directory), "a folder that can be written")
     loss, num_test_examples, metrics = client.test(client.deployed_model())
     count = len(task.train_examples(index))
     return Fitted(path, count, num_test_examples, loss, metrics)
@@ -466,10 +461,9 @@ def personalize(
 
 def _check_newcomer(run: TrainedRun, name: str) -> None:
     """Raise `SettingsError` if a device cannot join the run."""
-    trained = run.values.acknowledged
-    known = name in {*trained, *map(run.values.labels.get, trained)}
+    known = name in {*run.values.acknowledged, *run.values.labels.values()}
     allowed = "that of a device that arrives after the training"
     require(not known and not SIMULATED.fullmatch(name), "client-name", name, allowed)
     allowed = "one that leaves a model for devices that come after the training"
-    algorithm = run.settings["algorithm"]
-    require(takes_newcomers(run.settings), "algorithm", algorithm, allowed)
+    valid = takes_newcomers(run.settings)
+    require(valid, "algorithm", run.settings["algorithm"], allowed)

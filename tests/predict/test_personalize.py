@@ -149,7 +149,7 @@ def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
     capsys.readouterr()
     for checkpoint, folder, name, line in (
         (fedrep, late, "pi-1", "client-name is 'pi-1'"),
-        (fedavg, late, "late", "algorithm 'fedavg' leaves nothing to fit to a device"),
+        (fedavg, late, "late", "algorithm is 'fedavg'; expected one with personal"),
         (dpsgd, late, "late", "algorithm is 'dpsgd'"),
         (flute, others, "late", "data-dir is"),
         (fedrep, tmp_path / "no", "late", "data-dir is"),

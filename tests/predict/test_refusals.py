@@ -58,7 +58,7 @@ ANNA = [*RUN, "--client-name", "anna", "--state-dir", "{root}/anna"]
 IMAGE = "{folders}/anna/test/ant/0.png"
 BAD_INPUT = [
     ([IMAGE], "checkpoint is ''; expected the folder of a run, DIR/ALGORITHM"),
-    (ANNA, "there is nothing to do: give files or --export FILE"),
+    (ANNA, "files is []; expected one or more, or --export FILE"),
     (["{root}/nothing.png", *ANNA], "file is '{root}/nothing.png'; expected one that"),
     (["{root}/bob", *ANNA], "folder is '{root}/bob'; expected one with images"),
     (["x" * 400, *ANNA], "file is 'xxx"),
