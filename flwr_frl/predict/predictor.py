@@ -207,10 +207,8 @@ class Predictor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
         shape = self.task.dataset.train.images.shape[1:]
         valid = tensor.dtype == torch.uint8 and tensor.shape[1:] == shape
-        given = tensor.dtype, tuple(tensor.shape)
-        require(
-            valid, "inputs", given, f"uint8 pixels of shape (n, *{shape}), or files"
-        )
+        given, size = (tensor.dtype, tuple(tensor.shape)), ", ".join(map(str, shape))
+        require(valid, "inputs", given, f"uint8 pixels of shape (n, {size}), or files")
         return ((tensor - self.task.mean) / self.task.std).permute(0, 3, 1, 2)
 
     def _batches(
