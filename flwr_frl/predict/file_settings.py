@@ -79,7 +79,7 @@ class FileSettings(NamedTuple):
         mine = {n: v for n, v in settings.items() if n in named or _is_harmless(n, v)}
         withheld = {n: v for n, v in settings.items() if n not in mine}
         replaced = {n: v for n, v in fallbacks().items() if n in withheld}
-        resolved = resolve({**mine, **replaced, **named}, unknown_names="keep")
+        resolved = resolve({**mine, **replaced, **named}, strict=False)
         return cls(resolved, withheld)
 
     def need(self, names: Iterable[str]) -> None:
