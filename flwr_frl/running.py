@@ -244,13 +244,16 @@ def check(
         given = {**simulation_defaults(named), **given}
     every = [*algorithms, *others]
     settings = resolve(given, lambda named: _makers(every, named))
+    used, known = (_declared_by(each, settings) for each in (algorithms, every))
+    # What only others read has its default, so that equal runs have equal settings.
+    unread = {n: each.default for n, each in known.items() if n not in used}
+    settings = {**settings, **unread}
     build(RunSettings, settings).check_validation(settings)
     _check_machine(settings, backend)
     _check_resume(algorithms, settings)
     tried = [_tried_out({**settings, "algorithm": name}) for name in algorithms]
     # Without duplicates, in order.
     warnings = dict.fromkeys(note for _, notes in tried for note in notes)
-    used, known = (_declared_by(each, settings) for each in (algorithms, every))
     for name, value in given.items():
         # A setting is unused if no algorithm uses it.
         reasons = [unused.get(name, "") for unused, _ in tried]
