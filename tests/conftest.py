@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import refusals
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
@@ -177,9 +176,3 @@ def batched_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
         monkeypatch.setattr(kind, "together", staticmethod(counted))
     return counts
-
-
-@pytest.fixture
-def code_of() -> Callable[[Callable[[], object]], str]:
-    """Return a function that returns the code of a call's one-line `SettingsError`."""
-    return refusals.code_of

@@ -16,14 +16,6 @@ from flwr_frl.common.files import (
 )
 
 
-def test_content_is_replaced_and_directories_are_created(tmp_path):
-    path = tmp_path / "a" / "b" / "file"
-    write_atomically(path, b"old")
-    write_atomically(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert [p.name for p in path.parent.iterdir()] == ["file"]
-
-
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_failed_write_keeps_the_old_content_and_leaves_no_files(
     tmp_path, monkeypatch, step

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
 
 from flwr_frl import backend
 from flwr_frl.running import check
-from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 SETTINGS = {"num-clients": 10, "num-server-rounds": 20, "fraction-train": 0.5}
 
@@ -48,20 +46,6 @@ def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr(backend.torch.cuda, "device_count", lambda: 2)
     assert backend.choose_backend(settings) == "ray"
-
-
-@pytest.mark.parametrize(
-    ("inputs", "representation"),
-    [(torch.ones(1, 2), nn.BatchNorm1d(2)), (torch.full((40, 2), 1e30), nn.Identity())],
-)
-def test_a_model_that_cannot_be_measured_runs_inline(
-    monkeypatch, settings, inputs, representation
-):
-    sets = [ExampleSet(inputs, inputs)]
-    model = lambda: SplitModel(representation, nn.Linear(2, 2))  # noqa: E731
-    task = ExampleTask(model, sets, sets, nn.functional.mse_loss)
-    monkeypatch.setattr(backend, "build_task", lambda *_: task)
-    assert backend.choose_backend(settings) == "inline"
 
 
 def test_measuring_a_step_does_not_change_later_random_numbers(settings):

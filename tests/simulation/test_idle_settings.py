@@ -1,24 +1,12 @@
 """Warnings about settings that have no effect in a run."""
 
 import logging
-from pathlib import Path
 
-import numpy as np
 import pytest
 from command_line import cases, config, run
-from pictures import write_images
 
 from flwr_frl import running
 from flwr_frl.arguments import parse
-
-
-def folder_of_clients(root: Path, num_clients: int = 2) -> None:
-    """Write images that are already split over clients."""
-    rng = np.random.default_rng(0)
-    for client in range(num_clients):
-        for place in ("train/a", "train/b", "test/a"):
-            pixels = rng.integers(0, 255, (1, 16, 16, 3), dtype=np.uint8)
-            write_images(root / f"client-{client}" / place, pixels)
 
 
 def warnings_of(arguments: list[str], caplog) -> list[str]:
@@ -56,25 +44,6 @@ dpsgd @ momentum=0.9 => -
 def test_settings_without_effect_give_a_warning(arguments, idle, caplog):
     names = [line.partition("=")[0] for line in warnings_of(arguments, caplog)]
     assert names == ([] if idle == "-" else idle.split())
-
-
-def test_a_warning_has_the_value_and_the_reason(caplog):
-    arguments = ["fedavg", "fedrep", *config("nc-weight=0.5 seed=3")]
-    assert warnings_of(arguments, caplog) == [
-        "nc-weight=0.5 does nothing: it is not read by fedavg, fedrep on digits"
-    ]
-
-
-def test_partition_settings_have_no_effect_on_folders_of_clients(tmp_path, caplog):
-    folder_of_clients(tmp_path / "images")
-    task = ["--task", "image-folder", "--data-dir", str(tmp_path / "images")]
-    task += ["--clients", "2", "--fraction", "1"]
-    text = f"cache-dir='{tmp_path / 'cache'}' image-size=16"
-    assert warnings_of(["fedavg", *task, *config(text)], caplog) == []
-    text += " partition='iid' test-partition='all'"
-    lines = warnings_of(["fedavg", *task, *config(text)], caplog)
-    names = [line.partition("=")[0] for line in lines]
-    assert names == ["partition", "test-partition"]
 
 
 def test_a_command_warns_once_of_its_settings(tmp_path, caplog):

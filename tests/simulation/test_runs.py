@@ -111,20 +111,6 @@ def test_settings_on_the_command_line_and_in_a_file_are_equivalent(tmp_path):
         assert flags.items() <= parsed.items()
 
 
-def test_a_thousand_clients(tmp_path):
-    arguments = ("fedrep", "--task", "linear", "--clients", "1000", "--rounds", "1")
-    assert run(tmp_path, *arguments, "--fraction", "0.1", evaluate_last=1) == 0
-    rows = rows_of(tmp_path)
-    assert [row["clients"] for row in rows] == [100]
-    assert rows[-1]["evaluated"] == 1000
-    assert len(json_of(tmp_path / "fedrep" / "clients.json")) == 1000
-
-
-def test_a_closed_pipe_ends_the_list_without_error(nobody_reads):
-    with nobody_reads():
-        assert cli.main(["--list"]) == 0
-
-
 def test_options_that_are_given_twice_are_combined(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("momentum = 0.5\nresume = 'former'\n")

@@ -11,7 +11,6 @@ from flwr.app import Context, RecordDict
 from refusals import code_of
 
 from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.device import properties
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.messages import EXAMPLES
 from flwr_frl.common.run_cache import begin_run
@@ -25,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.model_selection import train_test_split
 from torch import nn
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
@@ -45,9 +43,6 @@ def by_numpy():
 def by_torch():
     return split(torch.randperm(40))
 
-def by_sklearn():
-    return split(np.concatenate(train_test_split(np.arange(40), test_size=10)))
-
 def by_entropy():
     return split(np.random.default_rng().permutation(40))
 
@@ -58,7 +53,7 @@ FINGERPRINT = "examples of client 0 have the fingerprint "
 FLAGS = ("--clients", "3", "--fraction", "1")
 
 
-@pytest.mark.parametrize("by", ["python", "numpy", "torch", "sklearn"])
+@pytest.mark.parametrize("by", ["python", "numpy", "torch"])
 def test_a_random_split_is_drawn_from_the_seed_in_every_process(
     by, tmp_path, write_module
 ):
@@ -103,15 +98,6 @@ def test_a_run_is_not_continued_with_other_examples(
     # Fine-tuning does.
     call = (load_run, tmp_path / "fedavg-ft", "000001")
     assert code_of(*call, task=path) == "other-examples"
-
-
-def test_another_process_with_other_examples_ends_the_run(
-    tmp_path, write_module, monkeypatch, capsys
-):
-    path = f"{write_module('splits', TASK)}:by_numpy"
-    monkeypatch.setattr(properties, "fingerprint", lambda task, client: f"{client}")
-    assert run(tmp_path, "fedavg", *FLAGS, "--task", path, "--rounds", "1") == 2
-    assert FINGERPRINT in one_error(capsys.readouterr().err)
 
 
 def test_a_device_whose_data_grow_continues_and_logs_it(tmp_path, write_module, caplog):
