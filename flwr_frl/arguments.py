@@ -12,7 +12,6 @@ from flwr_frl.common.settings import (
     require,
     similar,
 )
-from flwr_frl.strategies.table import ALGORITHMS
 
 # A pair ``name=value``, as in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
@@ -30,15 +29,6 @@ SETTING_FLAGS = {
     "page": ("page", "serve the results on http://127.0.0.1:PORT/ during the run"),
 }
 FLAGS = {flag: name for flag, (name, _) in SETTING_FLAGS.items()}
-EXAMPLES = """examples:
-  python simulation.py
-      FedAvg, FedRep and FLUTE on the bundled digits
-  python simulation.py fedrep local --clients 10 --rounds 20 --page 8765
-      two algorithms; http://127.0.0.1:8765/ shows the results during the run
-  python simulation.py fedrep --task image-folder --data-dir photos \\
-      --run-config 'image-size=32 head-epochs=5'
-      your own images, and settings that have no flag (docs/settings.md)
-"""
 
 
 def parse(
@@ -67,12 +57,16 @@ def parse(
     """
     parser = Parser(
         description=about,
-        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("algorithms", nargs="*", metavar="ALGORITHM", help="algorithms to compare")
+    add(
+        "algorithms",
+        nargs="*",
+        metavar="ALGORITHM",
+        help="algorithms to compare; see --list",
+    )
     text = "inline: in this process; ray: on all cores; auto (default): the faster one"
     add("--backend", default="auto", help=text)
     text = "other settings (docs/settings.md), or a TOML file with settings"
@@ -142,10 +136,3 @@ def _run_config(texts: list[str]) -> dict[str, Any]:
             "or pairs as in 'seed=1 model=\"mlp\"'",
             "run-config",
         ) from None
-
-
-def _epilog() -> str:
-    width = max(map(len, ALGORITHMS))
-    lines = [f"  {name:<{width}}  {about}" for name, (_, about) in ALGORITHMS.items()]
-    listed = "\n".join(lines)
-    return f"algorithms, or package.module:Class:\n{listed}\n\n{EXAMPLES}"

@@ -1,6 +1,12 @@
-"""Run and compare algorithms on a task, and write the results.
+r"""Run and compare algorithms on a task, and write the results.
 
-``python simulation.py`` compares FedAvg, FedRep and FLUTE on the bundled digits.
+FedAvg, FedRep and FLUTE on the bundled digits:
+  python simulation.py
+Two algorithms; http://127.0.0.1:8765/ shows the results during the run:
+  python simulation.py fedrep local --clients 10 --rounds 20 --page 8765
+Your own images, and settings that have no flag (docs/settings.md):
+  python simulation.py fedrep --task image-folder --data-dir photos \
+      --run-config 'image-size=32 head-epochs=5'
 """
 
 import os

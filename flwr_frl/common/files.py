@@ -102,20 +102,8 @@ def open_no_follow(path: str, flags: int) -> int:
 
 
 def refuse_links(setting: str, *folders: Path) -> None:
-    """Raise `SettingsError` if a folder is a link, which may point anywhere.
-
-    It is also raised if the name of a folder is too long for the file system.
-    """
+    """Raise `SettingsError` if a folder is a link, which may point anywhere."""
     for folder in folders:
-        try:
-            is_link = folder.is_symlink()
-        except OSError as error:
-            reason = f"{setting} is {str(folder)!r}: {error.strerror}"
-            raise SettingsError(reason, setting) from None
-        if is_link:
-            raise SettingsError(
-                f"{setting}: {str(folder)!r} is a link; expected a folder, as files "
-                f"in it are written and removed; remove the link or set another "
-                f"{setting}",
-                setting,
-            )
+        if folder.is_symlink():
+            line = f"{setting}: {str(folder)!r} is a link; expected a folder, as files"
+            raise SettingsError(f"{line} in it are written and removed", setting)

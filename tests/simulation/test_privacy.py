@@ -79,6 +79,14 @@ def test_rounds_released_by_a_killed_run_are_counted(tmp_path, monkeypatch):
     assert summary["epsilon"] == expected[-1]
 
 
+def test_resuming_without_the_account_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(Path("out"), "fedavg", "--rounds", "1", **PRIVATE) == 0
+    Path("out", "fedavg", ACCOUNT_FILE).unlink()
+    again = config_of({**PRIVATE, "resume": "out"})
+    assert_refused(("fedavg", "--rounds", "2", *again), "~the account ", tmp_path)
+
+
 # Example-level privacy on the clients
 
 BATCH = 200
