@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from docs.algorithm_results import differences, results, server_sees
 from docs.links import DOCS
-from docs.settings import COMMON, cases_of, descriptions, spelled, wraps
+from docs.settings import COMMON, Row, cases_of, descriptions, table, wraps
 from flwr_frl.clients.algorithms import client_class, complete, load_client
 from flwr_frl.clients.base import Client, deployed_groups, tests_received
 from flwr_frl.clients.device.parameter_groups import (
@@ -305,22 +305,16 @@ REQUIREMENTS = {
 def settings_table(each: Algorithm) -> str:
     """Return the settings that an algorithm's own classes declare."""
     common = {name for _, maker in COMMON for name in declared(maker)}
-    rows = []
+    rows: dict[str, Row] = {}
     for kind in (each.strategy, each.client):
         meanings = descriptions(kind)
         for name, setting in declared(kind).items():
-            if name not in common and all(name != row[0] for row in rows):
-                allowed = setting.allowed
-                meaning = meanings[setting.argument]
-                rows.append((name, spelled(setting.default), allowed, meaning))
+            if name not in common:
+                rows.setdefault(name, Row(name, setting, meanings[setting.argument]))
     more = "[All settings](/settings.md) has those that every algorithm reads."
     if not rows:
         return f"None of its own. {more}\n"
-    text = "| setting | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
-    for name, default, allowed, meaning in rows:
-        meaning = meaning.replace("|", "\\|")
-        text += f"| `{name}` | `{default}` | {allowed} | {meaning} |\n"
-    return f"{text}\n{more}\n"
+    return f"{table([*rows.values()])}\n{more}\n"
 
 
 def command(each: Algorithm) -> str:

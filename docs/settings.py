@@ -114,19 +114,20 @@ def wraps(strategy: Any) -> bool:
     return hasattr(strategy, "wrapped_settings")
 
 
+def table(rows: list[Row]) -> str:
+    """Return a table of settings."""
+    text = "| setting | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
+    for name, setting, meaning in rows:
+        default = spelled(setting.default)
+        cells = [f"`{name}`", f"`{default}`", setting.allowed, meaning]
+        cells = [cell.replace("|", "\\|") for cell in cells]
+        text += f"| {' | '.join(cells)} |\n"
+    return text
+
+
 def page() -> str:
     """Return the text of ``docs/settings.md``."""
-    head = "| setting | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
-    tables = []
-    for title, rows in sections().items():
-        lines = []
-        for name, setting, meaning in rows:
-            default = spelled(setting.default)
-            allowed = setting.allowed
-            cells = [f"`{name}`", f"`{default}`", allowed, meaning]
-            cells = [cell.replace("|", "\\|") for cell in cells]
-            lines.append(f"| {' | '.join(cells)} |")
-        tables.append(f"## {title}\n\n{head}" + "\n".join(lines) + "\n")
+    tables = [f"## {title}\n\n{table(rows)}" for title, rows in sections().items()]
     return HEAD + "\n".join(tables)
 
 

@@ -8,16 +8,12 @@ a server needs no torch.
 # ruff: noqa: E402 - the path comes first, as other threads may import modules below.
 import os
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 # A wheel contains clients, strategies and task in this folder. In a checkout and in a
 # Flower bundle they are beside it; a checkout's links only help editors and mypy.
-_TASK = os.path.join(_HERE, "task")
-_IN_WHEEL = os.path.isdir(_TASK) and not os.path.islink(_TASK)
-_ROOT = _HERE if _IN_WHEEL else os.path.dirname(_HERE)
-if not _IN_WHEEL:
-    __path__.insert(0, _ROOT)
+_TASK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "task")
+if os.path.islink(_TASK) or not os.path.isdir(_TASK):
+    __path__.insert(0, os.path.dirname(os.path.dirname(_TASK)))
 
-import tomllib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +30,8 @@ __version__: str
 
 def _load(name: str) -> Any:
     if name == "__version__":
-        with open(os.path.join(_ROOT, "pyproject.toml"), "rb") as file:
-            return tomllib.load(file)["project"]["version"]
+        settings = import_module(f"{__name__}.common.settings")
+        return settings.pyproject()["project"]["version"]
     if name in ("Run", "simulate"):
         return getattr(import_module(f"{__name__}.running"), name)
     if name in _PACKAGES:

@@ -283,7 +283,6 @@ DEFAULTS = {
     "flwr_frl/commands.py": {"fedavg", "fedrep", "flute"},
     # An argument of Ray
     "strategies/grids/ray_workers.py": {"local"},
-    "flwr_frl/arguments.py": {"fedrep", "local"},
     "strategies/server/run_settings.py": {"fedrep"},
 }
 

@@ -687,18 +687,17 @@ def build(maker: Callable[..., T], settings: Settings, **others: Any) -> T:
 
 
 @cache
-def _generated() -> Mapping[str, Any]:
-    """Return ``[tool]`` of ``pyproject.toml``, of which a wheel contains a copy."""
+def pyproject() -> Mapping[str, Any]:
+    """Return the content of ``pyproject.toml``, of which a wheel contains a copy."""
     package, root = Path(__file__).resolve().parents[1:3]
     path = package / "pyproject.toml"
     path = path if path.exists() else root / "pyproject.toml"
-    tools: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]
-    return tools
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def defaults() -> Settings:
     """Return the default of every setting that this package declares."""
-    settings: Settings = _generated()["flwr"]["app"]["config"]
+    settings: Settings = pyproject()["tool"]["flwr"]["app"]["config"]
     return settings
 
 
@@ -712,12 +711,12 @@ def facts(name: str) -> frozenset[str]:
         Arguments of `setting`, or values of its argument ``may_differ``: ``on-resume``
         are all that may differ then, ``always`` those of them that always may.
     """
-    return frozenset(_generated()["flwr-frl"][name])
+    return frozenset(pyproject()["tool"]["flwr-frl"][name])
 
 
 def fallbacks() -> Settings:
     """Return the settings of this package with a ``fallback``, and its value."""
-    settings: Settings = _generated()["flwr-frl"]["fallbacks"]
+    settings: Settings = pyproject()["tool"]["flwr-frl"]["fallbacks"]
     return settings
 
 

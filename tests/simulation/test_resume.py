@@ -120,21 +120,6 @@ def test_a_run_that_crashed_after_a_failed_checkpoint_can_be_resumed(
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "more"),
-    [
-        ("fedrep", {"task": "linear", "samples": 10, "head_steps": 10}),
-        # A stateful rule, and random buckets
-        ("fedavg", {"aggregation": "centered-clip", "bucket_size": 2}),
-    ],
-)
-def test_other_tasks_and_rules_resume(tmp_path, algorithm, more):
-    uninterrupted = finished_at(9, tmp_path / "a", algorithm, **SAVED, **more)
-    finished_at(5, tmp_path / "b", algorithm, **SAVED, **more)
-    rows = resumed(tmp_path / "b", algorithm, **SAVED, **more)
-    assert_same_rows(rows, uninterrupted, 1e-12)
-
-
 def test_resuming_several_algorithms_starts_those_not_begun(tmp_path):
     finished_at(2, tmp_path, "fedavg")
     words, resume = ("fedavg", "fedper", "--rounds", "3"), {"resume": str(tmp_path)}
