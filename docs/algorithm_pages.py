@@ -2,9 +2,8 @@
 
 Each row of ``strategies/table.py`` has a page. Docstrings describe what the algorithm
 does, parameter groups what it shares and keeps, traits its requirements, and
-declarations its settings. Published and measured accuracies, what the server sees
-(``privacy.md``) and differences from other code (``differences.md``) are copied from
-other pages of the repository.
+declarations its settings. Published and measured accuracies are those of the pages of
+results.
 """
 
 import inspect
@@ -12,7 +11,7 @@ import re
 import tomllib
 from typing import Any, NamedTuple
 
-from docs.algorithm_results import differences, results, server_sees
+from docs.algorithm_results import results
 from docs.links import DOCS
 from docs.settings import COMMON, Row, cases_of, descriptions, table, wraps
 from flwr_frl.clients.algorithms import client_class, complete, load_client
@@ -172,12 +171,11 @@ def page(each: Algorithm) -> str:
         "## What is shared and what stays\n",
         f"| travels | stays on the client |\n| --- | --- |\n"
         f"| {travels(each)} | {stays(each)} |\n",
-        server_sees(each.name),
+        "[Who sees what](/privacy.md)\n",
         "## Needs and capabilities\n\n" + "".join(f"- {t}\n" for t in traits(each)),
         "## Settings\n\n" + settings_table(each),
         "## Run it\n\n" + command(each),
         "## Results\n\n" + results(each.name),
-        differences(each.title),
         "## Source\n\n" + source(each),
     ]
     return "\n".join(part for part in parts if part)

@@ -1,20 +1,16 @@
-"""Excerpts of other pages on an algorithm: results, what the server sees, differences.
-
-`docs.algorithm_pages` includes them in the algorithm's page.
-"""
+"""Measured and published accuracies of an algorithm, for its page."""
 
 import json
-import re
 from statistics import fmean
 
 from benchmarks.derived import published
-from docs.links import DOCS, RESULTS, for_site
+from docs.links import RESULTS
 from flwr_frl.strategies.algorithms import FINE_TUNED
 
 
 def results(name: str) -> str:
     """Return measured and published accuracies, and links to further pages."""
-    text = _beside_papers(name) + _leaderboard(name)
+    text = _beside_papers(name)
     pages = [
         f"[{path.stem}](/results/{path.stem}.md)"
         for path in sorted(RESULTS.glob("*.md"))
@@ -55,49 +51,3 @@ def _beside_papers(name: str) -> str:
         "| data | here | seeds | paper |\n| --- | --- | --- | --- |\n"
         f"{''.join(rows)}\n"
     )
-
-
-def _leaderboard(name: str) -> str:
-    """Return the algorithm's row in the leaderboard of few images, in %."""
-    path = RESULTS / "leaderboard-20x40.json"
-    cells = json.loads(path.read_text(encoding="utf-8"))["results"].get(name)
-    if not cells or any("accuracy" not in run for c in cells.values() for run in c):
-        return ""
-    values = [f"{100 * fmean(r['accuracy'] for r in c):.1f}" for c in cells.values()]
-    seeds = max(map(len, cells.values()))
-    return (
-        f"CIFAR-10 with few images, 20 clients, accuracy in %, mean over {seeds} seeds "
-        "([all algorithms](/results/leaderboard-20x40.md)):\n\n"
-        f"| {' | '.join(cells)} |\n|{' --- |' * len(cells)}\n"
-        f"| {' | '.join(values)} |\n\n"
-    )
-
-
-def server_sees(name: str) -> str:
-    """Return the algorithm's row of the table in ``privacy.md``, as a list."""
-    file = DOCS / "privacy.md"
-    for line in for_site(file.read_text(encoding="utf-8"), file).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and len(cells) == 5 and f"`{name}`" in cells[0]:
-            titles = (
-                "The server receives",
-                "Other clients receive",
-                "Stays on the device",
-            )
-            lines = [f"- {t}: {c}." for t, c in zip(titles, cells[1:4], strict=True)]
-            return "\n".join(lines) + "\n\n[Who sees what](/privacy.md)\n"
-    return "[Who sees what](/privacy.md)\n"
-
-
-def differences(title: str) -> str:
-    """Return the algorithm's section of ``differences.md``; empty without one."""
-    file = DOCS / "differences.md"
-    text = for_site(file.read_text(encoding="utf-8"), file)
-    for section in text.split("\n## ")[1:]:
-        heading, _, body = section.partition("\n")
-        if title in re.split(r", | and ", heading):
-            return (
-                "## Differences from other code\n\n"
-                f"From [Differences from PFLlib](/differences.md), “{heading}”:\n{body}"
-            )
-    return ""

@@ -90,17 +90,14 @@ def parse(
         default = defaults()[name]
         text = f"{meaning} (default {default!r})" if default != "" else meaning
         # argparse formats the help with the % operator.
-        add(f"--{flag}", type=type(default), help=text.replace("%", "%%"))
+        text, absent = text.replace("%", "%%"), argparse.SUPPRESS
+        add(f"--{flag}", dest=name, type=type(default), default=absent, help=text)
     namespace, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         raise _unknown_argument(unknown[0], parser)
     for name in namespace.algorithms:
         require("," not in name, "algorithm", name, "names separated by spaces")
-    by_flag = {
-        name: value
-        for flag, name in FLAGS.items()
-        if (value := getattr(namespace, flag.replace("-", "_"))) is not None
-    }
+    by_flag = {n: value for n, value in vars(namespace).items() if n in defaults()}
     namespace.grid = " ".join(namespace.grid)
     given = dict[str, Any]()
     for texts in namespace.run_config:

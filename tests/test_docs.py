@@ -15,7 +15,6 @@ from docs.algorithm_pages import (
     travels,
 )
 from docs.links import DOCS, RESULTS, ROOT, for_site
-from docs.pages import copies
 from flwr_frl import simulate
 from flwr_frl.arguments import parse
 from flwr_frl.running import check
@@ -124,14 +123,6 @@ def test_the_command_on_the_page_of_an_algorithm_passes_the_checks(name):
     namespace, given = parse(shlex.split(words)[1:])
     assert namespace.algorithms == [name]
     check([name], given, "inline")
-
-
-def test_every_page_of_results_begins_with_its_finding():
-    written = copies()
-    for path in RESULTS.glob("*.md"):
-        title, _, sentence, *_ = written[f"results/{path.stem}.md"].splitlines()
-        assert title.startswith("# ")
-        assert re.fullmatch(r"\*\*.+\.\*\*", sentence), path.name
 
 
 def test_links_of_a_page_lead_to_pages_of_the_site():
