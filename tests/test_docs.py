@@ -11,8 +11,6 @@ from docs.algorithm_pages import (
     algorithm,
     algorithm_pages,
     command,
-    family,
-    travels,
 )
 from docs.links import DOCS, RESULTS, ROOT, for_site
 from flwr_frl import simulate
@@ -60,21 +58,6 @@ def test_every_link_of_a_page_has_a_target(path):
         assert not anchor or anchor in anchors(target), link
 
 
-def test_the_page_of_claims_counts_its_verdicts():
-    kinds = ("holds", "in part", "**does not hold**", "not tested")
-    _, *sections = prose(DOCS / "claims.md").split("\n## ")
-    totals = [0] * len(kinds)
-    for section in sections:
-        rows = re.findall(r"^\|(?! claim| ---).*?\| ([^|]*) \|", section, re.MULTILINE)
-        counts = [rows.count(kind) for kind in kinds]
-        written = re.search(r"^(\d+) claims: (.*)\.$", section, re.MULTILINE)
-        assert written
-        assert list(map(int, re.findall(r"\d+", written[0]))) == [len(rows), *counts]
-        totals = [a + b for a, b in zip(totals, counts, strict=True)]
-    summary = prose(DOCS / "claims.md").partition("\n\n")[2].partition("\n\n")[0]
-    assert list(map(int, re.findall(r"\d+", summary))) == [sum(totals), *totals]
-
-
 def test_the_readme_has_at_most_900_words():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
@@ -98,23 +81,6 @@ def test_every_algorithm_has_a_page_with_its_settings():
     assert "| `ditto-lambda` | `0.1` |" in pages["algorithms/ditto.md"]
     table = pages["algorithms/all.txt"]
     assert all(f"(/algorithms/{name}.md)" in table for name in ALGORITHMS)
-
-
-@pytest.mark.parametrize(
-    ("name", "shared", "title"),
-    [
-        ("fedrep", "representation", "A shared representation"),
-        ("fedprox", "the model", "One global model"),
-        ("apfl", "the model", "A shared model with another personal part"),
-        ("lg-srpfl", "head", "Slow clients"),
-        ("dpsgd", "messages to neighbours", "No central model"),
-        ("local", "\N{EN DASH}", "No communication"),
-    ],
-)
-def test_the_page_of_an_algorithm_names_what_is_shared(name, shared, title):
-    described = algorithm(name)
-    assert travels(described) == shared
-    assert family(described).startswith(title)
 
 
 @pytest.mark.parametrize("name", ["choco-sgd", "multi-task", "fedrep"])
