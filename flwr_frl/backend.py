@@ -73,22 +73,18 @@ def client_rounds(settings: Settings) -> float:
 
 
 def training_seconds(settings: Settings) -> float:
-    """Return the estimated seconds of all training on one core."""
+    """Return the estimated seconds of all training on one core, 0 if it is unknown."""
     task = build_task(settings, int(settings["num-clients"]))
-    if getattr(task, "untrainable", "") or not len(task.train_examples(0)):
+    # The run reports a client that cannot train; this only measures time.
+    try:
+        step = step_seconds(task, settings)
+    except Exception:
         return 0.0
-    client_settings = declared(client_class(settings).settings_type)
     steps = ceil(len(task.train_examples(0)) / int(settings["batch-size"]))
     epochs = float(settings["representation-epochs"])
     # A step of the head alone has no backward pass through the representation.
-    epochs += (
-        float(settings["head-epochs"]) / 3 if "head-epochs" in client_settings else 0.0
-    )
-    try:
-        step = step_seconds(task, settings)
-    # The run names a client that cannot train; this only measures time.
-    except Exception:
-        return 0.0
+    if "head-epochs" in declared(client_class(settings).settings_type):
+        epochs += float(settings["head-epochs"]) / 3
     seconds = client_rounds(settings) * steps * epochs * step
     together = settings["cohort"] == "auto" and not task.scratch_model.is_large
     return seconds / COHORT_GAIN if together else seconds
