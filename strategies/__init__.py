@@ -33,9 +33,3 @@ def public_names() -> dict[str, str]:
 
 
 __getattr__ = attach(__name__, public_names)
-
-if __name__ == "strategies":
-    # Imported by its short name in a checkout: alias the modules, do not copy them.
-    from flwr_frl.common.short_names import alias
-
-    alias(__name__)

@@ -4,11 +4,16 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from flwr_frl.common.short_names import alias
+
 
 def attach(
     package: str, public_names: Callable[[], Mapping[str, str]]
 ) -> Callable[[str], Any]:
     """Return a package's ``__getattr__``, which also answers ``__all__``.
+
+    In a checkout and in a Flower bundle, packages can be imported by their short names
+    as well, such as ``strategies``; they are then made aliases (`alias`).
 
     Parameters
     ----------
@@ -18,6 +23,8 @@ def attach(
         Returns the import path of each public name, ``package.module:Name``. Type
         checkers read them from a stub, which ``python -m docs.settings`` generates.
     """
+    if "." not in package:
+        alias(package)
 
     def get(name: str) -> Any:
         if name == "__all__":
