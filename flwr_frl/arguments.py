@@ -1,11 +1,10 @@
 """The arguments of ``python simulation.py`` and their help."""
 
 import argparse
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from flwr_frl.common.command_line import Parser
+from flwr_frl.common.command_line import Parser, run_config
 from flwr_frl.common.settings import (
     SettingsError,
     defaults,
@@ -13,8 +12,6 @@ from flwr_frl.common.settings import (
     similar,
 )
 
-# A pair ``name=value``, as in flwr.common.config.parse_config_args.
-PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 # Flags that stand for a setting: the setting's name and the flag's help.
 SETTING_FLAGS = {
     "task": ("task", "a task of --list, or package.module:function"),
@@ -101,7 +98,7 @@ def parse(
     namespace.grid = " ".join(namespace.grid)
     given = dict[str, Any]()
     for texts in namespace.run_config:
-        given |= _run_config(texts)
+        given |= run_config(texts)
     return namespace, given | by_flag
 
 
@@ -115,21 +112,3 @@ def _unknown_argument(text: str, parser: Parser) -> SettingsError:
         hints = [f"--run-config '{setting}=…'" for setting in settings]
     message = f"unknown argument {text!r}; did you mean {' or '.join(hints)}?"
     return SettingsError(message, "command-line")
-
-
-def _run_config(texts: list[str]) -> dict[str, Any]:
-    # Takes long to import, and is not needed for `--help`.
-    from flwr.common.config import parse_config_args
-
-    pairs = " ".join(text for text in texts if not text.endswith(".toml"))
-    try:
-        # Flower ignores text that is not a pair.
-        if PAIR.sub("", pairs).strip():
-            raise ValueError
-        return parse_config_args(texts)
-    except Exception:
-        raise SettingsError(
-            f"--run-config {' '.join(texts)!r} cannot be read; expected a TOML file, "
-            "or pairs as in 'seed=1 model=\"mlp\"'",
-            "run-config",
-        ) from None

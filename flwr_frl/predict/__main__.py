@@ -21,9 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.common.config import parse_config_args
-
-from flwr_frl.common.command_line import Parser
+from flwr_frl.common.command_line import Parser, run_config
 from flwr_frl.common.settings import SettingsError, TrainingDivergedError, require
 from flwr_frl.predict.file_settings import FLAGS
 from flwr_frl.predict.personalize import __doc__ as about_personalize
@@ -54,13 +52,7 @@ def parser_of(name: str, description: str | None) -> Parser:
 
 def named_in(options: Namespace) -> dict[str, Any]:
     """Return the settings that options name; `SettingsError` if they are malformed."""
-    try:
-        named = parse_config_args(options.run_config)
-    # Flower raises any exception of its TOML parser.
-    except Exception:
-        text = " ".join(options.run_config)
-        message = f"run-config is {text!r}; expected 'name=value ...'"
-        raise SettingsError(message, "run-config") from None
+    named = run_config(options.run_config)
     flags = {name: getattr(options, name.replace("-", "_")) for name in FLAGS}
     return {**named, **{name: text for name, text in flags.items() if text}}
 
