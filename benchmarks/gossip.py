@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ from flwr_frl.strategies.gossip.mixing import practical_step
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Task
-from flwr_frl.task.compression.per_tensor import (
+from flwr_frl.task.compression import (
     CompressionSettings,
+    CompressorName,
     Identity,
-    create,
     from_settings,
 )
 from flwr_frl.task.tasks import build_task
@@ -311,12 +311,14 @@ def apart(settings: Mapping[str, Setting], place: Path) -> Numbers:
     times, output = float(own.pop("consensus-times")), str(place)
     algorithm, rounds = own.pop("algorithm"), own["num-server-rounds"]
     own |= {"output": output, "evaluate-every": rounds, "evaluate-last": 1}
-    k = {"k": float(own["compressor-k"])} if "compressor-k" in own else {}
+    name = cast(CompressorName, own["compressor"])
+    k = float(own.get("compressor-k", 0.1))
+    compression = CompressionSettings(compressor=name, compressor_k=k)
     for graph in ("ring", "complete"):
         for model in ("logistic", "mlp-2"):
             task = build_task(resolve({"model": model, "num-clients": 10}), 10)
             size = sum(p.numel() for p in task.initial_model().parameters())
-            omega = create(str(own["compressor"]), **k).typical_omega(size)
+            omega = from_settings(compression, (size,)).typical_omega(size)
             step = min(1.0, times * practical_step(omega))
             # With a negligible step, nodes train without communication.
             found = [

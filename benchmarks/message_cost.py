@@ -18,7 +18,7 @@ from torch import nn
 from benchmarks.common import markdown, write
 from flwr_frl.clients import Client, DPSGDClient, Node, SQuARMSGDClient
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.gossip.nodes import Nodes
+from flwr_frl.clients.gossip.together import Nodes
 from flwr_frl.common.settings import Setting, Settings, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Setting]] = {
 # Methods that do the arithmetic, of one client and of clients that run together
 ALONE: dict[type, list[str]] = {
     Client: ["train"],
-    Node: ["iterate", "message"],
+    Node: ["iterate", "messages"],
     DPSGDClient: ["mix"],
     SQuARMSGDClient: ["mix"],
 }

@@ -14,24 +14,10 @@ import numpy as np
 
 from benchmarks.multi_task_network import Network
 from flwr_frl.common.settings import Setting
-from flwr_frl.strategies.gossip.graphs import erdos_renyi
-from flwr_frl.task.compression.per_tensor import (
-    Compressor,
-    Identity,
-    Sign,
-    SignTopK,
-    TopK,
-)
-from flwr_frl.task.saddle_point.algorithm import SaddlePoint
-from flwr_frl.task.saddle_point.problems import (
-    QCQP,
-    Float64s,
-    LogisticRegression,
-    Proximity,
-    build_problem,
-    directed,
-)
-from flwr_frl.task.saddle_point.sets import Ball
+from flwr_frl.strategies.gossip.graphs import build_graph
+from flwr_frl.task.compression import Compressor, Identity, Sign, TopK
+from flwr_frl.task.saddle_point import Ball, Float64s, Pairs, Proximity, SaddlePoint
+from flwr_frl.task.tasks.multi_task import QCQP, LogisticRegression, build_problem
 
 NODES, STEP, DELTA = 30, 1e-3, 100.0
 EDGE_PROBABILITY = {"qcqp": 0.15, "logistic": 0.3}
@@ -40,8 +26,11 @@ SCHEMES: dict[str, Compressor] = {
     "vanilla": Identity(),
     "TopK": TopK(1),
     "Sign": Sign(),
-    "SignTopK": SignTopK(2),
+    "SignTopK": TopK(2, Sign()),
 }
+# First word of the seed of the test examples of logistic regression, and their number
+# for each node (section 4.5.2.1).
+TEST, EXAMPLES = 0x4D543, 500
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
@@ -56,8 +45,8 @@ class Case:
 
     def __init__(self, name: str, seed: int) -> None:
         self.name, self.seed = name, seed
-        self.graph = erdos_renyi(NODES, EDGE_PROBABILITY[name], seed)
-        self.pairs = directed(self.graph.edges)
+        self.graph = build_graph("erdos-renyi", NODES, EDGE_PROBABILITY[name], seed)
+        self.pairs = directed(self.graph)
         self.problem, self.constraint = build_problem(
             name, range(NODES), self.pairs, seed
         )
@@ -72,9 +61,7 @@ class Case:
 
     def network(self, scheme: str, zeta: float, step: float = STEP) -> Network:
         """Return the nodes before their first iteration."""
-        saddle = SaddlePoint(
-            self.problem, self.constraint, self.pairs, Ball(20), step, DELTA, zeta
-        )
+        saddle = SaddlePoint(self.problem, self.constraint, Ball(20), step, DELTA, zeta)
         return Network(saddle, SCHEMES[scheme], self.seed)
 
     def gap(self, x: Float64s) -> float:
@@ -105,8 +92,20 @@ class Case:
             "largest-average": float(self.constraints(average).max()),
         }
         if isinstance(self.problem, LogisticRegression):
-            row["accuracy"] = float(self.problem.accuracy(x).mean())
+            row["accuracy"] = self.accuracy(self.problem, x)
         return row
+
+    def accuracy(self, problem: LogisticRegression, x: Float64s) -> float:
+        """Return the mean accuracy on test examples, which no iteration uses."""
+        streams = [np.random.default_rng([TEST, self.seed, i]) for i in problem.nodes]
+        tests = [problem.draw(i, stream, EXAMPLES) for i, stream in enumerate(streams)]
+        correct = (np.array(tests) @ x[..., None])[..., 0] > 0
+        return float(correct.mean(axis=1).mean())
+
+
+def directed(edges: Pairs) -> Pairs:
+    """Return (i, j) and (j, i) of every edge as rows, in lexicographic order."""
+    return np.unique(np.concatenate([edges, edges[:, ::-1]]), axis=0)
 
 
 def solve(problem: QCQP, constraint: Proximity) -> Float64s:

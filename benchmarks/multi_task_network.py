@@ -1,6 +1,6 @@
 """All nodes of decentralised multi-task optimisation in one process, as arrays.
 
-See `flwr_frl.task.saddle_point.algorithm`. An iteration of 30 nodes takes about 0.1 ms,
+See `flwr_frl.task.saddle_point`. An iteration of 30 nodes takes about 0.1 ms,
 one hundredth of the time of 30 devices that exchange bytes, with identical results.
 """
 
@@ -10,20 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_frl.task.compression.per_tensor import (
-    Compressor,
-    Identity,
-    Sign,
-    SignTopK,
-    TopK,
-)
-from flwr_frl.task.saddle_point.algorithm import (
+from flwr_frl.task.compression import Compressor, Identity, Sign, TopK
+from flwr_frl.task.saddle_point import (
+    Float64s,
+    Noise,
+    Pairs,
     SaddlePoint,
-    decode,
     exchange_stream,
 )
-from flwr_frl.task.saddle_point.noise import Noise
-from flwr_frl.task.saddle_point.problems import Float64s, Pairs
 
 
 class DualMismatchError(ValueError):
@@ -41,32 +35,31 @@ class Network:
     ----------
     algorithm : SaddlePoint
         The algorithm with all nodes, and with every edge in both directions.
-    compressor : Compressor, optional
-        The operator C; None sends float64.
+    compressor : Compressor
+        The operator C.
     seed : int, default 0
         Seed of the initial point, the samples, the directions and the messages.
     """
 
     def __init__(
-        self, algorithm: SaddlePoint, compressor: Compressor | None, seed: int = 0
+        self, algorithm: SaddlePoint, compressor: Compressor, seed: int = 0
     ) -> None:
         self.algorithm, self.compressor, self.seed = algorithm, compressor, seed
         self.nodes = algorithm.problem.nodes
         self.dimension = algorithm.problem.dimension
         self.state = algorithm.start(seed)
         self.noise = Noise(algorithm.problem, seed)
-        position = {tuple(e): row for row, e in enumerate(algorithm.pairs.tolist())}
+        self.pairs = pairs = algorithm.constraint.pairs
+        position = {tuple(e): row for row, e in enumerate(pairs.tolist())}
         self._reverse = np.array([position[j, i] for i, j in position])
-        self._sender = np.searchsorted(self.nodes, algorithm.pairs[:, 1])
+        self._sender = np.searchsorted(self.nodes, pairs[:, 1])
 
     @property
     def bits(self) -> int:
         """Bits sent so far; a message counts once, regardless of its receivers."""
         done = self.state.iteration
-        first = later = 8 * self.dimension
-        if self.compressor:
-            first = Identity().num_bytes(self.dimension)
-            later = self.compressor.num_bytes(self.dimension)
+        first = Identity().num_bytes(self.dimension)
+        later = self.compressor.num_bytes(self.dimension)
         sent = first + (done - 1) * later if done else 0
         return 8 * sent * len(self.nodes)
 
@@ -79,7 +72,7 @@ class Network:
             If the two ends of an edge disagree.
         """
         state, t = self.state, self.state.iteration + 1
-        operator = Identity() if self.compressor and t == 1 else self.compressor
+        operator = Identity() if t == 1 else self.compressor
         decoded = compress_rows(
             operator,
             state.raw - state.copy,
@@ -88,7 +81,7 @@ class Network:
         state.copy = state.copy + decoded
         state.known = state.known + decoded[self._sender]
         self.algorithm.iterate(state, *self.noise.at(t))
-        check_duals(self.algorithm.pairs, state.duals, state.duals[self._reverse])
+        check_duals(self.pairs, state.duals, state.duals[self._reverse])
 
 
 def check_duals(pairs: Pairs, duals: ArrayLike, reverse: ArrayLike) -> None:
@@ -122,7 +115,7 @@ def check_duals(pairs: Pairs, duals: ArrayLike, reverse: ArrayLike) -> None:
 
 
 def compress_rows(
-    compressor: Compressor | None,
+    compressor: Compressor,
     x: Float64s,
     stream: Callable[[int], np.random.Generator],
 ) -> Float64s:
@@ -132,8 +125,8 @@ def compress_rows(
 
     Parameters
     ----------
-    compressor : Compressor, optional
-        The operator C; None returns `x`.
+    compressor : Compressor
+        The operator C.
     x : ndarray, shape (n, d)
         The vectors.
     stream : callable
@@ -144,34 +137,31 @@ def compress_rows(
     ValueError
         If an entry is not finite.
     """
-    if compressor is None:
-        return x
     single = x.astype(np.float32)
     if not np.isfinite(single).all():
         raise ValueError("a difference has an entry that is not finite")
-    if type(compressor) is Identity:
+    if isinstance(compressor, Identity):
         return single.astype(np.float64)
-    if type(compressor) is Sign:
+    if isinstance(compressor, Sign):
         return _signs(single).astype(np.float64)
-    # An isinstance check would include QSGDTopK, which is random.
-    if isinstance(compressor, TopK) and type(compressor) in (TopK, SignTopK):
+    if isinstance(compressor, TopK) and not compressor.is_random:
         return _largest(compressor, single)
     rows = [
         compressor.compress(torch.from_numpy(entries), stream(row))
         for row, entries in enumerate(single)
     ]
-    return np.array([decode(compressor, row, x.shape[1]) for row in rows])
+    return np.array([compressor.decompress(row, x.shape[1]).numpy() for row in rows])
 
 
 def _largest(compressor: TopK, x: NDArray[np.float32]) -> Float64s:
-    """Return TopK or SignTopK of every row."""
+    """Return TopK, also with Sign, of every row."""
     keep = compressor.count(x.shape[1])
-    # As in the compressors, ties go to the lower index, and SignTopK's mean is summed
+    # As in the compressors, ties go to the lower index, and the mean of Sign is summed
     # in the order of the indices.
     order = np.argsort(-np.abs(x), axis=1, kind="stable")
     indices = np.sort(order[:, :keep], axis=1)
     kept = np.take_along_axis(x, indices, axis=1)
-    entries = _signs(kept) if isinstance(compressor, SignTopK) else kept
+    entries = _signs(kept) if isinstance(compressor.entries, Sign) else kept
     sparse = np.zeros(x.shape)
     np.put_along_axis(sparse, indices, entries.astype(np.float64), axis=1)
     return sparse

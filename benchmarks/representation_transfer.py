@@ -18,8 +18,8 @@ from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.tasks.linear import principal_angle_distance
+from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
-    TransferData,
     basis,
     benign_index,
     effective_ranks,
@@ -44,7 +44,7 @@ def run(settings: Mapping[str, Setting], place: Path) -> Errors:
 def with_true_basis(settings: Mapping[str, Any]) -> Errors:
     """Return the errors with V of V*, and phase 2's excess risk / σ²."""
     dimension, noise = settings["dimension"], settings["noise-variance"]
-    data = TransferData(
+    data = TransferTask(
         dimension=dimension,
         rank=settings["rank"],
         num_sources=0,
@@ -96,7 +96,7 @@ def with_sources(settings: Mapping[str, Any]) -> Errors:
     start = teachers.initialize(grid)
     shared = run_rounds(teachers, grid, start, range(1, 2), evaluated=lambda _: False)
     learned = shared["representation.weight"].numpy().T
-    truth = TransferData(dimension=dimension, rank=rank, seed=seed).span
+    truth = TransferTask(dimension=dimension, rank=rank, seed=seed).span
     errors: Errors = {
         "rank": learned.shape[1],
         "distance": principal_angle_distance(learned, truth),
@@ -135,7 +135,7 @@ def claims(config: Any, results: Any) -> dict[str, Any]:
     true, found, notes = results.get("true basis", {}), [], {}
     common = config.common
     dimension, noise = common["dimension"], common["noise-variance"]
-    spectrum = TransferData(dimension=dimension, rank=common["rank"]).eigenvalues
+    spectrum = TransferTask(dimension=dimension, rank=common["rank"]).eigenvalues
     condition = spectrum[0] / spectrum[-1] * effective_ranks(spectrum, 0)[0]
     for cell, runs in true.items():
         n, ratio = (config.cells[cell][name] for name in ("half", "ratio"))

@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from flwr_frl.clients.gossip.base import ALWAYS, Node
-from flwr_frl.clients.gossip.relayed import Exchange
+from flwr_frl.clients.gossip.base import ALWAYS, Exchange, Node
 from flwr_frl.clients.gossip.settings import GossipSettings
 
 

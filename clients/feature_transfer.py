@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -10,18 +9,9 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Config, Evaluation, Reply, TrainingSettings
-from flwr_frl.clients.device.conversions import (
-    Tensors,
-    to_numpy,
-    to_tensors,
-    under,
-    within,
-)
+from flwr_frl.clients.device.conversions import Tensors, to_numpy, to_tensors, under
 from flwr_frl.clients.device.evaluation import measure
-from flwr_frl.clients.device.parameter_groups import (
-    REPRESENTATION,
-    array_names,
-)
+from flwr_frl.clients.device.parameter_groups import REPRESENTATION, array_names
 from flwr_frl.clients.representation_transfer import RoleSettings, TransferClient
 from flwr_frl.common.settings import require, setting
 from flwr_frl.task.examples import ExampleSet
@@ -33,9 +23,7 @@ from flwr_frl.task.models.combined import (
 )
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.training import evaluation_size, train
-from flwr_frl.task.transfer import (
-    basis,
-)
+from flwr_frl.task.transfer import basis
 
 # Prefixes of arrays that a target saves after phase 2.
 SOURCES, PHASE_ONE = "sources.", "phase-1."
@@ -95,21 +83,21 @@ class FeatureTransferClient(TransferClient):
         The loss is the mean over the last epoch.
         """
         examples, epochs = self.train_examples, self.settings.phase_two_epochs
+        n, first = len(examples), examples
+        if epochs:
+            allowed = "0 for a target with one example, as each phase needs one"
+            require(n > 1, "phase-two-epochs", epochs, allowed)
+            order = torch.randperm(n)
+            first, second = examples.subset(order[: n // 2]), order[n // 2 :]
+        v, head, loss = self.phase_one(parameters, first)
+        saved = _arrays(v, head)
         if not epochs:
-            v, head, loss = self.phase_one(parameters, examples)
-            return _arrays(v, head), loss
-        n = len(examples)
-        allowed = "0 for a target with one example, as each phase needs one"
-        require(n > 1, "phase-two-epochs", epochs, allowed)
-        order = torch.randperm(n)
-        first, second = (examples.subset(h) for h in (order[: n // 2], order[n // 2 :]))
-        v, head, _ = self.phase_one(parameters, first)
-        before = within(PHASE_ONE, to_tensors(_arrays(v, head), self.device))
-        model, loss = self.phase_two(parameters, v, head, second)
-        combined = cast(CombinedRepresentation, model.representation)
-        sources = within(SOURCES, combined.stacked(self._names_within()))
-        trained = {n: to_numpy(value) for n, value in {**sources, **before}.items()}
-        return {**_arrays(combined.basis, head), **trained}, loss
+            return saved, loss
+        before = {PHASE_ONE + name: array for name, array in saved.items()}
+        combined, loss = self.phase_two(parameters, v, head, examples.subset(second))
+        sources = combined.stacked(self._names_within())
+        trained = {SOURCES + name: to_numpy(value) for name, value in sources.items()}
+        return {**_arrays(combined.basis, head), **trained, **before}, loss
 
     def phase_one(
         self, parameters: NDArrays, examples: ExampleSet
@@ -135,11 +123,11 @@ class FeatureTransferClient(TransferClient):
 
     def phase_two(
         self, parameters: NDArrays, v: Tensor, head: nn.Linear, examples: ExampleSet
-    ) -> tuple[SplitModel, float]:
+    ) -> tuple[CombinedRepresentation, float]:
         """Train the whole model from the result of phase 1 (section 5.3.2).
 
-        Returns the model and the mean loss over the last epoch. ``head`` is part of the
-        model.
+        Returns the representation and the mean loss over the last epoch; ``head``
+        trains, too.
         """
         states = self._source_states(parameters)
         combined = CombinedRepresentation.of(
@@ -154,7 +142,7 @@ class FeatureTransferClient(TransferClient):
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             return self.training_loss(outputs, one_per_row(targets))
 
-        return model, train(model, "all", examples, loss, epochs, sgd)
+        return combined, train(model, "all", examples, loss, epochs, sgd)
 
     @torch.no_grad()
     def _num_outputs(self, examples: ExampleSet) -> int:
@@ -200,13 +188,16 @@ class FeatureTransferClient(TransferClient):
         examples = test_examples(self.task, self.index)
         if len(examples) == 0:
             return 0.0, 0, {}
-        trained = [saved.get(SOURCES + n) for n in self._names_within()]
-        if trained[0] is None:
+        before = {
+            name.removeprefix(PHASE_ONE): array
+            for name, array in saved.items()
+            if name.startswith(PHASE_ONE)
+        }
+        if not before:
             loss, metrics = self._tested(parameters, saved, examples)
             return loss, len(examples), metrics
-        loss, metrics = self._tested(cast(NDArrays, trained), saved, examples)
-        start = len(PHASE_ONE)
-        before = {n[start:]: a for n, a in saved.items() if n.startswith(PHASE_ONE)}
+        trained: NDArrays = [saved[SOURCES + name] for name in self._names_within()]
+        loss, metrics = self._tested(trained, saved, examples)
         first_loss, first = self._tested(parameters, before, examples)
         for name, value in {"loss": first_loss, **first}.items():
             metrics[f"{name}-phase-1"] = value
@@ -220,12 +211,10 @@ class FeatureTransferClient(TransferClient):
         tensors = to_tensors({name: saved[name] for name in names}, self.device)
         v, weight, bias = tensors.values()
         head = nn.Linear(v.shape[1], len(weight), dtype=v.dtype).to(self.device)
-        model = SplitModel(nn.Identity(), head)
-        model.head.load_state_dict({"weight": weight, "bias": bias})
-        projected = ExampleSet(
-            self.features(parameters, examples) @ v, one_per_row(examples.targets)
-        )
-        return measure(self.task, model, projected)
+        head.load_state_dict({"weight": weight, "bias": bias})
+        features = self.features(parameters, examples) @ v
+        projected = ExampleSet(features, one_per_row(examples.targets))
+        return measure(self.task, SplitModel(nn.Identity(), head), projected)
 
 
 def _arrays(v: Tensor, head: nn.Linear) -> Arrays:

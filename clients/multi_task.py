@@ -1,67 +1,328 @@
 """Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
 
+import math
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from logging import WARNING
-from typing import Any, ClassVar, Literal, cast
+from functools import cached_property
+from itertools import compress, count, takewhile
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.common import NDArrays, log
+from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Reply
+from flwr_frl.clients.base import Config, Evaluation, Reply
 from flwr_frl.clients.device.conversions import to_numpy, to_tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.clients.gossip.flat import FlatParameters
-from flwr_frl.clients.gossip.inbox import Inbox, neighbours_of
-from flwr_frl.clients.gossip.model_problem import ModelProblem, head_entries, load
-from flwr_frl.clients.gossip.relayed import (
-    LARGEST_ENTRY,
-    check_state,
-    message_properties,
-    sender_label,
-)
-from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
+from flwr_frl.clients.gossip.relayed import GraphClient, exchanges
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.settings import number_or, require, setting
 from flwr_frl.task.base import Task
-from flwr_frl.task.compression.per_tensor import (
-    CompressionSettings,
-    Identity,
-    from_settings,
-)
+from flwr_frl.task.compression import CompressionSettings, Identity
+from flwr_frl.task.examples import Batch, ExampleSet, count_targets
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.saddle_point.algorithm import (
+from flwr_frl.task.saddle_point import (
+    Ball,
+    Direction,
+    Float64s,
+    Noise,
+    Pairs,
+    Problem,
+    Proximity,
     SaddlePoint,
     State,
-    decode,
     exchange_stream,
 )
-from flwr_frl.task.saddle_point.noise import Noise
-from flwr_frl.task.saddle_point.problems import KnownProblem, Proximity
-from flwr_frl.task.saddle_point.sets import Ball, ConvexSet, Everywhere
-from flwr_frl.task.saddle_point.settings import SaddlePointSettings
-from flwr_frl.task.tasks.multi_task import MultiTaskSetup
-from flwr_frl.task.training import TrainingDivergedError
+from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
+from flwr_frl.task.theory import MultiTaskTheory
+from flwr_frl.task.training import (
+    SGD,
+    Loss,
+    TrainingDivergedError,
+    gradient,
+    trainable_examples,
+)
+
+# Prefix of unused messages of neighbours in a node's saved state.
+INBOX = "inbox."
+# Upper bound of δ η²: 1, with an allowance for rounding.
+LARGEST_DECAY = 1 + 1e-9
 
 
-@dataclass(frozen=True)
-class SyntheticMultiTaskSettings(SaddlePointSettings, CompressionSettings):
-    """Settings of multi-task optimisation on the chapter's problems."""
-
-    def __post_init__(self) -> None:
-        """Check the ranges, also in combination with the problems' default X."""
-        super().__post_init__()
-        self.feasible(Ball())
+def is_positive(number: float) -> bool:
+    """Return whether a number is positive and finite."""
+    return 0 < number < math.inf
 
 
-@dataclass(frozen=True)
-class MultiTaskSettings(SaddlePointSettings, CompressionSettings):
-    """Settings of multi-task optimisation on a task's own model and examples.
+def is_perturbation(number: float) -> bool:
+    """Return whether a number is at least 0 and finite."""
+    return 0 <= number < math.inf
+
+
+class SaddlePointClient(GraphClient):
+    """Algorithms 2 and 3: a node that is constrained by its neighbours' parameters.
+
+    The first message is the uncompressed starting point; each later round runs one
+    iteration and sends C(x̃ − x̂). An iteration needs one message from every neighbour,
+    since the dual variables of both ends of an edge must stay equal. If a neighbour is
+    offline, a node saves the other messages and waits.
+
+    Parameters
+    ----------
+    saddle_step : float, default 1e-3
+        Step size η of the parameters and of the dual variables.
+    dual_regularizer : float or str, default "auto"
+        δ, with δ η² ≤ 1 (appendix B): ``auto`` is 100, and ``theory`` is the value of
+        theorem 3 or 4, which needs a bounded X and a very small step size.
+    radius : float or str, default "auto"
+        Radius of the ball X, which contains all parameters. ``auto`` is 20 for the
+        chapter's problems, and sets no bound for other tasks.
+    bandit_radius : float or str, default "0"
+        ζ of bandit feedback (Algorithm 3); 0 means sample feedback (Algorithm 2), and
+        ``theory`` is 1 / T for T rounds (theorem 4).
+    bandit_direction : {"sphere", "bernoulli", "gaussian"}, default "sphere"
+        Distribution of the perturbations of bandit feedback (section 4.4.1).
+    primal_steps : int, default 1
+        Number of updates of the parameters between two exchanges. The chapter has 1,
+        and local iterations as future work (section 4.6).
+    seed : int, default 0
+        Seed of a random start, the samples, the perturbations and random compressors.
+    num_server_rounds : int, default 30
+        Rounds T, for ``theory``.
+    """
+
+    personal = WHOLE
+    settings_type: type = CompressionSettings
+    saddle_step: float = setting(1e-3, gt=0)
+    dual_regularizer: Annotated[
+        float | str, number_or(("auto", "theory"), is_positive)
+    ] = setting("auto", form="auto, theory or a number above 0")
+    radius: Annotated[float | str, number_or(("auto",), is_positive)] = setting(
+        "auto", form="auto or a number above 0"
+    )
+    bandit_radius: Annotated[float | str, number_or(("theory",), is_perturbation)] = (
+        setting("0", form="theory or a number, at least 0")
+    )
+    bandit_direction: Direction = setting("sphere")
+    primal_steps: int = setting(1, ge=1)
+    seed: int = setting(0, ge=0)
+    num_server_rounds: int = setting(30, ge=1)
+    # Radius of X if the setting is ``auto``.
+    default_radius: ClassVar[float] = math.inf
+    # Least weight of a node in the mean of the costs.
+    least_weight: ClassVar[int] = 0
+
+    def __init__(
+        self, task: Task, index: int, state: PersonalState, settings: Any
+    ) -> None:
+        super().__init__(task, index, state, settings)
+        # Arrays of this node's last round; empty before the first one.
+        self.stored: Mapping[str, npt.NDArray[Any]] = {}
+        radius, zeta = settings.radius, settings.bandit_radius
+        self.feasible = Ball(self.default_radius if radius == "auto" else float(radius))
+        rounds = settings.num_server_rounds
+        self.zeta = 1 / rounds if zeta == "theory" else float(zeta)
+        allowed = f"below {self.feasible.radius:g}, the radius of the feasible set"
+        require(self.zeta < self.feasible.radius, "bandit-radius", zeta, allowed)
+        value, step = settings.dual_regularizer, settings.saddle_step
+        if value != "theory":
+            allowed = f"at most {1 / step**2:g}, 1 / saddle-step squared"
+            small = self.regularizer(0) * step**2 <= LARGEST_DECAY
+            require(small, "dual-regularizer", value, allowed)
+
+    @property
+    def dimension(self) -> int:
+        """Number of entries of a message."""
+        return sum(self.message_sizes)
+
+    @property
+    def exchanged(self) -> npt.NDArray[np.int64] | slice:
+        """The entries of a node's parameters that a message contains."""
+        return slice(None)
+
+    def get_properties(self, config: Config) -> Config:
+        """Add ``first-message-bytes``, the length of the first message."""
+        size = Identity().num_bytes(self.dimension)
+        return {**super().get_properties(config), "first-message-bytes": size}
+
+    # What a kind of problem defines.
+
+    @abstractmethod
+    def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
+        """Return the costs, constraints and noise of a node with these edges."""
+
+    @abstractmethod
+    def initial_parameters(self) -> Float64s | None:
+        """Return x̃ before the first iteration, shape (1, d), or None for random x̃."""
+
+    @abstractmethod
+    def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
+        """Return the cost that is reported as ``train-loss``."""
+
+    @abstractmethod
+    def output(self, algorithm: SaddlePoint, state: State) -> Float64s:
+        """Return the parameters of this node's model, shape (1, d)."""
+
+    @abstractmethod
+    def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
+        """Return the loss, the number of examples and the metrics of an evaluation."""
+
+    # One round.
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Run one iteration if every neighbour's message has arrived.
+
+        The reply has the attachment ``message``, empty while waiting, and the metrics
+        ``train-loss`` (`cost`), ``refused`` and ``iterations`` (so far).
+        """
+        self.receive(parameters, config)
+        algorithm, noise = self.prepare(config)
+        queues, ready = self.queues(config), True
+        if not self.stored:
+            state = algorithm.start(self.settings.seed, self.initial_parameters())
+        else:
+            state, ready = State.from_arrays(self.stored), all(queues.values())
+            if ready:
+                self.take(algorithm, state, queues)
+                self.iterate(algorithm, state, noise)
+        data = b""
+        if ready:
+            seed, node = self.settings.seed, int(config["node"])
+            stream = exchange_stream(seed, node, state.iteration + 1)
+            data = algorithm.send(state, self.compressor, stream)
+        cost = self.cost(algorithm, state, noise)
+        load(self.flat, self.output(algorithm, state))
+        unused = {
+            f"{INBOX}{name}.{k}": np.frombuffer(message, np.uint8)
+            for name, queue in queues.items()
+            for k, message in enumerate(queue)
+        }
+        arrays = {**personal_arrays(self, WHOLE), **state.arrays(), **unused}
+        self.state.save(arrays, int(config[SERVER_ROUND]))
+        self.attachments["message"] = data
+        examples = len(self.task.train_examples(self.index))
+        counts = {"refused": self.refused, "iterations": state.iteration}
+        return [], max(self.least_weight, examples), {"train-loss": cost, **counts}
+
+    @torch.no_grad()
+    def receive(self, parameters: NDArrays, config: Config) -> None:
+        """Load this node's model, which is stored with the algorithm's state."""
+        stored = self.state.load() or {}
+        # Nothing is reused from an earlier run, as the neighbours also start afresh.
+        self.stored = stored if self.state.round else {}
+        self.check_state(config)
+        initial = self.task.initial_state
+        model = {name: a for name, a in self.stored.items() if name in initial}
+        self.received, self.saved = {}, to_tensors(model, self.device)
+        self.model.load({**initial, **self.saved})
+
+    def prepare(self, config: Config) -> tuple[SaddlePoint, Noise]:
+        """Return the algorithm and the noise of this node and its neighbours."""
+        others: Any = config["neighbour-nodes"]
+        pairs = np.array([(config["node"], j) for j in others], np.int64)
+        problem, constraint, noise = self.problem(pairs)
+        algorithm = SaddlePoint(
+            problem,
+            constraint,
+            self.feasible,
+            self.settings.saddle_step,
+            self.regularizer(int(config.get("dual-variables", 0))),
+            self.zeta,
+            self.exchanged,
+        )
+        return algorithm, noise
+
+    def regularizer(self, dual_variables: int) -> float:
+        """Return δ; raise `SettingsError` if the theory does not allow the settings."""
+        value, step = self.settings.dual_regularizer, self.settings.saddle_step
+        if value != "theory":
+            return 100.0 if value == "auto" else float(value)
+        radius, omega = self.feasible.radius, self.compressor.omega(self.dimension)
+        allowed = "auto or a number, as theory needs a radius"
+        require(radius < math.inf, "dual-regularizer", value, allowed)
+        # ‖(2 (x_i − x_j), 2 (x_j − x_i))‖ for points at a distance of twice the radius.
+        bound = 4 * math.sqrt(2) * radius
+        theory = MultiTaskTheory(dual_variables, bound, omega, self.zeta > 0)
+        allowed = f"at most {theory.largest_step:.3g} with dual-regularizer='theory'"
+        require(step <= theory.largest_step, "saddle-step", step, allowed)
+        return theory.regularizer(step)
+
+    def queues(self, config: Config) -> dict[str, list[bytes]]:
+        """Return the unused messages of each neighbour, the oldest first.
+
+        The neighbours are in the order of their numbers.
+        """
+        queues, names = dict[str, list[bytes]](), config["neighbours"]
+        for name in cast(list[str], names):
+            keys = (f"{INBOX}{name}.{k}" for k in count())
+            saved = takewhile(self.stored.__contains__, keys)
+            queues[name] = [self.stored[key].tobytes() for key in saved]
+        for _, messages in exchanges(config, self.state.round):
+            for message in messages:
+                queues[message.sender].append(message.data)
+        return queues
+
+    def take(
+        self, algorithm: SaddlePoint, state: State, queues: dict[str, list[bytes]]
+    ) -> None:
+        """Update the neighbours' copies; malformed messages count as zero."""
+        first = Identity() if state.iteration == 0 else None
+        decoded = []
+        for sender, queue in queues.items():
+            try:
+                decoded.append(self.decode(queue.pop(0), first).numpy())
+            except ValueError as error:
+                self.refuse(sender, error)
+                decoded.append(np.zeros(self.dimension, np.float32))
+        algorithm.receive(state, decoded)
+
+    def iterate(self, algorithm: SaddlePoint, state: State, noise: Noise) -> None:
+        """Run an iteration, with further local steps if ``primal-steps`` is above 1."""
+        steps = self.settings.primal_steps
+        first = state.iteration * steps + 1
+        algorithm.iterate(state, *noise.at(first))
+        for step in range(first + 1, first + steps):
+            algorithm.local_step(state, *noise.at(step))
+        if not np.isfinite(state.raw.astype(np.float32)).all():
+            raise TrainingDivergedError(
+                f"a parameter is not finite after iteration {state.iteration} with "
+                f"saddle-step {self.settings.saddle_step}; try a smaller one"
+            )
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Test this node's model, before its first iteration the initial one.
+
+        The metrics are those of `tested`, and ``constraint``, the largest g_ij at the
+        node's last point.
+        """
+        self.receive(parameters, config)
+        if not self.stored or not int(self.stored["iteration"]):
+            return self.test(self.model)
+        state = State.from_arrays(self.stored)
+        algorithm, _ = self.prepare(config)
+        loss, examples, metrics = self.tested(algorithm, state)
+        metrics["constraint"] = float(algorithm.constraints(state).max())
+        return loss, examples, metrics
+
+    @property
+    def direction(self) -> Direction | Literal[""]:
+        """Distribution of the perturbations; none for sample feedback."""
+        direction: Direction = self.settings.bandit_direction
+        return direction if self.zeta else ""
+
+
+class MultiTaskClient(SaddlePointClient):
+    """A node with a task's own model and examples.
+
+    The cost f_i is the loss of the task's model on a batch of the node's examples (0
+    without any), and g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the
+    task's initial model.
 
     Parameters
     ----------
@@ -82,280 +343,94 @@ class MultiTaskSettings(SaddlePointSettings, CompressionSettings):
     batch_size: int = setting(10, ge=1)
     averaged_output: bool = setting(False)
 
-
-class MultiTaskClient(Client):
-    """Algorithms 2 and 3: a node whose model is constrained by its neighbours' models.
-
-    The cost f_i is the loss of the task's model on a batch of the node's examples (0
-    without any), and g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the
-    task's initial model.
-
-    The first message is the uncompressed starting point; each later round runs one
-    iteration and sends C(x̃ − x̂). An iteration needs one message from every neighbour,
-    since the dual variables of both ends of an edge must stay equal. If a neighbour is
-    offline, a node saves the other messages and waits.
-    """
-
-    shared = ()
-    personal = WHOLE
-    settings_type: type = MultiTaskSettings
-    # X if ``radius`` is ``auto``.
-    default_set: ClassVar[ConvexSet] = Everywhere()
-    # Least weight of a node in the mean of the costs.
-    least_weight: ClassVar[int] = 0
-
-    def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Any
-    ) -> None:
-        super().__init__(task, index, state, settings)
-        self.flat = FlatParameters.of(self.model)
-        self.exchanged, sizes = self._exchanged_entries()
-        self.message_dimension = sum(sizes)
-        self.compressor = from_settings(settings, sizes)
-        self.refused = 0
-        # Arrays of this node's last round; empty before the first one.
-        self.stored: Mapping[str, npt.NDArray[Any]] = {}
-
-    def _exchanged_entries(
-        self,
-    ) -> tuple[npt.NDArray[np.int64] | None, tuple[int, ...]]:
-        """Return the constrained entries, None for all, and their parameters' sizes."""
-        settings = cast(MultiTaskSettings, self.settings)
-        if settings.constrained_part == "all":
-            return None, self.flat.sizes
-        entries, sizes = head_entries(self.model)
-        if not sizes:
-            raise SettingsError(
-                "constrained-part is 'head'; expected 'all', as the head of this model "
-                "has no parameters to train"
-            )
-        return entries, sizes
-
     @property
     def _exchanged_groups(self) -> tuple[str, ...]:
-        return WHOLE if self.exchanged is None else (HEAD,)
+        return WHOLE if self.settings.constrained_part == "all" else (HEAD,)
 
-    def _structure(self) -> list[object]:
-        """Return parameters, classes and C, which must be the same for all nodes."""
-        named = self.model.named_parameters()
-        shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
-        messages = self.message_dimension, repr(self.compressor)
-        return [*shapes, self.task.classes, *messages]
+    @cached_property
+    def _is_exchanged(self) -> list[bool]:
+        """Whether messages contain each parameter."""
+        names = [name for name, _ in self.model.named_parameters()]
+        return [name.startswith(self._exchanged_groups) for name in names]
 
-    def get_properties(self, config: Config) -> Config:
-        """Add ``message-bytes``, ``first-message-bytes`` and C's ω."""
-        return {
-            **super().get_properties(config),
-            **message_properties(self.compressor, self.message_dimension),
-            "first-message-bytes": Identity().num_bytes(self.message_dimension),
-        }
+    @property
+    def message_sizes(self) -> tuple[int, ...]:
+        """Number of entries of each parameter that a message contains."""
+        sizes = tuple(compress(self.flat.sizes, self._is_exchanged))
+        part = self.settings.constrained_part
+        allowed = "'all', as the head of this model has no parameters to train"
+        require(len(sizes) > 0, "constrained-part", part, allowed)
+        return sizes
 
-    # One round.
+    @property
+    def exchanged(self) -> npt.NDArray[np.int64] | slice:
+        """The entries of a node's parameters that a message contains."""
+        if self.settings.constrained_part == "all":
+            return slice(None)
+        return np.flatnonzero(np.repeat(self._is_exchanged, self.flat.sizes))
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Run one iteration if every neighbour's message has arrived.
+    def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
+        """Return the loss, the constraints and the noise of a node with these edges."""
+        examples = train_examples(self.task, self.index).on(self.device)
+        loss, size, node = self.task.loss, self.settings.batch_size, int(pairs[0, 0])
+        problem = ModelProblem(node, self.model, examples, loss, size)
+        offsets = np.full(len(pairs), -self.settings.constraint_bound)
+        noise = Noise(problem, self.settings.seed, self.direction, block=1)
+        return problem, Proximity(pairs, offsets), noise
 
-        The reply has the attachment ``message``, empty while waiting, and the metrics
-        ``train-loss`` (`cost`), ``refused`` and ``iterations`` (so far).
-        """
-        self.receive(parameters, config)
-        check_state(self.state, config)
-        node, algorithm, noise = self.prepare(config)
-        inbox = Inbox.of(self.stored, config, self.state.round)
-        self.refused += inbox.refused
-        if not self.stored:
-            state = algorithm.start(self.settings.seed, self.initial_parameters())
-            data = self.post(algorithm, state, node)
-        else:
-            state, data = State.from_arrays(self.stored), b""
-            if inbox.is_complete:
-                self.take(algorithm, state, inbox.next_messages())
-                self.iterate(algorithm, state, noise)
-                data = self.post(algorithm, state, node)
-        cost = self.cost(algorithm, state, noise)
-        load(self.flat, self.output(algorithm, state))
-        model = personal_arrays(self, WHOLE)
-        arrays = {**model, **state.arrays(), **inbox.arrays()}
-        self.state.save(arrays, int(config[SERVER_ROUND]))
-        metrics: Config = {
-            "train-loss": cost,
-            "refused": self.refused,
-            "iterations": state.iteration,
-        }
-        self.attachments["message"] = data
-        examples = len(self.task.train_examples(self.index))
-        return [], max(self.least_weight, examples), metrics
-
-    @torch.no_grad()
-    def receive(self, parameters: NDArrays, config: Config) -> None:
-        """Load this node's model, which is stored with the algorithm's state."""
-        stored = self.state.load() or {}
-        # Nothing is reused from an earlier run, as the neighbours also start afresh.
-        self.stored = stored if self.state.round else {}
-        initial = self.task.initial_state
-        model = {name: a for name, a in self.stored.items() if name in initial}
-        self.received, self.saved = {}, to_tensors(model, self.device)
-        self.model.load({**initial, **self.saved})
-
-    def initial_parameters(self) -> npt.NDArray[np.float64] | None:
-        """Return x̃ before the first iteration, shape (1, d), or None for random x̃."""
+    def initial_parameters(self) -> Float64s:
+        """Return those of the initial model."""
         return to_numpy(self.flat.vector)[None].astype(np.float64)
-
-    def iterate(self, algorithm: SaddlePoint, state: State, noise: Noise) -> None:
-        """Run an iteration, with further local steps if ``primal-steps`` is above 1."""
-        steps = self.settings.primal_steps
-        first = state.iteration * steps + 1
-        algorithm.iterate(state, *noise.at(first))
-        for step in range(first + 1, first + steps):
-            algorithm.local_step(state, *noise.at(step))
-        if not np.isfinite(state.raw.astype(np.float32)).all():
-            raise TrainingDivergedError(
-                f"a parameter is not finite after iteration {state.iteration} with "
-                f"saddle-step {self.settings.saddle_step}; try a smaller one"
-            )
 
     def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
         """Return the mean loss of the iteration's batches.
 
         Without an iteration, it is the loss of the next one's first batch.
         """
-        problem = cast(ModelProblem, algorithm.problem)
-        if not problem.losses:
+        losses = cast(ModelProblem, algorithm.problem).losses
+        if not losses:
             samples, _ = noise.at(state.iteration * self.settings.primal_steps + 1)
-            return float(problem.value(algorithm.point(state), samples)[0])
-        return float(np.mean(problem.losses))
+            return float(algorithm.problem.value(algorithm.point(state), samples)[0])
+        return float(np.mean(losses))
 
-    def output(self, algorithm: SaddlePoint, state: State) -> npt.NDArray[np.float64]:
-        """Return the parameters of this node's model, shape (d,)."""
-        settings = cast(MultiTaskSettings, self.settings)
-        averaged = settings.averaged_output and state.iteration > 0
-        rows = state.average if averaged else algorithm.point(state)
-        output: npt.NDArray[np.float64] = rows[0]
-        return output
-
-    def post(self, algorithm: SaddlePoint, state: State, node: int) -> bytes:
-        """Return this node's next message, and update its own copy (lines 2 to 5)."""
-        stream = exchange_stream(self.settings.seed, node, state.iteration + 1)
-        return algorithm.send(state, self.compressor, stream)
-
-    def take(
-        self, algorithm: SaddlePoint, state: State, messages: list[tuple[str, bytes]]
-    ) -> None:
-        """Update the neighbours' copies; malformed messages count as zero.
-
-        Parameters
-        ----------
-        algorithm : SaddlePoint
-            The algorithm of this node.
-        state : State
-            The state; updated.
-        messages : list of (str, bytes)
-            One message from each neighbour, with its sender's name.
-        """
-        operator = Identity() if state.iteration == 0 else self.compressor
-        dimension = self.message_dimension
-        zero = operator.compress(torch.zeros(dimension), np.random.default_rng(0))
-        valid = []
-        for sender, data in messages:
-            try:
-                largest = np.abs(decode(operator, data, dimension)).max()
-                if largest > LARGEST_ENTRY:
-                    raise ValueError(f"it has an entry above {LARGEST_ENTRY:g}")
-                valid.append(data)
-            except ValueError as error:
-                label = sender_label(self, sender)
-                log(WARNING, "message of neighbour %s refused: %s", label, error)
-                self.refused += 1
-                valid.append(zero)
-        algorithm.receive(state, valid, self.compressor)
-
-    def prepare(self, config: Config) -> tuple[int, SaddlePoint, Noise]:
-        """Return this node's number in the graph, its algorithm and its noise."""
-        node = int(config["node"])
-        neighbours = tuple(sorted(neighbours_of(config).values()))
-        omega = self.compressor.omega(self.message_dimension)
-        variables = int(config.get("dual-variables", 0))
-        settings = self.settings.resolved(self.default_set, variables, omega)
-        return node, *self.prepared(settings, node, neighbours)
-
-    def prepared(
-        self, settings: Any, node: int, neighbours: tuple[int, ...]
-    ) -> tuple[SaddlePoint, Noise]:
-        """Return the algorithm and the noise of a node and its neighbours."""
-        examples = train_examples(self.task, self.index).on(self.device)
-        loss, size = self.task.loss, settings.batch_size
-        problem = ModelProblem(node, self.model, examples, loss, size)
-        pairs = np.array([(node, j) for j in neighbours], np.int64)
-        constraint = Proximity(pairs, np.full(len(pairs), -settings.constraint_bound))
-        algorithm = settings.algorithm(
-            problem, constraint, pairs, self.default_set, self.exchanged
-        )
-        direction: Any = settings.bandit_direction if settings.zeta else ""
-        return algorithm, Noise(problem, self.settings.seed, direction, block=1)
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test this node's model, before its first iteration the initial one.
-
-        The metrics are those of `tested`; ``constraint``, the largest g_ij at the
-        node's last point; and ``iterations``. The attachment ``duals`` contains λ_ij in
-        float64, in the order of the neighbours' numbers, for the server's check, and
-        ``sketch`` is as in `flwr_frl.clients.gossip.base.Node.evaluate`.
-        """
-        self.receive(parameters, config)
-        check_state(self.state, config)
-        if not self.stored or not int(self.stored["iteration"]):
-            return self.test(self.model)
-        state = State.from_arrays(self.stored)
-        _, algorithm, _ = self.prepare(config)
-        loss, examples, metrics = self.tested(algorithm, state)
-        metrics["constraint"] = float(algorithm.constraints(state).max())
-        metrics["iterations"] = state.iteration
-        self.attachments["duals"] = state.duals.astype("<f8").tobytes()
-        return loss, examples, metrics
+    def output(self, algorithm: SaddlePoint, state: State) -> Float64s:
+        """Return the last point, or the mean of all (``averaged-output``)."""
+        averaged = self.settings.averaged_output and state.iteration > 0
+        return state.average if averaged else algorithm.point(state)
 
     def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
         """Test this node's model on its test examples, with the task's metrics."""
-        if not self._own_data or len(self.flat.vector) >= SMALLEST_SKETCHED:
-            self.attachments["sketch"] = sketch(to_numpy(self.flat.vector)).tobytes()
+        self.attach_sketch()
         return self.test(self.model)
 
 
-class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup),)):
+class SyntheticMultiTaskClient(SaddlePointClient, requires=(TaskOf(MultiTaskSetup),)):
     """A node with one of the chapter's problems; x̃ starts at random values."""
 
     task: MultiTaskSetup
-    settings_type = SyntheticMultiTaskSettings
-    default_set = Ball()
+    default_radius = 20.0
     # The problems are not given by examples.
     least_weight = 1
-
-    def _exchanged_entries(
-        self,
-    ) -> tuple[npt.NDArray[np.int64] | None, tuple[int, ...]]:
-        """Return None, for all entries, and the parameters' sizes."""
-        return None, self.flat.sizes
 
     def _structure(self) -> list[object]:
         """Add the problem."""
         return [repr(self.task), *super()._structure()]
 
+    def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
+        """Return the costs, constraints and noise of a node with these edges."""
+        edges = tuple(map(tuple, pairs.tolist()))
+        return _drawn(self.task, edges, self.settings.seed, self.direction)
+
     def initial_parameters(self) -> None:
         """Return None, as x̃ is random."""
-
-    def prepared(
-        self, settings: Any, node: int, neighbours: tuple[int, ...]
-    ) -> tuple[SaddlePoint, Noise]:
-        """Return the algorithm and the noise of a node and its neighbours."""
-        return _prepared(self.task, settings, node, neighbours)
 
     def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
         """Return the expected cost of the point."""
         return _expected(algorithm, algorithm.point(state))
 
-    def output(self, algorithm: SaddlePoint, state: State) -> npt.NDArray[np.float64]:
-        """Return the mean of the points of all iterations, shape (d,)."""
-        output: npt.NDArray[np.float64] = state.average[0]
-        return output
+    def output(self, algorithm: SaddlePoint, state: State) -> Float64s:
+        """Return the mean of the points of all iterations."""
+        return state.average
 
     def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
         """Evaluate the expected cost F_i of the time average, the algorithm's output.
@@ -366,18 +441,115 @@ class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup)
         return _expected(algorithm, state.average), 1, {"loss-point": last}
 
 
-def _expected(algorithm: SaddlePoint, x: npt.NDArray[np.float64]) -> float:
-    return float(cast(KnownProblem, algorithm.problem).expected(x)[0])
+def _expected(algorithm: SaddlePoint, x: Float64s) -> float:
+    problem: Any = algorithm.problem
+    return float(problem.expected(x)[0])
 
 
 @run_cache(maxsize=1024)
-def _prepared(
+def _drawn(
     setup: MultiTaskSetup,
-    settings: SaddlePointSettings,
-    node: int,
-    neighbours: tuple[int, ...],
-) -> tuple[SaddlePoint, Noise]:
-    """Return a node's algorithm and noise, drawn once per process, not per message."""
-    pairs = [(node, j) for j in neighbours]
-    algorithm = setup.saddle_point([node], pairs, settings)
-    return algorithm, Noise(algorithm.problem, settings.seed, settings.bandit_direction)
+    edges: tuple[tuple[int, int], ...],
+    seed: int,
+    direction: Direction | Literal[""],
+) -> tuple[Problem, Proximity, Noise]:
+    """Return a node's problem and noise, drawn once per process, not per message."""
+    nodes, pairs = edges[0][:1], np.array(edges, np.int64)
+    problem, constraint = build_problem(setup.problem, nodes, pairs, setup.seed)
+    return problem, constraint, Noise(problem, seed, direction)
+
+
+class ModelProblem:
+    """The cost f_i of one node: the mean loss of its model on a batch of its examples.
+
+    The parameters are those of `FlatParameters`. A sample is a batch, given by the
+    indices of its examples. Parameters are float64 outside of the model, which is
+    float32.
+
+    Parameters
+    ----------
+    node : int
+        Number of the node.
+    model : SplitModel
+        The model, which is in training mode from the first cost on. Its buffers, such
+        as batch-norm statistics, change with every cost.
+    examples : ExampleSet
+        The node's training examples.
+    loss : callable
+        Maps a batch's outputs and targets to the mean over the batch.
+    batch_size : int
+        Examples per batch, drawn without replacement; all if there are fewer.
+
+    Attributes
+    ----------
+    losses : list of float
+        The costs so far.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        model: SplitModel,
+        examples: ExampleSet,
+        loss: Loss,
+        batch_size: int,
+    ) -> None:
+        self.nodes = (node,)
+        self.losses: list[float] = []
+        self._model, self._loss = model, loss
+        self._flat = FlatParameters.of(model)
+        self._settings = SGD(batch_size=batch_size)
+        self._examples = trainable_examples(model, examples, self._settings)
+        self._batch: tuple[npt.NDArray[np.generic], Batch] | None = None
+
+    @property
+    def dimension(self) -> int:
+        """Number of parameters d."""
+        return len(self._flat.vector)
+
+    def draw(
+        self, row: int, generator: np.random.Generator, count: int
+    ) -> npt.NDArray[np.float64]:
+        """Draw batches of indices of the node's examples, shape (count, batch size)."""
+        n = len(self._examples)
+        size = min(n, self._settings.batch_size)
+        drawn = [generator.choice(n, size, replace=False) for _ in range(count)]
+        return np.array(drawn, np.float64)
+
+    @torch.no_grad()
+    def value(self, x: Float64s, samples: Float64s) -> Float64s:
+        """Return the loss at `x`, shape (1, d), of a batch, shape (1, batch size)."""
+        inputs, targets = self._prepare(x, samples)
+        if not count_targets(targets):
+            return np.zeros(1)
+        loss = self._loss(self._model(inputs), targets).item()
+        self.losses.append(loss)
+        return np.array([loss])
+
+    def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
+        """Return the gradient of the loss, shape (1, d); see `value`."""
+        inputs, targets = self._prepare(x, samples)
+        self._flat.gradient.zero_()
+        if count_targets(targets):
+            arguments = inputs, targets, self._loss, self._settings
+            self.losses.append(gradient(self._model, *arguments).item())
+        return to_numpy(self._flat.gradient)[None].astype(np.float64)
+
+    def _prepare(self, x: Float64s, samples: Float64s) -> Batch:
+        """Load parameters into the model, and return a batch of its examples."""
+        load(self._flat, x)
+        self._model.train()
+        # Both values of bandit feedback use the same batch with the same augmentation.
+        if self._batch is None or self._batch[0] is not samples:
+            mask = torch.zeros(len(self._examples), dtype=torch.bool)
+            mask[samples[0].astype(np.int64)] = True
+            self._batch = samples, self._examples.chosen(mask)
+        inputs, targets = self._batch[1]
+        device = self._flat.vector.device
+        return inputs.to(device), targets.to(device)
+
+
+@torch.no_grad()
+def load(flat: FlatParameters, x: Float64s) -> None:
+    """Load parameters of shape (1, d) into the model of flat parameters."""
+    flat.vector.copy_(torch.from_numpy(x[0].astype(np.float32)))

@@ -7,9 +7,7 @@ import numpy as np
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.parameter_groups import (
-    Groups,
-)
+from flwr_frl.clients.device.parameter_groups import Groups
 from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
@@ -17,7 +15,6 @@ from flwr_frl.task.base import Matrix
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
     Role,
-    TransferData,
     halves,
     is_source,
     phase_one,
@@ -39,8 +36,8 @@ class RoleSettings(Checked):
         index, which is 0 on every device without a ``partition-id``.
     """
 
-    num_sources: int = setting(TransferData.num_sources, ge=0, per_device=True)
-    role: Role = setting(TransferData.role, per_device=True)
+    num_sources: int = setting(TransferTask.num_sources, ge=0, per_device=True)
+    role: Role = setting(TransferTask.role, per_device=True)
 
 
 class TransferClient(Client):

@@ -1,13 +1,12 @@
 """SQuARM-SGD (Singh, UCLA 2024, chapter 3): event-triggered compression, momentum."""
 
-from typing import Any
+from typing import Annotated
 
 from torch import Tensor
 
-from flwr_frl.clients.gossip.base import Node
-from flwr_frl.clients.gossip.relayed import Exchange
-from flwr_frl.clients.gossip.schedules import threshold
-from flwr_frl.common.settings import setting
+from flwr_frl.clients.gossip.base import Exchange, Node
+from flwr_frl.clients.gossip.settings import threshold
+from flwr_frl.common.settings import checked_by, setting
 
 
 class SQuARMSGDClient(Node):
@@ -27,16 +26,11 @@ class SQuARMSGDClient(Node):
 
     vectors = ("momentum", "estimate", "neighbours")
     local_steps: int = setting(5, ge=1)
-    trigger: str = setting(
+    trigger: Annotated[str, checked_by(threshold)] = setting(
         "0",
         form="START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL",
         safe=True,
     )
-
-    @staticmethod
-    def check_settings(settings: Any) -> None:
-        """Check the notation of the trigger."""
-        threshold(settings.trigger)
 
     def mix(self, exchange: Exchange) -> None:
         """Line 16: x ← x + γ Σ_j w_ij (x̂_j − x̂_i), after x̂_j ← x̂_j + q_j.

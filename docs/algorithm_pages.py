@@ -26,7 +26,7 @@ from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import TrainedHeads
-from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.task.tasks import GENERATED, build_task
 
@@ -50,7 +50,7 @@ class Algorithm(NamedTuple):
     @property
     def relays(self) -> bool:
         """Whether the server only relays messages between neighbours."""
-        return issubclass(self.strategy, GraphStrategy)
+        return issubclass(self.strategy, Gossip)
 
     @property
     def title(self) -> str:

@@ -1,21 +1,13 @@
 """Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
 
 from collections.abc import Iterable
-from logging import ERROR
 from typing import cast
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common import log
 
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.server.round import Reply, Round
-
-# Relative tolerance for dual variables, as machines may round differently.
-TOLERANCE = 1e-9
-# Replaces NaN and infinite differences.
-HUGE = 1e300
 
 
 class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
@@ -53,13 +45,12 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
-        i = self.boxes.number[self.clients.name_of(node)]
-        neighbours = list(self.boxes.neighbours[i])
+        i = self.number[self.clients.name_of(node)]
         entries["node"] = i
-        entries["neighbours"] = [self.boxes.names[j] for j in neighbours]
-        entries["neighbour-nodes"] = neighbours
+        entries["neighbours"] = [self.names[j] for j in self.neighbours[i]]
+        entries["neighbour-nodes"] = self.neighbours[i]
         if self.dual_regularizer == "theory":
-            entries["dual-variables"] = 2 * len(self._edges)
+            entries["dual-variables"] = 2 * len(self.edges)
         return content
 
     def check(self, reply: Reply) -> None:
@@ -78,46 +69,13 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord:
-        """Add ``constraint``, the largest g_ij of all edges, and ``dual-mismatch``.
-
-        The latter is the largest difference between the dual variables of an edge's two
-        ends with the same number of iterations. The algorithms require 0; edges that
-        differ are logged.
-        """
+        """Add ``constraint``, the largest g_ij of all edges."""
         metrics = super().aggregate_evaluate(server_round, replies)
-        if not self.evaluation.replies:
-            return metrics
         reported = [reply.metrics for reply in self.evaluation.replies]
         constraints = [m["constraint"] for m in reported if "constraint" in m]
         if constraints:
             metrics["constraint"] = max(constraints)
-        metrics["dual-mismatch"] = self._mismatch()
         return metrics
-
-    def _mismatch(self) -> float:
-        """Return ``dual-mismatch``, and log the edges concerned."""
-        ends: dict[tuple[int, int], tuple[float, float]] = {}
-        for reply in self.evaluation.replies:
-            i = self.boxes.number[reply.client]
-            iterations = reply.metrics.get("iterations", -1.0)
-            data = reply.attachment("duals")
-            neighbours = self.boxes.neighbours[i]
-            if isinstance(data, bytes) and len(data) == 8 * len(neighbours):
-                duals = np.nan_to_num(np.frombuffer(data, "<f8"), nan=HUGE).tolist()
-                for j, dual in zip(neighbours, duals, strict=True):
-                    ends[i, j] = iterations, dual
-        largest = 0.0
-        for (i, j), (iterations, dual) in ends.items():
-            iterations_j, dual_j = ends.get((j, i), (-1.0, 0.0))
-            if i > j or iterations != iterations_j:
-                continue
-            difference = min(abs(dual - dual_j), HUGE)
-            if difference > TOLERANCE * (1 + abs(dual)):
-                ends_of = (self.boxes.names[k] for k in (i, j))
-                names = tuple(map(self.clients.label, ends_of))
-                log(ERROR, "dual variables of edge %s differ by %g", names, difference)
-            largest = max(largest, difference)
-        return largest
 
     def lose(self, name: str, reason: str) -> None:
         """End the run, since the neighbours of a lost node cannot iterate."""

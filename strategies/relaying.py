@@ -9,9 +9,8 @@ class DPSGD(Gossip, client="flwr_frl.clients.dpsgd:DPSGDClient"):
 
     uses_consensus_step = False
 
-    def relays(self, receiver_took_part: bool) -> bool:
-        """Return whether the neighbour took part, which preserves the nodes' mean."""
-        return receiver_took_part
+    # A neighbour that missed a round mixes nothing, which preserves the nodes' mean.
+    relays_missed_rounds = False
 
 
 # CHOCO-SGD (Koloskova et al., ICML 2019)

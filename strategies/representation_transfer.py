@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.settings import SettingsError, require, setting
+from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
 from flwr_frl.strategies.server.replies import Arrays
@@ -72,17 +72,14 @@ class RepresentationTransfer(
         Known clients have reported their roles, which then count instead of
         ``num_sources``.
         """
-        if self.clients.known:
-            nodes = list(self.clients.known)
-            for role, other in (("source", "target"), ("target", "source")):
-                allowed = f"{role!r} in the node config of at least one client"
-                valid = len(self._with_role(nodes, role)) > 0
-                require(valid, "role", other, f"{allowed} of the {num_clients} here")
-            return
-        allowed = f"from 1 to {num_clients - 1}, so that one of {num_clients} clients "
-        allowed += "is a target"
-        valid = self.num_sources < num_clients
-        require(valid, "num-sources", self.num_sources, allowed)
+        if not self.clients.known:
+            allowed = f"below {num_clients}, so that one of the clients is a target"
+            valid = self.num_sources < num_clients
+            require(valid, "num-sources", self.num_sources, allowed)
+        for role in ("source", "target") if self.clients.known else ():
+            allowed = f"one client or more with the role {role!r} in its node config"
+            count = len(self._with_role(list(self.clients.known), role))
+            require(count > 0, "role", count, allowed)
 
     def _with_role(self, nodes: list[int], role: str) -> list[int]:
         known = self.clients.known
@@ -122,20 +119,15 @@ class RepresentationTransfer(
         """Combine the sources' arrays; replies of targets change nothing."""
         if self.built:
             return round.sent
-        try:
-            sources = [reply.read() for reply in round.replies]
-            combined = self.combine(sources)
-        except SettingsError as error:
-            if not (self.round.silent or self.round.rejections):
-                raise
-            # Sources that have not answered yet may have valid representations.
-            log(WARNING, "round %d: %s; retrying all sources", round.number, error)
-            return None
-        self.state["built"] = True
+        combined = self.combine([reply.read() for reply in round.replies])
+        self.state["built"] = combined is not None
         return combined
 
-    def combine(self, sources: list[Arrays]) -> Arrays:
-        """Return the arrays of m sources, in the order of names, stacked to (m, …)."""
+    def combine(self, sources: list[Arrays]) -> Arrays | None:
+        """Return the arrays of m sources, in the order of names, stacked to (m, …).
+
+        None asks the sources again in the next round.
+        """
         log(WARNING, "the theory of representation transfer covers linear models only")
         return {name: np.stack([s[name] for s in sources]) for name in sources[0]}
 
@@ -156,12 +148,14 @@ class RepresentationTransferLinear(
 ):
     """Linear regression (section 5.3): targets receive the orthonormal basis Vᵀ."""
 
-    def combine(self, sources: list[Arrays]) -> Arrays:
+    def combine(self, sources: list[Arrays]) -> Arrays | None:
         """Return Vᵀ, shape (q, d), an orthonormal basis of the columns of all B_i.
 
-        Sources send ``representation.weight``, B_iᵀ of shape (k, d). Raises
-        `SettingsError` if all B_i are 0.
+        Sources send ``representation.weight``, B_iᵀ of shape (k, d). Returns None if
+        all B_i are 0.
         """
         weights = [s[REPRESENTATION_WEIGHT].astype(np.float64) for s in sources]
         columns = [unit_columns(weight.T) for weight in weights]
+        if not any(map(np.size, columns)):
+            return None
         return {REPRESENTATION_WEIGHT: basis(columns, self.rank_tolerance).T}

@@ -1,4 +1,4 @@
-"""Base of gossip clients: nodes that exchange messages with their neighbours.
+"""Base of nodes that train their whole model and exchange vectors with neighbours.
 
 The server only relays messages: in each round, a node receives the messages that its
 neighbours sent since its last accepted reply, and sends one message. After an absence,
@@ -6,42 +6,30 @@ a node replays the missed exchanges in order, as if it had taken part without tr
 or sending (except in D-PSGD). This preserves the mean of the nodes' models.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
-from logging import WARNING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from flwr.app import Message
-from flwr.common import NDArrays, log
+from flwr.common import NDArrays
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import Tensors, to_numpy
-from flwr_frl.clients.device.parameter_groups import WHOLE, initial_arrays
+from flwr_frl.clients.base import Config, Evaluation, Reply
+from flwr_frl.clients.device.conversions import Tensors
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import (
     LARGEST_ENTRY,
-    NO_RANDOMNESS,
-    Exchange,
+    GraphClient,
     Relayed,
-    check_state,
     exchanges,
-    message_properties,
-    randomness,
-    sender_label,
 )
-from flwr_frl.clients.gossip.schedules import learning_rate
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
-from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.task.base import Task
-from flwr_frl.task.compression.per_tensor import (
-    CompressionSettings,
-    Identity,
-    from_settings,
-)
+from flwr_frl.task.compression import Identity
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training import TrainingDivergedError, gradient, trainable_examples
@@ -51,9 +39,33 @@ VECTORS = "gossip."
 AVERAGE = "average"
 # Threshold of a vector that is sent regardless of its norm.
 ALWAYS = -1.0
+# For compressors that draw no random numbers.
+NO_RANDOMNESS = np.random.default_rng(0)
 
 
-class Node(Client):
+@dataclass(frozen=True)
+class Exchange:
+    """The valid messages of one round at a node, or at several nodes, a row for each.
+
+    Parameters
+    ----------
+    weighted_sum : Tensor, shape (d,) or (nodes, d)
+        Σ_j w_ij q_j over the senders of valid messages q_j.
+    weight : float or Tensor of shape (nodes, 1)
+        Σ_j w_ij over the same senders.
+    neighbour_weight : float or Tensor of shape (nodes, 1)
+        Σ_j w_ij over all neighbours.
+    consensus_step : float
+        γ.
+    """
+
+    weighted_sum: Tensor
+    weight: float | Tensor
+    neighbour_weight: float | Tensor
+    consensus_step: float
+
+
+class Node(GraphClient):
     """A node: trains its whole model and exchanges vectors with its neighbours.
 
     Subclasses implement `mix` and `outgoing`, may override `apply_sent`, and declare
@@ -66,7 +78,6 @@ class Node(Client):
         The parameters of the model, or of several nodes' models.
     """
 
-    shared = ()
     personal = (*WHOLE, VECTORS)
     settings_type: type = CompressedGossipSettings
     settings: GossipSettings
@@ -79,19 +90,10 @@ class Node(Client):
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
-        self.flat = FlatParameters.of(self.model)
         self.x = self.flat.vector
-        self.rate = learning_rate(
-            self.settings.learning_rate_schedule, self.settings.base_rate
-        )
+        self.rate = self.settings.rate()
         if self.settings.averaged_output:
             self.vectors = (*self.vectors, AVERAGE)
-        self.compressor = (
-            from_settings(settings, self.flat.sizes)
-            if isinstance(settings, CompressionSettings)
-            else Identity()
-        )
-        self.refused = 0
 
     @property
     def _exchanged_groups(self) -> tuple[str, ...]:
@@ -102,90 +104,14 @@ class Node(Client):
         """Number of parameters d."""
         return self.x.shape[-1]
 
-    def _structure(self) -> list[object]:
-        """Return parameters, classes and C, which must be the same for all nodes."""
-        named = self.model.named_parameters()
-        shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
-        return [*shapes, self.task.classes, repr(self.compressor)]
-
-    def get_properties(self, config: Config) -> Config:
-        """Add ``message-bytes``, the length of a message, and C's ω."""
-        return {
-            **super().get_properties(config),
-            **message_properties(self.compressor, self.dimension),
-        }
-
     @staticmethod
     def fit_nodes(*arguments: Any) -> dict[int, Message]:
-        """Answer training messages of several nodes, as `nodes.fit_nodes`."""
-        from flwr_frl.clients.gossip.nodes import fit_nodes
+        """Answer training messages of several nodes, as `together.fit_nodes`."""
+        from flwr_frl.clients.gossip.together import fit_nodes
 
         return fit_nodes(*arguments)
 
-    # One round.
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Mix with the neighbours, run H iterations, and send one message.
-
-        The reply has the attachment ``message``, empty if there is nothing to send, and
-        the metric ``refused``, the number of malformed messages received.
-        """
-        self.catch_up(parameters, config)
-        server_round = int(config[SERVER_ROUND])
-        loss = self.iterate(server_round)
-        self.attachments["message"] = self.message(server_round)
-        self.metrics["refused"] = self.refused
-        self.save()
-        return self.send(loss)
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test this node's model after the exchange; save nothing.
-
-        The attachment ``sketch`` contains float32 numbers from which the server
-        estimates the distance between the nodes' models. A device with private data
-        omits it for small models, which it would reveal.
-        """
-        self.catch_up(parameters, config)
-        if not self._own_data or self.dimension >= SMALLEST_SKETCHED:
-            self.attachments["sketch"] = sketch(to_numpy(self.x)).tobytes()
-        return self.test(self.deployed_model())
-
-    def deployed_model(self) -> SplitModel:
-        """Return the model, or its mean over the iterations (``averaged-output``)."""
-        if self.settings.averaged_output and self.state.round:
-            with torch.no_grad():
-                self.x.copy_(self.vector(AVERAGE))
-        return self.model
-
-    def catch_up(self, parameters: NDArrays, config: Config) -> None:
-        """Load this node's state and replay the exchanges since its round.
-
-        Without `replays_missed_rounds`, only the exchange of its round is made.
-        """
-        self.receive(parameters, config)
-        check_state(self.state, config)
-        for round_, messages in exchanges(config, self.state.round):
-            if round_ == self.state.round or self.replays_missed_rounds:
-                self.mix(self.exchange(messages, config))
-
-    def exchange(self, messages: list[Relayed], config: Config) -> Exchange:
-        """Decode and sum the messages of one round.
-
-        Parameters
-        ----------
-        messages : list of Relayed
-            The neighbours' messages.
-        config : dict
-            The server's config, with ``consensus-step`` and ``neighbour-weight``.
-        """
-        weighted_sum, weight = torch.zeros(self.dimension, device=self.device), 0.0
-        for message in messages:
-            vector = self.decoded(message)
-            if vector is not None:
-                weighted_sum.add_(vector, alpha=message.weight)
-                weight += message.weight
-        step, neighbour_weight = config["consensus-step"], config["neighbour-weight"]
-        return Exchange(weighted_sum, weight, float(neighbour_weight), float(step))
+    # What an algorithm defines.
 
     def mix(self, exchange: Exchange) -> None:
         """Apply the consensus step of one exchange to ``x`` and the ``vectors``."""
@@ -214,30 +140,81 @@ class Node(Client):
         q has the shape of ``x``; rows of nodes that send nothing are 0.
         """
 
-    def message(self, server_round: int) -> bytes:
-        """Return the message to the neighbours, empty if there is nothing to send."""
+    # One round.
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Mix with the neighbours, run H iterations, and send one message.
+
+        The reply has the attachment ``message``, empty if there is nothing to send, and
+        the metric ``refused``, the number of malformed messages received.
+        """
+        self.catch_up(parameters, config)
+        server_round = int(config[SERVER_ROUND])
+        loss = self.iterate(server_round)
         (data,), _ = self.messages(server_round, [torch.initial_seed()])
-        return data
+        self.attachments["message"] = data
+        self.metrics["refused"] = self.refused
+        self.save()
+        return self.send(loss)
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Test this node's model after the exchange; save nothing."""
+        self.catch_up(parameters, config)
+        self.attach_sketch()
+        return self.test(self.deployed_model())
+
+    def deployed_model(self) -> SplitModel:
+        """Return the model, or its mean over the iterations (``averaged-output``)."""
+        if self.settings.averaged_output and self.state.round:
+            with torch.no_grad():
+                self.x.copy_(self.vector(AVERAGE))
+        return self.model
+
+    def catch_up(self, parameters: NDArrays, config: Config) -> None:
+        """Load this node's state and replay the exchanges since its round.
+
+        Without `replays_missed_rounds`, only the exchange of its round is made.
+        """
+        self.receive(parameters, config)
+        self.check_state(config)
+        for round_, messages in exchanges(config, self.state.round):
+            if round_ == self.state.round or self.replays_missed_rounds:
+                self.mix(self.exchange(messages, config))
+
+    def exchange(self, messages: Iterable[Relayed], config: Config) -> Exchange:
+        """Decode and sum the neighbours' messages of one round."""
+        weighted_sum, weight = torch.zeros(self.dimension, device=self.device), 0.0
+        for message in messages:
+            try:
+                vector = self.decode(message.data).to(self.device)
+            except ValueError as error:
+                self.refuse(message.sender, error)
+                continue
+            weighted_sum.add_(vector, alpha=message.weight)
+            weight += message.weight
+        step, neighbour_weight = config["consensus-step"], config["neighbour-weight"]
+        return Exchange(weighted_sum, weight, float(neighbour_weight), float(step))
 
     def messages(
         self, server_round: int, seeds: Sequence[int]
-    ) -> tuple[list[bytes], dict[int, Tensor]]:
-        """Return each node's message to its neighbours.
+    ) -> tuple[list[bytes], dict[bytes, Tensor]]:
+        """Return each node's message to its neighbours, and update the vectors.
 
         Parameters
         ----------
         server_round : int
             The round, from 1.
         seeds : sequence of int
-            A seed for each node, for compressors that draw random numbers.
+            A seed for each node, for compressors that draw random numbers. It depends
+            on the run, the client and the round.
 
         Returns
         -------
         messages : list of bytes
             Empty if a node has nothing to send.
-        decoded : dict of int to Tensor
-            The decoded messages, by node, if `apply_sent` needs them or the compressor
-            is exact; otherwise empty.
+        decoded : dict of bytes to Tensor
+            The messages that are sent, with their vectors; empty if receivers refuse
+            one of them.
         """
         vectors, threshold = self.outgoing(server_round)
         rows = vectors.view(-1, self.dimension)
@@ -245,25 +222,26 @@ class Node(Client):
         # A vector with NaN is not sent; saving the state reports it.
         sent = [i for i, square in enumerate(squares) if square > threshold]
         chosen = rows if len(sent) == len(rows) else rows[sent]
-        random = self.compressor.is_random
-        generators = [randomness(seeds[i]) if random else NO_RANDOMNESS for i in sent]
+        generators = [NO_RANDOMNESS] * len(sent)
+        if self.compressor.is_random:
+            generators = [np.random.default_rng([seeds[i], 0x60551]) for i in sent]
         encoded = self.compressor.compress_rows(chosen, generators)
         by_node = dict(zip(sent, encoded, strict=True))
         messages = [by_node.get(i, b"") for i in range(len(rows))]
-        applies = type(self).apply_sent is not Node.apply_sent
-        if not sent or not (applies or self.compressor.is_exact):
+        if not sent:
             return messages, {}
         decoded = chosen
-        if not self.compressor.is_exact:
+        if not isinstance(self.compressor, Identity):
             vs = [self.compressor.decompress(m, self.dimension) for m in encoded]
             decoded = torch.stack(vs).to(rows.device)
-        if applies:
-            q = decoded
-            if len(sent) < len(rows):
-                q = torch.zeros_like(rows)
-                q[sent] = decoded
-            self.apply_sent(q.view(vectors.shape))
-        return messages, dict(zip(sent, decoded.unbind(), strict=True))
+        q = decoded
+        if len(sent) < len(rows):
+            q = torch.zeros_like(rows)
+            q[sent] = decoded
+        self.apply_sent(q.view(vectors.shape))
+        if not decoded.abs().max() <= LARGEST_ENTRY:
+            return messages, {}
+        return messages, dict(zip(encoded, decoded.unbind(), strict=True))
 
     def iterate(self, server_round: int) -> float:
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).
@@ -295,7 +273,8 @@ class Node(Client):
             self.average(t)
             if (batch := examples.draw(self.settings.batch_size)) is None:
                 continue
-            total += self.gradient(*batch)
+            self.flat.gradient.zero_()
+            total += gradient(self.model, *batch, self.task.loss, self.settings)
             steps += 1
             self.step(t, self.flat.gradient)
         if not torch.isfinite(total):
@@ -329,59 +308,11 @@ class Node(Client):
         v = self.vector("momentum").mul_(beta).add_(g)
         self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))
 
-    def gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the stochastic gradient at x, without weight decay.
-
-        Parameters
-        ----------
-        inputs, targets : Tensor
-            A batch of the node's examples.
-
-        Returns
-        -------
-        Tensor
-            The batch's loss. The gradient is stored in ``flat.gradient``.
-        """
-        self.flat.gradient.zero_()
-        return gradient(self.model, inputs, targets, self.task.loss, self.settings)
-
-    def decoded(self, message: Relayed) -> Tensor | None:
-        """Decode a neighbour's message.
-
-        Parameters
-        ----------
-        message : Relayed
-            The message.
-
-        Returns
-        -------
-        Tensor of shape (d,), or None
-            The vector, on the device. None for malformed messages and for vectors with
-            an entry above `LARGEST_ENTRY`; they are counted in ``refused``.
-        """
-        try:
-            return self.decode(message.data)
-        except ValueError as error:
-            sender = sender_label(self, message.sender)
-            log(WARNING, "message of neighbour %s refused: %s", sender, error)
-            self.refused += 1
-            return None
-
-    def decode(self, data: bytes) -> Tensor:
-        """Return a message's vector, on the device; `ValueError` for invalid ones."""
-        vector = self.compressor.decompress(data, self.dimension)
-        largest = vector.abs().max().item()
-        if not largest <= LARGEST_ENTRY:
-            raise ValueError(
-                f"it has an entry of {largest:.3g}, above {LARGEST_ENTRY:g}"
-            )
-        return vector.to(self.device)
-
     # State: the model and the vectors.
 
     def initial_group(self, group: str) -> Tensors:
         """Return the initial ``vectors``, all 0."""
-        return dict.fromkeys(self.vectors, _zeros(self.dimension))
+        return dict.fromkeys(self.vectors, torch.zeros(self.dimension))
 
     def vector(self, name: str) -> Tensor:
         """Return one of the ``vectors``; in-place changes are saved."""
@@ -393,12 +324,5 @@ class Node(Client):
             super().receive(parameters, config)
         if self.state.round == 0:
             # Only the model is reused from an earlier run, as neighbours also restart.
-            self.saved |= {
-                name: value.to(self.device, copy=True)
-                for name, value in initial_arrays(self, (VECTORS,)).items()
-            }
-
-
-@lru_cache(maxsize=4)
-def _zeros(dimension: int) -> Tensor:
-    return torch.zeros(dimension)
+            for name in self.vectors:
+                self.saved[VECTORS + name] = torch.zeros_like(self.x)

@@ -24,7 +24,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -302,6 +302,26 @@ def only_if(valid: Callable[[str], bool]) -> AfterValidator:
         return value
 
     return AfterValidator(validated)
+
+
+def checked_by(check: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator from a function that raises `ValueError` for bad values."""
+
+    def validated(value: Any) -> Any:
+        check(value)
+        return value
+
+    return AfterValidator(validated)
+
+
+def number_or(names: Sequence[str], valid: Callable[[float], bool]) -> AfterValidator:
+    """Return a validator of one of some names or a number, also one in a string."""
+
+    def check(value: float | str) -> None:
+        if value not in names and not valid(float(value)):
+            raise ValueError
+
+    return checked_by(check)
 
 
 # The annotation of a path of a file or a folder.

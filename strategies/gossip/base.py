@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from logging import INFO, WARNING
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -14,54 +13,117 @@ from numpy.typing import NDArray
 
 from flwr_frl.common.flower_messages import fill
 from flwr_frl.common.messages import EXCHANGED_ROUND
-from flwr_frl.common.settings import SettingsError, setting, validate
-from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
-from flwr_frl.strategies.gossip.graphs import Graph
+from flwr_frl.common.settings import SettingsError, number_or, setting
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Edges, build_graph
 from flwr_frl.strategies.gossip.mixing import (
     ALLOWED,
-    ConsensusStep,
+    RULES,
+    Weights,
     consensus_distance,
+    derived_step,
+    mixing_matrix,
 )
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
 
-# Key of the graph's edges in a checkpoint; shape (edges, 2).
-EDGES = "graph-edges"
-# Values of the mailboxes in a checkpoint.
-BOXES = ("names", "pending", "lost")
+FORMS = f"{', '.join([*GRAPHS, *RANDOM_GRAPHS])} or a file of edges"
 # Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
 # Sketches with larger entries are invalid.
 LARGEST_SKETCHED = 1e9
 
 
-class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
+def is_step(number: float) -> bool:
+    """Return whether a number is in (0, 1]."""
+    return 0 < number <= 1
+
+
+class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     """Relay each node's message to its neighbours on a graph.
 
-    Messages are queued until their receiver has answered, so a node that was offline
+    The graph is built from the initial clients, all of which take part in every round.
+    Messages are kept until their receivers have answered, so a node that was offline
     receives the messages it missed.
 
     Parameters
     ----------
+    graph : str, default "ring"
+        ``ring``, ``torus``, ``complete`` or ``star``; a random graph, ``erdos-renyi``,
+        ``k-regular`` or ``small-world``; or a file with one edge (two node numbers) per
+        line. Node i is the i-th of the sorted names of the initial clients.
+    edge_probability : float, default 0.5
+        Probability of an edge of ``erdos-renyi``.
+    graph_degree : int, default 4
+        Degree of the nodes of ``k-regular``; even mean degree of ``small-world`` (Watts
+        and Strogatz 1998).
+    rewiring_probability : float, default 0.1
+        Probability that an edge of ``small-world``'s ring lattice gets a new end.
+    mixing : {"metropolis", "uniform"}, default "metropolis"
+        The weights w_ij.
+    max_missed_rounds : int, default 1000
+        Number of consecutive rounds that a node may miss; after more, it is excluded
+        permanently.
     consensus_step : float or str, default "auto"
         γ, in (0, 1]. ``auto`` derives it from the fraction of a Gaussian vector that a
         message conveys; ``theory`` (Theorem 2) and ``theorem-1`` from the worst case,
         which gives a small γ. With RandK of 1 %, the nodes did not converge for any
         step that was tried.
     **base
-        As for `GraphStrategy`.
+        The settings of `Strategy`.
 
-    Raises
-    ------
-    SettingsError
-        If a value is out of range.
+    Attributes
+    ----------
+    names : list of str
+        Names of the nodes 0 to n − 1; empty until the clients are known.
+    number : dict of str to int
+        Each node's number, by name.
+    edges : ndarray, shape (E, 2)
+        The edges of the graph.
+    mixing_weights : ndarray, shape (n, n)
+        The mixing matrix W.
+    neighbours : list of list of int
+        Each node's neighbours, in increasing order.
+    lost : set of str
+        Nodes that were given up; they receive no more messages.
+    sent : dict
+        The messages that a neighbour still needs: by sender, their bytes by round.
     """
+
+    graph: str = setting("ring", form=FORMS)
+    edge_probability: float = setting(0.5, gt=0, le=1)
+    graph_degree: int = setting(4, ge=2)
+    rewiring_probability: float = setting(0.1, ge=0, le=1)
+    mixing: Literal["metropolis", "uniform"] = setting("metropolis")
+    max_missed_rounds: int = setting(1000, ge=1)
+    consensus_step: Annotated[float | str, number_or(RULES, is_step)] = setting(
+        "auto", form=ALLOWED, safe=True
+    )
 
     uses_consensus_step: ClassVar[bool] = True
     # Client properties that contain the possible lengths of a message.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
+    # Whether a node that missed rounds receives their messages: differences to public
+    # estimates must all arrive.
+    relays_missed_rounds: ClassVar[bool] = True
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.names: list[str] = []
+        self.number: dict[str, int] = {}
+        self.edges: Edges = np.zeros((0, 2), np.int64)
+        self.mixing_weights: Weights = np.zeros((0, 0))
+        self.neighbours: list[list[int]] = []
+        self.lost: set[str] = set()
+        self.sent: dict[str, dict[int, bytes]] = {}
+        self.step = 0.0
+        self._exchanged_round = 0
+        self._message_lengths: frozenset[int] = frozenset()
+        self._latecomers: set[str] = set()
+        # Clients ahead of the server's checkpoint.
+        self._ahead: set[str] = set()
 
     @property
     def unused_settings(self) -> dict[str, str]:
@@ -69,26 +131,51 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
         names = "fraction-train", "min-train-nodes", "weighting", "largest-share"
         return super().unused_settings | dict.fromkeys(names, "all nodes take part")
 
-    def __init__(
-        self,
-        *,
-        consensus_step: Annotated[
-            float | str, setting(form=ALLOWED, safe=True)
-        ] = "auto",
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        self.step = ConsensusStep(consensus_step)
-        validate(self)
-        self._exchanged_round = 0
-        self._message_lengths: frozenset[int] = frozenset()
+    # The nodes.
+
+    def check_clients(self, num_clients: int) -> None:
+        """Raise `SettingsError` unless the graph can have this many nodes."""
+        self.build_graph(num_clients)
+
+    def build_graph(self, n: int) -> Edges:
+        """Return the graph of n nodes."""
+        return build_graph(
+            self.graph,
+            n,
+            self.edge_probability,
+            self.settings.seed,
+            self.graph_degree,
+            self.rewiring_probability,
+        )
+
+    def set_graph(self, names: list[str], edges: Edges) -> None:
+        """Connect the nodes of these names."""
+        self.names, self.edges = names, edges
+        self.number = {name: i for i, name in enumerate(names)}
+        self.mixing_weights = weights = mixing_matrix(edges, self.mixing)
+        others = weights * (1 - np.eye(len(names)))
+        self.neighbours = [np.flatnonzero(row).tolist() for row in others]
 
     def identify(self, grid: Grid) -> list[int]:
-        """Return the connected nodes of the graph; learn their message format once."""
+        """Return the connected nodes of the graph, which the first call builds.
+
+        Clients with other names that connect later are not part of it.
+        """
         nodes = super().identify(grid)
-        if nodes and not self._message_lengths:
+        if not nodes:
+            return []
+        if not self.names:
+            names = [self.clients.name_of(n) for n in nodes]
+            self.set_graph(names, self.build_graph(len(nodes)))
+        if not self._message_lengths:
             self._set_message_format(nodes)
-        return nodes
+        for name in {self.clients.name_of(node) for node in nodes} - self.number.keys():
+            if name not in self._latecomers:
+                text = "client %s came late and has no place in the graph"
+                log(WARNING, text, self.clients.label(name))
+                self._latecomers.add(name)
+        present = self.number.keys() - self.lost
+        return [node for node in nodes if self.clients.name_of(node) in present]
 
     def _set_message_format(self, nodes: list[int]) -> None:
         """Adopt the message lengths and ω that most clients report."""
@@ -102,16 +189,62 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
             )
         (self._message_lengths, omega, typical_omega), _ = valid.most_common(1)[0]
         if self.uses_consensus_step:
-            self.step.derive(self.boxes.weights, omega, typical_omega)
+            rule, weights = str(self.consensus_step), self.mixing_weights
+            self.step = derived_step(rule, weights, omega, typical_omega)
+
+    def _expected_clients(self) -> set[str]:
+        """Exclude lost nodes."""
+        return super()._expected_clients() - self.lost
+
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Return all nodes."""
+        return nodes
+
+    def _usable(self, nodes: list[int], trains: bool) -> list[int]:
+        """Return all nodes: one without examples still mixes its neighbours' models."""
+        return nodes
+
+    def roll_back(self, name: str) -> None:
+        """Lose a client ahead of the server; `SettingsError` if most clients are.
+
+        A node cannot return to an earlier round, as its neighbours' estimates are of
+        its newest one. A minority, however, must not be able to end the run.
+        """
+        if name not in self.number:
+            return
+        self._ahead.add(name)
+        reason = (
+            f"has seen a checkpoint of round {self.ledger.seen[name]}, later than this "
+            f"one of round {self.ledger.resumed}"
+        )
+        if 2 * len(self._ahead) > len(self.names):
+            raise SettingsError(
+                f"resume: client {self.clients.label(name)}, like most clients, "
+                f"{reason}; gossip can only resume from its newest checkpoint"
+            )
+        self.lose(name, f"it {reason}")
+
+    def lose(self, name: str, reason: str) -> None:
+        """Permanently give up a node, and log the reason."""
+        if name in self.number and name not in self.lost:
+            text = "client %s is lost: %s; its neighbours continue with its last "
+            log(WARNING, text + "message", self.clients.label(name), reason)
+            self.lost.add(name)
 
     # The relay.
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send every node its neighbours' messages up to the previous round."""
+        """Send every node its neighbours' messages up to the previous round.
+
+        Nodes that have missed more than ``max_missed_rounds`` rounds are given up.
+        """
         self._exchanged_round = server_round - 1
-        self.lose_absent(server_round)
+        for name in self.names:
+            missed = server_round - 1 - self.ledger.acknowledged.get(name, 0)
+            if missed > self.max_missed_rounds:
+                self.lose(name, f"it missed {missed} rounds")
         messages = super().configure_train(server_round, arrays, config, grid)
         self.round.attached_bytes = max(self._message_lengths, default=0)
         return messages
@@ -129,20 +262,47 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
         """Add the neighbours' messages to the config.
 
         Its entries are ``exchanged-round``, the last round whose messages are relayed;
-        ``consensus-step``; ``neighbour-weight``, Σ_j w_ij over the neighbours; and the
-        lists of `Mailboxes.lists_for`.
+        ``consensus-step``; ``neighbour-weight``, Σ_j w_ij over the neighbours; and, if
+        there are messages, lists of equal length: ``relayed-rounds``,
+        ``relayed-senders``, ``relayed-weights`` (w_ij) and ``relayed-data``.
         """
         content = super().content(node, arrays, config)
         entries = cast(ConfigRecord, content[self.configrecord_key])
         name = self.clients.name_of(node)
-        i = self.boxes.number[name]
+        weights = self.mixing_weights[i := self.number[name]]
         about: dict[str, Any] = {
             EXCHANGED_ROUND: self._exchanged_round,
-            "consensus-step": self.step.value,
-            "neighbour-weight": float(1 - self.boxes.weights[i, i]),
+            "consensus-step": self.step,
+            "neighbour-weight": float(1 - weights[i]),
         }
-        fill(entries, about | self.boxes.lists_for(name))
+        if pending := self.pending(name):
+            rounds, senders, data = zip(*pending, strict=True)
+            about |= {
+                "relayed-rounds": list(rounds),
+                "relayed-senders": [self.names[j] for j in senders],
+                "relayed-weights": weights[list(senders)].tolist(),
+                "relayed-data": list(data),
+            }
+        fill(entries, about)
         return content
+
+    def pending(self, name: str) -> list[tuple[int, int, bytes]]:
+        """Return a node's messages: rounds, numbers of senders, and bytes.
+
+        They are those since the round in which the node's reply last counted.
+        """
+        since = self.ledger.acknowledged.get(name, 0)
+        messages = [
+            (round_, j, data)
+            for j in self.neighbours[self.number[name]]
+            for round_, data in self.sent.get(self.names[j], {}).items()
+            if self._needs(since, round_)
+        ]
+        return sorted(messages, key=lambda message: message[:2])
+
+    def _needs(self, since: int, round_: int) -> bool:
+        """Return whether a node whose reply last counted in a round needs a message."""
+        return round_ >= since if self.relays_missed_rounds else round_ == since
 
     def check(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless the message has a valid length."""
@@ -157,17 +317,21 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
             )
 
     def aggregate(self, round: Round) -> Arrays:
-        """Queue each message for the sender's neighbours; average nothing."""
-        sent = {reply.client: message_of(reply) for reply in round.replies}
-        self.boxes.collect(round.number, sent, self.relays)
+        """Keep each message for the sender's neighbours; average nothing."""
+        for reply in round.replies:
+            if data := message_of(reply):
+                self.sent.setdefault(reply.client, {})[round.number] = data
+        now = dict.fromkeys((reply.client for reply in round.replies), round.number)
+        since = self.ledger.acknowledged | now
+        for i, name in enumerate(self.names):
+            near = {self.names[j] for j in self.neighbours[i]} - self.lost
+            rounds = {since.get(other, 0) for other in near}
+            self.sent[name] = {
+                sent: data
+                for sent, data in self.sent.get(name, {}).items()
+                if any(self._needs(round_, sent) for round_ in rounds)
+            }
         return {}
-
-    def relays(self, receiver_took_part: bool) -> bool:
-        """Return whether a neighbour receives a message, given whether it took part.
-
-        Here it always does: differences to public estimates must all arrive.
-        """
-        return True
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -175,8 +339,7 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
         """Relay the valid replies' messages; give up nodes that lost their state."""
         result = super().aggregate_train(server_round, replies)
         for name, reason in self.round.rejections:
-            present = name in self.boxes.number and name not in self.boxes.lost
-            if LOST_STATE in reason and present:
+            if LOST_STATE in reason:
                 self.lose(name, "its state is not the one its neighbours rely on")
         return result
 
@@ -195,7 +358,7 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
             "sent": sum(length > 0 for length in lengths),
             "bits": 8 * sum(lengths),
             "refused": sum(int(reply.metrics["refused"]) for reply in round.replies),
-            "lost": len(self.boxes.lost),
+            "lost": len(self.lost),
         }
 
     def aggregate_evaluate(
@@ -208,50 +371,39 @@ class Gossip(GraphStrategy, uses_mean="never", takes_newcomers=False):
         """
         metrics = super().aggregate_evaluate(server_round, replies)
         sketches = [s for s in map(sketch_of, self.evaluation.replies) if s is not None]
-        if not sketches:
-            return metrics
-        distance = consensus_distance(sketches)
-        metrics["consensus-distance"] = distance
-        if self.uses_consensus_step:
-            metrics["consensus-step"] = self.step.value
-            self.step.watch(server_round, distance)
+        if sketches:
+            metrics["consensus-distance"] = consensus_distance(sketches)
+            if self.uses_consensus_step:
+                metrics["consensus-step"] = self.step
         return metrics
 
     # State.
 
     def snapshot(self) -> Callable[[], State]:
-        """Return the state; messages are listed on demand, as there may be many."""
-        base, boxes, edges = super().snapshot(), self.boxes.copy(), self._edges
-
-        def state() -> State:
-            (arrays, values), (messages, entries) = base(), boxes.state_dict()
-            return State({**arrays, **messages, EDGES: edges}, {**values, **entries})
-
-        return state
+        """Return the state; the graph and the messages are part of it."""
+        self.state["edges"] = self.edges
+        self.state["relay"] = {"names": self.names, "lost": sorted(self.lost)}
+        self.state["sent"] = {
+            name: {str(r): np.frombuffer(data, np.uint8) for r, data in sent.items()}
+            for name, sent in self.sent.items()
+        }
+        return super().snapshot()
 
     def restore(self, state: State) -> None:
-        """Restore a saved state, including the graph and the mailboxes.
+        """Restore a saved state.
 
         The saved graph is used even if the setting now yields another one, because the
         nodes' estimates belong to it.
         """
-        arrays, values = state
-        relayed = {n for n in arrays if n == EDGES or n.startswith("pending-")}
-        others = {n: a for n, a in arrays.items() if n not in relayed}
-        super().restore(
-            State(others, {n: v for n, v in values.items() if n not in BOXES})
-        )
-        names = [str(name) for name in values["names"]]
-        if names:
-            saved = Graph(len(names), tuple(map(tuple, arrays[EDGES].tolist())))
-            current = None
-            with suppress(SettingsError):
-                current = self.build_graph(len(names))
-            if saved != current:
-                text = "resume: graph %r has changed; the run keeps its saved graph"
-                log(WARNING, text, self.graph)
-            self._set_graph(names, saved)
-        self.boxes.load_state_dict(arrays, values)
+        super().restore(state)
+        relay = self.state["relay"]
+        if relay["names"]:
+            self.set_graph(list(relay["names"]), self.state["edges"])
+        self.lost = set(relay["lost"])
+        self.sent = {
+            name: {int(round_): array.tobytes() for round_, array in sent.items()}
+            for name, sent in self.state["sent"].items()
+        }
 
     def summary(self) -> None:
         """Log the configuration."""

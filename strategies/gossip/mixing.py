@@ -7,10 +7,8 @@ and j are equal or neighbours. With its eigenvalues ordered by magnitude,
 section 3.2).
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from logging import INFO, WARNING
 from typing import NamedTuple
 
@@ -18,8 +16,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies.gossip.graphs import Graph
+from flwr_frl.strategies.gossip.graphs import Edges
 
 Weights = NDArray[np.float64]
 # Rules that derive γ.
@@ -27,30 +24,25 @@ RULES = ("auto", "theory", "theorem-1")
 ALLOWED = "auto, theory, theorem-1 or a number in (0, 1]"
 # A smaller step needs thousands of rounds to bring the nodes together.
 SMALL = 1e-3
-# In training, the distance between nodes never grows by this factor while the number of
-# rounds doubles.
-GROWTH = 30.0
 
 
-def metropolis_weights(graph: Graph) -> Weights:
-    """Return the mixing matrix W, shape (n, n), with Metropolis-Hastings weights.
+def mixing_matrix(edges: Edges, rule: str) -> Weights:
+    """Return the mixing matrix W, shape (n, n).
 
-    w_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, and w_ii = 1 − Σ_j w_ij. Every
-    w_ii is positive, so δ > 0.
+    For neighbours, ``metropolis`` has w_ij = 1 / (1 + max(deg_i, deg_j)), and
+    ``uniform`` w_ij = 1 / (1 + max_k deg_k), that is W = I − L / (1 + max_k deg_k) with
+    the graph's Laplacian L. In both, w_ii = 1 − Σ_j w_ij. The added 1 keeps every w_ii
+    positive, and so δ > 0 even for bipartite graphs such as even rings.
     """
-    degrees = graph.degrees()
-    i, j = np.array(graph.edges).T
-    return _matrix(graph, 1 / (1 + np.maximum(degrees[i], degrees[j])))
-
-
-def uniform_weights(graph: Graph) -> Weights:
-    """Return the mixing matrix W, shape (n, n), with equal weights for all edges.
-
-    w_ij = 1 / (1 + max_k deg_k) for neighbours, and w_ii = 1 − Σ_j w_ij, that is
-    W = I − L / (1 + max_k deg_k) with the graph's Laplacian L. The added 1 keeps every
-    w_ii positive, and so δ > 0 even for bipartite graphs such as even rings.
-    """
-    return _matrix(graph, 1 / (1 + graph.degrees().max()))
+    degrees = np.bincount(edges.ravel())
+    i, j = edges.T
+    most = np.maximum(degrees[i], degrees[j])
+    if rule == "uniform":
+        most = degrees.max()
+    weights = np.zeros((len(degrees), len(degrees)))
+    weights[i, j] = weights[j, i] = 1 / (1 + most)
+    np.fill_diagonal(weights, 1 - weights.sum(axis=1))
+    return weights
 
 
 class Spectrum(NamedTuple):
@@ -121,76 +113,37 @@ def practical_step(omega: float) -> float:
     return omega / (2 - omega)
 
 
-class ConsensusStep:
-    """The consensus step γ, fixed or derived from the compression operator's ω.
+def derived_step(
+    rule: str, weights: Weights, omega: float, typical_omega: float
+) -> float:
+    """Return the consensus step γ that a rule selects, and warn if it is very small.
 
     Parameters
     ----------
-    setting : float or str
-        γ in (0, 1]; ``auto`` for `practical_step` with ω at a Gaussian vector; or
-        ``theory`` for `consensus_step` and ``theorem-1`` for `relaxed_consensus_step`,
-        both with the worst-case ω.
-
-    Attributes
-    ----------
-    value : float
-        γ; 0 before `derive` if not fixed.
+    rule : str
+        ``auto`` for `practical_step` with ω at a Gaussian vector; ``theory`` for
+        `consensus_step` and ``theorem-1`` for `relaxed_consensus_step`, both with the
+        worst-case ω; or a number.
+    weights : ndarray, shape (n, n)
+        The mixing matrix W.
+    omega, typical_omega : float
+        ω in the worst case and at a Gaussian vector, in (0, 1].
     """
-
-    def __init__(self, setting: float | str) -> None:
-        self.rule = str(setting)
-        self.value = 0.0
-        if self.rule not in RULES:
-            with suppress(ValueError):
-                self.value = float(setting)
-            if not 0 < self.value <= 1:
-                raise SettingsError(f"consensus-step is {setting}; expected {ALLOWED}")
-        # Rounds and distances of the evaluations so far.
-        self._rounds: list[int] = []
-        self._distances: list[float] = []
-        self._warned = False
-
-    def derive(self, weights: Weights, omega: float, typical_omega: float) -> None:
-        """Set γ unless it is fixed, and warn if it is very small.
-
-        Parameters
-        ----------
-        weights : ndarray, shape (n, n)
-            The mixing matrix W.
-        omega, typical_omega : float
-            ω in the worst case and at a Gaussian vector, in (0, 1].
-        """
-        practical = practical_step(typical_omega)
-        if self.value == 0:
-            steps = {
-                "auto": lambda: practical,
-                "theory": lambda: consensus_step(weights, omega),
-                "theorem-1": lambda: relaxed_consensus_step(weights, omega),
-            }
-            self.value = steps[self.rule]()
-            log(INFO, "consensus step: %.3g (%s)", self.value, self.rule)
-        if self.value < SMALL:
-            text = "consensus step %.3g is so small that messages have almost no "
-            text += "effect; consensus-step='auto' would be %.3g"
-            log(WARNING, text, self.value, practical)
-
-    def watch(self, server_round: int, distance: float) -> None:
-        """Warn once if the consensus distance grows exponentially.
-
-        This indicates that γ is too large. Training alone makes the distance grow at
-        most fourfold while the number of rounds doubles.
-        """
-        if self._warned:
-            return
-        half = bisect_right(self._rounds, server_round // 2) - 1
-        if half >= 0 and 0 < self._distances[half] * GROWTH < distance:
-            self._warned = True
-            text = "the consensus distance has grown from %.3g in round %d to %.3g in "
-            text += "round %d; choose a consensus-step below %.3g"
-            before = self._distances[half], self._rounds[half]
-            log(WARNING, text, *before, distance, server_round, self.value)
-        self._rounds.append(server_round)
-        self._distances.append(distance)
+    practical = practical_step(typical_omega)
+    if rule == "auto":
+        step = practical
+    elif rule == "theory":
+        step = consensus_step(weights, omega)
+    elif rule == "theorem-1":
+        step = relaxed_consensus_step(weights, omega)
+    else:
+        step = float(rule)
+    log(INFO, "consensus step: %.3g (%s)", step, rule)
+    if step < SMALL:
+        text = "consensus step %.3g is so small that messages have almost no "
+        text += "effect; consensus-step='auto' would be %.3g"
+        log(WARNING, text, step, practical)
+    return step
 
 
 def consensus_distance(sketches: Sequence[NDArray[np.float32]]) -> float:
@@ -202,11 +155,3 @@ def consensus_distance(sketches: Sequence[NDArray[np.float32]]) -> float:
     stacked = np.stack([s for s in sketches if len(s) == length])
     deviations = stacked - stacked.mean(axis=0, dtype=np.float64)
     return float(np.square(deviations).sum(1).mean())
-
-
-def _matrix(graph: Graph, edge_weights: Weights | np.float64) -> Weights:
-    weights = np.zeros((graph.n, graph.n))
-    i, j = np.array(graph.edges).T
-    weights[i, j] = weights[j, i] = edge_weights
-    np.fill_diagonal(weights, 1 - weights.sum(axis=1))
-    return weights

@@ -59,14 +59,6 @@ def test_roles_and_classes():
         assert code_of(client_of, 0, task="digits", **{name: value}) == name
 
 
-def test_a_source_without_a_signal_sends_zeros(monkeypatch):
-    client = client_of(0)
-    silent = np.ones((5, 10)), np.zeros(5)
-    monkeypatch.setattr(type(client.task), "draw", lambda *_: silent)
-    (b,), _, _ = client.fit([np.zeros((1, 10))], {"server-round": 1})
-    assert not b.any()
-
-
 @pytest.mark.parametrize("samples", [9, 24])
 def test_errors_of_a_target_match_numpy(samples):
     context = new_context()
@@ -105,10 +97,6 @@ def test_many_descent_steps_reach_the_closed_form():
     # 4 samples, eigenvalues from 1.5e-4 to 0.37: many steps interpolate the samples.
     np.testing.assert_allclose(models[200_000], models[0], atol=1e-6)
     assert np.abs(models[1] - models[0]).max() > 1e-3
-
-
-def test_an_untrained_target_reports_no_test_examples():
-    assert client_of(12).evaluate([np.eye(10)[:2]], {}) == (0.0, 0, {})
 
 
 # Image models

@@ -3,13 +3,14 @@
 import numpy as np
 import torch
 
-from flwr_frl.task.compression import per_tensor as c
+from flwr_frl.task import compression as c
 
 OPERATORS: list[c.Compressor] = [
     *(c.Identity(), c.TopK(0.01), c.TopK(7), c.RandK(0.05)),
     *(c.QSGD(1), c.QSGD(15), c.QSGD(300, scaled=True)),
-    *(c.Sign(), c.SignTopK(0.01), c.SignTopK(3), c.QSGDTopK(0.1, levels=4)),
-    *(c.SignRandK(0.05), c.QSGDRandK(0.1, levels=4)),
+    *(c.Sign(), c.TopK(0.01, c.Sign()), c.TopK(3, c.Sign())),
+    *(c.TopK(0.1, c.QSGD(4, scaled=True)), c.RandK(0.05, c.Sign())),
+    c.RandK(0.1, c.QSGD(4, scaled=True)),
 ]
 
 

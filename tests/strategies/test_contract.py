@@ -43,7 +43,7 @@ from flwr_frl.clients.representation_transfer import TransferClient
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.fedbuff import FedBuff
-from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.strategies.wrapping import Wrapping
 
@@ -167,7 +167,7 @@ def test_client_without_training_examples_is_tested_and_never_sampled(
     assert result.rows[-1]["evaluated"] == undisturbed.rows[-1]["evaluated"]
     asked = {client for clients in result.grid.trained.values() for client in clients}
     # The nodes of a graph only mix their neighbours' models.
-    gossips = issubclass(settings_owners(settings_of(algorithm))[0], GraphStrategy)
+    gossips = issubclass(settings_owners(settings_of(algorithm))[0], Gossip)
     assert (2 in asked) == gossips
 
 

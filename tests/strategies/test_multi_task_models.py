@@ -115,9 +115,7 @@ def plain(
     entries = np.arange(sum(SIZES)) if entries is None else entries
     sizes = SIZES if len(entries) == sum(SIZES) else SIZES[2:]
     edges = [
-        e
-        for i, j in build_graph("ring", NODES, 0.5, SEED).edges
-        for e in ((i, j), (j, i))
+        e for i, j in build_graph("ring", NODES).tolist() for e in ((i, j), (j, i))
     ]
     raw = np.tile(initial(), (NODES, 1))
     copy, average = np.zeros_like(raw), np.zeros_like(raw)
@@ -176,18 +174,6 @@ def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
     assert max(duals) > 0, "no constraint was ever at work"
     assert np.abs(raw - initial()).max() > 0.01
     assert rows[-1]["iterations"] == 25
-    assert rows[-1]["dual-mismatch"] == 0
-
-
-def test_with_inactive_constraints_each_node_trains_alone():
-    states, rows = run(31, constraint_bound=1e6)
-    for node, state in enumerate(states):
-        x = initial()
-        for t in range(1, 31):
-            x -= 0.05 * gradient(x, node, noise(node, t)[0])
-        np.testing.assert_allclose(state["raw"][0], x, rtol=0, atol=1e-5)
-        assert not state["duals"].any()
-    assert rows[-1]["constraint"] < 0
 
 
 @pytest.mark.parametrize("part", ["all", "head"])

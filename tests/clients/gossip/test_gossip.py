@@ -9,18 +9,11 @@ from logging import WARNING
 import numpy as np
 import pytest
 import torch
-from client_messages import new_context
 from gossip_clients import by_algorithm, client_of, config_of, received
 from refusals import assert_says
 from small_models import CE, torch_groups
-from torch import nn
 
-from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.dpsgd import DPSGDClient
 from flwr_frl.clients.gossip.relayed import Relayed, exchanges
-from flwr_frl.task.base import ExampleTask
-from flwr_frl.task.examples import IGNORED, ExampleSet
-from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import TrainingDivergedError
 
 pytestmark = pytest.mark.usefixtures("softmax")
@@ -80,26 +73,6 @@ def test_nan_loss_raises_training_diverged():
         client.iterate(1)
 
 
-def test_skipped_batches_count_in_the_averaged_output():
-    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    # Half of all batches of one example are ignored by the loss.
-    sets = [ExampleSet(inputs, torch.tensor([0, 1, IGNORED, IGNORED]))]
-    task = ExampleTask(lambda: SplitModel(nn.Linear(3, 2), nn.Linear(2, 2)), sets, sets)
-    more = {"averaged_output": True, "batch_size": 1, "learning_rate": 0.1}
-    settings = DPSGDClient.settings_type(**more)
-    context, iterates = new_context(), []
-    for server_round in range(1, 9):
-        client = DPSGDClient(task, 0, PersonalState(context), settings)
-        client.receive([], {"server-round": server_round})
-        iterates.append(client.x.clone())
-        torch.manual_seed(server_round)
-        client.iterate(server_round)
-        client.save()
-    assert 2 < len({tuple(x.tolist()) for x in iterates}) < 8
-    expected = torch.stack(iterates).mean(0)
-    torch.testing.assert_close(client.vector("average"), expected, rtol=0, atol=1e-6)
-
-
 def test_a_batch_of_one_before_a_batch_norm_is_refused():
     node = received("dpsgd", task="softmax_runs:normed", batch_size=1, index=1)
     line = "batch-size 1 leaves one of 9 examples alone, which this model's batch"
@@ -112,12 +85,12 @@ def test_the_trigger_compares_with_c_t_eta_t_squared(factor, sent):
     more = {"learning_rate": 2.0, "learning_rate_schedule": "inverse:10"}
     client = received(local_steps=3, trigger="4:6:2", **more)
     client.x.zero_()[7] = (16 * (2 / 15) ** 2 / factor) ** 0.5
-    assert (client.message(2) != b"") is sent
+    assert (client.messages(2, [0])[0] != [b""]) is sent
     assert bool(client.vector("estimate").any()) is sent
     # A difference of zero is not sent.
     client = received(trigger="0")
     client.x.zero_()
-    assert client.message(1) == b""
+    assert client.messages(1, [0])[0] == [b""]
 
 
 BAD = ([np.nan], [np.inf], [-np.inf], [1e30])

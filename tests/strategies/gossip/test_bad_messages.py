@@ -6,7 +6,7 @@ from logging import WARNING
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message
+from flwr.app import Message
 from gossip_network import (
     ALGORITHMS,
     COMPRESSORS,
@@ -26,40 +26,31 @@ from flwr_frl.strategies import ChocoSGD
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
 
+def changed(edit: Callable) -> Callable:
+    """Edit node 1's replies of rounds 3 and 4."""
+
+    def change(i: int, server_round: int, reply: Message) -> Message:
+        if i == 1 and server_round in (3, 4):
+            edit(reply.content)
+        return reply
+
+    return change
+
+
 def replaced(data: object) -> Callable:
-    def change(i: int, server_round: int, reply: Message) -> Message:
-        if i == 1 and server_round in (3, 4):
-            record = reply.content.config_records["bytes"]
-            new = data(record["message"]) if callable(data) else data
-            record["message"] = new
-        return reply
+    def edit(content) -> None:
+        record = content["bytes"]
+        record["message"] = data(record["message"]) if callable(data) else data
 
-    return change
+    return changed(edit)
 
 
-def without(*names: str) -> Callable:
-    def change(i: int, server_round: int, reply: Message) -> Message:
-        if i == 1 and server_round in (3, 4):
-            for name in names:
-                if name == "message":
-                    del reply.content.config_records["bytes"]["message"]
-                else:
-                    del reply.content[name]
-        return reply
-
-    return change
+def without(record: str, name: str = "") -> Callable:
+    return changed(lambda c: c[record].pop(name) if name else c.pop(record))
 
 
-def refused_metric(value: object) -> Callable:
-    def change(i: int, server_round: int, reply: Message) -> Message:
-        if i == 1 and server_round in (3, 4):
-            if value is None:
-                del reply.content["metrics"]["refused"]
-            else:
-                reply.content["metrics"]["refused"] = value
-        return reply
-
-    return change
+def refused_metric(value: float) -> Callable:
+    return changed(lambda content: content["metrics"].update(refused=value))
 
 
 @pytest.mark.parametrize(
@@ -67,18 +58,14 @@ def refused_metric(value: object) -> Callable:
     [
         (replaced(lambda d: d + b"\0"), r"has a message of \d+ bytes, not"),
         (replaced(lambda d: d[:-1]), r"has a message of \d+ bytes, not"),
-        (replaced(lambda d: d[:1]), r"has a message of 1 bytes, not"),
         (replaced(lambda d: d * 1000), r"has a message of [\d,]+ bytes, not"),
         (replaced("text"), "has no message to the neighbours"),
-        (replaced(""), "has no message to the neighbours"),
-        (replaced(3), "has no message to the neighbours"),
         (replaced(lambda d: [d]), "has no message to the neighbours"),
-        (replaced([]), "has no message to the neighbours"),
-        (without("message"), "has no message to the neighbours"),
+        (without("bytes", "message"), "has no message to the neighbours"),
         (without("bytes"), "has no message to the neighbours"),
         (without("metrics"), "lacks the metric 'refused'"),
         (without("arrays"), "has no arrays under 'arrays'"),
-        (refused_metric(None), "lacks the metric 'refused'"),
+        (without("metrics", "refused"), "lacks the metric 'refused'"),
         (refused_metric(float("nan")), "metric 'refused' is nan"),
         (refused_metric(float("inf")), "metric 'refused' is inf"),
     ],
@@ -108,20 +95,6 @@ def test_invalid_replies_are_rejected(change, reason):
         np.testing.assert_allclose(
             node.saved["neighbours"], expected, rtol=0, atol=1e-6
         )
-
-
-def test_unexpected_arrays_are_rejected():
-    def change(i: int, server_round: int, reply: Message) -> Message:
-        if i == 1:
-            reply.content["arrays"]["head.weight"] = Array(
-                np.zeros((10, 64), np.float32)
-            )
-        return reply
-
-    network = Network("choco-sgd")
-    network.grid.change = change
-    network.go(2)
-    assert [row["rejected"] for row in network.rows] == [1, 1]
 
 
 NAN, MINUS, INF = (np.float32(v).tobytes() for v in (np.nan, -1.0, np.inf))
@@ -265,4 +238,4 @@ def test_message_format_is_decided_by_majority(lie, monkeypatch):
     monkeypatch.setattr(Node, "get_properties", lies)
     network = Network("choco-sgd", compressor="sign", consensus_step="auto")
     assert network.strategy._message_lengths != frozenset({7})
-    assert network.strategy.step.value == pytest.approx(0.637 / (2 - 0.637), rel=0.1)
+    assert network.strategy.step == pytest.approx(0.637 / (2 - 0.637), rel=0.1)

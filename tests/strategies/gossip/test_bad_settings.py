@@ -11,7 +11,7 @@ BAD_VALUES = [
     ("graph='k-regular' graph-degree=3", "3"),
     ("graph='small-world' rewiring-probability=2.0", "2.0"),
     ("mixing='max-degree'", "'max-degree'"),
-    *((f"consensus-step={value}", str(value)) for value in (1.5, -0.1, 0.0, "nan")),
+    *((f"consensus-step={value}", f"'{value}'") for value in (1.5, -0.1, 0.0, "nan")),
     *((f"local-steps={value}", str(value)) for value in (0, 1.5)),
     ("compressor='topk'", "'topk'"),
     ("compressor-k=1.5", "1.5"),

@@ -1,50 +1,41 @@
-"""Algorithms 2 and 3: by hand, in NumPy, and batched compared with single nodes."""
+"""Algorithms 2 and 3 by hand, in NumPy, and batched; costs and constraints."""
 
 import math
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from saddle_points import PAIRS, algorithm
+from saddle_points import EDGES, PAIRS, algorithm
 
+from benchmarks.multi_task import directed
 from benchmarks.multi_task_network import Network, compress_rows
-from flwr_frl.task.compression.per_tensor import (
-    QSGD,
-    Identity,
-    QSGDTopK,
-    RandK,
-    Sign,
-    SignTopK,
-    TopK,
-)
-from flwr_frl.task.saddle_point.algorithm import (
+from flwr_frl.task.compression import QSGD, Identity, RandK, Sign, TopK
+from flwr_frl.task.saddle_point import (
+    Ball,
+    Noise,
+    Proximity,
     SaddlePoint,
     State,
-    decode,
     exchange_stream,
 )
-from flwr_frl.task.saddle_point.noise import Noise, two_point_gradient
-from flwr_frl.task.saddle_point.problems import (
+from flwr_frl.task.tasks.multi_task import (
     PROBLEMS,
     QCQP,
     LogisticRegression,
-    Proximity,
-    directed,
+    build_problem,
 )
-from flwr_frl.task.saddle_point.sets import Ball
 
-FALSE_ALARM = 1e-9
-OPERATORS = [None, Identity(), TopK(1), Sign(), SignTopK(3)]
-DRAWING = [QSGD(15), RandK(3), QSGDTopK(4)]
+OPERATORS = [Identity(), TopK(1), Sign(), TopK(3, Sign())]
+DRAWING = [QSGD(15), RandK(3), TopK(4, QSGD(15, scaled=True))]
 
 
 def two_nodes(**settings):
     """Return costs x^2 + b x and 2 x^2 + b x with (x_1 - x_2)^2 - 1 <= 0."""
     a = np.array([1.0, 2.0])[:, None, None]
     problem = QCQP((0, 1), a, np.zeros(2), np.ones(2))
-    pairs = directed([(0, 1)])
+    pairs = directed(np.array([(0, 1)]))
     constraint = Proximity(pairs, np.array([-1.0, -1.0]))
-    return SaddlePoint(problem, constraint, pairs, step=0.1, regularizer=10, **settings)
+    return SaddlePoint(problem, constraint, step=0.1, regularizer=10, **settings)
 
 
 def column(*entries):
@@ -104,11 +95,12 @@ def test_gradients_at_points_update_raw_parameters(zeta, point):
 # Comparison with NumPy
 
 
-def plain(saddle, raw, seed, iterations, rounded):
+def plain(saddle, raw, seed, iterations):
     """Run algorithm 2 without compression, node by node."""
     problem, eta, delta = saddle.problem, saddle.step, saddle.regularizer
     noise = Noise(problem, seed)
-    c = dict(zip(map(tuple, saddle.pairs), saddle.constraint.offsets, strict=True))
+    constraint = saddle.constraint
+    c = dict(zip(map(tuple, constraint.pairs), constraint.offsets, strict=True))
     lam = dict.fromkeys(c, 0.0)
     copy, average = np.zeros_like(raw), np.zeros_like(raw)
 
@@ -117,7 +109,7 @@ def plain(saddle, raw, seed, iterations, rounded):
 
     for t in range(1, iterations + 1):
         q = raw - copy
-        copy = copy + (q.astype(np.float32) if rounded else q)
+        copy = copy + q.astype(np.float32)
         x = [onto_ball(row) for row in copy]
         average += (np.array(x) - average) / t
         b, _ = noise.at(t)
@@ -133,17 +125,16 @@ def plain(saddle, raw, seed, iterations, rounded):
     return raw, copy, average, lam
 
 
-@pytest.mark.parametrize("operator", [Identity(), None])
-def test_algorithm_2_without_compression_equals_numpy(operator):
+def test_algorithm_2_without_compression_equals_numpy():
     # A small ball and tight constraints make projections and dual variables matter.
-    near = Proximity.create(PAIRS, 0, -0.1, -0.05)
+    near = Proximity(PAIRS, np.full(len(PAIRS), -0.08))
     problem = QCQP.create(range(5), 0)
-    saddle = SaddlePoint(problem, near, PAIRS, Ball(2.5), step=0.005)
-    network = Network(saddle, operator, seed=3)
+    saddle = SaddlePoint(problem, near, Ball(2.5), step=0.005)
+    network = Network(saddle, Identity(), seed=3)
     start = network.state.raw.copy()
     for _ in range(100):
         network.iterate()
-    raw, copy, average, lam = plain(saddle, start, 3, 100, rounded=operator is not None)
+    raw, copy, average, lam = plain(saddle, start, 3, 100)
     assert_allclose(network.state.raw, raw, rtol=0, atol=1e-10)
     assert_allclose(network.state.copy, copy, rtol=0, atol=1e-10)
     assert_allclose(network.state.average, average, rtol=0, atol=1e-10)
@@ -174,7 +165,9 @@ class Device:
     def iterate(self, messages):
         state = State.from_arrays(self.arrays)
         received = [messages[j] for j in self.neighbours]
-        self.algorithm.receive(state, received, self.operator)
+        used = Identity() if state.iteration == 0 else self.operator
+        decoded = [used.decompress(m, 10).numpy() for m in received]
+        self.algorithm.receive(state, decoded)
         noise = Noise(self.algorithm.problem, self.seed)
         self.algorithm.iterate(state, *noise.at(state.iteration + 1))
         self.arrays = state.arrays()
@@ -216,66 +209,121 @@ def test_compress_rows_equals_decoded_messages(operator, d):
     x = x.astype(np.float32).astype(np.float64)
     streams = lambda row: np.random.default_rng([7, row])  # noqa: E731
     rows = compress_rows(operator, x, streams)
-    saddle = two_nodes()
     for row, entries in enumerate(x):
         state = State(entries[None], np.zeros((1, d)), *[np.zeros((1, d))] * 3, 1)
-        message = saddle.send(state, operator, streams(row))
-        assert_array_equal(decode(operator, message, d), rows[row])
+        problem = QCQP((0,), np.zeros((1, d, d)), np.zeros(1), np.zeros(1))
+        pair = Proximity(np.array([(0, 1)]), np.zeros(1))
+        message = SaddlePoint(problem, pair).send(state, operator, streams(row))
+        assert_array_equal(operator.decompress(message, d).numpy(), rows[row])
         assert_array_equal(state.copy[0], rows[row])
 
 
-def test_the_first_exchange_is_not_compressed():
-    network = Network(algorithm(), SignTopK(1))
-    start = network.state.raw.copy()
-    network.iterate()
-    assert_array_equal(network.state.copy, start)
-    assert network.bits == 5 * 8 * 40
-    network.iterate()
-    assert network.bits == 5 * 8 * (40 + 6)
-    assert Network(algorithm(), None).bits == 0
+@pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
+def test_bandit_feedback_estimates_the_gradient(kind):
+    # For one sample, the estimate (f(x + ζu) - f(x - ζu)) u d / 2ζ is nearly d u uᵀ ∇f,
+    # whose mean over an orthonormal basis of directions u is the gradient.
+    problem, rng = kind.create([0], 1), np.random.default_rng(0)
+    sample, x = problem.draw(0, rng, 1), rng.standard_normal((1, 10))
+    pair = Proximity(np.array([(0, 1)]), np.zeros(1))
+    saddle = SaddlePoint(problem, pair, zeta=1e-4)
+    basis = np.linalg.qr(rng.standard_normal((10, 10))).Q
+    estimates = [saddle._cost_gradient(x, sample, u[None]) for u in basis]
+    exact = problem.gradient(x, sample)
+    assert_allclose(np.mean(estimates, axis=0), exact, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("operator", [Sign(), None])
-def test_malformed_messages_leave_the_state_unchanged(operator):
-    saddle = algorithm(nodes=[2])
-    state = saddle.start(0)
-    state.iteration = 1
-    bad = np.full(10, np.nan).tobytes()
-    for messages in ([], [b"12"], [bad], [bytes(6)] * 2):
-        with pytest.raises(ValueError, match=r"message|norm|entry"):
-            saddle.receive(state, messages, operator)
-    assert_array_equal(state.known, 0)
+@pytest.mark.parametrize("operator", [Identity(), Sign(), TopK(1), TopK(3, Sign())])
+def test_constraints_are_met_and_costs_decrease(operator):
+    saddle = algorithm()
+    network = Network(saddle, operator)
+    x, problem, i, j = network.state.raw, saddle.problem, *PAIRS.T
+    assert saddle.constraint.value(x[i], x[j]).max() > 5
+    before = problem.expected(x).sum()
+    for _ in range(2000):
+        network.iterate()
+    x = network.state.average
+    assert saddle.constraint.value(x[i], x[j]).max() < 0.01
+    assert problem.expected(x).sum() < 0 < before
 
 
-# Gradient estimates
+@pytest.mark.parametrize("direction", ["sphere", "bernoulli", "gaussian"])
+def test_perturbations_have_the_covariance_of_an_unbiased_gradient(direction):
+    problem, _ = build_problem("qcqp", [0, 1], np.zeros((0, 2), np.int64), 3)
+    noise = Noise(problem, 3, direction)
+    u = np.concatenate([noise.at(i)[1] for i in range(1, 8001)])
+    n, d = u.shape
+    lengths = np.linalg.norm(u, axis=1)
+    if direction == "gaussian":
+        assert 0.1 < lengths.std() < 0.4
+    else:
+        assert_allclose(lengths, 1)
+    # An entry of u uᵀ - I / d deviates by less than 2 / d.
+    assert_allclose(u.T @ u / n, np.eye(d) / d, atol=5 * 2 / d / np.sqrt(n))
+    if direction == "bernoulli":
+        assert_allclose(np.abs(u), 1 / np.sqrt(d))
+
+
+# Costs
 
 
 @pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
-def test_the_two_point_gradient_is_unbiased(kind):
-    """A correct estimate fails with a probability of at most FALSE_ALARM.
+def test_gradients_match_finite_differences(kind):
+    problem, rng = kind.create(range(4), 1), np.random.default_rng(0)
+    x, h = rng.standard_normal((4, 10)), 1e-6
+    samples = np.array([problem.draw(row, rng, 1)[0] for row in range(4)])
+    slopes = [
+        (problem.value(x + e, samples) - problem.value(x - e, samples)) / (2 * h)
+        for e in h * np.eye(10)
+    ]
+    assert_allclose(problem.gradient(x, samples), np.transpose(slopes), atol=1e-7)
 
-    An entry of d (g^T u) u lies in [-d ||g||, d ||g||] for a quadratic, so Hoeffding's
-    inequality bounds the mean. The same holds for log-loss with ||y p||, the largest
-    slope along u; its bias is of third order and below zeta^2 ||y p||^3.
-    """
-    d, nodes, draws, zeta = 3, 500, 800, 1e-3
-    one, rng = kind.create([0], 1, d), np.random.default_rng(0)
-    sample, x = one.draw(0, rng, 1), rng.standard_normal((1, d))
-    exact = one.gradient(x, sample)[0]
+
+@pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
+def test_expected_costs_are_the_mean_over_samples(kind):
+    # 200,000 samples; a normal mean deviates by 6 standard errors twice in 1e9.
+    problem, rng = kind.create([3], 1), np.random.default_rng(0)
+    samples = problem.draw(0, rng, 200_000)
+    x = rng.standard_normal((1, 10))
     if kind is QCQP:
-        repeats = (np.repeat(one.a, nodes, 0), np.zeros(nodes), np.ones(nodes))
-        many, length = QCQP(tuple(range(nodes)), *repeats), np.linalg.norm(exact)
-        bias = 0.0
+        values = QCQP((0,), problem.a, *np.zeros((2, 1))).value(x, samples)
     else:
-        many = LogisticRegression(tuple(range(nodes)), np.zeros((nodes, d)), 0)
-        length = np.linalg.norm(sample)
-        bias = zeta**2 * length**3
-    noise, total = Noise(many, 5), np.zeros(d)
-    repeated = np.repeat(x, nodes, 0), np.repeat(sample, nodes, 0)
-    for t in range(1, draws + 1):
-        _, directions = noise.at(t)
-        total += two_point_gradient(many, *repeated, directions, zeta).sum(axis=0)
-    count = nodes * draws
-    radius = 2 * d * length * math.sqrt(math.log(2 * d / FALSE_ALARM) / (2 * count))
-    assert radius < 0.04 * length
-    assert np.abs(total / count - exact).max() < radius + bias
+        values = problem.value(x, samples)
+    error = values.std() / math.sqrt(len(values))
+    assert abs(values.mean() - problem.expected(x)[0]) < 6 * error
+
+
+def test_true_models_minimize_the_loss_and_are_close():
+    problem = LogisticRegression.create(range(6), 0)
+    here, rng = problem.expected(problem.models), np.random.default_rng(0)
+    for length in (1e-3, 0.1, 3, 20):
+        moves = rng.standard_normal((6, 10))
+        moves *= length / np.linalg.norm(moves, axis=1, keepdims=True)
+        assert (problem.expected(problem.models + moves) > here).all()
+    apart = problem.models[:, None] - problem.models
+    assert np.linalg.norm(apart, axis=-1).max() <= 1
+    # The loss is ln 2 at the origin, where every prediction is a coin toss.
+    assert_allclose(problem.expected(np.zeros((6, 10))), math.log(2), atol=1e-12)
+    # E log(1 + e^z) is about E max(z, 0) = r / sqrt(2 pi) for a large r = ||x||; the
+    # difference is pi^2 / 12 times 2 density(0) / r.
+    x = np.zeros((6, 10))
+    x[:, 0] = np.where(problem.models[:, 0] > 0, -20, 20)
+    far = problem.expected(x) - problem.expected(-x)
+    both = problem.expected(x) + problem.expected(-x)
+    exact = 2 * (20 + math.pi**2 / 120) / math.sqrt(2 * math.pi)
+    assert_allclose(both, exact, atol=1e-3)
+    assert (far > 0).all()
+
+
+def test_proximity_by_hand():
+    constraint = Proximity(np.array([[0, 1], [0, 2]]), np.array([-1.0, -30.0]))
+    x_i, x_j = np.array([[1.0, 2], [1, 2]]), np.array([[4.0, -2], [4, -2]])
+    assert_array_equal(constraint.value(x_i, x_j), [24, -5])
+    assert_array_equal(constraint.gradient(x_i, x_j), [[-6, 8], [-6, 8]])
+
+
+def test_offsets_are_equal_at_both_ends_of_an_edge():
+    _, constraint = build_problem("qcqp", range(5), PAIRS, 4)
+    _, reverse = build_problem("qcqp", range(5), PAIRS[:, ::-1], 4)
+    assert_array_equal(constraint.offsets, reverse.offsets)
+    assert ((constraint.offsets >= -5) & (constraint.offsets <= -3)).all()
+    assert len(set(constraint.offsets)) == len(EDGES)

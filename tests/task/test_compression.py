@@ -7,6 +7,7 @@ that a correct operator fails for at most a fraction FALSE_ALARM of all seeds.
 import itertools
 import math
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,23 +15,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from named_tasks import dashed
 from operators import OPERATORS, apply, generator, normal
+from refusals import code_of
 
-from flwr_frl.task.compression.per_tensor import (
+from flwr_frl.common.settings import build, resolve
+from flwr_frl.task.compression import (
     QSGD,
+    CompressionSettings,
     Compressor,
     Identity,
     PerTensor,
-    QSGDRandK,
-    QSGDTopK,
     RandK,
     Sign,
-    SignRandK,
-    SignTopK,
     TopK,
+    from_settings,
 )
 
 FALSE_ALARM = 1e-9
+by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)
 short = settings(max_examples=200, deadline=None)
 vectors = hnp.arrays(
     np.float32,
@@ -56,6 +59,7 @@ def hoeffding(width, draws, events=1):
 # 00 00 00 40, 3.5 is 00 00 60 40, 3.0 is 00 00 40 40, -4.0 is 00 00 80 c0.
 
 
+QUANTISER = QSGD(2, scaled=True)
 HALVES = [0, 0.5, 0, 0, -0.5, 0.5, 0, 0.5]
 
 
@@ -70,7 +74,7 @@ HALVES = [0, 0.5, 0, 0, -0.5, 0.5, 0, 0.5]
         # d = 4: two bits per index. Indices 0, 1: 00 01, padded: 0001 0000.
         (TopK(2), [3, -4, 0, 1], "10 00004040 000080c0", [3, -4, 0, 0]),
         # The same with mean (3 + 4) / 2 = 3.5 and signs + -: 10, padded: 1000 0000.
-        (SignTopK(2), [3, -4, 0, 1], "10 00006040 80", [3.5, -3.5, 0, 0]),
+        (TopK(2, Sign()), [3, -4, 0, 1], "10 00006040 80", [3.5, -3.5, 0, 0]),
         # Ties: the first entries are kept. d = 3: two bits per index; indices 0, 1.
         (TopK(2), [1, 1, -1], "10 0000803f 0000803f", [1, 1, 0]),
         # Norm 5, s = 5: levels 3, 4 and 0 in three bits and the sign: 0110 1001 0000,
@@ -84,7 +88,12 @@ HALVES = [0, 0.5, 0, 0, -0.5, 0.5, 0, 0.5]
         (QSGD(2, scaled=True), [5], "0000a040 80", [4]),
         # d = 8: indices 1, 4, 5, 7 in three bits: 001 100 101 111, padded:
         # 0011 0010 1111 0000; the rest as before.
-        (QSGDTopK(4, 2), [0, 1, 0, 0, -1, 1, 0.5, 1], "32f0 00000040 4d20", HALVES),
+        (
+            TopK(4, QSGD(2, scaled=True)),
+            [0, 1, 0, 0, -1, 1, 0.5, 1],
+            "32f0 00000040 4d20",
+            HALVES,
+        ),
     ],
     ids=lambda value: repr(value) if isinstance(value, Compressor) else "",
 )
@@ -114,7 +123,7 @@ def test_deterministic_operators_equal_plain_numpy(x, k):
     assert np.array_equal(apply(Identity(), x), x)
     assert np.array_equal(apply(TopK(k), x), sparse)
     assert np.array_equal(apply(Sign(), x), sign)
-    assert np.array_equal(apply(SignTopK(k), x), sign_top)
+    assert np.array_equal(apply(TopK(k, Sign()), x), sign_top)
 
 
 def test_rand_k_draw_is_stable_across_numpy_versions():
@@ -159,45 +168,6 @@ def test_qsgd_is_unbiased():
 # Sizes
 
 
-def expected_bytes(operator, d):
-    """The formulas of the docstrings, written with logarithms."""
-    match operator:
-        case PerTensor():
-            return sum(expected_bytes(operator.compressor, n) for n in operator.sizes)
-        case Identity():
-            return 4 * d
-        case Sign():
-            return 4 + math.ceil(d / 8)
-        case QSGD():
-            bits = math.ceil(math.log2(operator.levels + 1)) + 1
-            return 4 + math.ceil(d * bits / 8)
-    k = operator.k if isinstance(operator.k, int) else max(1, round(operator.k * d))
-    k = min(k, d)
-    indices = math.ceil(k * math.ceil(math.log2(d)) / 8)
-    match operator:
-        case SignRandK():
-            return 8 + expected_bytes(Sign(), k)
-        case QSGDRandK():
-            return 8 + expected_bytes(QSGD(operator.levels), k)
-        case RandK():
-            return 8 + 4 * k
-        case SignTopK():
-            return indices + expected_bytes(Sign(), k)
-        case QSGDTopK():
-            return indices + expected_bytes(QSGD(operator.levels), k)
-    return indices + 4 * k
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 10**4) | st.integers(10**5, 3 * 10**5), st.integers(0, 2**32))
-def test_num_bytes_equals_message_length(d, seed):
-    x = torch.from_numpy(normal(d, seed))
-    sizes = (d // 3, d - d // 3) if d >= 3 else (d,)
-    for operator in (*OPERATORS, PerTensor(SignTopK(0.01), sizes)):
-        length = len(operator.compress(x, generator(seed)))
-        assert length == operator.num_bytes(d) == expected_bytes(operator, d)
-
-
 @pytest.mark.parametrize("d", [2**16 - 1, 2**16, 2**16 + 1, 10**6])
 def test_round_trip_at_the_limits_of_an_index(d):
     # A vector with exactly k entries is unchanged; indices take 16, 17 or 20 bits.
@@ -213,7 +183,7 @@ def test_round_trip_at_the_limits_of_an_index(d):
 @given(vectors, st.integers(1, 70))
 def test_deterministic_operators_contract(x, k):
     square = np.square(x.astype(np.float64)).sum()
-    for operator in (Identity(), TopK(k), Sign(), SignTopK(k), SignTopK(0.1)):
+    for operator in (Identity(), TopK(k), Sign(), TopK(k, Sign()), TopK(0.1, Sign())):
         error = np.square(apply(operator, x).astype(np.float64) - x).sum()
         at = operator.omega_at(x) if x.any() else operator.omega(len(x))
         assert 0 < operator.omega(len(x)) <= at * (1 + 1e-9) <= 1 + 1e-6
@@ -225,9 +195,9 @@ def test_deterministic_operators_contract(x, k):
 @pytest.mark.parametrize(
     "operator",
     [
-        *(RandK(0.1), SignRandK(0.2), PerTensor(RandK(0.1), (30, 70))),
+        *(RandK(0.1), RandK(0.2, Sign()), PerTensor(RandK(0.1), (30, 70))),
         *(QSGD(15), QSGD(4), QSGD(30, scaled=True)),
-        *(QSGDTopK(0.2, levels=2), QSGDRandK(0.2, levels=2)),
+        *(TopK(0.2, QSGD(2, scaled=True)), RandK(0.2, QSGD(2, scaled=True))),
     ],
     ids=repr,
 )
@@ -241,7 +211,8 @@ def test_random_operators_contract(operator):
     square = np.square(x.astype(np.float64)).sum()
     # An entry is off by at most ||x|| / s, or is dropped, so errors are within
     # [0, (1 + d / s^2) ||x||^2].
-    quantiser = operator if isinstance(operator, QSGD | QSGDTopK | QSGDRandK) else None
+    quantiser = getattr(operator, "entries", operator)
+    quantiser = quantiser if isinstance(quantiser, QSGD) else None
     width = 1 + (d / quantiser.levels**2 if quantiser else 0)
     mean = np.mean(errors) / square
     for omega in (operator.omega(d), operator.omega_at(x)):
@@ -256,24 +227,8 @@ def test_omega_of_sign_rand_k_averages_over_all_draws(k):
         result = np.zeros(3)
         result[list(kept)] = np.abs(x[list(kept)]).mean() * np.sign(x[list(kept)])
         errors.append(np.square(x - result).sum() / 14)
-    assert SignRandK(k).omega_at(x) == pytest.approx(1 - np.mean(errors))
-    assert SignRandK(k).omega(3) == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("composed", "inner"), [(SignRandK(4), Sign()), (QSGDRandK(4), None)]
-)
-def test_compositions_apply_their_operator_to_the_entries_of_rand_k(composed, inner):
-    x = torch.from_numpy(normal(40, 5))
-    kept = RandK(4).decompress(RandK(4).compress(x, generator(6)), 40)
-    inner = inner or QSGD(15, scaled=True)
-    draws = generator(6)
-    draws.integers(2**64, dtype=np.uint64)
-    places = kept.nonzero().flatten()
-    entries = inner.decompress(inner.compress(x[places], draws), 4)
-    result = composed.decompress(composed.compress(x, generator(6)), 40)
-    assert torch.equal(result[places], entries)
-    assert torch.count_nonzero(result) == torch.count_nonzero(entries)
+    assert RandK(k, Sign()).omega_at(x) == pytest.approx(1 - np.mean(errors))
+    assert RandK(k, Sign()).omega(3) == pytest.approx(1 / 3)
 
 
 def test_omega_of_hand_computed_examples():
@@ -290,19 +245,21 @@ def test_omega_of_hand_computed_examples():
     assert QSGD(15).omega(650) == pytest.approx(0.370415, rel=1e-5)
     assert QSGD(8, scaled=True).omega(16) == 0.8
     # k = 4, s = 4: beta = min(4/16, 2/4) = 1/4, omega = 4/16 / (5/4).
-    assert QSGDTopK(4, levels=4).omega(16) == pytest.approx(0.2)
+    assert TopK(4, QSGD(4, scaled=True)).omega(16) == pytest.approx(0.2)
     # min(1/k, k/d): k = 10 of 7,850 as in the dissertation, and a large k. Equal
     # entries attain k/d, and a single nonzero entry attains 1/k.
-    assert SignTopK(10).omega(7850) == 10 / 7850
-    assert SignTopK(5).omega(10) == 0.2
-    assert SignTopK(2).omega_at(np.ones(10, np.float32)) == SignTopK(2).omega(10)
+    assert TopK(10, Sign()).omega(7850) == 10 / 7850
+    assert TopK(5, Sign()).omega(10) == 0.2
+    assert TopK(2, Sign()).omega_at(np.ones(10, np.float32)) == TopK(2, Sign()).omega(
+        10
+    )
     single = np.array([0, 0, 5, 0], np.float32)
-    assert SignTopK(3).omega_at(single) == SignTopK(3).omega(4) == 1 / 3
+    assert TopK(3, Sign()).omega_at(single) == TopK(3, Sign()).omega(4) == 1 / 3
     # x = (3, -4, 0, 0): Sign 7^2 / (4 * 25), Top_1 16 / 25, SignTop_2 7^2 / (2 * 25).
     x = np.array([3, -4, 0, 0], np.float32)
     assert Sign().omega_at(x) == 0.49
     assert TopK(1).omega_at(x) == 0.64
-    assert SignTopK(2).omega_at(x) == pytest.approx(0.98)
+    assert TopK(2, Sign()).omega_at(x) == pytest.approx(0.98)
     # s = 2, beta = min(2/4, 1.4/2): (3, 4) / 5 has the levels 1.2 and 1.6, and rounding
     # loses (0.2 * 0.8 + 0.6 * 0.4) / 4 = 0.1 of the squared norm.
     assert QSGD(2).omega_at(x[:2]) == pytest.approx(0.9)
@@ -313,3 +270,180 @@ def test_omega_of_hand_computed_examples():
     # Two tensors (3, -4) and (0, 0): 49/50 of the squared norm remain.
     assert PerTensor(Sign(), (2, 2)).omega_at(x) == pytest.approx(0.98)
     assert PerTensor(TopK(1), (2, 5)).omega(7) == 0.2
+
+
+@by_operator
+@pytest.mark.parametrize("d", [1, 2, 9, 1000])
+def test_zero_stays_zero(operator, d):
+    result = apply(operator, np.zeros(d, np.float32))
+    assert result.shape == (d,)
+    assert np.array_equal(result, np.zeros(d))
+    assert not np.signbit(result).any()
+
+
+@pytest.mark.parametrize("k", [5, 6, 1000, 1.0])
+def test_k_of_at_least_d_keeps_every_entry(k):
+    x = normal(5)
+    assert np.array_equal(apply(TopK(k), x), x)
+    assert np.array_equal(apply(RandK(k), x), x)
+    assert np.array_equal(apply(TopK(k, Sign()), x), apply(Sign(), x))
+
+
+def test_extreme_float32_values():
+    largest = np.finfo(np.float32).max
+    tiny = np.float32(1e-45)
+    x = np.full(4, largest)
+    assert np.array_equal(apply(Sign(), x), x)
+    with pytest.raises(ValueError, match=r"norm 6\.81e\+38"):
+        QSGD().compress(torch.from_numpy(x), generator())
+    for operator in (QSGD(), Sign(), TopK(1), TopK(1, Sign())):
+        assert apply(operator, np.array([tiny, 0], np.float32))[0] >= 0
+
+
+# Malformed messages
+
+
+NO, MINUS_ONE, INFINITE, ONE = (
+    struct.pack("<f", value) for value in (math.nan, -1, math.inf, 1)
+)
+
+
+@pytest.mark.parametrize(
+    ("operator", "d", "data", "reason"),
+    [
+        (Identity(), 2, ONE + NO, "an? .*entry is not finite"),
+        (Sign(), 2, NO + b"\0", "norm is nan"),
+        (Sign(), 2, INFINITE + b"\0", "norm is inf"),
+        (Sign(), 2, MINUS_ONE + b"\0", "norm is -1.0"),
+        (Sign(), 2, ONE + b"\x01", "last byte"),
+        # Two-bit indices: 0 0, 1 0, 0 3, and 0 1 with a padding bit set.
+        (TopK(2), 3, b"\x00" + ONE + ONE, "strictly increasing numbers below 3"),
+        (TopK(2), 3, b"\x40" + ONE + ONE, "strictly increasing numbers below 3"),
+        (TopK(2), 3, b"\x30" + ONE + ONE, "strictly increasing numbers below 3"),
+        (TopK(2), 3, b"\x11" + ONE + ONE, "last byte"),
+        (TopK(2), 3, b"\x10" + ONE + INFINITE, "not finite"),
+        (TopK(2, Sign()), 3, b"\x30" + ONE + b"\x80", "strictly increasing"),
+        (TopK(2, Sign()), 3, b"\x10" + NO + b"\x80", "norm is nan"),
+        (RandK(2), 3, bytes(8) + ONE + NO, "not finite"),
+        # s = 2 takes two bits: a level of 3, 110, and padding
+        (QSGD(2), 1, ONE + b"\xc0", "a level is 3, above 2"),
+        (QSGD(2), 1, ONE + b"\x01", "last byte"),
+        (QSGD(2), 1, INFINITE + b"\0", "norm is inf"),
+        (
+            TopK(1, QSGD(2, scaled=True)),
+            2,
+            b"\0" + ONE + b"\xc0",
+            "a level is 3, above 2",
+        ),
+        (PerTensor(Sign(), (1, 1)), 2, ONE + b"\0" + NO + b"\0", "norm is nan"),
+    ],
+)
+def test_malformed_messages_are_rejected(operator, d, data, reason):
+    with pytest.raises(ValueError, match=reason) as refusal:
+        operator.decompress(data, d)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("operator", [TopK(10), TopK(10, Sign()), RandK(10), Sign()])
+def test_checks_run_before_the_decoded_vector_is_allocated(operator):
+    d = 10**6
+    data = b"\xff" * operator.num_bytes(d)  # All floats are NaN, all indices equal.
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"finite|indices|norm"):
+        operator.decompress(data, d)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < d  # The vector itself takes 4 d bytes.
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(OPERATORS), st.integers(1, 40), st.data())
+def test_random_bytes_give_a_finite_vector_or_a_value_error(operator, d, draw):
+    length = operator.num_bytes(d)
+    size = draw.draw(st.sampled_from([length, length, length, length + 1, length // 2]))
+    data = draw.draw(st.binary(min_size=size, max_size=size))
+    try:
+        result = operator.decompress(data, d)
+    except ValueError:
+        return
+    assert result.shape == (d,)
+    assert result.dtype == torch.float32
+    assert torch.isfinite(result).all()
+
+
+@by_operator
+def test_per_tensor_applies_the_operator_to_each_tensor(operator):
+    sizes = (300, 1, 50)
+    x = torch.from_numpy(normal(351))
+    together, one_by_one = generator(4), generator(4)
+    split = PerTensor(operator, sizes)
+    data = split.compress(x, together)
+    parts = [operator.compress(tensor, one_by_one) for tensor in x.split(sizes)]
+    assert data == b"".join(parts)
+    expected = [
+        operator.decompress(part, size) for part, size in zip(parts, sizes, strict=True)
+    ]
+    assert torch.equal(split.decompress(data, 351), torch.cat(expected))
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "expected"),
+    [
+        ({}, TopK(0.1, Sign())),
+        ({"compressor": "identity"}, Identity()),
+        ({"compressor": "sign"}, Sign()),
+        ({"compressor": "top-k"}, TopK(0.1)),
+        ({"compressor": "top-k", "compressor_k": 0.5}, TopK(0.5)),
+        # Values of at least 1 are counts.
+        ({"compressor": "top-k", "compressor_k": 1.0}, TopK(1)),
+        ({"compressor": "top-k", "compressor_k": 10}, TopK(10)),
+        ({"compressor": "rand-k", "compressor_k": 7.0}, RandK(7)),
+        ({"compressor": "qsgd"}, QSGD(15)),
+        ({"compressor": "qsgd", "compressor_levels": 3}, QSGD(3)),
+        (
+            {"compressor": "qsgd-top-k", "compressor_levels": 4},
+            TopK(0.1, QSGD(4, scaled=True)),
+        ),
+        ({"compressor": "sign", "per_tensor": True}, PerTensor(Sign(), (640, 10))),
+        ({"per_tensor": True}, PerTensor(TopK(0.1, Sign()), (640, 10))),
+    ],
+)
+def test_from_settings(given_settings, expected):
+    settings = build(CompressionSettings, resolve(dashed(given_settings)))
+    operator = from_settings(settings, (640, 10))
+    assert operator == expected
+    assert type(getattr(operator, "k", 1)) is type(getattr(expected, "k", 1))
+
+
+@by_operator
+def test_messages_of_another_length_are_rejected_without_allocating(operator):
+    data = operator.compress(torch.from_numpy(normal(50)), generator())
+    assert len(data) == operator.num_bytes(50)
+    tracemalloc.start()
+    for message, d in ((data[:-1], 50), (b"", 50), (data + b"\0", 50), (data, 2**32)):
+        with pytest.raises(ValueError, match="bytes, not"):
+            operator.decompress(message, d)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_only_finite_vectors_are_compressed(value):
+    with pytest.raises(ValueError, match="not finite"):
+        Sign().compress(torch.tensor([1.0, value]), generator())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("compressor", value) for value in ("topk", "")),
+        *(("compressor_levels", value) for value in (0, 2**15, 2.0)),
+        *(("compressor_k", k) for k in (0.0, -3.0, 1.5, math.inf, math.nan)),
+    ],
+)
+def test_invalid_settings_are_rejected(name, value):
+    def made() -> Compressor:
+        return from_settings(CompressionSettings(**{name: value}), (3,))
+
+    assert code_of(made) == name.replace("_", "-")

@@ -1,1 +1,0 @@
-"""Compression operators for messages between neighbours."""

@@ -1,0 +1,447 @@
+"""Decentralised multi-task optimisation: Algorithms 2 and 3 of Singh, UCLA 2024, ch. 4.
+
+minimise Σ_i F_i(x_i) subject to g_ij(x_i, x_j) ≤ 0 for neighbours i, j and x_i in X
+(equation 4.1): a stochastic saddle-point method on the Lagrangian of equation 4.3, with
+compressed communication. Node i has three versions of its parameters:
+
+=========  =========================================================================
+raw        x̃_i, private; gradient steps are applied to it
+copy       x̂_i, known to the neighbours; each message adds C(x̃_i − x̂_i) to it
+point      x_i, the copy projected onto X; gradients are evaluated at it
+=========  =========================================================================
+
+An iteration of a node consists of ``send``, ``receive`` and ``iterate``, which work on
+a group of nodes, stored as rows of arrays; a device has a group of one. Computation is
+in float64. Most messages are float32; as each is a difference to the copy, which sender
+and receivers update by the decoded message, its rounding error does not accumulate.
+
+If the constraints concern only some entries of the parameters, such as a head, only
+these are exchanged. For the other entries, which no other node has, x̂_i equals x̃_i.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flwr_frl.task.compression import Compressor, Identity
+
+Float64s = NDArray[np.float64]
+Pairs = NDArray[np.int64]
+# Distributions of the perturbations of bandit feedback.
+Direction = Literal["sphere", "bernoulli", "gaussian"]
+
+# First words of the random seeds; they separate the random streams from each other and
+# from those of the problems.
+START, NOISE, EXCHANGE = 0x4D545, 0x4D546, 0x4D547
+# Iterations per block of noise, and the largest number of values in a block of more
+# than one iteration.
+BLOCK, VALUES = 64, 2**20
+
+
+class Problem(Protocol):
+    """The costs f_i(x_i, ξ_i) of a group of nodes, with random samples ξ_i."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Number of the node of each row, increasing."""
+
+    @property
+    def dimension(self) -> int:
+        """Number of entries d of a node's parameters."""
+
+    def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
+        """Draw samples of the node of a row, shape (count, s)."""
+
+    def value(self, x: Float64s, samples: Float64s) -> Float64s:
+        """Return f_i(x_i, ξ_i) of every row, shape (n,), for bandit feedback.
+
+        Parameters
+        ----------
+        x : ndarray, shape (n, d)
+            Parameters.
+        samples : ndarray, shape (n, s)
+            One sample per node.
+        """
+
+    def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
+        """Return ∇f_i(x_i, ξ_i) of every row, shape (n, d), for sample feedback.
+
+        See `value` for the parameters.
+        """
+
+
+@dataclass(frozen=True)
+class Proximity:
+    """The constraints g_ij(x_i, x_j) = ‖x_i − x_j‖² + c_ij of E edges (section 4.5).
+
+    Parameters
+    ----------
+    pairs : ndarray of int, shape (E, 2)
+        The edges (i, j) from a node i of a group to a neighbour j, in lexicographic
+        order. Every node has at least one.
+    offsets : ndarray, shape (E,)
+        c_ij ≤ 0, as no point is feasible otherwise; the same at both ends of an edge.
+    """
+
+    pairs: Pairs
+    offsets: Float64s
+
+    def value(self, x_i: Float64s, x_j: Float64s) -> Float64s:
+        """Return g_ij, shape (E,), at x_i and x_j of every edge, shape (E, d)."""
+        difference = x_i - x_j
+        return dot(difference, difference) + self.offsets
+
+    def gradient(self, x_i: Float64s, x_j: Float64s) -> Float64s:
+        """Return the gradient of g_ij with respect to x_i, shape (E, d)."""
+        return 2 * (x_i - x_j)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """The set X: a ball around the origin, or the whole space if its radius is ∞.
+
+    Parameters
+    ----------
+    radius : float, default 20
+        R/2; chapter 4 has R = 40, and the theory needs a bounded X.
+    """
+
+    radius: float = 20.0
+
+    def project(self, x: Float64s) -> Float64s:
+        """Return the point of X nearest to each row of `x`, shape (n, d)."""
+        if self.radius == math.inf:
+            return x
+        norms = np.sqrt(dot(x, x))
+        return x * (self.radius / np.maximum(norms, self.radius))[:, None]
+
+
+class Noise:
+    """Random samples and directions of each iteration.
+
+    Each node draws them in blocks of 64 iterations, with one random stream per block. A
+    device that keeps nothing between messages redraws a block to use one row, which is
+    cheap; a long run draws every block once. With many parameters, blocks are shorter.
+
+    Parameters
+    ----------
+    problem : Problem
+        The costs.
+    seed : int
+        At least 0.
+    direction : {"sphere", "bernoulli", "gaussian", ""}, default "sphere"
+        Distribution of u_i, with E u uᵀ = I / d for each: uniform on the unit sphere;
+        ±1 / √d with equal probability (symmetric Bernoulli); N(0, I / d) (section
+        4.4.1). The length is 1 except for ``gaussian``, whose x ± ζ u can lie outside
+        of X, where the costs must then be defined. "" draws none, for sample feedback.
+    block : int, default 64
+        Largest number of iterations in a block.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int,
+        direction: Direction | Literal[""] = "sphere",
+        block: int = BLOCK,
+    ) -> None:
+        self.problem, self.seed, self.direction = problem, seed, direction
+        self.block = max(1, min(block, VALUES // problem.dimension))
+        self._drawn: tuple[int, Float64s, Float64s] | None = None
+
+    def at(self, iteration: int) -> tuple[Float64s, Float64s]:
+        """Return the samples and directions of an iteration, counted from 1.
+
+        Returns
+        -------
+        samples : ndarray, shape (n, s)
+            One sample per node (Algorithm 2, line 9).
+        directions : ndarray, shape (n, d)
+            u_i, by default uniform on the unit sphere (Algorithm 3, line 9). They do
+            not affect the samples.
+        """
+        block, row = divmod(iteration - 1, self.block)
+        if self._drawn is None or self._drawn[0] != block:
+            self._drawn = (block, *self._draw(block))
+        _, samples, directions = self._drawn
+        return samples[:, row], directions[:, row]
+
+    def _draw(self, block: int) -> tuple[Float64s, Float64s]:
+        samples, directions = [], []
+        dimension = self.problem.dimension if self.direction else 0
+        for row, node in enumerate(self.problem.nodes):
+            stream = np.random.default_rng([NOISE, self.seed, node, block])
+            samples.append(self.problem.draw(row, stream, self.block))
+            directions.append(stream.standard_normal((self.block, dimension)))
+        u = np.array(directions)
+        if self.direction == "sphere":
+            u /= np.linalg.norm(u, axis=2, keepdims=True)
+        elif self.direction:
+            u = np.sign(u) if self.direction == "bernoulli" else u
+            u /= np.sqrt(dimension)
+        return np.array(samples), u
+
+
+@dataclass
+class State:
+    """State of a group of n nodes with E directed edges.
+
+    The names of the fields are also the keys of a client's saved state.
+
+    Parameters
+    ----------
+    raw : ndarray, shape (n, d)
+        Raw parameters x̃_i.
+    copy : ndarray, shape (n, d)
+        The nodes' own public copies x̂_i.
+    known : ndarray, shape (E, d) or (E, number of exchanged entries)
+        For each edge (i, j), node i's version of its neighbour's copy x̂_j.
+    duals : ndarray, shape (E,)
+        Dual variables λ_ij.
+    average : ndarray, shape (n, d)
+        Mean of the points of all iterations so far: the algorithms' output.
+    iteration : int
+        Number of completed iterations.
+    """
+
+    raw: Float64s
+    copy: Float64s
+    known: Float64s
+    duals: Float64s
+    average: Float64s
+    iteration: int = 0
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all fields as arrays, by name."""
+        return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return a state with copies of the arrays that `arrays` returned."""
+        values: Any = {f.name: np.array(arrays[f.name]) for f in fields(cls)}
+        return cls(**{**values, "iteration": int(values["iteration"])})
+
+
+def exchange_stream(seed: int, node: int, iteration: int) -> np.random.Generator:
+    """Return the generator for a node's message in an iteration, counted from 1."""
+    return np.random.default_rng([EXCHANGE, seed, node, iteration])
+
+
+@dataclass(frozen=True, eq=False)
+class SaddlePoint:
+    """Algorithms 2 (sample feedback) and 3 (bandit feedback) for a group of nodes.
+
+    Parameters
+    ----------
+    problem : Problem
+        The costs of the group's nodes.
+    constraint : Proximity
+        g_ij of the group's edges.
+    feasible : Ball, default Ball(20)
+        X.
+    step : float, default 1e-3
+        Step size η > 0.
+    regularizer : float, default 100
+        δ > 0. δ η² ≤ 1 keeps the factor 1 − δ η² of the dual variables non-negative
+        (appendix B).
+    zeta : float, default 0
+        Perturbation ζ of bandit feedback, below the radius of X (1e-4 in section 4.5);
+        0 means sample feedback.
+    exchanged : ndarray of int or slice, optional
+        Indices of the entries that the constraints concern; by default all. X is then
+        the product of two balls of the same radius, one for these entries and one for
+        the others.
+    """
+
+    problem: Problem
+    constraint: Proximity
+    feasible: Ball = Ball()
+    step: float = 1e-3
+    regularizer: float = 100.0
+    zeta: float = 0.0
+    exchanged: NDArray[np.int64] | slice = field(default_factory=lambda: slice(None))
+
+    @cached_property
+    def _set(self) -> Ball:
+        """X, or for bandit feedback the set of the points that have X within ζ.
+
+        It is {(1 − ζ/r) x: x in X} for the radius r (section 4.4).
+        """
+        return Ball(self.feasible.radius - self.zeta)
+
+    @cached_property
+    def _row(self) -> NDArray[np.int64]:
+        """Row of the node i of each edge (i, j)."""
+        return np.searchsorted(self.problem.nodes, self.constraint.pairs[:, 0])
+
+    @cached_property
+    def _first_edge(self) -> NDArray[np.int64]:
+        """Index of each node's first edge."""
+        return np.searchsorted(self._row, np.arange(len(self.problem.nodes)))
+
+    @cached_property
+    def _others(self) -> NDArray[np.int64]:
+        """The entries that are not exchanged."""
+        return np.delete(np.arange(self.problem.dimension), self.exchanged)
+
+    @property
+    def message_dimension(self) -> int:
+        """Number of entries that a message contains."""
+        return self.problem.dimension - len(self._others)
+
+    def start(self, seed: int, initial: Float64s | None = None) -> State:
+        """Return the state before the first iteration: x̃ in X, all else zero.
+
+        The chapter has a random x̃, but names no distribution; by default we project
+        samples of N(0, I_d). They are rounded to float32, because the first message
+        contains uncompressed float32, and the algorithms require that x̂ = x̃ after it.
+
+        Parameters
+        ----------
+        seed : int
+            Seed of the samples.
+        initial : ndarray, shape (n, d), optional
+            Points to project instead of samples, such as a model's initial parameters.
+        """
+        nodes, d = self.problem.nodes, self.problem.dimension
+        if initial is None:
+            streams = [np.random.default_rng([START, seed, node]) for node in nodes]
+            initial = np.array([stream.standard_normal(d) for stream in streams])
+        raw = self._projected(initial).astype(np.float32).astype(np.float64)
+        edges, zero = len(self._row), np.zeros_like(raw)
+        known = np.zeros((edges, self.message_dimension))
+        return State(raw, zero, known, np.zeros(edges), zero.copy())
+
+    def point(self, state: State) -> Float64s:
+        """Return x_i as of the last message: the projected copies (line 6)."""
+        return self._projected(state.copy)
+
+    def constraints(self, state: State) -> Float64s:
+        """Return g_ij(x_i, x_j) of every edge, as of the last messages."""
+        ends = self.point(state)[:, self.exchanged][self._row]
+        return self.constraint.value(ends, self._set.project(state.known))
+
+    def _projected(self, x: Float64s) -> Float64s:
+        """Return the points of X nearest to the rows of `x`, shape (n, d)."""
+        nearest = np.empty_like(x)
+        for entries in (self.exchanged, self._others):
+            nearest[:, entries] = self._set.project(x[:, entries])
+        return nearest
+
+    def send(
+        self, state: State, compressor: Compressor, stream: np.random.Generator
+    ) -> bytes:
+        """Compress x̃ − x̂ of a single node and update its own copy (lines 2 to 5).
+
+        Parameters
+        ----------
+        state : State
+            State of a group of one; its copy is updated.
+        compressor : Compressor
+            The operator C; the first message is not compressed.
+        stream : numpy.random.Generator
+            See `exchange_stream`.
+
+        Returns
+        -------
+        bytes
+            The message, the same for all neighbours.
+        """
+        used = Identity() if state.iteration == 0 else compressor
+        (difference,) = (state.raw - state.copy)[:, self.exchanged]
+        single = torch.from_numpy(difference.astype(np.float32))
+        message = used.compress(single, stream)
+        sent = used.decompress(message, len(difference)).numpy()
+        copy = state.raw.copy()
+        copy[:, self.exchanged] = state.copy[:, self.exchanged] + sent
+        state.copy = copy
+        return message
+
+    def receive(self, state: State, decoded: Sequence[NDArray[np.float32]]) -> None:
+        """Add a message of each neighbour to its copy, in the order of the edges."""
+        state.known = state.known + np.array(decoded)
+
+    def iterate(self, state: State, samples: Float64s, directions: Float64s) -> None:
+        """Run the part of an iteration after the exchange.
+
+        These are lines 6 to 12 of Algorithm 2, or lines 6 to 13 of Algorithm 3:
+
+        x̃_i ← Π_X(x̃_i − η [∇f_i(x_i) + 2 Σ_j λ_ij ∇g_ij(x_i, x_j)]);
+        λ_ij ← max(0, λ_ij + η [g_ij(x_i, x_j) − δ η λ_ij]).
+
+        Parameters
+        ----------
+        state : State
+            The state; updated.
+        samples, directions : ndarray, shapes (n, s) and (n, d)
+            See `Noise.at`.
+        """
+        t, eta, duals = state.iteration + 1, self.step, state.duals
+        x, neighbours = self.point(state), self._set.project(state.known)
+        violation = self.constraint.value(x[:, self.exchanged][self._row], neighbours)
+        state.average = x / t + (t - 1) / t * state.average
+        self._descend(state, x, neighbours, samples, directions)
+        ascent = violation - self.regularizer * eta * duals
+        state.duals = np.maximum(duals + eta * ascent, 0)
+        state.iteration = t
+
+    def local_step(self, state: State, samples: Float64s, directions: Float64s) -> None:
+        """Run one more update of x̃_i between two exchanges.
+
+        As in ``iterate``, but at x̃_i, as x_i has not changed, and with the new λ_ij:
+        x̃_i ← Π_X(x̃_i − η [∇f_i(x̃_i) + 2 Σ_j λ_ij ∇g_ij(x̃_i, x_j)]). The chapter names
+        local iterations as future work (section 4.6).
+
+        Parameters
+        ----------
+        state, samples, directions
+            The same arguments as in ``iterate``.
+        """
+        neighbours = self._set.project(state.known)
+        self._descend(state, state.raw, neighbours, samples, directions)
+
+    def _descend(
+        self,
+        state: State,
+        x: Float64s,
+        neighbours: Float64s,
+        samples: Float64s,
+        directions: Float64s,
+    ) -> None:
+        """Update x̃ with gradients at x (Algorithm 2, line 11)."""
+        gradient = self._cost_gradient(x, samples, directions)
+        ends = x[:, self.exchanged][self._row]
+        pull = state.duals[:, None] * self.constraint.gradient(ends, neighbours)
+        # The factor 2: L has a term for either end of an edge (equation 4.4).
+        gradient[:, self.exchanged] += 2 * np.add.reduceat(pull, self._first_edge)
+        state.raw = self._projected(state.raw - self.step * gradient)
+
+    def _cost_gradient(self, x: Float64s, samples: Float64s, u: Float64s) -> Float64s:
+        """Return ∇f at x, or its estimate from two values (Algorithm 3, lines 10, 11).
+
+        For u on the sphere, (d / 2ζ) [f(x + ζ u) − f(x − ζ u)] u is an unbiased
+        estimate of the gradient of E f(x + ζ v), v uniform on the unit ball (section
+        4.4, Fact 1). For a quadratic f, and any u with E u uᵀ = I / d, it is an
+        unbiased estimate of the gradient of f.
+        """
+        if not self.zeta:
+            return self.problem.gradient(x, samples)
+        ahead = self.problem.value(x + self.zeta * u, samples)
+        behind = self.problem.value(x - self.zeta * u, samples)
+        slope = self.problem.dimension / (2 * self.zeta) * (ahead - behind)
+        return slope[:, None] * u
+
+
+def dot(x: Float64s, y: Float64s) -> Float64s:
+    """Return the inner products of corresponding rows.
+
+    Unlike in a matrix product, rounding does not depend on the number of rows.
+    """
+    product: Float64s = (x * y).sum(axis=-1)
+    return product
