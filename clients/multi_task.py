@@ -298,8 +298,8 @@ class SaddlePointClient(GraphClient):
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test this node's model, before its first iteration the initial one.
 
-        The metrics are those of `tested`, and ``constraint``, the largest g_ij at the
-        node's last point.
+        The metrics are those of `tested`; ``constraint``, the largest g_ij at the
+        node's last point; and ``iterations``.
         """
         self.receive(parameters, config)
         if not self.stored or not int(self.stored["iteration"]):
@@ -308,6 +308,7 @@ class SaddlePointClient(GraphClient):
         algorithm, _ = self.prepare(config)
         loss, examples, metrics = self.tested(algorithm, state)
         metrics["constraint"] = float(algorithm.constraints(state).max())
+        metrics["iterations"] = state.iteration
         return loss, examples, metrics
 
     @property

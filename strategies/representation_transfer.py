@@ -85,19 +85,12 @@ class RepresentationTransfer(
         known = self.clients.known
         return [n for n in nodes if known[n].properties.get("role") == role]
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Address the sources or, once they have answered, targets without a model."""
-        nodes = self._usable(self.identify(grid), trains=True)
-        if self.built:
-            targets = self._with_role(nodes, "target")
-            acknowledged = self.ledger.acknowledged
-            nodes = [n for n in targets if self.clients.name_of(n) not in acknowledged]
-        else:
-            nodes = self._with_role(nodes, "source")
-        kind = MessageType.TRAIN
-        return self.open_round(nodes, arrays, config, server_round, kind)
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Return the sources or, once they have answered, targets without a model."""
+        if not self.built:
+            return self._with_role(nodes, "source")
+        done, targets = self.ledger.acknowledged, self._with_role(nodes, "target")
+        return [n for n in targets if self.clients.name_of(n) not in done]
 
     def begin(self, round: Round) -> None:
         """Expect no arrays of targets."""

@@ -37,6 +37,8 @@ class FlatParameters:
         last or contiguous).
     decayed : Tensor, shape (d,)
         1 for weights and 0 for biases, to which weight decay does not apply.
+    names : tuple of str
+        Names of the parameters.
     sizes : tuple of int
         Number of entries of each parameter.
 
@@ -54,6 +56,7 @@ class FlatParameters:
                 raise SettingsError(
                     f"the model's {name!r} is {kind}; gossip expects float32"
                 )
+        self.names = tuple(name for name, _ in named)
         self.sizes = tuple(p.numel() for _, p in named)
         device = named[0][1].device
         self.vector = torch.empty(sum(self.sizes), device=device)
@@ -81,12 +84,11 @@ class FlatParameters:
         flat.attach()
         return cast(Self, flat)
 
-    def views(self, matrix: Tensor) -> list[Tensor]:
-        """Return views of a tensor (..., d) with the shapes of the parameters."""
-        pairs = zip(
-            torch.split(matrix, list(self.sizes), -1), self._gradients, strict=True
-        )
-        return [_shaped(entries, parameter) for entries, (parameter, _) in pairs]
+    def views(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Return views of a tensor (..., d), in the shapes of the parameters."""
+        parts = torch.split(matrix, list(self.sizes), -1)
+        each = zip(self.names, parts, self._gradients, strict=True)
+        return {name: _shaped(part, parameter) for name, part, (parameter, _) in each}
 
     def attach(self) -> None:
         """Make the model's gradients accumulate in ``gradient``."""

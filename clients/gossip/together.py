@@ -53,7 +53,7 @@ from flwr_frl.common.messages import (
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seed
-from flwr_frl.task.examples import Batch
+from flwr_frl.task.examples import Batch, ExampleSet
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.calls import fewest
@@ -135,22 +135,16 @@ class NodesData:
 
     Parameters
     ----------
-    task : Task
-        Their task.
-    indices : tuple of int
-        Their partitions.
-    device : torch.device
-        Device of the batches.
+    examples : list of ExampleSet
+        The examples of each node, on the device.
     """
 
-    def __init__(
-        self, task: Task, indices: tuple[int, ...], device: torch.device
-    ) -> None:
-        self.examples = [train_examples(task, i).on(device) for i in indices]
-        self.sizes = [len(each) for each in self.examples]
+    def __init__(self, examples: list[ExampleSet]) -> None:
+        self.examples = examples
+        self.sizes = [len(each) for each in examples]
         # Only plain examples are drawn together.
         self.is_plain = min(self.sizes) > 0 and not any(
-            e.augment or e.unlabelled is not None for e in self.examples
+            e.augment or e.unlabelled is not None for e in examples
         )
 
     @cached_property
@@ -172,7 +166,7 @@ class NodesData:
 @run_cache(maxsize=1)
 def nodes_data(task: Task, indices: tuple[int, ...], device: torch.device) -> NodesData:
     """Return the examples of nodes, most of which train again in the next round."""
-    return NodesData(task, indices, device)
+    return NodesData([train_examples(task, i).on(device) for i in indices])
 
 
 @dataclass(frozen=True)
@@ -183,8 +177,6 @@ class Matrices:
     ----------
     flat : FlatParameters
         Describes the parameters in a row.
-    names : tuple of str
-        Names of the parameters.
     x : Tensor, shape (nodes, d)
         The models.
     vectors : dict of str to Tensor, shape (nodes, d)
@@ -194,15 +186,13 @@ class Matrices:
     """
 
     flat: FlatParameters
-    names: tuple[str, ...]
     x: Tensor
     vectors: Tensors
     sent: dict[bytes, Tensor] = field(default_factory=dict)
 
     def put(self, rows: int | slice, state: Mapping[str, Tensor]) -> None:
         """Write one node's state into some rows; vectors without a value stay."""
-        views = self.flat.views(self.x[rows])
-        for name, view in zip(self.names, views, strict=True):
+        for name, view in self.flat.views(self.x[rows]).items():
             view.copy_(state[name])
         for name, vector in self.vectors.items():
             if name in state:
@@ -210,8 +200,8 @@ class Matrices:
 
     def arrays(self, row: int) -> Arrays:
         """Return the arrays of a node's state."""
-        parameters = zip(self.names, self.flat.views(self.x[row]), strict=True)
-        tensors = {**dict(parameters), **{n: v[row] for n, v in self.vectors.items()}}
+        vectors = {name: matrix[row] for name, matrix in self.vectors.items()}
+        tensors = self.flat.views(self.x[row]) | vectors
         return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
 
 
@@ -243,16 +233,16 @@ class NodeRecord(StoredArrays):
 
 def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
     """Return new matrices with the nodes' states of a round; 0 is the initial model."""
-    flat, names = client.flat, tuple(n for n, _ in client.model.named_parameters())
+    flat = client.flat
     records: list[Any] = [s[f"{PREFIX}{round_}"] for s in states] if round_ else []
     rows = [record for record in records if isinstance(record, NodeRecord)]
     if len(rows) == len(states) and len({id(r.matrices) for r in rows}) == 1:
         former, chosen = rows[0].matrices, torch.tensor([r.row for r in rows])
         vectors = {name: matrix[chosen] for name, matrix in former.vectors.items()}
-        return Matrices(flat, names, former.x[chosen], vectors, dict(former.sent))
+        return Matrices(flat, former.x[chosen], vectors, dict(former.sent))
     x = flat.vector.new_empty(len(states), len(flat.vector))
     vectors = {VECTORS + name: torch.zeros_like(x) for name in client.vectors}
-    matrices = Matrices(flat, names, x, vectors)
+    matrices = Matrices(flat, x, vectors)
     if not round_:
         matrices.put(slice(None), client.task.initial_state)
     for i, record in enumerate(records):
@@ -287,13 +277,12 @@ class Nodes:
         self.client = cast(Node, client)
         indices = tuple(partition_id(context.node_config) for context in contexts)
         self.data = nodes_data(client.task, indices, client.device)
-        self.names = tuple(name for name, _ in client.model.named_parameters())
 
     def can_run(self, only_if_faster: bool) -> bool:
         """Return whether these nodes can train together and, if asked, are faster."""
         model, examples = self.client.model, self.data.examples
         # Buffers, such as batch statistics, would need separate matrices.
-        buffers = self.client.task.initial_state.keys() - set(self.names)
+        buffers = self.client.task.initial_state.keys() - {*self.client.flat.names}
         if buffers or frozen_tensors(model) or not self.data.is_plain:
             return False
         least = fewest(model, examples[0].inputs[:1].numel()) if only_if_faster else 2
@@ -430,13 +419,13 @@ class Nodes:
         self, x: Tensor, batch: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients at the models x, shape (nodes, d), and their losses."""
-        client = self.client
-        state = dict(zip(self.names, client.flat.views(x), strict=True))
+        client, flat = self.client, self.client.flat
         objective = Objective(client.model, client.task.loss)
         with client.settings.autocast():
-            gradients, losses = objective.gradients(state, self.names, batch, [])
+            rows = flat.views(x), flat.names
+            gradients, losses = objective.gradients(*rows, batch, [])
         g = torch.zeros_like(x)
-        for view, gradient in zip(client.flat.views(g), gradients, strict=True):
+        for view, gradient in zip(flat.views(g).values(), gradients, strict=True):
             if gradient is not None:
                 view.copy_(gradient)
         return g, losses.float()

@@ -1,8 +1,8 @@
 """Base of gossip strategies: the server relays messages and averages no models."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from logging import INFO, WARNING
+from collections.abc import Callable, Iterable
+from logging import WARNING
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -179,15 +179,21 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def _set_message_format(self, nodes: list[int]) -> None:
         """Adopt the message lengths and ω that most clients report."""
-        known, names = self.clients.known, self.length_properties
-        reports = [message_format(known[node].properties, names) for node in nodes]
-        valid = Counter(report for report in reports if report is not None)
-        if not valid:
+        names = self.length_properties
+        reports: Counter[tuple[Any, ...]] = Counter()
+        for node in nodes:
+            get = self.clients.known[node].properties.get
+            lengths, omegas = [*map(get, names)], [get("omega"), get("typical-omega")]
+            valid = all(isinstance(n, int) and n >= 1 for n in lengths)
+            if valid and all(isinstance(o, float) and 0 < o <= 1 for o in omegas):
+                reports[(*omegas, *lengths)] += 1
+        if not reports:
             raise SettingsError(
                 f"no client reports {' and '.join(names)}; gossip strategies need "
                 "gossip clients"
             )
-        (self._message_lengths, omega, typical_omega), _ = valid.most_common(1)[0]
+        ((omega, typical_omega, *lengths), _), *_ = reports.most_common(1)
+        self._message_lengths = frozenset(lengths)
         if self.uses_consensus_step:
             rule, weights = str(self.consensus_step), self.mixing_weights
             self.step = derived_step(rule, weights, omega, typical_omega)
@@ -404,28 +410,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             name: {int(round_): array.tobytes() for round_, array in sent.items()}
             for name, sent in self.state["sent"].items()
         }
-
-    def summary(self) -> None:
-        """Log the configuration."""
-        super().summary()
-        log(INFO, "\t└──> Graph: %s, %s weights", self.graph, self.mixing)
-
-
-def message_format(
-    properties: Mapping[str, Any], length_properties: tuple[str, ...]
-) -> tuple[frozenset[int], float, float] | None:
-    """Return the message lengths, ω and typical ω that a client reports.
-
-    Returns None if one of them is missing or out of range.
-    """
-    lengths = [properties.get(name) for name in length_properties]
-    if not all(isinstance(n, int) and n >= 1 for n in lengths):
-        return None
-    omegas = [properties.get(name) for name in ("omega", "typical-omega")]
-    if not all(isinstance(omega, float) and 0 < omega <= 1 for omega in omegas):
-        return None
-    omega, typical_omega = cast(list[float], omegas)
-    return frozenset(cast(list[int], lengths)), omega, typical_omega
 
 
 def message_of(reply: Reply) -> bytes:
