@@ -59,35 +59,6 @@ def test_roles_and_classes():
         assert code_of(client_of, 0, task="digits", **{name: value}) == name
 
 
-@pytest.mark.parametrize("samples", [9, 24])
-def test_errors_of_a_target_match_numpy(samples):
-    context = new_context()
-    client = client_of(12, context, target_samples=samples)
-    v = np.linalg.qr(np.random.default_rng(0).standard_normal((10, 2))).Q
-    arrays, n, metrics = client.fit([v.T], {"server-round": 2})
-    x, y = client.task.draw(12)
-    half = samples // 2
-    first = v @ minimum_norm(x[:half] @ v, y[:half])
-    second = first + minimum_norm(x[half:], y[half:] - x[half:] @ first)
-    kept = PersonalState(context).load()
-    np.testing.assert_allclose(kept["phase-1"], first, atol=1e-8)
-    np.testing.assert_allclose(kept["phase-2"], second, atol=1e-8)
-    loss = np.mean((y - x @ second) ** 2)
-    assert (n, metrics["train-loss"]) == (samples, pytest.approx(loss))
-    # Targets send no arrays.
-    assert arrays == array_names(client, client.sent) == []
-    # Reported errors are relative to that of the true model.
-    again = client_of(12, context, target_samples=samples)
-    loss, tested, errors = again.evaluate([v.T], {})
-    x_test, y_test = client.task.draw(12, 1, 500)
-    models = {"error": second, "error-phase-1": first}
-    models |= {"error-scratch": minimum_norm(x, y), "true": client.task.model(12)}
-    mse = {n: float(np.mean((y_test - x_test @ m) ** 2)) for n, m in models.items()}
-    best = mse.pop("true")
-    assert (tested, loss) == (500, pytest.approx(mse["error"], rel=1e-6))
-    assert errors == pytest.approx({n: e / best for n, e in mse.items()}, rel=1e-6)
-
-
 def test_many_descent_steps_reach_the_closed_form():
     models = {}
     for steps in (0, 1, 200_000):

@@ -176,18 +176,6 @@ def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
     assert rows[-1]["iterations"] == 25
 
 
-@pytest.mark.parametrize("part", ["all", "head"])
-def test_a_bound_of_zero_brings_the_nodes_together(part):
-    def spread(bound):
-        options = {"constrained_part": part, "dual_regularizer": 0.01}
-        states, _ = run(400, constraint_bound=bound, **options)
-        x = np.concatenate([state["raw"] for state in states])
-        x = x[:, HEAD] if part == "head" else x
-        return np.linalg.norm(x - x.mean(0), axis=1).max()
-
-    assert spread(0.0) < 0.2 * spread(1e6)
-
-
 def test_nodes_are_tested_with_their_models_and_task_metrics():
     for averaged, name in ((False, "copy"), (True, "average")):
         states, rows = run(4, averaged_output=averaged)

@@ -232,20 +232,6 @@ def test_bandit_feedback_estimates_the_gradient(kind):
     assert_allclose(np.mean(estimates, axis=0), exact, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("operator", [Identity(), Sign(), TopK(1), TopK(3, Sign())])
-def test_constraints_are_met_and_costs_decrease(operator):
-    saddle = algorithm()
-    network = Network(saddle, operator)
-    x, problem, i, j = network.state.raw, saddle.problem, *PAIRS.T
-    assert saddle.constraint.value(x[i], x[j]).max() > 5
-    before = problem.expected(x).sum()
-    for _ in range(2000):
-        network.iterate()
-    x = network.state.average
-    assert saddle.constraint.value(x[i], x[j]).max() < 0.01
-    assert problem.expected(x).sum() < 0 < before
-
-
 @pytest.mark.parametrize("direction", ["sphere", "bernoulli", "gaussian"])
 def test_perturbations_have_the_covariance_of_an_unbiased_gradient(direction):
     problem, _ = build_problem("qcqp", [0, 1], np.zeros((0, 2), np.int64), 3)

@@ -11,7 +11,6 @@ from flwr_frl.task.transfer import (
     basis,
     benign_index,
     effective_ranks,
-    halves,
     phase_one,
     phase_two,
     phase_two_descent,
@@ -160,18 +159,6 @@ def test_draws_are_distinct_and_reproducible():
     assert not np.array_equal(data.model(10), data.model(11))
 
 
-def test_errors_are_relative_to_the_true_model():
-    data = TransferTask(num_sources=0)
-    truth = data.model(2)
-    shifted = truth + 0.3
-    best, same, other = data.errors(2, truth, shifted)
-    x, y = data.draw(2, 1, 500)
-    assert best == pytest.approx(np.sum((y - x @ truth) ** 2) / 500)
-    assert same == 1.0
-    expected = np.sum((y - x @ shifted) ** 2) / np.sum((y - x @ truth) ** 2)
-    assert other == pytest.approx(expected)
-
-
 def test_values_out_of_range_are_an_error():
     for name, value in (
         *(("dimension", 0), ("rank", 11), ("num_sources", -1), ("source_samples", 0)),
@@ -179,25 +166,6 @@ def test_values_out_of_range_are_an_error():
         *(("noise_variance", 0.0), ("seed", -1)),
     ):
         assert code_of(TransferTask, **{name: value}) == name.replace("_", "-")
-
-
-# Table 5.1 at a small scale
-
-
-def test_transfer_helps_if_the_target_is_near_the_span():
-    """d = 200, q = 10, 30 + 30 samples: factors at both ends of the table."""
-
-    def errors(ratio: float, seed: int) -> list[float]:
-        data = TransferTask(200, 10, 0, 1, 60, ratio, seed=seed)
-        x1, y1, x2, y2 = halves(*data.draw(0))
-        first = phase_one(basis([data.span]), x1, y1)
-        scratch = phase_two(np.zeros(200), *data.draw(0))
-        return data.errors(0, first, phase_two(first, x2, y2), scratch)[1:]
-
-    near = np.mean([errors(50.0, seed) for seed in range(5)], axis=0)
-    far = np.mean([errors(1.0, seed) for seed in range(5)], axis=0)
-    assert max(near[:2]) < near[2] / 3
-    assert min(far[:2]) > far[2] / 3
 
 
 # The task

@@ -49,16 +49,6 @@ def test_squarm_without_momentum_local_steps_and_trigger_equals_choco(compressor
         assert row == other
 
 
-def test_dpsgd_on_the_complete_graph_equals_sgd_on_the_mean_gradient():
-    network = Network("dpsgd", graph="complete", mixing="uniform")
-    np.testing.assert_allclose(network.strategy.mixing_weights, np.full((N, N), 0.2))
-    data, x = data_of(network), network.initial()
-    for _ in range(10):
-        x = x - 0.1 * np.mean([gradient(x, *examples) for examples in data], axis=0)
-        for node in network.go().nodes():
-            np.testing.assert_allclose(node.x, x, rtol=0, atol=1e-6)
-
-
 def test_squarm_equals_algorithm_1_with_all_estimates():
     network = Network("squarm-sgd", **SQUARM)
     plain = plain_squarm(network)
@@ -101,22 +91,6 @@ def test_exchanges_preserve_the_mean_as_in_equation_3_9(algorithm):
     assert [row["unanswered"] for row in network.rows] == [0, 0, 1, 1, 2, 0, 0, 2, 0, 0]
     # The exchanges did change the models.
     assert np.abs(former - half).max() > 1e-3
-
-
-@pytest.mark.parametrize("algorithm", ["choco-sgd", "squarm-sgd"])
-def test_estimates_agree_after_an_absence(algorithm):
-    network = Network(algorithm, **SQUARM)
-    network.grid.down = away
-    for _ in range(10):
-        nodes = network.go().nodes()
-        estimates = np.stack([node.saved["estimate"] for node in nodes])
-        assert np.abs(estimates).max() > 0
-        for i, node in enumerate(nodes):
-            others = RING[i].copy()
-            others[i] = 0
-            np.testing.assert_allclose(
-                node.saved["neighbours"], others @ estimates, rtol=0, atol=1e-6
-            )
 
 
 def test_squarm_with_absent_nodes_equals_plain_numpy():

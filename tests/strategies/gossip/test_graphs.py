@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import assert_says
 
-from flwr_frl.strategies.gossip import mixing
 from flwr_frl.strategies.gossip.graphs import GRAPHS, build_graph, connected
 from flwr_frl.strategies.gossip.mixing import (
-    Spectrum,
     consensus_step,
     mixing_matrix,
     relaxed_consensus_step,
@@ -285,19 +283,3 @@ def test_consensus_step_contracts_as_in_the_proof(graph, k):
         assert energy() <= shrinks * before
     # Equation 3.9: an exchange does not change the mean.
     assert np.allclose(x.mean(axis=0), start, atol=1e-12)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.floats(1e-4, 1), st.floats(0, 1), st.floats(1e-4, 1))
-def test_consensus_step_keeps_the_recursion_of_the_proof_below_one(delta, at, omega):
-    """The same inequalities for any spectrum, with lambda from delta to 2 - delta."""
-    lambda_max = delta + at * (2 - 2 * delta)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixing, "spectrum", lambda _: Spectrum(delta, lambda_max))
-        gamma = consensus_step(np.eye(2), omega)
-    near, far = gamma * delta / 2, omega / 4
-    mean = (1 + near) * (1 - gamma * delta) ** 2
-    mean += (1 + 1 / far) * (gamma * lambda_max) ** 2
-    estimate = (1 + far) * (1 + gamma * lambda_max) ** 2
-    estimate += (1 + 1 / near) * (gamma * lambda_max) ** 2
-    assert max(mean, (1 - omega) * estimate) <= 1 - gamma * delta / 2
