@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
+from benchmarks.theory import FedRepTheory
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import Setting, build, resolve
@@ -24,7 +25,6 @@ from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
-from flwr_frl.task.theory import FedRepTheory
 
 Own = Mapping[str, Setting]
 Numbers = dict[str, Any]

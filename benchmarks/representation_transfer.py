@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.theory import benign_index, effective_ranks
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.strategies import build_strategy
@@ -21,8 +22,6 @@ from flwr_frl.task.tasks.linear import principal_angle_distance
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
     basis,
-    benign_index,
-    effective_ranks,
     halves,
     phase_one,
     phase_two,

@@ -38,9 +38,10 @@ from flwr_frl.task.saddle_point import (
     SaddlePoint,
     State,
     exchange_stream,
+    theory_constant,
+    theory_regularizer,
 )
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
-from flwr_frl.task.theory import MultiTaskTheory
 from flwr_frl.task.training import (
     SGD,
     Loss,
@@ -248,10 +249,11 @@ class SaddlePointClient(GraphClient):
         require(radius < math.inf, "dual-regularizer", value, allowed)
         # ‖(2 (x_i − x_j), 2 (x_j − x_i))‖ for points at a distance of twice the radius.
         bound = 4 * math.sqrt(2) * radius
-        theory = MultiTaskTheory(dual_variables, bound, omega, self.zeta > 0)
-        allowed = f"at most {theory.largest_step:.3g} with dual-regularizer='theory'"
-        require(step <= theory.largest_step, "saddle-step", step, allowed)
-        return theory.regularizer(step)
+        constant = theory_constant(dual_variables, bound, omega, self.zeta > 0)
+        largest = 1 / math.sqrt(constant)
+        allowed = f"at most {largest:.3g} with dual-regularizer='theory'"
+        require(step <= largest, "saddle-step", step, allowed)
+        return theory_regularizer(step, constant)
 
     def queues(self, config: Config) -> dict[str, list[bytes]]:
         """Return the unused messages of each neighbour, the oldest first.

@@ -438,6 +438,39 @@ class SaddlePoint:
         return slope[:, None] * u
 
 
+def theory_constant(
+    dual_variables: int, gradient_bound: float, omega: float, bandit: bool
+) -> float:
+    """Return 64 (1 + m) G² / ω² of theorem 3, or 256 (1 + m) G² / ω² of theorem 4.
+
+    The theorems need η² of at most 1 / this constant.
+
+    Parameters
+    ----------
+    dual_variables : int
+        m, twice the number of edges.
+    gradient_bound : float
+        G, the largest norm of the gradient of a constraint g_ij with respect to both of
+        its arguments, on X (assumption 6).
+    omega : float
+        ω of the compression operator, in (0, 1].
+    bandit : bool
+        Bandit feedback (theorem 4) instead of sample feedback (theorem 3).
+    """
+    factor = 256 if bandit else 64
+    return factor * (1 + dual_variables) * gradient_bound**2 / omega**2
+
+
+def theory_regularizer(step: float, constant: float) -> float:
+    """Return δ = (1 − √(1 − c η²)) / (4 η²) of the theorems, c the `theory_constant`.
+
+    With η = a / √T, T must exceed a² c.
+    """
+    root = math.sqrt(max(0.0, 1 - constant * step**2))
+    # The same number without cancellation.
+    return constant / (4 * (1 + root))
+
+
 def dot(x: Float64s, y: Float64s) -> Float64s:
     """Return the inner products of corresponding rows.
 

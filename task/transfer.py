@@ -1,6 +1,6 @@
 """Representation transfer for linear regression (Singh, UCLA 2024, chapter 5).
 
-The two phases as functions of NumPy arrays, and the quantities of theorem 6.
+The two phases as functions of NumPy arrays.
 """
 
 from collections.abc import Sequence
@@ -132,25 +132,3 @@ def phase_two_descent(
         a += residual / largest
         residual = residual - change / largest
     return theta + x.T @ a
-
-
-def effective_ranks(eigenvalues: Matrix, k: int) -> tuple[float, float]:
-    """Return r_k(Σ) and R_k(Σ) of a covariance matrix (theorem 6).
-
-    r_k = Σ_{i>k} λ_i / λ_{k+1} and R_k = (Σ_{i>k} λ_i)² / Σ_{i>k} λ_i², with the
-    eigenvalues λ_1 ≥ … ≥ λ_d and 0 ≤ k < d.
-    """
-    tail = np.sort(eigenvalues)[::-1][k:]
-    total = float(tail.sum())
-    return total / float(tail[0]), total**2 / float(tail @ tail)
-
-
-def benign_index(eigenvalues: Matrix, samples: int, b: float = 1.0) -> int | None:
-    """Return k* = min {k ≥ 0: r_k(Σ) ≥ b n} (theorem 6); None if there is no such k.
-
-    ``samples`` is the n of phase 2. The theorem leaves its constant b > 1 open.
-    """
-    for k in range(len(eigenvalues)):
-        if effective_ranks(eigenvalues, k)[0] >= b * samples:
-            return k
-    return None

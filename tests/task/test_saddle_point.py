@@ -17,6 +17,8 @@ from flwr_frl.task.saddle_point import (
     SaddlePoint,
     State,
     exchange_stream,
+    theory_constant,
+    theory_regularizer,
 )
 from flwr_frl.task.tasks.multi_task import (
     PROBLEMS,
@@ -313,3 +315,18 @@ def test_offsets_are_equal_at_both_ends_of_an_edge():
     assert_array_equal(constraint.offsets, reverse.offsets)
     assert ((constraint.offsets >= -5) & (constraint.offsets <= -3)).all()
     assert len(set(constraint.offsets)) == len(EDGES)
+
+
+@pytest.mark.parametrize(("bandit", "factor"), [(False, 64), (True, 256)])
+def test_the_regularizer_of_the_theorems_by_hand(bandit, factor):
+    # (1 + m) G^2 / omega^2 = 4 * 4 / 0.25 = 64.
+    c = theory_constant(3, 2.0, 0.5, bandit)
+    assert c == factor * 64
+    assert theory_regularizer(c**-0.5, c) == pytest.approx(c / 4)
+    # The square root is that of 1 - 3 / 4.
+    eta = (0.75 / c) ** 0.5
+    delta = theory_regularizer(eta, c)
+    assert delta == pytest.approx(0.5 / (4 * eta**2))
+    # This makes the coefficient of the dual variables' norm 0 (equation B.6).
+    coefficient = factor / 16 * 64 + delta**2 * eta**2 - delta / 2
+    assert coefficient == pytest.approx(0, abs=1e-8)

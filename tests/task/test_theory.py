@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from flwr_frl.task.theory import (
+from benchmarks.theory import (
     FedRepTheory,
     FLUTETheory,
-    MultiTaskTheory,
+    benign_index,
+    effective_ranks,
     srpfl_target_error,
     subset_singular_values,
 )
@@ -114,23 +115,10 @@ def test_first_rounds_suffice_for_gradient_descent_on_exact_models():
     assert sizes[0] < theory.gap / 4 <= sizes[last]
 
 
-# Multi-task optimisation, theorems 3 and 4
-
-
-@pytest.mark.parametrize(("bandit", "factor"), [(False, 64), (True, 256)])
-def test_multi_task_regularizer_by_hand(bandit, factor):
-    theory = MultiTaskTheory(3, 2.0, 0.5, bandit)
-    # (1 + m) G^2 / omega^2 = 4 * 4 / 0.25 = 64.
-    assert theory.largest_step == pytest.approx(1 / math.sqrt(factor * 64))
-    assert theory.iterations(3.0) == pytest.approx(9 * factor * 64)
-    eta = theory.largest_step
-    assert theory.regularizer(eta) == pytest.approx(1 / (4 * eta**2))
-    eta = eta * math.sqrt(3) / 2
-    # The square root is that of 1 - 3 / 4.
-    delta = theory.regularizer(eta)
-    assert delta == pytest.approx(0.5 / (4 * eta**2))
-    # This makes the coefficient of the dual variables' norm 0 (equation B.6).
-    coefficient = factor / 16 * 64 + delta**2 * eta**2 - delta / 2
-    assert coefficient == pytest.approx(0, abs=1e-8)
-    # As eta vanishes, delta tends to a constant.
-    assert theory.regularizer(1e-12) == pytest.approx(factor * 64 / 8)
+def test_effective_ranks_by_hand():
+    values = np.array([1.0, 8.0, 2.0, 1.0])
+    # r_0 = 12 / 8 and R_0 = 144 / 70; r_1 = 4 / 2 and R_1 = 16 / 6; r_2 = R_2 = 2.
+    assert effective_ranks(values, 0) == pytest.approx((1.5, 144 / 70))
+    assert effective_ranks(values, 1) == pytest.approx((2.0, 16 / 6))
+    assert effective_ranks(values, 2) == pytest.approx((2.0, 2.0))
+    assert [benign_index(values, n) for n in (1, 2, 3)] == [0, 1, None]

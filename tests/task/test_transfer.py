@@ -9,8 +9,6 @@ from refusals import code_of
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
     basis,
-    benign_index,
-    effective_ranks,
     phase_one,
     phase_two,
     phase_two_descent,
@@ -194,15 +192,6 @@ def test_unit_columns_ignore_the_scale_of_a_source():
     for column in columns[:3]:
         np.testing.assert_allclose(np.linalg.norm(column, axis=0), 1)
     assert basis(columns, 0.01).shape == (8, 3)
-
-
-def test_effective_ranks_by_hand():
-    values = np.array([1.0, 8.0, 2.0, 1.0])
-    # r_0 = 12 / 8 and R_0 = 144 / 70; r_1 = 4 / 2 and R_1 = 16 / 6; r_2 = R_2 = 2.
-    assert effective_ranks(values, 0) == pytest.approx((1.5, 144 / 70))
-    assert effective_ranks(values, 1) == pytest.approx((2.0, 16 / 6))
-    assert effective_ranks(values, 2) == pytest.approx((2.0, 2.0))
-    assert [benign_index(values, n) for n in (1, 2, 3)] == [0, 1, None]
 
 
 @pytest.mark.parametrize("client", [0, 1])

@@ -4,7 +4,7 @@ Each function computes a theorem's quantity from the true models, so it applies 
 synthetic tasks such as `flwr_frl.task.tasks.linear.LinearTask`. FedRep: Collins et al.,
 ICML 2021, theorem 1. SRPFL: Tziotis et al., TMLR 2023, theorem 4.7 and equations (9)
 and (12). FLUTE: Liu et al., ICML 2024, theorems 5.1 and 5.5 and equation (16).
-Multi-task optimisation: Singh, UCLA 2024, theorems 3 and 4.
+Representation transfer: Singh, UCLA 2024, theorem 6.
 Absolute constants that the theorems leave open are arguments, 1 by default.
 """
 
@@ -248,52 +248,23 @@ class FLUTETheory:
         return float(above / (math.sqrt(clients) * eta * self.gap**2))
 
 
-@dataclass(frozen=True)
-class MultiTaskTheory:
-    """Quantities of theorems 3 and 4 on decentralised multi-task optimisation.
+def effective_ranks(eigenvalues: Matrix, k: int) -> tuple[float, float]:
+    """Return r_k(Σ) and R_k(Σ) of a covariance matrix (theorem 6).
 
-    Parameters
-    ----------
-    dual_variables : int
-        m, twice the number of edges.
-    gradient_bound : float
-        G, the largest norm of the gradient of a constraint g_ij with respect to both of
-        its arguments, on X (assumption 6).
-    omega : float
-        ω of the compression operator, in (0, 1].
-    bandit : bool, default False
-        Bandit feedback (theorem 4) instead of sample feedback (theorem 3).
+    r_k = Σ_{i>k} λ_i / λ_{k+1} and R_k = (Σ_{i>k} λ_i)² / Σ_{i>k} λ_i², with the
+    eigenvalues λ_1 ≥ … ≥ λ_d and 0 ≤ k < d.
     """
+    tail = np.sort(eigenvalues)[::-1][k:]
+    total = float(tail.sum())
+    return total / float(tail[0]), total**2 / float(tail @ tail)
 
-    dual_variables: int
-    gradient_bound: float
-    omega: float
-    bandit: bool = False
 
-    @property
-    def _product(self) -> float:
-        """64 (1 + m) G² / ω², or for bandit feedback 256 (1 + m) G² / ω²."""
-        factor = 256 if self.bandit else 64
-        m, g = self.dual_variables, self.gradient_bound
-        return factor * (1 + m) * g**2 / self.omega**2
+def benign_index(eigenvalues: Matrix, samples: int, b: float = 1.0) -> int | None:
+    """Return k* = min {k ≥ 0: r_k(Σ) ≥ b n} (theorem 6); None if there is no such k.
 
-    @property
-    def largest_step(self) -> float:
-        """Largest η for which δ is real: 1 / √(64 (1 + m) G² / ω²).
-
-        With bandit feedback, 64 is replaced by 256.
-        """
-        return 1 / math.sqrt(self._product)
-
-    def regularizer(self, step_size: float) -> float:
-        """Return δ = (1 − √(1 − 64 η² (1 + m) G² / ω²)) / (4 η²), for η = a / √T.
-
-        With bandit feedback, 64 is replaced by 256.
-        """
-        root = math.sqrt(max(0.0, 1 - self._product * step_size**2))
-        # The same number without cancellation.
-        return self._product / (4 * (1 + root))
-
-    def iterations(self, a: float) -> float:
-        """Return the number of iterations that T must exceed, for η = a / √T."""
-        return a**2 * self._product
+    ``samples`` is the n of phase 2. The theorem leaves its constant b > 1 open.
+    """
+    for k in range(len(eigenvalues)):
+        if effective_ranks(eigenvalues, k)[0] >= b * samples:
+            return k
+    return None
