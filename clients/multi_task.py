@@ -138,11 +138,6 @@ class SaddlePointClient(GraphClient):
             require(small, "dual-regularizer", value, allowed)
 
     @property
-    def dimension(self) -> int:
-        """Number of entries of a message."""
-        return sum(self.message_sizes)
-
-    @property
     def exchanged(self) -> npt.NDArray[np.int64] | slice:
         """The entries of a node's parameters that a message contains."""
         return slice(None)

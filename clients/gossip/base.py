@@ -99,11 +99,6 @@ class Node(GraphClient):
     def _exchanged_groups(self) -> tuple[str, ...]:
         return WHOLE
 
-    @property
-    def dimension(self) -> int:
-        """Number of parameters d."""
-        return self.x.shape[-1]
-
     @staticmethod
     def fit_nodes(*arguments: Any) -> dict[int, Message]:
         """Answer training messages of several nodes, as `together.fit_nodes`."""

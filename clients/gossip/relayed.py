@@ -1,6 +1,5 @@
 """Clients that exchange messages with their neighbours, which the server relays."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from logging import WARNING
 from typing import Any, NamedTuple, cast
@@ -101,9 +100,9 @@ class GraphClient(Client):
         return self.flat.sizes
 
     @property
-    @abstractmethod
     def dimension(self) -> int:
         """Number of entries d of a message."""
+        return sum(self.message_sizes)
 
     def _structure(self) -> list[object]:
         """Return parameters, classes and C, which must be the same for all nodes."""

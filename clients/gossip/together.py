@@ -92,11 +92,10 @@ def fit_nodes(
         one by one; their nodes' states are unchanged.
     """
     refused, key = run_object(RefusedKeys), (Nodes, setup.kind)
-    pairs = enumerate(zip(messages, contexts, strict=True))
-    joining = [i for i, pair in pairs if _joins(*pair)]
     if setup.states is not None or setup.privacy.dp_noise or key in refused:
         return {}
-    if len(joining) < 2:
+    pairs = enumerate(zip(messages, contexts, strict=True))
+    if len(joining := [i for i, pair in pairs if _joins(*pair)]) < 2:
         return {}
     try:
         of_nodes = [messages[i] for i in joining], [contexts[i] for i in joining]
@@ -298,14 +297,13 @@ class Nodes:
         client.x, client.saved = matrices.x, dict(matrices.vectors)
         refused = self.exchange(matrices.sent)
         seeds, losses = self.iterate()
-        finite = losses.isfinite()
-        for matrix in (client.x, *client.saved.values()):
+        finite, all_saved = losses.isfinite(), [client.x, *client.saved.values()]
+        for matrix in all_saved:
             # `isfinite().all(1)` takes ten times as long.
             finite &= (matrix * 0).sum(1) == 0
-        if not finite.all():
-            # The clients of these nodes repeat the round and report the error.
-            for matrix in (client.x, *client.saved.values()):
-                matrix[~finite] = 0
+        # The clients of other nodes repeat the round and report the error.
+        for matrix in all_saved if not finite.all() else ():
+            matrix[~finite] = 0
         messages, decoded = client.messages(self.round, seeds)
         matrices.sent.clear()
         matrices.sent.update(decoded)
