@@ -139,20 +139,23 @@ class ExampleSet:
                 "from_dataset is given a DataLoader, which yields batches; expected "
                 "its dataset (loader.dataset)"
             )
+        is_single = isinstance(inputs, int | str)
         columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
-        pairs = list[tuple[list[Any], Any]]()
         try:
+            xs, ys = list[Any](), list[Any]()
             for row in _rows(dataset):
-                pairs.append(([row[c] for c in columns], row[targets]))
+                values = [np.asarray(row[column]) for column in columns]
+                xs.append(values[0] if is_single else np.stack(values))
+                ys.append(np.asarray(row[targets]))
+            x, y = (torch.from_numpy(np.stack(values)) for values in (xs, ys))
         # The code of a data set raises any exception.
         except Exception as error:
             raise SettingsError(
-                f"example {len(pairs)} of the {type(dataset).__name__} cannot be read: "
-                f"{error_line(error)}"
+                f"the {type(dataset).__name__} cannot be read after {len(ys)} examples: "
+                f"{error_line(error)}; expected numbers, in the same shapes in all"
             ) from error
-        is_single = isinstance(inputs, int | str)
-        x = _stacked([x[0] if is_single else x for x, _ in pairs], "inputs")
-        y = _stacked([y for _, y in pairs], "targets")
+        x = x.float() if x.dtype == torch.float64 else x
+        y = y.float() if y.dtype == torch.float64 else y
         if not y.is_floating_point():
             y = y.long()
         elif y.ndim == 1:
@@ -393,25 +396,3 @@ def _rows(dataset: Any) -> Iterable[Any]:
     if hasattr(dataset, "__iter__"):
         return cast(Iterable[Any], dataset)
     return (dataset[i] for i in range(len(dataset)))
-
-
-def _stacked(values: list[Any], what: str) -> Tensor:
-    """Return values of equal shape as one tensor."""
-    try:
-        arrays = [np.asarray(value) for value in values]
-        shapes = [array.shape for array in arrays]
-        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
-        if odd is not None:
-            raise SettingsError(
-                f"{what} of example {odd} have the shape {shapes[odd]}, those of "
-                f"example 0 {shapes[0]}; they must be equal"
-            )
-        stacked = torch.from_numpy(np.stack(arrays))
-    # Ragged lists, strings, other objects, and an empty data set.
-    except (TypeError, ValueError) as error:
-        if isinstance(error, SettingsError):
-            raise
-        raise SettingsError(
-            f"{what} cannot be put into a tensor: {' '.join(str(error).split())}"
-        ) from None
-    return stacked.float() if stacked.dtype == torch.float64 else stacked

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from flwr_frl.common.messages import OF_CLIENTS
-from flwr_frl.common.settings import SettingsError, is_path, load, need, unknown
+from flwr_frl.common.settings import (
+    SettingsError,
+    is_path,
+    load,
+    need,
+    require,
+    unknown,
+)
 from flwr_frl.task.types import Metric, Task
 
 # Largest number that a server accepts.
@@ -89,16 +96,12 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
         metric = load(name, "metrics") if is_path(name) else METRICS.get(name)
         if metric is None:
             raise unknown("metric", name, METRICS, code="metrics")
-        if not callable(metric):
-            raise SettingsError(f"metric {name!r} names {metric!r}; expected callable")
+        require(callable(metric), "metrics", name, "a function")
+        short = name.rpartition(":")[2]
         if name in METRICS:
             need("sklearn", "simulation", f"metric {name!r}")
-        short = name.rpartition(":")[2]
-        if name in METRICS and not task.classes:
-            raise SettingsError(
-                f"metric {name!r} needs classes, and the task has none (set "
-                "classes=... for an ExampleTask)"
-            )
+            allowed = "a metric of a task with classes (classes=... of an ExampleTask)"
+            require(bool(task.classes), "metrics", name, allowed)
         if short in metrics or short in task.metrics:
             raise SettingsError(
                 f"two metrics are called {short!r}; each must have a different name"
@@ -115,13 +118,11 @@ def check_metrics(metrics: Any) -> None:
             f"metrics is a {type(metrics).__name__}; expected a mapping of names"
         )
     for name in metrics:
-        if not isinstance(name, str) or not name:
+        text = str(name)
+        reserved = text in RESERVED or text.startswith("bytes-")
+        if not name or reserved or text.endswith(OF_CLIENTS) or text != name:
             raise SettingsError(
-                f"a metric is called {name!r}; expected a string that is not empty"
-            )
-        if name in RESERVED or name.startswith("bytes-") or name.endswith(OF_CLIENTS):
-            raise SettingsError(
-                f"a metric is called {name!r}, which is a reserved name; rename it"
+                f"a metric is called {name!r}; expected a text that is no reserved name"
             )
 
 

@@ -16,7 +16,7 @@ from flwr_frl.common.settings import (
     load,
     unknown,
 )
-from flwr_frl.task.base import ExampleTask, Task
+from flwr_frl.task.base import BaseTask, ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
@@ -142,16 +142,10 @@ def built_task(key: TaskKey, num_clients: int) -> Task:
     # A custom task may split its data at random, which all processes must do alike.
     with seeded(evaluation.seed):
         task = build(maker, dict(settings), **arguments)
-    # Look at the class first: attributes of the instance may build a model.
-    missing = [
-        part
-        for part in TASK_PARTS
-        if not hasattr(type(task), part) and not hasattr(task, part)
-    ]
-    if missing:
+    if not isinstance(task, BaseTask):
         raise SettingsError(
-            f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; "
-            "expected a Task, for example an ExampleTask",
+            f"task {name!r} made a {type(task).__name__}; expected a task, for example "
+            "an ExampleTask",
             "task",
         )
     if isinstance(task, ExampleTask) and task.seed is None:
@@ -161,18 +155,3 @@ def built_task(key: TaskKey, num_clients: int) -> Task:
         vars(task).pop("_initial", None)
     task = with_adapters(task, build(AdapterSettings, dict(settings)))
     return with_evaluation(task, evaluation)
-
-
-# Attributes of a task that algorithms use.
-TASK_PARTS = (
-    "initial_model",
-    "initial_state",
-    "scratch_model",
-    "train_examples",
-    "test_examples",
-    "loss",
-    "classes",
-    "metrics",
-    "check",
-    "read",
-)

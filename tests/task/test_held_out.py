@@ -133,8 +133,8 @@ def nothing(outputs, targets):
         ("macro-f2", "abc", "unknown metric 'macro-f2'"),
         ("macro-f1,macro-f1", "abc", "two metrics are called 'macro-f1'"),
         ("nowhere:metric", "abc", "metrics 'nowhere:metric' cannot be imported"),
-        ("flwr_frl.task.metrics:METRICS", "abc", "expected callable"),
-        ("macro-f1", "", "'macro-f1' needs classes"),
+        ("flwr_frl.task.metrics:METRICS", "abc", "expected a function"),
+        ("macro-f1", "", "a task with classes"),
         (f"{__name__}:nothing", "abc", "metric 'nothing' is None; expected one"),
     ],
 )

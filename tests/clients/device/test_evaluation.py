@@ -49,20 +49,15 @@ def separation(outputs, targets):
     return outputs[targets == 1].mean() - outputs[targets == 0].mean()
 
 
-def absent(outputs, targets):
-    return None if len(targets.unique()) < 2 else 1.0
-
-
 ONE_CLASS = ExampleSet(torch.ones(4, 2), torch.zeros(4, dtype=torch.long))
 BOTH = ExampleSet(torch.eye(2), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("order", [[ONE_CLASS, BOTH], [BOTH, ONE_CLASS]])
-@pytest.mark.parametrize("metric", [separation, absent])
-def test_a_metric_that_is_undefined_for_one_class_has_no_value(order, metric, caplog):
+def test_a_metric_that_is_undefined_for_one_class_has_no_value(order, caplog):
     begin_run()
     model = lambda: model_of(torch.eye(2))  # noqa: E731
-    task = ExampleTask(model, order, order, metrics={"metric": metric})
+    task = ExampleTask(model, order, order, metrics={"metric": separation})
     for client, examples in enumerate(order):
         for _ in range(2):
             metrics = evaluated(task, client)[2]
@@ -72,9 +67,9 @@ def test_a_metric_that_is_undefined_for_one_class_has_no_value(order, metric, ca
 
 def test_integer_targets_that_are_not_classes_have_no_accuracy():
     def poisson(outputs, targets):
-        return nn.functional.poisson_nll_loss(outputs[:, 0], targets)
+        return nn.functional.poisson_nll_loss(outputs, targets)
 
-    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))]
+    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([[0], [3], [1], [2]]))]
     task = ExampleTask(lambda: model_of(torch.ones(1, 2)), sets, sets, poisson)
     assert evaluated(task)[2] == {}
 

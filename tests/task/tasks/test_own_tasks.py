@@ -367,18 +367,18 @@ class WithoutLength:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "line"),
+    ("dataset", "part"),
     [
-        (Indexed({0: ([1.0], 0)}, 2), "example 1 of the Indexed cannot be read: KeyE"),
-        (WithoutLength(), "example 0 of the WithoutLength cannot be read: TypeError"),
-        ({"a": ([1.0], 0)}, "example 0 of the dict cannot be read: IndexError"),
-        ([([1, 2], 0), ([1], 1)], "inputs of example 1 have the shape (1,)"),
-        ([([1], [0]), ([1], [1, 1])], "targets of example 1 have the shape (2,)"),
-        ([("a text", 0)], "inputs cannot be put into a tensor"),
-        ([([[1], [1, 2]], 0)], "inputs cannot be put into a tensor"),
-        ([], "inputs cannot be put into a tensor"),
+        (Indexed({0: ([1.0], 0)}, 2), "Indexed cannot be read after 1 examples: KeyE"),
+        (WithoutLength(), "after 0 examples: TypeError"),
+        ({"a": ([1.0], 0)}, "after 0 examples: IndexError"),
+        ([([1, 2], 0), ([1], 1)], "same shape"),
+        ([([1], [0]), ([1], [1, 1])], "same shape"),
+        ([("a text", 0)], "expected numbers"),
+        ([([[1], [1, 2]], 0)], "expected numbers"),
+        ([], "expected numbers"),
         (DataLoader([([1.0], 0)]), "expected its dataset (loader.dataset"),
     ],
 )
-def test_data_sets_that_cannot_be_read_are_an_error(dataset, line):
-    assert_says(line, ExampleSet.from_dataset, dataset)
+def test_data_sets_that_cannot_be_read_are_an_error(dataset, part):
+    assert_says(part, ExampleSet.from_dataset, dataset)
