@@ -151,8 +151,8 @@ class ExampleSet:
         # The code of a data set raises any exception.
         except Exception as error:
             raise SettingsError(
-                f"the {type(dataset).__name__} cannot be read after {len(ys)} examples: "
-                f"{error_line(error)}; expected numbers, in the same shapes in all"
+                f"the {type(dataset).__name__} cannot be read after {len(ys)} examples "
+                f"({error_line(error)}); expected numbers, in the same shapes in all"
             ) from error
         x = x.float() if x.dtype == torch.float64 else x
         y = y.float() if y.dtype == torch.float64 else y

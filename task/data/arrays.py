@@ -41,7 +41,8 @@ PFLLIB_FORM = (
     "train/<client>.npz and test/<client>.npz, as PFLlib writes them: 8-bit images n x "
     "channels x height x width, scaled to [-1, 1], and integer labels from 0"
 )
-# Types of values in a pickle.
+# What a pickle of an array names in numpy, and types of values.
+PICKLED = {("numpy", name) for name in ("_reconstruct", "ndarray", "dtype")}
 DTYPES = frozenset(("f2", "f4", "f8", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"))
 # PFLlib maps pixels from [0, 255] to [-1, 1], which is inverted up to this error.
 ROUNDING = 0.01
@@ -140,50 +141,34 @@ def _read_images(path: Path) -> tuple[ImageSet, Array]:
     return ImageSet(images, labels.astype(np.int64)), names
 
 
-class _DType:
-    """Replaces ``numpy.dtype``, which is not safe to restore from a hostile file."""
+class _StandIn:
+    """Replaces NumPy's arrays and types, which are not safe to restore from a file."""
 
-    def __init__(self, name: str, *_: object) -> None:
-        self.name, self.order = name, "="
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments, self.state = arguments, ()
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = state[1]
-
-
-class _Array:
-    """Replaces ``numpy.ndarray``, and the function that creates an empty array."""
-
-    def __init__(self, *_: object) -> None:
-        self.value: Any = None
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, dtype, is_fortran, data = state
-        if type(data) is list:
-            self.value = data
-            return
-        if dtype.name not in DTYPES:
-            raise pickle.UnpicklingError(f"it has values of type {dtype.name!r}")
-        values = np.frombuffer(data, np.dtype(dtype.name).newbyteorder(dtype.order))
-        self.value = values.reshape(shape, order="F" if is_fortran else "C")
-
-
-# Older and newer versions of NumPy have the function in different modules.
-STAND_INS: dict[tuple[str, str], type] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _DType,
-}
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds only dictionaries, lists, numbers, text and arrays."""
+    """Builds only dictionaries, lists, numbers, text and stand-ins for arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a name of NumPy; refuse any other."""
-        if (module, name) not in STAND_INS:
+        # Older and newer versions of NumPy have the function in different modules.
+        if (module.partition(".")[0], name) not in PICKLED:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return STAND_INS[module, name]
+        return _StandIn
+
+
+def _array(pickled: Any) -> Array:
+    """Return the array of numbers that a stand-in describes."""
+    _, shape, dtype, is_fortran, data = pickled.state
+    if dtype.arguments[0] not in DTYPES:
+        raise ValueError(f"it has values of type {dtype.arguments[0]!r}")
+    kind = np.dtype(dtype.arguments[0]).newbyteorder(dtype.state[1])
+    return np.frombuffer(data, kind).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _read_pfllib(path: Path) -> tuple[Array, Array]:
@@ -192,8 +177,8 @@ def _read_pfllib(path: Path) -> tuple[Array, Array]:
         with ZipFile(path) as archive, archive.open("data.npy") as file:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)
-            (content,) = _Unpickler(io.BytesIO(file.read())).load().value
-        x, y = content["x"].value, content["y"].value
+            (content,) = _Unpickler(io.BytesIO(file.read())).load().state[-1]
+        x, y = _array(content["x"]), _array(content["y"])
         if not len(y):
             return np.zeros(0, np.uint8), np.zeros(0, np.int64)
         pixels = x.astype(np.float32) * 127.5 + 127.5

@@ -197,12 +197,12 @@ class HubData:
         inputs, label = self._columns
         labels, _ = _labels(parts, label)
         count = self.settings.num_classes or MAX_CLASSES
-        return datasets.concatenate_datasets(
-            [
-                rows.remove_columns(inputs).select(np.flatnonzero(labels[part] < count))
-                for part, rows in parts.items()
-            ]
-        )
+        chosen = [
+            rows.select(np.flatnonzero(labels[part] < count)).remove_columns(inputs)
+            for part, rows in parts.items()
+        ]
+        chosen[1] = chosen[1].cast(chosen[0].features)
+        return datasets.concatenate_datasets(chosen)
 
     @cached_property
     def _columns(self) -> tuple[list[str], str]:
@@ -332,13 +332,8 @@ class HubData:
             found = name in splits and name != s.train_split
             require(found, "test-split", name, f"{choices}, but not train-split")
             test = splits[name]
-            columns = s.input_columns, s.label_column, self.client_column
-            _, label = choose_columns(train.features, *columns)
-            same = _names(train, label) == _names(test, label)
-            allowed = f"one with the classes of {s.train_split!r} in the same order"
-            require(same, "test-split", name, allowed, "label-column")
-            if test.features != train.features:
-                test = test.cast(train.features)
+            if {*test.features} != {*train.features}:
+                raise ValueError(f"{name!r} has other columns than {s.train_split!r}")
             return {"train": train, "test": test}, ()
         clients = None
         if self.client_column in train.features:
@@ -456,7 +451,13 @@ def _labels(
     must be classes from 0.
     """
     together = np.concatenate([_column(parts[part], label) for part in PARTS])
-    n, names = len(parts["train"]), _names(parts["train"], label)
+    n = len(parts["train"])
+    names, others = (
+        tuple(map(str, getattr(parts[part].features[label], "names", None) or ()))
+        for part in PARTS
+    )
+    allowed = f"for testing the same classes as for training, {', '.join(names)}"
+    require(names == others, "label-column", label, allowed)
     if together.dtype.kind in "OUS" and all(isinstance(v, str) for v in together):
         texts, codes = np.unique(together.astype(np.str_), return_inverse=True)
         found, numbers = np.unique([*map(class_name, texts)], return_inverse=True)
@@ -472,12 +473,6 @@ def _labels(
         allowed = f"a column of classes, as integers or strings; its values are {kind}"
         require(False, "label-column", label, f"{allowed}, or some are missing")
     return {"train": codes[:n], "test": codes[n:]}, names
-
-
-def _names(rows: Any, label: str) -> tuple[str, ...]:
-    """Return the names of the classes of a `ClassLabel` column, or ()."""
-    names = getattr(rows.features.get(label), "names", None) or ()
-    return tuple(map(str, names))
 
 
 def _numbers(rows: Any, columns: Iterable[str]) -> npt.NDArray[np.float32]:

@@ -369,9 +369,9 @@ class WithoutLength:
 @pytest.mark.parametrize(
     ("dataset", "part"),
     [
-        (Indexed({0: ([1.0], 0)}, 2), "Indexed cannot be read after 1 examples: KeyE"),
-        (WithoutLength(), "after 0 examples: TypeError"),
-        ({"a": ([1.0], 0)}, "after 0 examples: IndexError"),
+        (Indexed({0: ([1.0], 0)}, 2), "Indexed cannot be read after 1 examples (KeyE"),
+        (WithoutLength(), "after 0 examples (TypeError"),
+        ({"a": ([1.0], 0)}, "after 0 examples (IndexError"),
         ([([1, 2], 0), ([1], 1)], "same shape"),
         ([([1], [0]), ([1], [1, 1])], "same shape"),
         ([("a text", 0)], "expected numbers"),
