@@ -17,11 +17,11 @@ def dense(num_clients=5):
     steps = []
 
     def loss(outputs, targets):
-        # 14 calls before the run; then five clients with a batch each, or three
+        # 4 calls before the run; then five clients with a batch each, or three
         # batches of clients of equal forms: round 3, or 4.
         if torch.is_grad_enabled():
             steps.append(0)
-            if len(steps) > 14 + 10 and not ALLOWED.exists():
+            if len(steps) > 4 + 10 and not ALLOWED.exists():
                 torch.empty(2**58)
         return torch.nn.functional.cross_entropy(outputs, targets)
 
@@ -40,11 +40,10 @@ def test_a_run_that_is_out_of_memory_can_be_resumed(
     task = ("--task", f"{name}:dense")
     assert run(tmp_path / "out", *arguments, *task, *config(settings)) == 2
     stderr = capsys.readouterr().err
-    assert stderr.splitlines()[-1] == (
-        "error: device 'cpu' is out of memory: 1152921504606846976 bytes more were "
-        f"wanted; lower batch-size (13) or cohort ({cohort}), or train on another "
-        "device"
-    )
+    line = stderr.splitlines()[-1]
+    assert line.startswith("error: device 'cpu' is out of memory: ")
+    advice = f"lower batch-size (13) or cohort ({cohort}), or train on another device"
+    assert line.endswith(f"; {advice}")
     assert "Traceback" not in stderr
     assert [row["round"] for row in rows_of(tmp_path / "out")] == [1, 2, 3][:rounds]
     # The checkpoint is enough to resume the run with fewer clients at a time.

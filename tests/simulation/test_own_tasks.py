@@ -58,7 +58,7 @@ def test_table_has_the_number_of_clients_behind_each_mean(tmp_path, write_module
 
 
 BAD = """
-taken => ~a metric is called 'loss', which is a reserved name
+taken => ~a metric is called 'loss'
 table @ metrics='MODULE:nothing' => metrics
 """
 

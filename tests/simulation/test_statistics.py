@@ -227,7 +227,7 @@ tune fedavg --grid keep-best=false,true => grid
 @ partition='log-normal' num-clients=50 validation-fraction=0.98 => ~leaves 0 to
 @ evaluate-on='validation' => ~evaluate-on is 'validation'
 @ metrics='macro-f2' => metrics
-@ metrics='json:dumps' => ~metric 'dumps' refuses outputs of type float32
+@ metrics='json:dumps' => ~metric 'dumps' fails
 fedrep --task linear @ validation-fraction=0.5 => ~must be 0: it draws
 --jobs 0 => jobs
 --jobs 2 --backend ray => jobs
