@@ -73,18 +73,6 @@ def crops_of(image: np.ndarray, padding: int) -> list[np.ndarray]:
     return crops + [crop[:, ::-1] for crop in crops]
 
 
-@pytest.mark.parametrize(("height", "width", "channels"), [(8, 6, 3), (5, 9, 1)])
-def test_every_image_is_one_of_its_crops(height, width, channels):
-    torch.manual_seed(0)
-    rng = np.random.default_rng(0)
-    images = rng.integers(1, 256, (60, height, width, channels), dtype=np.uint8)
-    cropped = random_crop_and_flip(torch.from_numpy(images)).numpy()
-    assert cropped.shape == images.shape
-    assert cropped.dtype == np.uint8
-    for image, crop in zip(images, cropped, strict=True):
-        assert any(np.array_equal(crop, c) for c in crops_of(image, 4))
-
-
 def test_all_offsets_and_both_directions_occur_equally_often():
     # Distinct nonzero pixels show where a crop was taken.
     image = np.arange(1, 91, dtype=np.uint8).reshape(9, 10, 1)
@@ -159,23 +147,6 @@ def test_sample_draws_a_share_without_replacement():
 
 
 # Single batches
-
-
-def test_draws_are_uniform():
-    data = numbered(20)
-    torch.manual_seed(4)
-    drawn = [data.draw(5)[1].tolist() for _ in range(2000)]
-    # Each example is in a quarter of the batches. Counts are sums of 2,000 draws of
-    # variance 3/16; one of 20 exceeds 5 standard deviations with probability 1e-5.
-    counts = np.bincount(np.concatenate(drawn), minlength=20)
-    assert np.abs(counts - 500).max() < 5 * (2000 * 3 / 16) ** 0.5
-    # The same holds for unordered pairs: 5 * 4 of 20 * 19.
-    together = np.zeros((20, 20))
-    for batch in drawn:
-        together[np.ix_(batch, batch)] += 1
-    pairs = together[~np.eye(20, dtype=bool)]
-    p = 20 / 380
-    assert np.abs(pairs - 2000 * p).max() < 6 * (2000 * p * (1 - p)) ** 0.5
 
 
 def test_draw_prepares_a_batch_as_batches_does():

@@ -4,9 +4,7 @@ import errno
 import io
 import os
 import shutil
-import struct
 import tracemalloc
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -226,36 +224,13 @@ def test_unsuitable_settings_are_an_error(folder, tmp_path):
     assert code_of(load, folder, tmp_path, cache_dir=place) == "cache-dir"
 
 
-def broken_png() -> bytes:
-    """Return a PNG with a damaged chunk type, on which Pillow fails late."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        crc = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + crc
-
-    header = struct.pack(">IIBBBBB", 4, 3, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(b"".join(b"\0" + bytes(12) for _ in range(3)))
-    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
-    half = len(pixels) // 2
-    return start + chunk(b"IDAT", pixels[:half]) + b"\0\0\0\4\xec\xac\2\xb1" + bytes(8)
-
-
-def huge_bmp() -> bytes:
-    """Return a header that claims more pixels than Pillow decodes."""
-    return b"BM" + struct.pack(
-        "<IHHIIiiHHIIiiII", *(54, 0, 0, 54, 40, 30000, 30000, 1, 24), *([0] * 6)
-    )
-
-
 def truncated_png() -> bytes:
     buffer, rng = io.BytesIO(), np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (3, 4, 3), np.uint8)).save(buffer, "PNG")
     return buffer.getvalue()[:60]
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"not an image", truncated_png(), broken_png(), huge_bmp()]
-)
+@pytest.mark.parametrize("data", [b"", b"not an image", truncated_png()])
 @pytest.mark.parametrize("name", ["bee/broken.png", "ant/-broken.png"])
 def test_an_unreadable_image_is_named(folder, tmp_path, data, name):
     path = folder / "train" / name

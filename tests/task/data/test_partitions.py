@@ -5,7 +5,6 @@ from math import gcd
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from flwr_frl.task.data.partitions import (
     shards,
     split,
 )
-from flwr_frl.task.tasks.image import ImageSettings, ImageTask
 
 
 def labels_of(num_classes: int, per_class: int) -> np.ndarray:
@@ -57,13 +55,6 @@ def test_split_follows_the_given_proportions():
     counts = [np.bincount(labels[part], minlength=2).tolist() for part in parts]
     assert counts == [[2, 0], [6, 2], [0, 2]]
     assert_disjoint_and_complete(parts, 12)
-
-
-def test_split_omits_only_classes_without_clients():
-    labels = np.array([0, 0, 1, 1, 2, 2])
-    proportions = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
-    parts = split(labels, proportions, np.random.default_rng(0))
-    assert [part.tolist() for part in parts] == [[0, 1], [4, 5]]
 
 
 @given(
@@ -182,15 +173,6 @@ def test_log_normal_has_s_classes_and_equal_shards_without_spread():
         assert set(test[held_out]) <= set(train[part])
     even = log_normal(10, 20, 3, 0.0, np.random.default_rng(0))
     assert set(np.unique(even.round(9))) == {0.0, round(1 / 6, 9)}
-
-
-def test_iid_sizes_are_even_over_all_classes():
-    # 100 classes of 10 examples over 30 clients give 33.3 examples each. The remainders
-    # of classes go to random clients, so sizes vary by a few, but not by 100.
-    train, test = labels_of(100, 10), labels_of(100, 10)
-    parts, _ = split_of(train, test, 30, partition="iid")
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) < 30
 
 
 # All partitions
@@ -319,20 +301,6 @@ def test_clustered_partition_is_even_and_shifts_labels_of_groups():
         assert seen.tolist() == [(y + client // 2) % 4 for y in labels[part].tolist()]
     other = PartitionSettings(partition="iid", label_groups=3)
     assert other.labels(labels, 5, 4, 6) is labels
-
-
-def test_training_and_test_labels_of_a_group_are_shifted_alike():
-    settings = {"partition": "clustered", "label_groups": 2, "test_partition": "all"}
-    task = ImageTask("digits", ImageSettings(**settings), 4)
-    plain = ImageTask("digits", ImageSettings(partition="iid"), 4)
-    for part in ("train_examples", "test_examples"):
-        first, last = getattr(task, part)(0), getattr(task, part)(3)
-        assert set(first.targets.tolist()) == set(range(10))
-        if part == "test_examples":
-            assert torch.equal(last.targets, (first.targets + 1) % 10)
-        else:
-            shifted = (plain.train_examples(3).targets + 1) % 10
-            assert torch.equal(last.targets, shifted)
 
 
 @pytest.mark.parametrize("name", ["shards", "distinct-shards"])

@@ -134,15 +134,6 @@ def test_grey_arrays_without_names(tmp_path):
     assert np.array_equal(dataset.train.images[..., 0], images)
 
 
-def test_changed_arrays_are_loaded_again(arrays, tmp_path):
-    before = load(arrays, tmp_path, task="arrays")
-    images = np.full((3, 3, 4, 3), 77, np.uint8)
-    save_arrays(arrays, "test", images=images, labels=np.zeros(3, int))
-    after = load(arrays, tmp_path, task="arrays")
-    assert len(before.test) == 2
-    assert numbers(after.test.images) == [77] * 3
-
-
 class Harmful:
     """An object whose pickle creates a file when it is loaded."""
 

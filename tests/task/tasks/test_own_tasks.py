@@ -194,13 +194,6 @@ def test_a_function_is_called_with_its_settings_and_the_number_of_clients(own):
     assert calls_of(own("sensors")) == [(5, 2.0, 7, 3), (0, 0.25, 0, 3)]
 
 
-def test_a_function_is_called_once_for_the_same_settings(own):
-    first = build_task(own("sensors", noise=1.0), 2)
-    assert build_task(own("sensors", noise=1.0, momentum=0.9), 2) is first
-    assert build_task(own("sensors", noise=1.5), 2) is not first
-    assert len(calls_of(own("sensors"))) == 2
-
-
 def test_initial_model_uses_the_seed_of_the_run_unless_the_task_sets_one(own):
     def weight_of(function: str, **run: int) -> torch.Tensor:
         return build_task(own(function, **run), 2).initial_state["head.weight"]
@@ -274,22 +267,6 @@ def test_any_module_may_be_split_at_a_named_head_and_load_weights(tmp_path):
     for ours, theirs in (("representation.body", "body"), ("head", "out")):
         value = task.initial_state[f"{ours}.weight"]
         assert torch.equal(value, state[f"{theirs}.weight"])
-
-
-def test_sequences_have_a_target_at_every_position():
-    # Classes are in the second dimension, as cross-entropy requires. Of the 2 x 3
-    # targets, the largest output is correct for 5.
-    outputs = torch.zeros(2, 4, 3)
-    targets = torch.tensor([[0, 1, 2], [3, 3, 0]])
-    outputs.scatter_(1, targets[:, None], 1.0)
-    outputs[1, :, 2] = torch.tensor([0.0, 1, 0, 0])
-    task = ExampleTask(
-        lambda: SplitModel(nn.Identity(), nn.Identity()),
-        [ExampleSet(outputs, targets)],
-        [ExampleSet(outputs, targets)],
-    )
-    _, accuracy = evaluate(task.initial_model(), task.test_examples(0), task.loss)
-    assert accuracy == pytest.approx(5 / 6)
 
 
 def test_lines_of_input_are_read_as_tensors():

@@ -9,7 +9,7 @@ import torch
 from refusals import code_of
 from torch import nn
 
-from flwr_frl.task.tasks.text import CHARACTERS, RecurrentText
+from flwr_frl.task.tasks.text import CHARACTERS
 from flwr_frl.task.training import evaluate
 
 
@@ -110,25 +110,6 @@ def test_model_of_leaf_has_the_documented_layers(tmp_path):
     assert inputs.shape == (5, 80)
     assert task.initial_model()(inputs).shape == (5, 80, 80)
     task.check(0)
-
-
-def test_features_are_the_last_states_of_torch_cells():
-    torch.manual_seed(0)
-    model = RecurrentText(7, 3, 5).eval()
-    cells = [nn.LSTMCell(3, 5), nn.LSTMCell(5, 5)]
-    for layer, cell in enumerate(cells):
-        weights = {n: getattr(model.lstm, f"{n}_l{layer}") for n in cell.state_dict()}
-        cell.load_state_dict(weights)
-    tokens = torch.tensor([[1, 4, 2], [6, 0, 3]])
-    states = [(torch.zeros(2, 5), torch.zeros(2, 5)) for _ in cells]
-    for step in range(3):
-        x = model.embedding.weight[tokens[:, step]]
-        for i, cell in enumerate(cells):
-            states[i] = cell(x, states[i])
-            x = states[i][0]
-    torch.testing.assert_close(model(tokens), states[1][0])
-    both = RecurrentText(7, 3, 5, bidirectional=True)
-    assert both(tokens).shape == (2, 10)
 
 
 def test_lines_with_a_class_are_parsed(tmp_path):
