@@ -94,11 +94,9 @@ class BaseTask(ABC):
             if len(examples) == 0:
                 continue
             try:
-                # Models, losses and metrics may draw random numbers.
-                with seeded(0):
-                    if not self._trials.accepted:
-                        self.check_model(examples)
-                    self._trials.check(cast(Task, self), part, examples)
+                if not self._trials.accepted:
+                    self.check_model(examples)
+                self._trials.check(cast(Task, self), part, examples)
             except SettingsError as error:
                 name = self.client_names[client] if self.client_names else client
                 line = f"{part} examples of client {name}: {error}"

@@ -53,12 +53,14 @@ class Trials:
         highest, finite = 0, True
         # Rows of mapped files are not read.
         if examples.rows is None and inputs.is_floating_point():
-            finite = bool(inputs.sum().isfinite())
+            finite = math.isfinite(inputs.sum().item())
         elif examples.rows is None and inputs.dtype == torch.int64 and inputs.numel():
             highest = int(inputs.max())
         if finite and form in self.accepted and highest <= self.highest:
             return
-        outputs = try_examples(task, examples, training=part == "train")
+        # Models, losses and metrics may draw random numbers.
+        with seeded(0):
+            outputs = try_examples(task, examples, training=part == "train")
         if are_classes(targets, outputs.shape[1:2]):
             self.classes = outputs.shape[1]
             check_range(targets, self.classes, task.loss)
@@ -127,6 +129,9 @@ def check_range(targets: Tensor, count: int, loss: Loss) -> None:
     Cross-entropy ignores the target -100, and a custom loss may ignore all below 0.
     """
     if not count or targets.is_floating_point():
+        return
+    low, high = targets.aminmax()
+    if 0 <= int(low) <= int(high) < count:
         return
     flat = targets.flatten()
     wrong = flat >= count
