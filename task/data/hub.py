@@ -4,6 +4,7 @@ They are read once and written to the cache. Later runs need not import ``datase
 which takes a second.
 """
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -266,7 +267,8 @@ class HubData:
         for path in found:
             if READERS.get(path.suffix.lower()) == reader:
                 split = self._split_of(path.relative_to(root).as_posix())
-                splits.setdefault(split, []).append(self._own(path))
+                # `datasets` takes names for patterns.
+                splits.setdefault(split, []).append(glob.escape(self._own(path)))
         # One by one, as each split may number its classes otherwise.
         options = {"split": "train", "cache_dir": self._cache}
         return {
@@ -313,13 +315,11 @@ class HubData:
             # Only folders of downloads consist of links to others.
             roots = roots[:1]
         real = path.resolve()
-        # The user may name a link.
-        if path == self.path or any(map(real.is_relative_to, roots)):
-            # `datasets` takes names for patterns and for chains of URLs.
-            if re.search(r"[*?[]|::", str(path)):
-                raise ValueError(f"{str(path)!r} has one of *, ?, [ and ::")
-            return str(path.absolute())
-        raise ValueError(f"it names {str(path)!r}; only its own files are read")
+        # The user may name a link. `datasets` takes :: for a chain of URLs.
+        own = path == self.path or any(map(real.is_relative_to, roots))
+        if not own or "::" in str(path):
+            raise ValueError(f"it names {str(path)!r}; only its own files are read")
+        return str(path.absolute())
 
     def _split(self, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the examples for ``train`` and ``test``, and notices for users."""

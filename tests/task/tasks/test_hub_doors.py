@@ -262,5 +262,6 @@ def test_a_path_is_not_a_pattern(tmp_path, name):
     path.parent.mkdir()
     path.write_text(CELLS)
     (tmp_path / "p1").mkdir(exist_ok=True)
-    (tmp_path / "p1" / "rows.csv").write_text(CELLS)
-    assert code_of(tmp_path, name=name, input_columns="x") == "task"
+    (tmp_path / "p1" / "rows.csv").write_text(CELLS * 2)
+    task = task_of(tmp_path, name, 0, input_columns="x")
+    assert len(task.train_examples(0)) == 8
