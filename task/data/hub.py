@@ -38,7 +38,7 @@ from flwr_frl.task.data.images import (
     common_shape,
 )
 from flwr_frl.task.data.labels import class_name, held_out
-from flwr_frl.task.data.partitioners import parse_arguments
+from flwr_frl.task.data.partitions import parse_arguments
 
 Values = npt.NDArray[Any]
 

@@ -12,8 +12,13 @@ The functions in `PARTITIONS` return such a matrix. Their arguments are ``num_cl
 generator. They raise `SettingsError` if the partition is impossible.
 """
 
+import inspect
+import json
+import shlex
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,16 +27,19 @@ import numpy.typing as npt
 from flwr_frl.common.settings import (
     Checked,
     SettingsError,
+    error_line,
     is_path,
+    load,
     need,
     only_if,
     require,
     setting,
 )
-from flwr_frl.task.data.partitioners import partition_rows
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
+# Added column with the index of each example, which identifies it in a partition.
+ROW = "flwr-frl-row"
 # The partition whose groups of clients have permuted labels.
 CLUSTERED = "clustered"
 # Returns a `datasets.Dataset` with the metadata of all examples: first the training
@@ -385,6 +393,108 @@ def partition(
         pairs = zip(train, settings.client_examples + added, strict=True)
         train = [np.sort(rng.permutation(part)[:size]) for part, size in pairs]
     return Parts(train, test, client_names)
+
+
+def partition_rows(
+    path: str, arguments: str, columns: Any, num_clients: int, seed: int
+) -> tuple[Indices, tuple[str, ...]]:
+    """Return the examples that a third-party partitioner gives to each client.
+
+    Parameters
+    ----------
+    path : str
+        Import path of a class like `flwr_datasets.partitioner.Partitioner`, with the
+        attributes ``dataset`` (set before use) and ``num_partitions`` and the method
+        ``load_partition(i)``.
+    arguments : str
+        Its arguments, ``name=value ...``. ``num_partitions`` and ``seed`` are added if
+        it has these parameters.
+    columns : datasets.Dataset
+        All examples. The partitioner receives them in an order drawn by the seed,
+        because training examples come before test examples.
+    num_clients : int
+        Required number of partitions.
+    seed : int
+        Seed of the run.
+
+    Returns
+    -------
+    rows : list of ndarray of int
+        For each client, ascending rows of ``columns``.
+    names : tuple of str
+        Names of the clients if the partitioner has them, as `NaturalIdPartitioner` of
+        ``flwr-datasets`` does.
+
+    Raises
+    ------
+    SettingsError
+        If the partitioner cannot be imported, raises an exception, or makes another
+        number of partitions.
+    """
+    package = path.partition(":")[0].partition(".")[0]
+    if package == "flwr_datasets":
+        need(package, "hf", f"partition {path!r}")
+    maker = load(path, "partition")
+    options = parse_arguments(arguments)
+    order = np.random.default_rng([seed, 0x9A28]).permutation(len(columns))
+    rows = columns.add_column(ROW, np.arange(len(columns))).select(order)
+    try:
+        accepted = inspect.signature(maker).parameters
+        ours = {"num_partitions": num_clients, "seed": seed}
+        options = {n: v for n, v in ours.items() if n in accepted} | options
+        # Some partitioners show progress bars.
+        with redirect_stderr(StringIO()):
+            partitioner = maker(**options)
+            partitioner.dataset = rows
+            count = partitioner.num_partitions
+            allowed = f"{count}, the number of partitions that {path!r} makes"
+            require(count == num_clients, "num-clients", num_clients, allowed)
+            parts = [partitioner.load_partition(i) for i in range(count)]
+        ids = getattr(partitioner, "partition_id_to_natural_id", {})
+        names = tuple(str(ids[i]) for i in range(count) if i in ids)
+        usable = len(set(names)) == count
+        return [_rows_of(part) for part in parts], names if usable else ()
+    except SettingsError:
+        raise
+    # Third-party partitioners may raise any exception.
+    except Exception as error:
+        raise SettingsError(
+            f"partition {path!r} with {options} raises {error_line(error)}",
+            "partition",
+        ) from error
+
+
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """Return arguments by name; values are JSON, or else strings.
+
+    Raises
+    ------
+    SettingsError
+        If the text does not have the form ``name=value ...``, or sets the seed to
+        null: several processes compute the same partition, so it must have a seed.
+    """
+    setting = "partitioner-arguments"
+    allowed = "'name=value ...', with no blanks in a value"
+    options = dict[str, Any]()
+    try:
+        words = shlex.split(arguments)
+    except ValueError:
+        words = [""]
+    for word in words:
+        name, equals, text = word.partition("=")
+        require(bool(equals) and name.isidentifier(), setting, arguments, allowed)
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text
+    seeded = options.get("seed", 0) is not None
+    require(seeded, setting, arguments, "arguments with another seed than null")
+    return options
+
+
+def _rows_of(part: Any) -> npt.NDArray[np.int64]:
+    rows = part.select_columns([ROW]).with_format("numpy")[:][ROW]
+    return np.sort(np.asarray(rows, np.int64))
 
 
 def _label_column(labels: npt.NDArray[np.int64]) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from refusals import code_of, refusal
+from refusals import code_of, refusal, uninstall
 
 from flwr_frl.task.data.partitions import (
     PARTITIONS,
@@ -16,7 +16,9 @@ from flwr_frl.task.data.partitions import (
     dirichlet,
     distinct_shards,
     log_normal,
+    parse_arguments,
     partition,
+    partition_rows,
     shards,
     split,
 )
@@ -314,3 +316,33 @@ def test_classes_without_examples_have_no_shards(name):
         assert all(map(np.array_equal, mine, theirs))
     four = {"partition": name, "classes_per_client": 4}
     assert code_of(split_of, other, other, 4, **four) == "classes-per-client"
+
+
+# Third-party partitioners
+
+NATURAL = "flwr_datasets.partitioner:NaturalIdPartitioner"
+
+
+def test_arguments_are_json_or_strings():
+    text = "by=writer_id alpha=0.3 sizes=[1,2] shuffle=false name='a b' of=a=b"
+    expected = {"by": "writer_id", "alpha": 0.3, "sizes": [1, 2], "shuffle": False}
+    assert parse_arguments(text) == {**expected, "name": "a b", "of": "a=b"}
+    assert parse_arguments("") == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["alpha", "=3", "sizes=[1, 2]", "a-b=1", "x='", "seed=null"]
+)
+def test_invalid_arguments_are_an_error(text):
+    assert code_of(parse_arguments, text) == "partitioner-arguments"
+
+
+LABELS = np.zeros(4, np.int64)
+
+
+def test_a_missing_package_is_an_error(monkeypatch):
+    uninstall(monkeypatch, "datasets")
+    settings = PartitionSettings(0, NATURAL)
+    assert code_of(partition, LABELS, LABELS, 2, settings) == "missing-package"
+    uninstall(monkeypatch, "flwr_datasets")
+    assert code_of(partition_rows, NATURAL, "", None, 2, 0) == "missing-package"
