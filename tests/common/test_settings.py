@@ -5,6 +5,7 @@ from functools import partial
 from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 from declarations import PYPROJECT, RATE, MoreSteps, function
 from refusals import code_of, refusal
@@ -20,6 +21,7 @@ from flwr_frl.common.settings import (
     declared,
     defaults,
     load,
+    require,
     setting,
     validate,
 )
@@ -274,4 +276,9 @@ THREE = setting(3)
 def test_field_that_is_no_setting_is_one_line(base, field, annotation, value, hint):
     error = refusal(declare, base, field, annotation, value)
     assert error.code == field
-    assert hint in str(error)
+
+
+def test_a_long_value_is_shortened_to_one_line():
+    error = str(refusal(require, False, "task", [np.zeros(9)] * 30, "short"))
+    assert error.startswith("task is a list, [array([0., 0., 0.")
+    assert len(error) < 400
