@@ -246,7 +246,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
     def adapt_grid(self, grid: Grid) -> Grid:
         """Return the grid for the run; a subclass may return a decorated one.
 
-        If the given grid is an `ArrivalGrid`, the returned one must be one as well.
+        If the given grid has ``wait_for``, the returned one must have it as well.
         """
         return grid
 
@@ -284,7 +284,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
             check_no_counters(arrays, self.settings.server_dp_noise)
         longest = float(kwargs.get("timeout", math.inf))
         self.clients.answers_queries = None
-        grid = adapted(self, reliable_grid(self, grid, longest))
+        grid = self.adapt_grid(reliable_grid(self, grid, longest))
         before = self.ledger.counted
         result = super().start(grid, *args, **kwargs)
         if self.ledger.counted == before and result.train_metrics_clientapp:
@@ -435,7 +435,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         # A subclass may return NumPy's integers, which messages do not take.
         nodes, kind = [int(node) for node in sampled], MessageType.TRAIN
         messages = self.open_round(nodes, arrays, config, server_round, kind)
-        self.participation.open(server_round, messages, grid, self.round.is_valid)
+        self.participation.open(self.round, messages, grid)
         return messages
 
     def aggregate_train(
@@ -717,12 +717,6 @@ def check_like_sent(arrays: object, sent: Arrays | None, name: str) -> None:
                 f"{name} returns {key!r} as {new.dtype}{list(new.shape)}; expected "
                 f"{like.dtype}{list(like.shape)}, as it was sent"
             )
-
-
-def adapted(strategy: Strategy, grid: Grid) -> Grid:
-    """Return the grid for a run, adapted to its algorithm and participation."""
-    adapted = strategy.adapt_grid(grid)
-    return strategy.participation.adapt_grid(adapted, strategy.clients.label_of)
 
 
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:

@@ -35,7 +35,7 @@ from flwr_frl.results.results import (
 )
 from flwr_frl.results.trackers import About, Tracking
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners
-from flwr_frl.strategies.base import Strategy, adapted, reliable_grid
+from flwr_frl.strategies.base import Strategy, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
@@ -107,7 +107,7 @@ def run(
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, options, report, clock, start, keep_clients)
             with rounds.watch.over():
-                arrays = rounds.run(adapted(strategy, clock or grid))
+                arrays = rounds.run(strategy.adapt_grid(clock or grid))
                 joined: ByExamples = {}
                 if options.new_clients:
                     # With `patience` a run can end before `num-server-rounds`.

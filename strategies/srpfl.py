@@ -1,20 +1,14 @@
 """SRPFL (Tziotis et al., TMLR 2023): start with the fastest clients, then double.
 
 Each round ends with the first n replies, and n doubles from stage to stage. A client
-whose reply comes later keeps its previous personal part. SRPFL wraps any strategy, as
-Flower's differential-privacy strategies do.
+whose reply comes later keeps its previous personal part.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from logging import INFO
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.settings import (
     Setting,
@@ -27,10 +21,8 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.first_replies import FirstReplies
-from flwr_frl.strategies.grids.inbox import Inbox
+from flwr_frl.strategies.first_replies import STAGED, FirstReplies
 from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
-from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.stages import exact_stages, listed_stages, theory_stages
 from flwr_frl.strategies.wrapping import Wrapping
@@ -49,8 +41,8 @@ class SRPFL(Wrapping):
 
     Parameters
     ----------
-    strategy : FlowerStrategy
-        The strategy that aggregates the replies: a `Strategy`, or one of Flower's.
+    strategy : Strategy
+        The strategy that aggregates the replies.
     initial_nodes : int, default 2
         The number of replies n in the first stage; it doubles with each stage. An
         ``aggregation`` other than the mean needs at least 2f + 1 replies,
@@ -92,7 +84,7 @@ class SRPFL(Wrapping):
 
     def __init__(
         self,
-        strategy: FlowerStrategy,
+        strategy: Strategy,
         initial_nodes: Annotated[int, setting(ge=1)] = 2,
         rounds_per_stage: Annotated[
             int | str | Sequence[int],
@@ -107,58 +99,44 @@ class SRPFL(Wrapping):
         speeds: SpeedModel | None = None,
         communication_time: float = 0.0,
     ) -> None:
-        allowed = "a strategy object, such as FedRep()"
-        require(not isinstance(strategy, type | str), "strategy", strategy, allowed)
-        self.strategy = strategy
+        self.wrap(strategy)
         self.initial_nodes = initial_nodes
         self.contraction = contraction
         self.stage_threshold = stage_threshold
         self.sample_for = sample_for
         self.doubles = doubles
         validate(self)
-        ours = strategy if isinstance(strategy, Strategy) else None
-        by_gradient = rounds_per_stage == BY_GRADIENT
-        if ours:
-            noise, rule = ours.settings.server_dp_noise, ours.settings.aggregation
-            allowed = "0 with SRPFL: who is among the first depends on the data"
-            require(noise == 0, "server-dp-noise", noise, allowed)
-            allowed = f"clients with aggregation={rule!r}: a client that reports many "
-            allowed += "examples would end rounds alone"
-            valid = rule == "mean" or doubles == "clients"
-            require(valid, "doubles", doubles, allowed)
-        else:
-            allowed = "another value with a strategy of another package"
-            require(not by_gradient, "rounds-per-stage", rounds_per_stage, allowed)
-            require(sample_for != "run", "sample-for", sample_for, allowed)
+        noise, rule = strategy.settings.server_dp_noise, strategy.settings.aggregation
+        allowed = "0 with SRPFL: who is among the first depends on the data"
+        require(noise == 0, "server-dp-noise", noise, allowed)
+        allowed = f"clients with aggregation={rule!r}: a client that reports many "
+        allowed += "examples would end rounds alone"
+        require(rule == "mean" or doubles == "clients", "doubles", doubles, allowed)
         lengths: Sequence[int] | None = None
         if rounds_per_stage in THEORIES:
             allowed = "another value without a speed-model"
-            known = ours is not None and speeds is not None
-            require(known, "rounds-per-stage", rounds_per_stage, allowed)
-            assert ours
+            require(bool(speeds), "rounds-per-stage", rounds_per_stage, allowed)
             assert speeds
-            sampled = len(ours.sample(1, list(range(speeds.num_clients))))
+            sampled = len(strategy.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
+            about = initial_nodes, arrivals, contraction
             if rounds_per_stage == "theory":
-                lengths = theory_stages(initial_nodes, arrivals, contraction)
+                lengths = theory_stages(*about)
             else:
-                about = contraction, communication_time
-                lengths = exact_stages(initial_nodes, arrivals, *about)
-                while len(lengths) > 1 and lengths[0] == 0:
-                    lengths = lengths[1:]
-                    initial_nodes *= 2
-                lengths = [max(1, length) for length in lengths]
-        elif rounds_per_stage != "auto" and not by_gradient:
+                exact = exact_stages(*about, communication_time)
+                # The first stages may have no rounds.
+                while len(exact) > 1 and exact[0] == 0:
+                    exact, initial_nodes = exact[1:], 2 * initial_nodes
+                lengths = [max(1, length) for length in exact]
+        elif rounds_per_stage not in ("auto", BY_GRADIENT):
             lengths = listed_stages(rounds_per_stage)
-        self.participation = FirstReplies(
-            ours,
-            initial_nodes,
-            lengths,
-            num_rounds,
-            sample_for,
-            stage_threshold if by_gradient else 0.0,
-            by_examples=doubles == "examples",
-        )
+        threshold = stage_threshold if rounds_per_stage == BY_GRADIENT else 0.0
+        about_rounds = initial_nodes, lengths, sample_for, threshold
+        by_examples = doubles == "examples"
+        self.participation = FirstReplies(strategy, *about_rounds, by_examples)
+        strategy.participation = self.participation
+        if num_rounds:
+            self.set_rounds(num_rounds)
 
     @classmethod
     def wrapped_settings(cls, settings: Settings) -> dict[str, Setting]:
@@ -186,46 +164,17 @@ class SRPFL(Wrapping):
         # The theory needs the speeds of at least one client.
         allowed = f"at most {total - 1}, so that one of {total} clients trains"
         require(newcomers < total, "new-clients", newcomers, allowed)
-        build(
-            cls,
-            settings,
-            strategy=wrapped,
-            num_rounds=int(settings["num-server-rounds"]),
-            speeds=speed_model(settings, total - newcomers),
-            communication_time=float(settings["communication-time"]),
-        ).install()
+        speeds = speed_model(settings, total - newcomers)
+        num_rounds = int(settings["num-server-rounds"])
+        time = float(settings["communication-time"])
+        about = {"speeds": speeds, "num_rounds": num_rounds, "communication_time": time}
+        build(cls, settings, strategy=wrapped, **about)
         return wrapped
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Result:
-        """Run as Flower's ``Strategy.start``, with rounds of n replies on any grid."""
-        self.participation.set_rounds(num_rounds)
-        if isinstance(self.strategy, Strategy):
-            self.install()
-            arguments = grid, initial_arrays, num_rounds, *args
-            return self.strategy.start(*arguments, **kwargs)
-        longest = float(kwargs.get("timeout", math.inf))
-        if not hasattr(grid, "wait_for"):
-            grid = Inbox(grid, longest=longest)
-        return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages; the round closes at n replies."""
-        wrapped = self.strategy
-        messages = list(wrapped.configure_train(server_round, arrays, config, grid))
-        # All replies without error count for a strategy of another package.
-        round = getattr(wrapped, "round", None)
-        is_valid = round.is_valid if isinstance(round, Round) else lambda reply: True
-        self.participation.open(server_round, messages, grid, is_valid)
-        return messages
+    def set_rounds(self, num_rounds: int) -> None:
+        """Set the number of rounds that ``auto`` divides into stages."""
+        if self.participation.lengths is None:
+            self.strategy.state[STAGED] = num_rounds
 
     def summary(self) -> None:
         """Log the configuration."""

@@ -6,10 +6,14 @@ stage, and for twice as many in each further one.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from flwr_frl.common.settings import require
 from flwr_frl.strategies.grids.speeds import Times
+
+
+def number_of_stages(initial_nodes: int, sampled: int) -> int:
+    """Return the number of stages with fewer than all N sampled clients."""
+    return max(0, math.ceil(math.log2(sampled / initial_nodes))) if sampled else 0
 
 
 def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:
@@ -19,9 +23,7 @@ def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]
     a remainder, the first stages are one round longer. If there are more stages than
     rounds in that half, the later ones have no rounds.
     """
-    stages = 0
-    while initial_nodes * 2**stages < sampled:
-        stages += 1
+    stages = number_of_stages(initial_nodes, sampled)
     each, left = divmod(rounds // 2, stages) if stages else (0, 0)
     return [each + (stage < left) for stage in range(stages)]
 
@@ -31,17 +33,14 @@ def listed_stages(lengths: int | str | Sequence[int]) -> list[int]:
 
     Raises `SettingsError` if there are none, or one is not an integer of at least 1.
     """
-    parts: Sequence[Any] = lengths if isinstance(lengths, Sequence) else [lengths]
-    if isinstance(lengths, str):
-        parts = [part for part in lengths.split(",") if part.strip()]
-    try:
-        # Floats such as 2.0 are refused as well.
-        listed = [int(str(part)) for part in parts]
-    except ValueError:
-        listed = []
+    parts = lengths.split(",") if isinstance(lengths, str) else lengths
+    parts = parts if isinstance(parts, Sequence) else [parts]
+    texts = [text for part in parts if (text := str(part).strip())]
+    listed = [int(text) for text in texts if text.isdecimal()]
     allowed = "a number of rounds, several with commas between them or in a list, each "
     allowed += "at least 1, 'theory', 'theory-exact', 'gradient' or 'auto'"
-    require(min(listed, default=0) >= 1, "rounds-per-stage", lengths, allowed)
+    valid = len(listed) == len(texts) and min(listed, default=0) >= 1
+    require(valid, "rounds-per-stage", lengths, allowed)
     return listed
 
 

@@ -1,12 +1,12 @@
-"""When a round of training closes: with all replies, or with the first ones.
+"""When a round of training closes: with all replies, with the first ones, or never.
 
-A grid that can close rounds early, `Inbox` on real nodes and `SimulatedArrivals` in
-simulation, is given a round's `Closing` by ``wait_for``.
+Before a round, a `Participation` gives its `Closing` to the grid by ``wait_for``:
+`Inbox` on real nodes, `SimulatedArrivals` in simulation.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Message
@@ -26,8 +26,6 @@ class Closing:
         Returns the weight of a node's reply; by default 1.
     required : frozenset of int, default empty
         Nodes for whose replies places are reserved, even if other nodes reply earlier.
-    round : int, default 0
-        The round, from 1; 0 if the messages contain it.
 
     Attributes
     ----------
@@ -41,6 +39,8 @@ class Closing:
 
     # True if replies that arrive after the round's end belong to the next round.
     lasts = False
+    # True if the round also waits for replies that it does not need.
+    waits_for_rest = False
 
     def __init__(
         self,
@@ -48,48 +48,31 @@ class Closing:
         is_valid: Callable[[Message], bool] = lambda reply: True,
         weight_of: Callable[[int], int] = lambda node: 1,
         required: frozenset[int] = frozenset(),
-        round: int = 0,
     ) -> None:
-        self.missing, self.round = missing, round
-        self._is_valid, self._weight_of = is_valid, weight_of
+        self.missing, self.is_valid, self.weight_of = missing, is_valid, weight_of
         self.required = required
         self.at_work: dict[int, tuple[Message, float]] = {}
         self.ready: deque[tuple[Message, int]] = deque()
 
-    @property
-    def is_last(self) -> bool:
-        """Whether a round also waits for replies that it does not need."""
-        return False
-
-    def begin(
-        self,
-        messages: Iterable[Message],
-        due: Callable[[int], float] = lambda node: 0.0,
-    ) -> None:
-        """Record that messages were sent, and when their nodes' replies are due."""
-        for message in messages:
-            node = message.metadata.dst_node_id
-            self.at_work[node] = message, due(node)
+    def begin(self, message: Message, due: float = 0.0) -> None:
+        """Record that a message was sent, and when its node's reply is due."""
+        self.at_work[message.metadata.dst_node_id] = message, due
 
     def end(self, node: int) -> int:
-        """Record that a node is done; return its reply's weight, 0 if it is not used.
+        """Record that a node is done, or given up; return the weight of its reply.
 
-        A reply is not used if the places that are left are reserved for others.
+        The weight is 0 if the places that are left are reserved for others.
         """
         self.at_work.pop(node, None)
         awaited = (n for n in self.required if n in self.at_work)
-        is_full = self.missing <= sum(map(self._weight_of, awaited))
-        return 0 if is_full and node not in self.required else self._weight_of(node)
+        is_full = self.missing <= sum(map(self.weight_of, awaited))
+        return 0 if is_full and node not in self.required else self.weight_of(node)
 
     def take(self, reply: Message, weight: int) -> bool:
         """Count a valid reply with a weight, and return whether a reply is used."""
-        if weight and not reply.has_error() and self._is_valid(reply):
+        if weight and not reply.has_error() and self.is_valid(reply):
             self.missing -= weight
         return weight > 0
-
-    def give_up(self, node: int) -> None:
-        """Record that a node's reply is no longer awaited."""
-        self.at_work.pop(node, None)
 
     def refill(self) -> list[Message]:
         """Return messages to send now, as other nodes are done."""

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.flower_messages import message_like
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.closing import Closing, GridDecorator
 from flwr_frl.strategies.grids.superlink import OutageError, SuperLink
@@ -25,22 +24,6 @@ PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.3, 0.05, 3.0
 LOOKED_AT = 100
 # Seconds after which missing nodes are first logged; the time doubles each time.
 FIRST_WORD = 60.0
-
-
-def closing_grid(grid: Grid, name_of: Callable[[int], str]) -> Grid:
-    """Return a grid that can close rounds early: the same one, or an `Inbox` over it.
-
-    Raises `SettingsError` in a simulation without speeds.
-    """
-    if hasattr(grid, "wait_for"):
-        return grid
-    if getattr(grid, "in_process", False):
-        raise SettingsError(
-            "speed-model is 'none'; expected fixed, dynamic, groups, correlated or a "
-            "file: in simulation it determines which reply arrives first",
-            "speed-model",
-        )
-    return Inbox(grid, name_of)
 
 
 @dataclass
@@ -77,22 +60,11 @@ class _Sent:
         return self.message.metadata.dst_node_id
 
 
-@dataclass
-class _Silence:
-    """Number of consecutive messages that a node has not answered, and since when.
-
-    The node's pause is a multiple of the last waiting time.
-    """
+class _Silence(NamedTuple):
+    """How many messages in a row a node has not answered, and the end of its pause."""
 
     times: int
-    since: float
-    wait: float
-
-    def lasts(self, doublings: int) -> bool:
-        """Return whether the pause of 2^doublings − 1 waiting times is not over."""
-        # A larger power of 2 would be out of range, and the pause lasts in any case.
-        pause: float = (2.0 ** min(doublings, 1000) - 1) * self.wait
-        return time.monotonic() < self.since + pause
+    until: float
 
 
 class Inbox(GridDecorator):
@@ -103,10 +75,10 @@ class Inbox(GridDecorator):
 
     A node that still owes a reply to a closed round is unavailable (`get_node_ids`)
     until it has answered. It is silent if its reply takes longer than the round's
-    timeout. After the k-th time in a row, a silent node receives no training messages
-    for 2^(k−1) − 1 waiting times, and no other messages for 2^k − 1. It is available
-    again as soon as its reply arrives. Late replies are pulled and dropped, so that
-    they do not accumulate in the SuperLink.
+    timeout. After the k-th time in a row, a silent node is unavailable for 2^k − 1
+    waiting times, unless there are no others. It is available again as soon as its
+    reply arrives. Late replies are pulled and dropped, so that they do not accumulate
+    in the SuperLink.
 
     Parameters
     ----------
@@ -124,8 +96,6 @@ class Inbox(GridDecorator):
     ----------
     connected : frozenset of int
         All nodes that were connected at the last `get_node_ids`.
-    dropped : int
-        Number of replies that came too late.
     """
 
     def __init__(
@@ -144,7 +114,6 @@ class Inbox(GridDecorator):
         self._sent: dict[str, _Sent] = {}
         self._silences: dict[int, _Silence] = {}
         self.connected = frozenset[int]()
-        self.dropped = 0
 
     # Nodes.
 
@@ -158,12 +127,14 @@ class Inbox(GridDecorator):
         self.drain()
         nodes = self._superlink.request(lambda: list(self.grid.get_node_ids()))
         self.connected = frozenset(nodes)
+        sent, now = self._sent.values(), time.monotonic()
         # Forget nodes that have left or come back under another id.
-        heard_of = self.connected | {sent.node for sent in self._sent.values()}
+        heard_of = self.connected | {each.node for each in sent}
         self._silences = {n: s for n, s in self._silences.items() if n in heard_of}
-        busy, silent = self._busy(), self.silent_for(MessageType.TRAIN)
-        free = [node for node in nodes if node not in busy]
-        return [node for node in free if node not in silent] or free
+        owing = {s.node for s in sent if s.closing is None and not s.silent}
+        free = [node for node in nodes if node not in owing]
+        paused = {node for node, s in self._silences.items() if now < s.until}
+        return [node for node in free if node not in paused] or free
 
     @property
     def at_work(self) -> frozenset[int]:
@@ -176,21 +147,10 @@ class Inbox(GridDecorator):
         """Names of the nodes that did not answer in time."""
         return sorted(map(self.name_of, self._silences))
 
-    def silent_for(self, kind: str) -> frozenset[int]:
-        """Return the nodes that are paused for messages of a kind."""
-        fewer = 1 if kind == MessageType.TRAIN else 0
-        silences = self._silences.items()
-        return frozenset(n for n, s in silences if s.lasts(s.times - fewer))
-
     def forgive(self) -> None:
         """End the pauses of silent nodes; the next ones are longer."""
-        for silence in self._silences.values():
-            silence.since = -math.inf
-
-    def _busy(self) -> frozenset[int]:
-        """Return the nodes that owe a reply to a closed round."""
-        sent = self._sent.values()
-        return frozenset(s.node for s in sent if s.closing is None and not s.silent)
+        for node, silence in self._silences.items():
+            self._silences[node] = silence._replace(until=-math.inf)
 
     # Rounds.
 
@@ -211,7 +171,7 @@ class Inbox(GridDecorator):
         closing, self._closing = self._closing or Closing(), None
         wait = self.longest if timeout is None else min(timeout, self.longest)
         self.drain()
-        self._send(self._without_silent(list(messages)), closing, wait)
+        self._send(list(messages), closing, wait)
         replies: list[Message] = []
         patience = _Patience()
         while closing.missing > 0 and (closing.ready or self._awaited(closing)):
@@ -226,10 +186,9 @@ class Inbox(GridDecorator):
         if 0 < closing.missing < math.inf:
             text = "the round closes although valid replies are missing: %d"
             log(WARNING, text, closing.missing)
-        while closing.is_last and self._awaited(closing):
+        while closing.waits_for_rest and self._awaited(closing):
             self._receive(closing, patience)
         if not closing.lasts:
-            self.dropped += len(closing.ready)
             for sent in self._awaited(closing).values():
                 sent.closing = None
         return replies
@@ -242,7 +201,6 @@ class Inbox(GridDecorator):
         late = list(self._awaited(None))
         for begin in range(0, len(late), LOOKED_AT):
             arrived = self._pull(late[begin : begin + LOOKED_AT])
-            self.dropped += len(arrived)
             for _, node in arrived:
                 log(INFO, "late reply of node %s dropped", self.name_of(node))
             if not arrived:
@@ -253,35 +211,20 @@ class Inbox(GridDecorator):
         """Return the messages of a round that await replies; with None, late ones."""
         return {i: sent for i, sent in self._sent.items() if sent.closing is closing}
 
-    def _without_silent(self, messages: list[Message]) -> list[Message]:
-        """Return the messages to nodes that are not paused."""
-        left = self._busy()
-        if (
-            messages
-            and (kind := messages[0].metadata.message_type) != MessageType.TRAIN
-        ):
-            # To train, `get_node_ids` may return silent nodes if there are no others.
-            left |= self.silent_for(kind)
-        nodes = {m.metadata.dst_node_id for m in messages} & left
-        if nodes:
-            names = several(sorted(map(self.name_of, nodes)))
-            log(INFO, "not asked, as answers are still to come: %s", names)
-        return [m for m in messages if m.metadata.dst_node_id not in nodes]
-
     def _send(self, messages: list[Message], closing: Closing, wait: float) -> None:
         # Flower refuses a request without messages.
         if not messages:
             return
         push = self.grid.push_messages
         ids = self._superlink.request(lambda: list(push(messages)))
-        # Flower returns no id for a message that it could not send.
-        sent = {i: m for i, m in zip(ids, messages, strict=False) if i}
-        if missing := len(messages) - len(sent):
-            log(WARNING, "%d messages were not sent", missing)
-        closing.begin(sent.values())
         now = time.monotonic()
         largest = self._largest_reply(messages[0].metadata.message_type)
-        for message_id, message in sent.items():
+        for message_id, message in zip(ids, messages, strict=False):
+            # Flower returns no id for a message that it could not send.
+            if not message_id:
+                log(WARNING, "a message was not sent")
+                continue
+            closing.begin(message)
             # Without its content, as nodes may be silent for long.
             stub = message_like(message, RecordDict(), message_id=message_id)
             limit = min(wait, message.metadata.ttl)
@@ -312,8 +255,8 @@ class Inbox(GridDecorator):
         At an outage the pull stops, and the first of consecutive outages is logged.
         """
         arrived: list[tuple[Message, int]] = []
-        # Messages that stopped a pull come last, so that they do not block others.
-        for message_id in sorted(message_ids, key=lambda i: self._sent[i].stopped):
+        for message_id in message_ids:
+            # It comes last in the next pull, so that it does not block others.
             sent = self._sent[message_id] = self._sent.pop(message_id)
             try:
                 reply = self._superlink.pull(sent.message, sent.largest)
@@ -334,22 +277,23 @@ class Inbox(GridDecorator):
     def _note_silence(self, closing: Closing | None) -> None:
         """Give up the nodes that have not answered in time, and expired messages."""
         now = time.monotonic()
-        often: dict[tuple[int, float], list[str]] = {}
+        given_up: list[str] = []
         for message_id, sent in self._awaited(closing).items():
             if not sent.silent and now >= sent.since + sent.wait:
                 sent.closing, sent.silent = None, True
                 if closing:
-                    closing.give_up(sent.node)
-                former = self._silences.get(sent.node)
-                times = former.times + 1 if former else 1
-                self._silences[sent.node] = _Silence(times, now, sent.wait)
-                often.setdefault((times, sent.wait), []).append(self.name_of(sent.node))
+                    closing.end(sent.node)
+                times = 1 + getattr(self._silences.get(sent.node), "times", 0)
+                # A larger power of 2 would be out of range.
+                pause = (2.0 ** min(times, 1000) - 1) * sent.wait
+                self._silences[sent.node] = _Silence(times, now + pause)
+                given_up.append(self.name_of(sent.node))
             if now >= sent.since + sent.message.metadata.ttl:
                 # It gets no reply.
                 del self._sent[message_id]
-        for (times, wait), names in sorted(often.items()):
-            text = "client %s has not answered within %g s, %d times in a row"
-            log(WARNING, text, several(sorted(names)), wait, times)
+        if given_up:
+            text = "no answer in time, so not asked for a while: %s"
+            log(WARNING, text, several(sorted(given_up)))
 
 
 class _Patience:

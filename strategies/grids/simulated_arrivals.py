@@ -1,14 +1,12 @@
 """A grid whose speed model determines the order of replies and the simulated time."""
 
 import heapq
-import time
 from collections.abc import Callable, Iterable
-from typing import cast
+from operator import itemgetter
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.strategies.grids.closing import Closing, GridDecorator
 from flwr_frl.strategies.grids.speeds import SpeedModel
 
@@ -59,59 +57,50 @@ class SimulatedArrivals(GridDecorator):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Advance the clock until the replies that close the round are delivered."""
-        messages = list(messages)
-        closing, self._closing = self._closing, None
+        messages, closing = list(messages), self._closing
+        self._closing = None
         if closing is None:
             if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
                 return self.grid.send_and_receive(messages, timeout=timeout)
             closing = Closing()
-        server_round = closing.round or _round_of(messages[0])
-        times = self.speeds.times(server_round) + self.communication_time
-
-        def begin(messages: list[Message]) -> None:
-            began = self.seconds
-            closing.begin(
-                messages, lambda node: began + float(times[self.position_of(node)])
-            )
+        # Nodes at work: required ones first, then by the times of their replies.
+        queue: list[tuple[bool, float, int, int]] = []
 
         def entry(node: int) -> tuple[bool, float, int, int]:
             due = closing.at_work[node][1]
             return node not in closing.required, due, self.position_of(node), node
 
-        begin(messages)
-        queue = sorted(map(entry, closing.at_work))
+        def start(messages: list[Message]) -> None:
+            if messages:
+                times = self.speeds.times(int(messages[0].metadata.group_id))
+                due = times + self.communication_time + self.seconds
+            for message in messages:
+                node = message.metadata.dst_node_id
+                closing.begin(message, float(due[self.position_of(node)]))
+                heapq.heappush(queue, entry(node))
 
-        def refill() -> None:
-            begin(more := closing.refill())
-            for message in more:
-                heapq.heappush(queue, entry(message.metadata.dst_node_id))
-
+        for node in closing.at_work:
+            heapq.heappush(queue, entry(node))
+        start(messages)
         replies: list[Message] = []
         while closing.missing > 0 and queue:
+            # Those whose replies can close the round train together.
             batch: list[tuple[int, Message]] = []
             weights: dict[int, int] = {}
             expected = 0
             while expected < closing.missing and queue:
-                _, at, position, node = heapq.heappop(queue)
-                self.seconds = max(self.seconds, at)
+                _, due, position, node = heapq.heappop(queue)
+                self.seconds = max(self.seconds, due)
                 batch.append((position, closing.at_work[node][0]))
                 weights[node] = closing.end(node)
                 expected += weights[node]
-                if expected < closing.missing and not (queue and queue[0][1] == at):
-                    refill()
-            asked = [message for _, message in sorted(batch, key=lambda pair: pair[0])]
-            for message in asked:
-                # Its time to live begins when its node trains.
-                message.metadata.created_at = time.time()
+                if expected < closing.missing and not (queue and queue[0][1] == due):
+                    start(closing.refill())
+            asked = [message for _, message in sorted(batch, key=itemgetter(0))]
             for reply in self.grid.send_and_receive(asked, timeout=timeout):
                 if closing.take(reply, weights[reply.metadata.src_node_id]):
                     replies.append(reply)
             if closing.missing > 0:
                 # Clients with an invalid reply are replaced as well.
-                refill()
+                start(closing.refill())
         return replies
-
-
-def _round_of(message: Message) -> int:
-    config = next(iter(message.content.config_records.values()))
-    return int(cast(int, config[SERVER_ROUND]))

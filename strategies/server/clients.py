@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -119,8 +118,6 @@ class Clients:
         Nodes that were available at the last `identify`.
     busy : frozenset of int
         Nodes that were connected then and still owe a reply.
-    silent : frozenset of int
-        Nodes that are sent no evaluations for now, as they did not reply.
     untrained : frozenset of int
         Nodes whose clients have no training examples, unless no client has any.
     keyed : bool
@@ -146,7 +143,7 @@ class Clients:
         # The table: all nodes that have answered, former nodes of clients among them.
         self._rows: dict[int, Client] = {}
         self.known: dict[int, Client] = {}
-        self.here = self.busy = self.silent = self.untrained = frozenset[int]()
+        self.here = self.busy = self.untrained = frozenset[int]()
         self.keyed = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
@@ -207,12 +204,10 @@ class Clients:
         return bool(row and row.refusal and row.is_skipped(connected))
 
     def _note_connections(self, grid: Grid) -> None:
-        """Set `busy` and `silent`."""
+        """Set `busy`."""
         # Asynchronous grids list nodes that are training.
         available = self.here - getattr(grid, "at_work", frozenset[int]())
         self.busy = getattr(grid, "connected", frozenset[int]()) - available
-        silent_for = getattr(grid, "silent_for", None)
-        self.silent = silent_for(MessageType.EVALUATE) if silent_for else frozenset()
 
     def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
         """Return those of the nodes that can take part, and refuse the others."""
@@ -398,11 +393,10 @@ class Clients:
 
     def answering(self, nodes: list[int]) -> list[int]:
         """Return the nodes that can be sent an evaluation or query; log the others."""
-        unavailable = self.silent | self.busy
-        if left := [node for node in nodes if node in unavailable]:
+        if left := [node for node in nodes if node in self.busy]:
             names = several([self.label_of(node) for node in left])
             log(INFO, "not asked, as answers are still to come: %s", names)
-        return [node for node in nodes if node not in unavailable]
+        return [node for node in nodes if node not in self.busy]
 
     def connected_names(self) -> set[str]:
         """Return the names of the available clients, refused ones included."""

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.round import Round
 
 
 @dataclass
@@ -69,29 +70,17 @@ class Participation:
         chosen = sorted(rng.choice(len(nodes), count, replace=False))
         return [nodes[i] for i in chosen]
 
-    def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
-        """Return a grid that can close rounds as this participation needs it."""
-        return grid
-
-    def open(
-        self,
-        server_round: int,
-        messages: list[Message],
-        grid: Grid,
-        is_valid: Callable[[Message], bool],
-    ) -> None:
+    def open(self, round: Round, messages: list[Message], grid: Grid) -> None:
         """Prepare the grid for a round of training.
 
         Parameters
         ----------
-        server_round : int
-            The round, from 1.
+        round : Round
+            The round.
         messages : list of Message
             Messages that are about to be sent.
         grid : Grid
             The grid that will send them.
-        is_valid : callable
-            Returns whether a reply without error can count.
         """
 
     def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:

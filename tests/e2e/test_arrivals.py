@@ -85,8 +85,7 @@ def test_rounds_close_with_the_first_replies(four: Federation, tmp_path: Path) -
     # The slow client is busy in the first evaluation and tested in the last one.
     assert "slow" not in rounds[0]["evaluated"]
     assert "slow" in rounds[-1]["evaluated"]
-    # Late replies were dropped, and no node gets a message before it has replied.
-    assert rounds[-1]["dropped"] > 0
+    # No node gets a message before it has replied.
     for name in NAMES:
         begun = read_lines(tmp_path / f"{name}-begins.jsonl")
         ended = read_lines(tmp_path / f"{name}-ends.jsonl")

@@ -50,12 +50,11 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
 
 
 def adapted(strategy: Strategy, grid: Grid) -> Grid:
-    """Return the grid of a run; asynchronous strategies adapt it."""
-    if not isinstance(strategy.participation, Asynchronous):
+    """Return the grid of a run; with a clock if rounds close early."""
+    if strategy.participation.waits_for_all:
         return grid
     speeds = SpeedModel("fixed", CLIENTS, seed=0)
-    clock = SimulatedArrivals(grid, speeds, 0.0, lambda node: node % CLIENTS)
-    return strategy.participation.adapt_grid(clock, strategy.clients.name_of)
+    return SimulatedArrivals(grid, speeds, 0.0, lambda node: node % CLIENTS)
 
 
 @dataclass
@@ -96,6 +95,7 @@ class Target:
         self.owner = self.inner.evaluation if evaluates else self.inner
         self.asked = self.owner.round
         self.before = self.inner.snapshot()()
+        self.arrived = self.inner.participation
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
         others = [r for i, r in enumerate(self.replies) if i != self.place]
@@ -112,12 +112,12 @@ class Target:
         round.asked, round.asked_in = set(asked.asked), dict(asked.asked_in)
         round.like, round.rejections, round.unused = dict(asked.like), [], {}
         round.forget_replies()
-        if isinstance(work := self.inner.participation, Asynchronous):
+        if isinstance(self.arrived, Asynchronous):
+            self.inner.participation = work = copy.copy(self.arrived)
+            work._since, work.at_work = dict(work._since), dict(work.at_work)
+            work._staleness = dict(work._staleness)
             # The grid does this for every client whose reply it delivers.
-            nodes, due = work._nodes, work._state["due"]
-            work._asked_as = {nodes[name]: name for name in due}
-            delivered = {reply.metadata.src_node_id for reply in replies}
-            for node in delivered & work._asked_as.keys():
+            for node in {r.metadata.src_node_id for r in replies} & work._since.keys():
                 work.end(node)
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
@@ -284,7 +284,6 @@ def attack_names(algorithm: str, rng: Rng, outcome: Outcome) -> None:
         with mock.patch.object(inbox, "PULL_INTERVAL", 0.0):
             arrays = strategy.initialize(grid)
             grid = strategy.adapt_grid(grid)
-            grid = strategy.participation.adapt_grid(grid, strategy.clients.name_of)
             work = isinstance(strategy.participation, Asynchronous)
             rounds = range(1, 30 if work else 7)
             run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: r % 2 == 0)

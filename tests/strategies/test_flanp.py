@@ -4,13 +4,9 @@ import json
 
 import algorithm_runs
 import numpy as np
-import pytest
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from srpfl_runs import recorded
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import SRPFL
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server_app import run
@@ -102,12 +98,3 @@ def test_resumed_run_continues_in_its_stage(tmp_path) -> None:
     before = trained_clients(folder, num_server_rounds=15)
     after = trained_clients(tmp_path / "c", resume=str(folder))
     assert before + after == at_once
-
-
-@pytest.mark.parametrize(
-    "rules", [{"rounds_per_stage": "gradient"}, {"sample_for": "run"}]
-)
-def test_rules_of_flanp_need_a_strategy_of_this_package(rules) -> None:
-    with pytest.raises(SettingsError) as caught:
-        SRPFL(FlowerFedAvg(), **rules)
-    assert caught.value.code in ("rounds-per-stage", "sample-for")

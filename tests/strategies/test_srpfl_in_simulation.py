@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from srpfl_runs import recorded, settings_of, simulated
@@ -37,24 +37,15 @@ def test_only_the_fastest_clients_train(algorithm: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "counts", "said"),
-    [
-        ("auto", [5, 10, 20, 20], []),
-        ("1,2", [5, 10, 10, 20], []),
-        ("2", [5, 5, 10, 10], ["round 4, the last one, waits for 10 of 20"]),
-    ],
+    ("stages", "counts"),
+    [("auto", [5, 10, 20, 20]), ("1,2", [5, 10, 10, 20]), ("2", [5, 5, 10, 10])],
 )
-def test_run_that_ends_before_its_last_stage_is_logged(
-    stages: str, counts: list[int], said: list[str], tmp_path, caplog
-) -> None:
+def test_stages_of_a_run(stages: str, counts: list[int], tmp_path) -> None:
     more = {} if stages == "auto" else {"rounds_per_stage": stages}
     settings = settings_of("flanp", output=str(tmp_path), **more)
     run(InlineGrid(make_app(settings), 20), settings)
     lines = (tmp_path / "flanp" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["clients"] for line in lines] == counts
-    warnings = [m for m in caplog.messages if "before its last stage" in m]
-    assert len(warnings) == len(said)
-    assert all(words in line for line, words in zip(warnings, said, strict=True))
 
 
 def test_more_initial_nodes_than_clients_are_rejected(tmp_path) -> None:
@@ -143,29 +134,17 @@ def test_srpfl_inside_differential_privacy(real: bool) -> None:
     assert 0 < moved <= 2.01e-3
 
 
-def test_grid_that_cannot_close_rounds_early_is_logged_once(caplog) -> None:
+def test_grid_that_closes_no_round_early_is_rejected() -> None:
     settings = settings_of("fedavg")
     strategy = SRPFL(build_strategy(settings), initial_nodes=5, rounds_per_stage=1)
     inner, _ = simulated(settings, strategy)
     start = strategy.strategy.initialize(inner)
-    for server_round in (1, 2):
-        messages = strategy.configure_train(server_round, start, ConfigRecord(), inner)
-        assert len(messages) == 20
-    line = "SRPFL waits for all clients: this grid closes no round early"
-    assert caplog.messages.count(line) == 1
+    with pytest.raises(SettingsError) as caught:
+        strategy.configure_train(1, start, ConfigRecord(), inner)
+    assert caught.value.code == "speed-model"
 
 
-def test_srpfl_over_fedavg_of_flower() -> None:
-    settings = settings_of("fedavg")
-    strategy = SRPFL(FlowerFedAvg(), initial_nodes=5, rounds_per_stage=1)
-    inner, grid = simulated(settings, strategy)
-    start = build_strategy(settings).initialize(inner)
-    messages = strategy.configure_train(1, start, ConfigRecord(), grid)
-    replies = grid.send_and_receive(messages)
-    assert len(replies) == 5
-    arrays, _ = strategy.aggregate_train(1, replies)
-    assert set(arrays) == set(start)
-    # Evaluation waits for all clients.
-    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
-    assert len(grid.send_and_receive(messages)) == 20
-    assert isinstance(messages[0].content, RecordDict)
+def test_strategy_of_another_package_cannot_be_wrapped() -> None:
+    with pytest.raises(SettingsError) as caught:
+        SRPFL(FlowerFedAvg())
+    assert caught.value.code == "strategy"

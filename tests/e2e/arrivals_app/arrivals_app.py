@@ -119,7 +119,6 @@ def rounds(grid, context):
             value=arrays["x"].numpy().tolist(),
             clients=metrics["clients"],
             closed=time.time(),
-            dropped=grid.dropped,
             evaluated=sorted(base.evaluation.metrics),
         )
 
@@ -132,7 +131,8 @@ def rounds(grid, context):
         timeout=LONGEST,
         after_round=after_round,
     )
-    owed = [base.clients.name_of(node) for node in grid._busy()]
+    available = set(grid.get_node_ids())
+    owed = [base.clients.name_of(node) for node in grid.connected - available]
     note(context, "end", owed=owed)
 
 
@@ -151,7 +151,7 @@ def versions(grid, context):
 
     run_rounds(
         strategy,
-        strategy.participation.adapt_grid(grid, strategy.clients.name_of),
+        grid,
         ArrayRecord({"x": Array(np.zeros(3, np.float32))}),
         range(1, VERSIONS + 1),
         evaluated=lambda version: version == VERSIONS,
