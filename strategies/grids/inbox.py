@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -14,13 +15,13 @@ from flwr.serverapp import Grid
 from flwr_frl.common.flower_messages import message_like
 from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.closing import Closing, GridDecorator
-from flwr_frl.strategies.grids.superlink import OutageError, SuperLink
+from flwr_frl.strategies.grids.superlink import SuperLink, is_outage, one_line
 
 # Seconds between two pulls: the minimum, the fraction of the time waited so far, and
 # the maximum. SuperNodes pull every 3 s, so a smaller minimum would not shorten rounds;
 # with one, pulls took half of the SuperLink's time.
 PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.3, 0.05, 3.0
-# Number of messages whose replies are pulled at a time. Each takes a separate request.
+# Number of messages after which a pull may stop. Each takes a separate request.
 LOOKED_AT = 100
 # Seconds after which missing nodes are first logged; the time doubles each time.
 FIRST_WORD = 60.0
@@ -147,11 +148,6 @@ class Inbox(GridDecorator):
         """Names of the nodes that did not answer in time."""
         return sorted(map(self.name_of, self._silences))
 
-    def forgive(self) -> None:
-        """End the pauses of silent nodes; the next ones are longer."""
-        for node, silence in self._silences.items():
-            self._silences[node] = silence._replace(until=-math.inf)
-
     # Rounds.
 
     def wait_for(self, closing: Closing) -> None:
@@ -170,13 +166,12 @@ class Inbox(GridDecorator):
         """
         closing, self._closing = self._closing or Closing(), None
         wait = self.longest if timeout is None else min(timeout, self.longest)
-        self.drain()
         self._send(list(messages), closing, wait)
         replies: list[Message] = []
-        patience = _Patience()
+        pauses = self._pauses(closing)
         while closing.missing > 0 and (closing.ready or self._awaited(closing)):
             if not closing.ready:
-                self._receive(closing, patience)
+                self._receive(closing, pauses)
             while closing.missing > 0 and closing.ready:
                 reply, node = closing.ready.popleft()
                 if closing.take(reply, closing.end(node)):
@@ -187,24 +182,16 @@ class Inbox(GridDecorator):
             text = "the round closes although valid replies are missing: %d"
             log(WARNING, text, closing.missing)
         while closing.waits_for_rest and self._awaited(closing):
-            self._receive(closing, patience)
+            self._receive(closing, pauses)
         if not closing.lasts:
             for sent in self._awaited(closing).values():
                 sent.closing = None
         return replies
 
     def drain(self) -> None:
-        """Drop late replies that have arrived, and forget expired messages.
-
-        If there are very many messages, stop when a pull returns nothing.
-        """
-        late = list(self._awaited(None))
-        for begin in range(0, len(late), LOOKED_AT):
-            arrived = self._pull(late[begin : begin + LOOKED_AT])
-            for _, node in arrived:
-                log(INFO, "late reply of node %s dropped", self.name_of(node))
-            if not arrived:
-                break
+        """Drop late replies that have arrived, and forget expired messages."""
+        for _, node in self._pull([*self._awaited(None)]):
+            log(INFO, "late reply of node %s dropped", self.name_of(node))
         self._note_silence(None)
 
     def _awaited(self, closing: Closing | None) -> dict[str, _Sent]:
@@ -230,39 +217,54 @@ class Inbox(GridDecorator):
             limit = min(wait, message.metadata.ttl)
             self._sent[message_id] = _Sent(stub, largest, closing, now, limit)
 
-    def _receive(self, closing: Closing, patience: "_Patience") -> None:
-        """Pull a round's replies, after a pause if it was in vain before."""
+    def _receive(self, closing: Closing, pauses: Iterator[float]) -> None:
+        """Pull a round's replies after a pause; give up nodes whose time is over."""
         awaited = self._awaited(closing)
         ends = min(sent.since + sent.wait for sent in awaited.values())
-        if patience.is_due:
-            self.drain()
-            nodes = (sent.node for sent in awaited.values())
-            patience.rest(map(self.name_of, nodes), ends)
+        if (pause := min(next(pauses), ends - time.monotonic())) > 0:
+            time.sleep(pause)
         over = time.monotonic() >= ends
         # Check all messages if the order of arrival matters or time is up.
         is_ordered = closing.missing < math.inf and not closing.lasts
-        most = len(awaited) if over or is_ordered else LOOKED_AT
-        arrived = self._pull(list(awaited)[:most])
-        closing.ready.extend(arrived)
+        size = len(awaited) if over or is_ordered else LOOKED_AT
+        closing.ready.extend(self._pull([*awaited], size))
         if over:
             self._note_silence(closing)
-        # After a partial check with replies, others have probably answered as well.
-        patience.is_due = not (arrived and len(awaited) > most)
 
-    def _pull(self, message_ids: list[str]) -> list[tuple[Message, int]]:
+    def _pauses(self, closing: Closing) -> Iterator[float]:
+        """Yield the seconds before each pull; log missing nodes now and then."""
+        began, next_word = time.monotonic(), FIRST_WORD
+        yield 0.0
+        while True:
+            waited = time.monotonic() - began
+            if waited >= next_word:
+                next_word *= 2
+                nodes = (sent.node for sent in self._awaited(closing).values())
+                names = several(sorted(map(self.name_of, nodes)))
+                log(INFO, "for %.0f s waiting for %s", waited, names)
+            yield min(max(PULL_INTERVAL, waited * LATENESS), LONGEST_INTERVAL)
+
+    def _pull(
+        self, message_ids: list[str], size: int = LOOKED_AT
+    ) -> list[tuple[Message, int]]:
         """Return the replies that have arrived, and the nodes that were asked.
 
-        At an outage the pull stops, and the first of consecutive outages is logged.
+        The pull stops after a portion of this size for which nothing has arrived: then
+        the others have probably not answered either. It also stops at an outage.
         """
         arrived: list[tuple[Message, int]] = []
-        for message_id in message_ids:
+        found = 0
+        for number, message_id in enumerate(message_ids, 1):
             # It comes last in the next pull, so that it does not block others.
             sent = self._sent[message_id] = self._sent.pop(message_id)
             try:
                 reply = self._superlink.pull(sent.message, sent.largest)
-            except OutageError as error:
+            except httpx.HTTPError as error:
+                if not is_outage(error):
+                    raise
+                # Only the first of consecutive outages is logged.
                 if not any(each.stopped for each in self._sent.values()):
-                    log(WARNING, "the SuperLink gives no replies: %s", error)
+                    log(WARNING, "the SuperLink gives no replies: %s", one_line(error))
                 sent.stopped = True
                 break
             sent.stopped = False
@@ -272,6 +274,10 @@ class Inbox(GridDecorator):
                 # Else the SuperLink reports that the node is gone.
                 if reply.metadata.src_node_id == sent.node:
                     self._silences.pop(sent.node, None)
+            if number % size == 0:
+                if len(arrived) == found:
+                    break
+                found = len(arrived)
         return sorted(arrived, key=lambda pair: (pair[0].metadata.created_at, pair[1]))
 
     def _note_silence(self, closing: Closing | None) -> None:
@@ -294,22 +300,3 @@ class Inbox(GridDecorator):
         if given_up:
             text = "no answer in time, so not asked for a while: %s"
             log(WARNING, text, several(sorted(given_up)))
-
-
-class _Patience:
-    """The pauses between a round's pulls, and log messages."""
-
-    def __init__(self) -> None:
-        self._began, self._next_word = time.monotonic(), FIRST_WORD
-        # Whether there is a pause before the next pull.
-        self.is_due = False
-
-    def rest(self, missing: Iterable[str], until: float) -> None:
-        """Wait until the next pull; log missing nodes at growing intervals."""
-        now = time.monotonic()
-        waited = now - self._began
-        if waited >= self._next_word:
-            self._next_word *= 2
-            log(INFO, "for %.0f s waiting for %s", waited, several(sorted(missing)))
-        pause = min(max(PULL_INTERVAL, waited * LATENESS), LONGEST_INTERVAL)
-        time.sleep(max(0.0, min(pause, until - now)))

@@ -7,12 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import INFO
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.flower_messages import fill
 from flwr_frl.common.messages import CONFIG, REGISTERED_NAME
 from flwr_frl.common.text import several
 
@@ -80,12 +80,10 @@ class RegisteredNames:
         A name that several connected nodes share stays that of the node that had it
         first, or is not used. Nodes that are not connected keep their names.
         """
-        get_nodes = getattr(grid, "get_nodes", None)
-        named = [node for node in (get_nodes() if get_nodes else []) if node.name]
-        count = Counter(node.name for node in named)
-        own = {n.node_id: n.name for n in named if count[n.name] == 1}
-        taken = set(own.values())
-        kept = {node: name for node, name in self._names.items() if name not in taken}
+        named = {node.node_id: node.name for node in _nodes_of(grid) if node.name}
+        count = Counter(named.values())
+        own = {node: name for node, name in named.items() if count[name] == 1}
+        kept = {n: name for n, name in self._names.items() if name not in own.values()}
         self._names = {**kept, **own}
         return [self.query(node, config) for node in nodes]
 
@@ -97,17 +95,18 @@ class RegisteredNames:
         self, node: int, config: Mapping[str, str], kind: str = MessageType.QUERY
     ) -> Message:
         """Return a query to a node; empty values of the config are left out."""
-        values = {name: value for name, value in config.items() if value}
-        about = fill(ConfigRecord(), {**values, **self.config(node)})
-        content = fill(RecordDict(), {CONFIG: about} if about else {})
+        about = {**config, **self.config(node)}
+        record = ConfigRecord({name: value for name, value in about.items() if value})
+        content = RecordDict({CONFIG: record} if record else {})
         return Message(content, node, kind)
 
 
 def keys_of(grid: Grid) -> dict[int, str]:
     """Return digests of the nodes' public keys, by node; empty without keys."""
-    get_nodes = getattr(grid, "get_nodes", None)
-    return {
-        node.node_id: hashlib.sha256(node.public_key).hexdigest()
-        for node in (get_nodes() if get_nodes else [])
-        if node.public_key
-    }
+    keys = {node.node_id: node.public_key for node in _nodes_of(grid)}
+    return {n: hashlib.sha256(key).hexdigest() for n, key in keys.items() if key}
+
+
+def _nodes_of(grid: Grid) -> list[Any]:
+    """Return information about a grid's nodes; simulations have none."""
+    return list(grid.get_nodes()) if hasattr(grid, "get_nodes") else []

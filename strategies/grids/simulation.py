@@ -8,7 +8,8 @@ clients. These grids call the ClientApp directly; a message takes well under 1 m
 import itertools
 import time
 import traceback
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from logging import ERROR, WARNING
 from typing import Any
@@ -40,7 +41,7 @@ STARTS_WITHIN = 300.0
 CHUNKS_A_WORKER = 4
 
 
-class Contexts(MutableMapping[int, Context]):
+class Contexts(UserDict[int, Context]):
     """The contexts of virtual nodes, created on demand.
 
     Parameters
@@ -52,35 +53,22 @@ class Contexts(MutableMapping[int, Context]):
 
     Attributes
     ----------
-    held : dict of int to Context or None
+    data : dict of int to Context or None
         Each node's context; None until it has a state or has been requested.
     """
 
     def __init__(self, num_clients: int, run_config: UserConfig) -> None:
         self._num_clients, self._run_config = num_clients, run_config
-        self.held: dict[int, Context | None]
-        self.held = dict.fromkeys(range(1, num_clients + 1))
+        self.data: dict[int, Any] = dict.fromkeys(range(1, num_clients + 1))
 
     def __getitem__(self, node: int) -> Context:
-        context = self.held[node] = self.look_up(node)
+        context = self.data[node] = self.look_up(node)
         return context
-
-    def __setitem__(self, node: int, context: Context) -> None:
-        self.held[node] = context
-
-    def __delitem__(self, node: int) -> None:
-        del self.held[node]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.held)
-
-    def __len__(self) -> int:
-        return len(self.held)
 
     def look_up(self, node: int) -> Context:
         """Return a node's context; a new one is not stored."""
         config = {"partition-id": node - 1, "num-partitions": self._num_clients}
-        return self.held[node] or Context(
+        return self.data[node] or Context(
             1, node, {**config}, RecordDict(), self._run_config
         )
 
@@ -214,7 +202,7 @@ class InlineGrid(Grid):
 
     def contexts_with_state(self) -> list[Context]:
         """Return the contexts whose state is not empty, in the order of the nodes."""
-        return [c for c in self.contexts.held.values() if c and c.state]
+        return [c for c in self.contexts.data.values() if c and c.state]
 
     def _contexts_of(self, messages: Iterable[Message]) -> list[Context]:
         """Return the contexts of the nodes that the messages are for."""

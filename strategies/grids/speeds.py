@@ -3,6 +3,7 @@
 SRPFL, section 5 and appendix C.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     build,
-    require,
     setting,
     unknown,
 )
@@ -54,18 +54,15 @@ class SpeedModel:
         straggler_fraction: float = 0.1,
         redraw: bool = False,
     ) -> None:
-        self.num_clients = num_clients
-        self.seed = seed
+        self.name, self.num_clients, self.seed = name, num_clients, seed
         self.redraw = redraw
         self.num_stragglers = round(straggler_fraction * num_clients)
         self._listed: Times | None = None
-        if name in MODELS:
-            self._draw = MODELS[name]
-        elif Path(name).is_file():
+        if name not in MODELS:
+            if not Path(name).is_file():
+                known = ("none", *MODELS)
+                raise unknown("speed-model", name, known, others="the path of a file")
             self._listed = read_times(Path(name), num_clients)
-        else:
-            known = ("none", *MODELS)
-            raise unknown("speed-model", name, known, others="the path of a file")
 
     def times(self, server_round: int) -> Times:
         """Return each client's time in a round (from 1), in the model's unit."""
@@ -73,7 +70,7 @@ class SpeedModel:
             return self._listed
         once = np.random.default_rng([self.seed, 0x59EED])
         each = np.random.default_rng([self.seed, 0x59EED, server_round])
-        return self._draw(self, once, each)
+        return MODELS[self.name](self, once, each)
 
     def expected_arrivals(self, sampled: int) -> Times:
         """Return E[T_(n)], when the n-th of N sampled clients is done, for n = 1 … N.
@@ -120,23 +117,20 @@ def read_times(path: Path, num_clients: int) -> Times:
     or there are too few.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="utf-8").split()[:num_clients]
         times = np.array([float(line) for line in lines])
+        wrong = [line for line in lines if not 0 <= float(line) < math.inf]
     # Undecodable bytes are a ValueError as well.
     except (OSError, ValueError) as error:
+        times, wrong = np.zeros(0), [str(error)]
+    if wrong or len(times) < num_clients:
+        reason = wrong[0] if wrong else f"there are {len(times)}"
         raise SettingsError(
-            f"speed-model {str(path)!r}: {error}; it must have a number a line"
-        ) from None
-    lines_of = f"the number of lines of speed-model {str(path)!r}"
-    allowed = f"at least {num_clients}, the number of clients"
-    require(len(times) >= num_clients, lines_of, len(times), allowed)
-    wrong = times[~(np.isfinite(times) & (times >= 0))]
-    if wrong.size:
-        raise SettingsError(
-            f"speed-model {str(path)!r} has the time {wrong[0]}; times must be finite "
-            "and at least 0"
+            f"speed-model {str(path)!r}: {reason}; expected a finite number of at "
+            f"least 0 a line, for each of {num_clients} clients",
+            "speed-model",
         )
-    return times[:num_clients]
+    return times
 
 
 NO_SPEEDS = {"speed-model": ("none",)}

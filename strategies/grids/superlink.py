@@ -29,10 +29,6 @@ UNREADABLE = 2
 T = TypeVar("T")
 
 
-class OutageError(Exception):
-    """The SuperLink cannot be reached, or answers with a server error."""
-
-
 class ReplyTooLargeError(ValueError):
     """A reply is larger than its limit."""
 
@@ -78,15 +74,15 @@ class SuperLink:
             try:
                 return call()
             except httpx.HTTPError as error:
-                if not _is_outage(error):
+                if not is_outage(error):
                     raise
                 if time.monotonic() + pause > deadline:
                     raise SettingsError(
                         f"the SuperLink could not be used for {OUTAGE_LIMIT:g} s: "
-                        f"{_one_line(error)}"
+                        f"{one_line(error)}"
                     ) from None
                 text = "the SuperLink cannot serve; asked again in %g s: %s"
-                log(WARNING, text, pause, _one_line(error))
+                log(WARNING, text, pause, one_line(error))
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -107,22 +103,20 @@ class SuperLink:
 
         Raises
         ------
-        OutageError
-            If the SuperLink is unavailable.
+        httpx.HTTPError
+            If the SuperLink is unavailable (`is_outage`), or refuses the request.
         """
         self._largest = largest
         try:
             for reply in self._grid.pull_messages([message.metadata.message_id]):
                 _check_envelope(reply, message)
                 return reply
-        except httpx.HTTPError as error:
-            if _is_outage(error):
-                raise OutageError(_one_line(error)) from error
+        except httpx.HTTPError:
             raise
         except Exception as error:
             if isinstance(error, ReplyTooLargeError):
                 self._drop()
-            reason = f"the reply cannot be read: {_one_line(error)}"
+            reason = f"the reply cannot be read: {one_line(error)}"
             return Message(Error(UNREADABLE, reason), reply_to=message)
         finally:
             self._largest = math.inf
@@ -182,12 +176,13 @@ def _check_envelope(reply: Message, message: Message) -> None:
         raise ValueError(f"it says that it is of node {about.src_node_id}")
 
 
-def _is_outage(error: httpx.HTTPError) -> bool:
+def is_outage(error: httpx.HTTPError) -> bool:
     """Return whether the server rather than the request is at fault."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= 500
     return isinstance(error, httpx.TransportError)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return an error as text without line breaks."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -406,13 +406,11 @@ class Clients:
         """Wait up to a minute for a change of the available nodes.
 
         The wait ends at ``until``, by `time.monotonic`, at the latest. Called if none
-        of the available nodes can take part; silent and refused ones are asked again.
+        of the available nodes can take part; refused ones are asked again.
         """
         names = several([self.label_of(node) for node in sorted(self.here)])
         text = "waiting for clients: of the nodes that are here none takes part: %s"
         log(INFO, text, names)
-        if forgive := getattr(grid, "forgive", None):
-            forgive()
         for row in self._rows.values():
             row.rests = 0
         wait_for_change(grid, self.here, until)

@@ -49,7 +49,7 @@ class Keyed(InlineGrid):
 
         super().__init__(client, len(keys))
         contexts = list(self.contexts.values())
-        self.contexts.held = dict(zip(keys, contexts, strict=True))
+        self.contexts.data = dict(zip(keys, contexts, strict=True))
         for node, context in self.contexts.items():
             context.node_id = node
         self.keys = keys

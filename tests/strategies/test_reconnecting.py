@@ -40,7 +40,7 @@ def test_resumed_run_continues_with_the_connected_clients(
     run(InlineGrid(make_app(settings), 10), settings)
     again = resolve({**given, "num-server-rounds": 4, "resume": str(tmp_path)})
     grid = InlineGrid(make_app(again), 10)
-    grid.contexts.held = dict(list(grid.contexts.items())[:back])
+    grid.contexts.data = dict(list(grid.contexts.items())[:back])
     assert run(grid, again)["rounds"] == 4
 
 

@@ -64,7 +64,7 @@ def grid_of(
     grid = InlineGrid(app, n)
     if partitions is not None:
         contexts = {i + 1: context for i, context in enumerate(grid.contexts.values())}
-        grid.contexts.held = {node: contexts[i + 1] for node, i in partitions.items()}
+        grid.contexts.data = {node: contexts[i + 1] for node, i in partitions.items()}
     return grid
 
 

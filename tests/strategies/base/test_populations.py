@@ -22,10 +22,10 @@ def come_and_go(strategy: Strategy, nodes: list[int]) -> list[int]:
     others = dict.fromkeys(range(2, 5), "another")
     grid = grid_of(5, properties_of(structure=others))
     contexts, there = dict(grid.contexts), {1: grid.contexts[1], 2: grid.contexts[2]}
-    grid.contexts.held = there
+    grid.contexts.data = there
     if not strategy.ledger.acknowledged:
         train_once(strategy, grid)
-    grid.contexts.held = {node: contexts[node] for node in nodes}
+    grid.contexts.data = {node: contexts[node] for node in nodes}
     return strategy.identify(grid)
 
 

@@ -127,7 +127,7 @@ class Network:
         self.rows: list[dict] = []
         if clients is not None:
             contexts = list(self.grid.contexts.items())[:clients]
-            self.grid.contexts.held = dict(contexts)
+            self.grid.contexts.data = dict(contexts)
         self.arrays = self.strategy.initialize(self.grid)
 
     @property

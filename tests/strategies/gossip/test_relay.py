@@ -140,7 +140,7 @@ def test_nodes_of_the_graph_are_numbered_by_sorted_names(tmp_path):
     network = Network("choco-sgd", graph=str(file), consensus_step=0.5)
     # The node ids do not matter.
     contexts = list(network.grid.contexts.values())
-    network.grid.contexts.held = {i: contexts[i - 1] for i in (3, 5, 1, 4, 2)}
+    network.grid.contexts.data = {i: contexts[i - 1] for i in (3, 5, 1, 4, 2)}
     network.go(2)
     (message,) = network.messages("train", 2, 1)
     assert relayed(message) == [(1, name_of(j)) for j in (0, 2, 3)]

@@ -205,9 +205,9 @@ def test_expected_arrivals_of_exponential_times() -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("1\n2\n", "at least 3"),
-        ("1\n-2\n3\n", "at least 0"),
-        ("1\nnan\n3\n", "at least 0"),
+        ("1\n2\n", "there are 2"),
+        ("1\n-2\n3\n", "-2"),
+        ("1\nnan\n3\n", "nan"),
         ("1\nfast\n3\n", "fast"),
     ],
 )
@@ -272,7 +272,7 @@ def test_next_node_replaces_an_invalid_reply(
 def test_messages_are_checked_in_portions() -> None:
     script = Script(dict.fromkeys(range(1, 251), 5))
     assert sorted(send(Inbox(script), None)) == list(range(1, 251))
-    # Once replies are there, no pause is made before all messages are checked.
+    # A portion without replies ends a pull.
     assert script.looks == [100] * 5 + [250]
 
 

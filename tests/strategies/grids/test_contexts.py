@@ -28,7 +28,7 @@ def test_only_contexts_with_a_state_are_held() -> None:
     nodes = list(grid.get_node_ids())
     assert nodes == list(range(1, 100_001))
     assert send(grid, "evaluate", nodes[:50]) == [0] * 50
-    assert set(grid.contexts.held.values()) == {None}
+    assert set(grid.contexts.data.values()) == {None}
     # Two messages to the same node share its state.
     assert send(grid, "train", [7, 9, 7]) == [1, 1, 2]
     assert send(grid, "evaluate", [6, 7, 8, 9]) == [0, 2, 0, 1]

@@ -1,7 +1,6 @@
 """Invalid replies of a client and failures of the SuperLink do not end a run."""
 
 import hashlib
-import time
 from collections import defaultdict
 
 import httpx
@@ -130,34 +129,23 @@ def nodes(replies: list[Message]) -> list[int]:
 
 
 def test_unreadable_reply_is_an_error_of_its_node_alone() -> None:
-    answers = {1: honest, 2: impossible_shape, 3: honest}
-    # Precondition: Flower's own pull fails for all nodes.
-    link = Link(answers)
-    ids = link.push_messages([Message(RecordDict(), node, "train") for node in answers])
-    with pytest.raises(TypeError, match="Invalid arguments for Array"):
-        link.pull_messages(ids)
-    replies = send(Inbox(Link(answers)))
-    assert nodes(replies) == [1, 2, 3]
-    assert [r.metadata.src_node_id for r in replies if r.has_error()] == [2]
-    (failed,) = [r for r in replies if r.has_error()]
-    assert failed.error.reason.startswith("the reply cannot be read: ")
-
-
-@pytest.mark.parametrize(
-    "failure", [RecursionError("deep"), MemoryError(), KeyError(0)]
-)
-def test_any_exception_in_a_reply_is_an_error_of_its_node(failure: Exception) -> None:
-    def client(message):
+    def too_deep(message):
         def reply():
-            raise failure
+            raise RecursionError("deep")
 
         return reply
 
-    replies = send(Inbox(Link({1: client, 2: honest})))
-    assert [r.has_error() for r in sorted(replies, key=lambda r: nodes([r]))] == [
-        True,
-        False,
-    ]
+    answers = {1: honest, 2: impossible_shape, 3: honest, 4: too_deep}
+    # Precondition: Flower's own pull fails for all nodes.
+    link = Link(answers)
+    ids = link.push_messages([Message(RecordDict(), node, "train") for node in answers])
+    with pytest.raises((TypeError, RecursionError)):
+        link.pull_messages(ids)
+    replies = send(Inbox(Link(answers)))
+    assert nodes(replies) == [1, 2, 3, 4]
+    failed = [r for r in replies if r.has_error()]
+    assert nodes(failed) == [2, 4]
+    assert all(r.error.reason.startswith("the reply cannot be read") for r in failed)
 
 
 def test_forged_metadata_is_an_error_of_the_node_that_was_asked() -> None:
@@ -285,39 +273,15 @@ def test_silent_node_is_waited_for_at_most_once_per_round(
     assert grid.silent == []
 
 
-def test_pause_of_a_silent_node_is_a_multiple_of_the_vain_wait(clock: Clock) -> None:
-    grid = Inbox(Link({1: honest, 2: silent}))
-    for _ in range(2):
-        assert nodes(send(grid, timeout=10)) == [1]
-    # After two silences in a row, node 2 is not asked for another 10 s.
-    assert list(grid.get_node_ids()) == [1]
-    # A longer wait for other nodes does not extend this pause.
-    assert nodes(send(grid, timeout=600)) == [1]
-    clock.now += 10
-    assert list(grid.get_node_ids()) == [1, 2]
-    assert nodes(send(grid, timeout=10)) == [1]
-    assert list(grid.get_node_ids()) == [1]
-    grid.forgive()
-    assert list(grid.get_node_ids()) == [1, 2]
-    assert grid.silent == ["2"]
-
-
-def test_only_node_is_asked_again_although_it_was_silent(clock: Clock) -> None:
-    link = Link({1: silent})
-    grid = Inbox(link, longest=10)
-    for _ in range(4):
-        assert list(grid.get_node_ids()) == [1]
-        assert send(grid) == []
-    assert clock.now == pytest.approx(1040, abs=1)
-    assert len(link.delivered) == 4
-
-
-def test_node_may_be_silent_any_number_of_times(clock: Clock) -> None:
+def test_only_node_is_asked_again_however_often_it_was_silent(clock: Clock) -> None:
     # The pause after the 1,025th time exceeds the largest float.
-    grid = Inbox(Link({1: silent}), longest=0.1)
+    link = Link({1: silent})
+    grid = Inbox(link, longest=0.1)
     for _ in range(1030):
         assert list(grid.get_node_ids()) == [1]
         assert send(grid) == []
+    assert clock.now == pytest.approx(1000 + 103, abs=1)
+    assert len(link.delivered) == 1030
 
 
 def test_silent_node_that_left_for_good_is_forgotten(clock: Clock) -> None:
@@ -352,20 +316,6 @@ def test_reply_owed_for_too_long_counts_as_silence(clock: Clock) -> None:
     clock.now += 51
     assert list(grid.get_node_ids()) == [1, 2]
     assert grid.silent == ["2"]
-
-
-def test_log_names_the_clients_waited_for(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="flwr")
-    grid = Inbox(Link({1: honest, 2: silent, 3: silent}), lambda node: f"pi-{node}")
-    send(grid, timeout=600)
-    lines = [m for m in caplog.messages if "waiting for" in m]
-    assert all(line.endswith("waiting for pi-2, pi-3") for line in lines)
-    # Logged after 1, 2, 4 and 8 minutes
-    seconds = [float(line.split()[1]) for line in lines]
-    assert seconds == pytest.approx([60, 120, 240, 480], abs=4)
-    assert time.time() > 1e9, "the clock of the others is the real one"
 
 
 def test_expired_messages_are_forgotten(clock):
