@@ -8,7 +8,7 @@ they started. The base algorithm, with its personal parts, is unchanged.
 from collections import deque
 from collections.abc import Callable
 from logging import INFO
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.memory_array import memory_record
 from flwr_frl.common.messages import SERVER_ROUND
-from flwr_frl.common.settings import Settings, build, require, setting, validate
+from flwr_frl.common.settings import Settings, build, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing
@@ -30,7 +30,6 @@ from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
 ASYNCHRONOUS = "asynchronous"
 # Suffixes of the names of batch-norm statistics, which must stay averages.
 STATISTICS = ("running_mean", "running_var")
-NEEDED = "an algorithm that averages and does not need all replies of a round"
 
 
 class Asynchronous(ClosesEarly, Closing):
@@ -42,7 +41,7 @@ class Asynchronous(ClosesEarly, Closing):
 
     Parameters
     ----------
-    fedbuff : FedBuff
+    settings : AsynchronousRounds
         The wrapped strategy and the settings.
 
     Attributes
@@ -56,10 +55,10 @@ class Asynchronous(ClosesEarly, Closing):
     # A client's change may be in a later version than the one that asked for it.
     lasts = True
 
-    def __init__(self, fedbuff: "FedBuff") -> None:
-        ClosesEarly.__init__(self, fedbuff.strategy)
+    def __init__(self, settings: "AsynchronousRounds") -> None:
+        ClosesEarly.__init__(self, settings.strategy)
         Closing.__init__(self)
-        self.settings = fedbuff
+        self.settings = settings
         self.version = self.last_version = 0
         self.strategy.state[ASYNCHRONOUS] = {"updates": {}}
         # Name and version of each node at work; nodes may be renamed meanwhile.
@@ -255,14 +254,8 @@ class Asynchronous(ClosesEarly, Closing):
         }
 
 
-class FedBuff(Wrapping):
-    """Algorithm 1: x ← x + η_g/B Σ s(τ_i) Δ_i as soon as B changes have arrived.
-
-    Δ_i is the difference of client i's arrays from the version that it was sent, τ_i
-    the number of versions since then, and s(τ) = (1 + τ)^−a (section 5). With
-    ``weighting`` or ``aggregation`` the base combines the same changes by its rule.
-    Personal parts stay with their clients and change in their own training only. Client
-    i is asked again, with the newest version, once its change has been used.
+class AsynchronousRounds(Wrapping):
+    """Run a strategy with asynchronous rounds.
 
     Parameters
     ----------
@@ -272,48 +265,41 @@ class FedBuff(Wrapping):
         Name or import path of the base, if settings choose it.
     concurrency : int, default 10
         Number of clients C at work at any time.
-    buffer_size : int, default 5
-        Number of changes B that make a version (K in the paper, where it is 10 in most
-        experiments); at most C. A client counts once in a version. An ``aggregation``
-        other than the mean needs at least 2f + 1 changes, ``multi-krum`` 2f + 3, where
-        f is ``byzantine-fraction`` times the number of clients, rounded up: all f may
-        be so fast that they are in every version.
     staleness_exponent : float, default 0.5
         a in s(τ), the authors' value.
     max_staleness : int, default -1
         Largest τ of a change that counts; older ones are dropped. −1 sets no limit.
-    global_learning_rate : float, default 1
-        The server's step size η_g.
+
+    Attributes
+    ----------
+    buffer_size : int
+        Number of changes that make a version.
+    global_learning_rate : float
+        The server's step size.
+    from_sent : bool
+        Whether changes are measured from the version that a client was sent, or from
+        the newest one.
     """
 
-    base_setting = "async-base"
-    strategy: Strategy
-    participation: Asynchronous
-    # Whether changes are measured from the version that a client was sent, or from the
-    # newest one.
-    from_sent: ClassVar[bool] = True
+    async_base: str = setting("fedavg", form="an algorithm", code=True)
+    concurrency: int = setting(10, ge=1)
+    staleness_exponent: float = setting(0.5, ge=0)
+    max_staleness: int = setting(-1, ge=-1)
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        async_base: Annotated[str, setting(form="an algorithm", code=True)] = "fedavg",
-        concurrency: Annotated[int, setting(ge=1)] = 10,
-        buffer_size: Annotated[int, setting(ge=1)] = 5,
-        staleness_exponent: Annotated[float, setting(ge=0)] = 0.5,
-        max_staleness: Annotated[int, setting(ge=-1)] = -1,
-        global_learning_rate: Annotated[float, setting(gt=0)] = 1.0,
-    ) -> None:
+    base_setting = "async-base"
+    participation: Asynchronous
+    buffer_size: int
+    global_learning_rate: float
+    from_sent: ClassVar[bool]
+
+    def __init__(self, strategy: Strategy) -> None:
         self.wrap(strategy)
-        self.concurrency, self.buffer_size = concurrency, buffer_size
-        self.staleness_exponent, self.max_staleness = staleness_exponent, max_staleness
-        self.global_learning_rate = global_learning_rate
-        validate(self)
-        allowed = f"at most {concurrency}, the number of clients at work (concurrency)"
-        require(buffer_size <= concurrency, "buffer-size", buffer_size, allowed)
-        useless = max_staleness == 0 and concurrency > buffer_size
+        active, size, limit = self.concurrency, self.buffer_size, self.max_staleness
+        allowed = f"at most {active}, the number of clients at work (concurrency)"
+        require(size <= active, "buffer-size", size, allowed)
         allowed = "at least 1 with a concurrency above buffer-size: changes of clients "
         allowed += "that are still at work at the end of a version would never count"
-        require(not useless, "max-staleness", max_staleness, allowed)
+        require(limit != 0 or active == size, "max-staleness", limit, allowed)
         noise = strategy.settings.server_dp_noise
         allowed = "0 with asynchronous rounds: the privacy account assumes rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)
@@ -324,7 +310,8 @@ class FedBuff(Wrapping):
         """Return "" if a strategy can average changes of different versions."""
         traits = strategy.traits
         valid = traits.uses_mean == "only" and not traits.replies_are_changes
-        return "" if valid else NEEDED
+        needed = "an algorithm that averages and does not need all replies of a round"
+        return "" if valid else needed
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Strategy:
@@ -343,3 +330,30 @@ class FedBuff(Wrapping):
         text = "\t├──> Asynchronous: %d clients at work, %d changes make a version"
         log(INFO, text, self.concurrency, self.buffer_size)
         self.strategy.summary()
+
+
+class FedBuff(AsynchronousRounds):
+    """Algorithm 1: x ← x + η_g/B Σ s(τ_i) Δ_i as soon as B changes have arrived.
+
+    Δ_i is the difference of client i's arrays from the version that it was sent, τ_i
+    the number of versions since then, and s(τ) = (1 + τ)^−a (section 5). With
+    ``weighting`` or ``aggregation`` the base combines the same changes by its rule.
+    Personal parts stay with their clients and change in their own training only. Client
+    i is asked again, with the newest version, once its change has been used.
+
+    Parameters
+    ----------
+    buffer_size : int, default 5
+        Number of changes B that make a version (K in the paper, where it is 10 in most
+        experiments); at most C. A client counts once in a version. An ``aggregation``
+        other than the mean needs at least 2f + 1 changes, ``multi-krum`` 2f + 3, where
+        f is ``byzantine-fraction`` times the number of clients, rounded up: all f may
+        be so fast that they are in every version.
+    global_learning_rate : float, default 1
+        The server's step size η_g.
+    """
+
+    buffer_size: int = setting(5, ge=1)
+    global_learning_rate: float = setting(1.0, gt=0)
+
+    from_sent = True

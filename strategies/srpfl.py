@@ -6,7 +6,7 @@ whose reply comes later keeps its previous personal part.
 
 from collections.abc import Sequence
 from logging import INFO
-from typing import Annotated, Literal
+from typing import Literal
 
 from flwr.common import log
 
@@ -17,7 +17,6 @@ from flwr_frl.common.settings import (
     declared,
     require,
     setting,
-    validate,
 )
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
@@ -79,61 +78,56 @@ class SRPFL(Wrapping):
         Additional time of a round, for ``theory-exact``.
     """
 
+    initial_nodes: int = setting(2, ge=1)
+    rounds_per_stage: int | str | Sequence[int] = setting(
+        "auto", form=STAGES, safe=True
+    )
+    srpfl_base: str = setting("fedrep", form="an algorithm", code=True)
+    contraction: float = setting(0.1, gt=0, lt=1)
+    stage_threshold: float = setting(0.1, gt=0, lt=1)
+    sample_for: Literal["round", "stage", "run"] = setting("round")
+    doubles: Literal["clients", "examples"] = setting("clients")
+
     base_setting = "srpfl-base"
     participation: FirstReplies
 
     def __init__(
         self,
         strategy: Strategy,
-        initial_nodes: Annotated[int, setting(ge=1)] = 2,
-        rounds_per_stage: Annotated[
-            int | str | Sequence[int],
-            setting(form=STAGES, safe=True),
-        ] = "auto",
-        srpfl_base: Annotated[str, setting(form="an algorithm", code=True)] = "fedrep",
-        contraction: Annotated[float, setting(gt=0, lt=1)] = 0.1,
-        stage_threshold: Annotated[float, setting(gt=0, lt=1)] = 0.1,
-        sample_for: Annotated[Literal["round", "stage", "run"], setting()] = "round",
-        doubles: Annotated[Literal["clients", "examples"], setting()] = "clients",
+        *,
         num_rounds: int | None = None,
         speeds: SpeedModel | None = None,
         communication_time: float = 0.0,
     ) -> None:
         self.wrap(strategy)
-        self.initial_nodes = initial_nodes
-        self.contraction = contraction
-        self.stage_threshold = stage_threshold
-        self.sample_for = sample_for
-        self.doubles = doubles
-        validate(self)
         noise, rule = strategy.settings.server_dp_noise, strategy.settings.aggregation
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
         allowed = f"clients with aggregation={rule!r}: a client that reports many "
         allowed += "examples would end rounds alone"
-        require(rule == "mean" or doubles == "clients", "doubles", doubles, allowed)
+        valid = rule == "mean" or self.doubles == "clients"
+        require(valid, "doubles", self.doubles, allowed)
+        stages, n0 = self.rounds_per_stage, self.initial_nodes
         lengths: Sequence[int] | None = None
-        if rounds_per_stage in THEORIES:
+        if stages in THEORIES:
             allowed = "another value without a speed-model"
-            require(bool(speeds), "rounds-per-stage", rounds_per_stage, allowed)
+            require(bool(speeds), "rounds-per-stage", stages, allowed)
             assert speeds
             sampled = len(strategy.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
-            about = initial_nodes, arrivals, contraction
-            if rounds_per_stage == "theory":
-                lengths = theory_stages(*about)
-            else:
-                exact = exact_stages(*about, communication_time)
+            lengths = theory_stages(n0, arrivals, self.contraction)
+            if stages == "theory-exact":
+                about = n0, arrivals, self.contraction, communication_time
+                lengths = exact_stages(*about)
                 # The first stages may have no rounds.
-                while len(exact) > 1 and exact[0] == 0:
-                    exact, initial_nodes = exact[1:], 2 * initial_nodes
-                lengths = [max(1, length) for length in exact]
-        elif rounds_per_stage not in ("auto", BY_GRADIENT):
-            lengths = listed_stages(rounds_per_stage)
-        threshold = stage_threshold if rounds_per_stage == BY_GRADIENT else 0.0
-        about_rounds = initial_nodes, lengths, sample_for, threshold
-        by_examples = doubles == "examples"
-        self.participation = FirstReplies(strategy, *about_rounds, by_examples)
+                while len(lengths) > 1 and lengths[0] == 0:
+                    lengths, n0 = lengths[1:], 2 * n0
+                lengths = [max(1, length) for length in lengths]
+        elif stages not in ("auto", BY_GRADIENT):
+            lengths = listed_stages(stages)
+        threshold = self.stage_threshold if stages == BY_GRADIENT else 0.0
+        rules = self.sample_for, threshold, self.doubles == "examples"
+        self.participation = FirstReplies(strategy, n0, lengths, *rules)
         strategy.participation = self.participation
         if num_rounds:
             self.set_rounds(num_rounds)
@@ -164,11 +158,14 @@ class SRPFL(Wrapping):
         # The theory needs the speeds of at least one client.
         allowed = f"at most {total - 1}, so that one of {total} clients trains"
         require(newcomers < total, "new-clients", newcomers, allowed)
-        speeds = speed_model(settings, total - newcomers)
-        num_rounds = int(settings["num-server-rounds"])
-        time = float(settings["communication-time"])
-        about = {"speeds": speeds, "num_rounds": num_rounds, "communication_time": time}
-        build(cls, settings, strategy=wrapped, **about)
+        build(
+            cls,
+            settings,
+            strategy=wrapped,
+            num_rounds=int(settings["num-server-rounds"]),
+            speeds=speed_model(settings, total - newcomers),
+            communication_time=float(settings["communication-time"]),
+        )
         return wrapped
 
     def set_rounds(self, num_rounds: int) -> None:

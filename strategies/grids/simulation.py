@@ -149,15 +149,9 @@ class InlineGrid(Grid):
         """Set the run."""
         self.run = run
 
-    def create_message(  # noqa: D102
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+    def create_message(self, *arguments: Any, **keywords: Any) -> Message:
+        """Raise: Flower replaced this method by the constructor of `Message`."""
+        raise NotImplementedError("use Message(content, dst_node_id, message_type)")
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes, from 1."""

@@ -53,10 +53,9 @@ class SuperLink:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        # The limit of the reply that is being pulled, its id, and the sizes of its
-        # objects, 0 if unknown.
-        self._largest, self._reply = math.inf, ""
-        self._sizes: dict[str, int] = {}
+        # Of the reply that is being pulled: the bytes it may still have, its id and the
+        # ids of its objects.
+        self._left, self._reply, self._objects = math.inf, "", set[str]()
         self._lock = threading.Lock()
         # Flower has no public access to its connection.
         self._runtime: Any = getattr(grid, "_runtime_client", None)
@@ -106,50 +105,49 @@ class SuperLink:
         httpx.HTTPError
             If the SuperLink is unavailable (`is_outage`), or refuses the request.
         """
-        self._largest = largest
+        self._left = largest
         try:
             for reply in self._grid.pull_messages([message.metadata.message_id]):
                 _check_envelope(reply, message)
                 return reply
         except httpx.HTTPError:
             raise
+        except ReplyTooLargeError:
+            self._drop()
+            reason = f"it has more than {largest:,.0f} bytes"
         except Exception as error:
-            if isinstance(error, ReplyTooLargeError):
-                self._drop()
-            reason = f"the reply cannot be read: {one_line(error)}"
-            return Message(Error(UNREADABLE, reason), reply_to=message)
+            reason = one_line(error)
+        else:
+            return None
         finally:
-            self._largest = math.inf
-        return None
+            self._left = math.inf
+        unreadable = Error(UNREADABLE, f"the reply cannot be read: {reason}")
+        return Message(unreadable, reply_to=message)
 
     def _check_size(self, response: httpx.Response) -> None:
         """Raise `ReplyTooLargeError` before a body beyond the limit is read."""
         path, size = response.url.path, int(response.headers.get("content-length", 0))
         if path.endswith("/pull-messages"):
             self._reply = ""
-            if size > self._largest:
-                raise ReplyTooLargeError(self._limit)
+            if size > self._left:
+                raise ReplyTooLargeError
             response.read()
             pulled = PullAppMessagesResponse.FromString(response.content)
             trees = map(iterate_object_tree, pulled.message_object_trees)
             with self._lock:
-                self._sizes = {node.object_id: 0 for tree in trees for node in tree}
+                self._objects = {node.object_id for tree in trees for node in tree}
             for message in pulled.messages_list:
                 self._reply = message.metadata.message_id
         elif path.endswith("/pull-object"):
             wanted = PullObjectRequest.FromString(response.request.content).object_id
             with self._lock:
                 # Flower's threads continue for a moment with a refused reply.
-                if wanted not in self._sizes:
-                    raise ReplyTooLargeError(self._limit)
-                self._sizes[wanted] = size
-                if sum(self._sizes.values()) > self._largest:
-                    self._sizes = {}
-                    raise ReplyTooLargeError(self._limit)
-
-    @property
-    def _limit(self) -> str:
-        return f"it has more than {self._largest:,.0f} bytes"
+                if wanted not in self._objects:
+                    raise ReplyTooLargeError
+                self._left -= size
+                if self._left < 0:
+                    self._objects = set()
+                    raise ReplyTooLargeError
 
     def _drop(self) -> None:
         """Let the SuperLink drop the reply, which it keeps until the run ends."""

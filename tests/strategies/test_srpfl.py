@@ -54,7 +54,7 @@ def test_automatic_stage_lengths(sampled, rounds, expected) -> None:
 def robust(initial_nodes: int, rule: str = "median", **more) -> Strategy:
     """Return a strategy with SRPFL's participation that samples 12 of 15 clients."""
     strategy = Strategy(fraction_train=0.8, aggregation=rule)
-    SRPFL(strategy, initial_nodes, num_rounds=8, **more)
+    SRPFL(strategy, initial_nodes=initial_nodes, num_rounds=8, **more)
     strategy.check_clients(15)
     return strategy
 
@@ -88,7 +88,7 @@ def test_rules_assume_that_all_byzantine_clients_reply_first() -> None:
 @pytest.mark.parametrize("sample_for", ["round", "stage", "run"])
 def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) -> None:
     strategy = Strategy(fraction_train=1.0)
-    srpfl = SRPFL(strategy, 2, sample_for=sample_for, num_rounds=40)
+    srpfl = SRPFL(strategy, sample_for=sample_for, num_rounds=40)
     grid, counts = Inbox(grid_of(1)), []
     for number in range(1, 21):
         # Ten of 20 clients can be asked.
@@ -219,7 +219,9 @@ def test_sample_may_be_fixed_during_a_stage() -> None:
     nodes = list(range(100))
     for sample_for in ("round", "stage"):
         strategy = Strategy(fraction_train=0.2)
-        srpfl = SRPFL(strategy, 5, 3, sample_for=sample_for)
+        srpfl = SRPFL(
+            strategy, initial_nodes=5, rounds_per_stage=3, sample_for=sample_for
+        )
         samples = [srpfl.participation.sample(r, nodes) for r in range(1, 10)]
         distinct = {tuple(sample) for sample in samples}
         assert all(len(sample) == 20 for sample in samples)
