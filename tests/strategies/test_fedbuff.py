@@ -178,17 +178,6 @@ def test_changes_count_only_in_versions_with_a_result():
     assert sum(wrapper.participation.updates.values()) == 6
 
 
-def test_only_versions_in_use_are_stored():
-    speeds = SpeedModel("dynamic", CLIENTS, seed=5)
-    wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=2)
-    versions_of(wrapper, speeds, 30, 0.0)
-    state = wrapper.strategy.state["asynchronous"]
-    out = set(map(str, state["since"].values()))
-    assert state["versions"].keys() == out
-    # The client whose update closed the version has not been replaced yet.
-    assert len(state["since"]) == len(state["due"]) == 6 - 1
-
-
 # Complete runs
 
 
@@ -351,15 +340,6 @@ def test_smallest_buffer_of_a_robust_rule(clients, more, size):
         with pytest.raises(SettingsError) as error:
             check(size - 1)
         assert error.value.code == "buffer-size"
-
-
-def test_rules_assume_that_all_byzantine_clients_are_in_a_buffer():
-    strategy = FedAvg(aggregation="trimmed-mean", byzantine_fraction=0.2)
-    FedBuff(strategy, concurrency=20, buffer_size=9)
-    strategy.participation.sample(1, list(range(20)))
-    replies = [lambda v=v: {"w": np.array([v])} for v in [1.0] * 5 + [1e6] * 4]
-    assert strategy.apply_rule([1.0] * 9, replies, {})["w"].tolist() == [1.0]
-    assert "byzantine-fraction" not in strategy.unused_settings
 
 
 def test_dropped_update_counts_in_the_privacy_account_of_its_client(tmp_path):

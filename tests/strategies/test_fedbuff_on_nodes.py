@@ -10,8 +10,8 @@ from flwr.app import Message, MessageType
 from flwr.common.constant import SUPERLINK_NODE_ID
 from quadratic_clients import quadratic
 
-from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.strategies import FedAsync, FedAvg, FedBuff
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -169,11 +169,6 @@ def test_last_evaluation_of_start_waits_for_clients_at_work(no_pauses):
     assert [rows[version]["evaluated"] for version in range(1, 6)] == [2, 2, 2, 2, 3]
 
 
-def test_last_version_is_known_from_settings():
-    settings = resolve({"algorithm": "fedbuff", "num-server-rounds": 7})
-    assert build_strategy(settings).participation.last_version == 7
-
-
 def test_last_evaluation_leaves_out_silent_client(no_pauses):
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
     rows = run_on(Late({1: 1, 2: 1, 3: math.inf}), wrapper, 5, timeout=0.2)
@@ -187,22 +182,6 @@ def test_silent_nodes_are_paused(no_pauses):
     # A version closes without silent clients.
     assert [row["clients"] for row in rows] == [1] * 5
     assert [grid.log.count(node) for node in (1, 2, 3)] == [5, 1, 1]
-
-
-def test_there_are_pauses_between_pulls_of_a_long_version(monkeypatch):
-    slept, sleep = [], time.sleep
-
-    def record(seconds: float) -> None:
-        slept.append(seconds)
-        sleep(seconds)
-
-    monkeypatch.setattr(inbox, "PULL_INTERVAL", 0.02)
-    monkeypatch.setattr(inbox.time, "sleep", record)
-    grid = Late(dict.fromkeys((1, 2, 3), math.inf))
-    # The three clients are asked one after another.
-    run_on(grid, FedAsync(FedAvg(), concurrency=1), 1, timeout=0.1)
-    assert sorted(grid.log) == [1, 2, 3]
-    assert min(slept) > 0
 
 
 def test_failing_or_silent_node_is_replaced(no_pauses):

@@ -21,34 +21,29 @@ def schedule(strategy: SRPFL | Strategy, sampled: int, rounds: int) -> list[int]
     return [strategy.participation.wanted(r, sampled) for r in range(1, rounds + 1)]
 
 
-def test_clients_double_from_stage_to_stage() -> None:
-    # n0 = 2, N = 12, and three rounds per stage: 2, 4, 8, then min(16, 12)
-    strategy = SRPFL(Strategy(), initial_nodes=2, rounds_per_stage=3)
-    assert schedule(strategy, 12, 12) == [2] * 3 + [4] * 3 + [8] * 3 + [12] * 3
-
-
-def test_listed_stage_lengths() -> None:
-    # One round with 2 clients, two with 4; the last length is reused for 8.
-    strategy = SRPFL(Strategy(), initial_nodes=2, rounds_per_stage=[1, 2])
-    assert schedule(strategy, 12, 7) == [2, 4, 4, 8, 8, 12, 12]
-
-
 @pytest.mark.parametrize(
-    ("sampled", "rounds", "expected"),
+    ("given", "sampled", "expected"),
     [
-        # The stages of 2, 4, 8, 16 and 32 share 20 rounds.
-        (64, 40, [2] * 4 + [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4 + [64] * 20),
+        # n0 = 2, N = 12, and three rounds per stage: 2, 4, 8, then min(16, 12)
+        ({"rounds_per_stage": 3}, 12, [2] * 3 + [4] * 3 + [8] * 3 + [12] * 3),
+        # One round with 2 clients, two with 4; the last length is reused for 8.
+        ({"rounds_per_stage": [1, 2]}, 12, [2, 4, 4, 8, 8, 12, 12]),
+        ({"rounds_per_stage": "1, 2"}, 12, [2, 4, 4, 8, 8, 12, 12]),
+        ({"initial_nodes": 12}, 12, [12] * 3),
+        ({"initial_nodes": 20}, 12, [12] * 3),
+        # By default, the stages of 2, 4, 8, 16 and 32 share half of the rounds.
+        ({}, 64, [2] * 4 + [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4 + [64] * 20),
         # The stages of 2, 4 and 8 share seven of 15 rounds; the first has one more.
-        (12, 15, [2] * 3 + [4] * 2 + [8] * 2 + [12] * 8),
+        ({}, 12, [2] * 3 + [4] * 2 + [8] * 2 + [12] * 8),
         # Two rounds are too few for four stages, so the later ones are omitted.
-        (20, 4, [2, 4, 20, 20]),
-        (20, 1, [20]),
-        (2, 3, [2, 2, 2]),
+        ({}, 20, [2, 4, 20, 20]),
+        ({}, 20, [20]),
+        ({}, 2, [2, 2, 2]),
     ],
 )
-def test_automatic_stage_lengths(sampled, rounds, expected) -> None:
-    strategy = SRPFL(Strategy(), num_rounds=rounds)
-    assert schedule(strategy, sampled, rounds) == expected
+def test_clients_double_from_stage_to_stage(given, sampled, expected) -> None:
+    strategy = SRPFL(Strategy(), **given, num_rounds=len(expected))
+    assert schedule(strategy, sampled, len(expected)) == expected
 
 
 def robust(initial_nodes: int, rule: str = "median", **more) -> Strategy:
@@ -116,11 +111,6 @@ def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
 def test_automatic_stages_need_the_number_of_rounds() -> None:
     with pytest.raises(SettingsError, match=r"^num_rounds is 0; .*'auto'$"):
         SRPFL(Strategy()).participation.wanted(1, 3)
-
-
-def test_all_clients_from_the_first_round() -> None:
-    assert schedule(SRPFL(Strategy(), initial_nodes=12), 12, 3) == [12] * 3
-    assert schedule(SRPFL(Strategy(), initial_nodes=20), 12, 3) == [12] * 3
 
 
 @pytest.mark.parametrize(
@@ -195,15 +185,6 @@ def test_exact_stages_of_equally_fast_clients() -> None:
     assert exact_stages(1, times, 0.1, communication_time=1.0)[-1] > 0
 
 
-def test_smallest_contraction_gives_long_stages() -> None:
-    arrivals = np.cumsum(1 / np.arange(256, 0, -1))
-    # 1 - a is 1 in floating-point arithmetic.
-    for stages in (theory_stages, exact_stages):
-        small, tiny = stages(8, arrivals, 1e-9), stages(8, arrivals, 1e-18)
-        assert np.allclose(tiny, 1e9 * np.array(small), rtol=1e-6)
-        assert max(tiny) > 1e18
-
-
 def test_stages_without_rounds_are_omitted() -> None:
     settings = {"rounds_per_stage": "theory-exact", "speed_model": "fixed"}
     strategy = build_strategy(settings_of("srpfl", initial_nodes=1, **settings))
@@ -271,19 +252,3 @@ def test_examples_may_be_declared_as_floats() -> None:
     nodes = strategy.identify(grid_of(3, properties_of(**{"num-examples": declared})))
     examples_of = SRPFL(strategy).participation.examples_of
     assert [examples_of(node) for node in [*nodes, 99]] == [120, 7, 1, 1]
-
-
-def test_contraction_setting_changes_the_stage_lengths() -> None:
-    theory = {"rounds_per_stage": "theory", "speed_model": "fixed"}
-    by_default = build_strategy(settings_of("srpfl", **theory))
-    chosen = build_strategy(settings_of("srpfl", contraction=0.5, **theory))
-    times = SpeedModel("fixed", 20).expected_arrivals(20)
-    for strategy, a in ((by_default, 0.1), (chosen, 0.5)):
-        # Stages of 5 and 10 clients come before 20; the first ratio uses E[T_(2)].
-        ratios = [
-            2 * (times[2 * n - 1] - times[n - 1]) / (times[n - 1] - times[n // 2 - 1])
-            for n in (5, 10)
-        ]
-        expected = [math.ceil(2 * math.log(r) / math.log(1 / (1 - a))) for r in ratios]
-        assert strategy.participation.lengths == expected
-    assert chosen.participation.lengths != by_default.participation.lengths

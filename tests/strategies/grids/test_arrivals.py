@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, RecordDict
 
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.closing import Closing
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
+from flwr_frl.strategies.grids.speeds import SpeedModel
 
 # Weight of each node's reply
 WEIGHTS = {1: 1, 2: 3, 3: 1, 4: 2, 5: 4}
@@ -183,14 +183,6 @@ def test_speeds() -> None:
     np.testing.assert_array_equal(redrawn.times(2), redrawn.times(2))
     correlated = SpeedModel("correlated", 50, seed=3)
     assert np.all(np.diff(correlated.times(1)) >= 0)
-
-
-def test_redraw_speeds_setting_redraws_times() -> None:
-    for redraw in (False, True):
-        settings = resolve({"speed-model": "groups", "redraw-speeds": redraw})
-        model = speed_model(settings, 100)
-        assert model is not None
-        assert np.array_equal(model.times(1), model.times(2)) != redraw
 
 
 def test_expected_arrivals_of_exponential_times() -> None:

@@ -187,20 +187,6 @@ def test_outage_is_waited_out_without_duplicate_deliveries(clock: Clock) -> None
     assert clock.now == pytest.approx(1007 + 2 * PULL_INTERVAL)
 
 
-def test_outage_costs_one_request_per_pull_and_one_warning(caplog) -> None:
-    link = Link(dict.fromkeys(range(1, 101), honest))
-    grid = Inbox(link)
-    for _ in range(2):
-        caplog.clear()
-        link.failures["pull"] = [httpx.ConnectError("refused") for _ in range(10)]
-        began = inbox.time.now
-        assert nodes(send(grid)) == list(range(1, 101))
-        assert inbox.time.now == pytest.approx(began + 10 * PULL_INTERVAL)
-        assert [m for m in caplog.messages if "no replies" in m] == [
-            "the SuperLink gives no replies: ConnectError: refused"
-        ]
-
-
 def test_replies_that_the_superlink_cannot_give_do_not_delay_others(caplog) -> None:
     def broken(message):
         raise response(500)
