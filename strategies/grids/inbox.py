@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -61,13 +61,6 @@ class _Sent:
         return self.message.metadata.dst_node_id
 
 
-class _Silence(NamedTuple):
-    """How many messages in a row a node has not answered, and the end of its pause."""
-
-    times: int
-    until: float
-
-
 class Inbox(GridDecorator):
     """Receive replies in the order of arrival, and do not wait for silent nodes.
 
@@ -113,7 +106,8 @@ class Inbox(GridDecorator):
         self._closing: Closing | None = None
         # By message id. The one that was checked longest ago comes first.
         self._sent: dict[str, _Sent] = {}
-        self._silences: dict[int, _Silence] = {}
+        # How many messages in a row a node has not answered, and the end of its pause.
+        self._silences: dict[int, tuple[int, float]] = {}
         self.connected = frozenset[int]()
 
     # Nodes.
@@ -134,7 +128,7 @@ class Inbox(GridDecorator):
         self._silences = {n: s for n, s in self._silences.items() if n in heard_of}
         owing = {s.node for s in sent if s.closing is None and not s.silent}
         free = [node for node in nodes if node not in owing]
-        paused = {node for node, s in self._silences.items() if now < s.until}
+        paused = {node for node, (_, end) in self._silences.items() if now < end}
         return [node for node in free if node not in paused] or free
 
     @property
@@ -289,10 +283,10 @@ class Inbox(GridDecorator):
                 sent.closing, sent.silent = None, True
                 if closing:
                     closing.end(sent.node)
-                times = 1 + getattr(self._silences.get(sent.node), "times", 0)
+                times = 1 + self._silences.get(sent.node, (0, now))[0]
                 # A larger power of 2 would be out of range.
                 pause = (2.0 ** min(times, 1000) - 1) * sent.wait
-                self._silences[sent.node] = _Silence(times, now + pause)
+                self._silences[sent.node] = times, now + pause
                 given_up.append(self.name_of(sent.node))
             if now >= sent.since + sent.message.metadata.ttl:
                 # It gets no reply.

@@ -275,27 +275,23 @@ class RayGrid(InlineGrid):
                 for handle in done:
                     chunk = running.pop(handle)
                     try:
-                        replies += self._result(handle)
+                        new, contexts, tracebacks = self._ray.get(handle)
                     except self._ray.exceptions.RayError as error:
                         if isinstance(getattr(error, "cause", None), ResourceError):
                             raise error.cause from None
                         reason = f"Ray worker failed: {str(error).splitlines()[0]}"
                         log(WARNING, reason)
                         lost += [(message, reason) for message in chunk]
+                        continue
+                    replies += new
+                    self._show(tracebacks)
+                    # The nodes' new states
+                    self.contexts |= {each.node_id: each for each in contexts}
         finally:
             # After a timeout or an interruption, nobody awaits these.
             for handle in running:
                 self._ray.cancel(handle, force=True)
         return replies, lost
-
-    def _result(self, handle: Any) -> list[Message]:
-        """Return a chunk's replies, and keep its nodes' new states."""
-        replies: list[Message]
-        replies, contexts, tracebacks = self._ray.get(handle)
-        self._show(tracebacks)
-        for context in contexts:
-            self.contexts[context.node_id] = context
-        return replies
 
 
 def split(
