@@ -96,7 +96,7 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
         ("tracker='foo'", "~unknown tracker 'foo'; known: "),
         ("tracker='os:path'", "~expected a subclass of Tracker"),
         ("speed-model='fast'", "~unknown speed-model 'fast'"),
-        ("speed-model='times.txt'", "~'soon'; it must have a number a line"),
+        ("speed-model='times.txt'", "~'soon'; expected a finite number"),
         ("speed-model='bytes'", "~can't decode byte 0xff"),
     ):
         arguments = ("srpfl", *config(f"checkpoint-every=1 {setting}"))
