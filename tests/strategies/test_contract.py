@@ -42,7 +42,7 @@ from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.representation_transfer import TransferClient
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
-from flwr_frl.strategies.fedbuff import FedBuff
+from flwr_frl.strategies.fedbuff import AsynchronousRounds
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.strategies.wrapping import Wrapping
@@ -70,7 +70,7 @@ def undisturbed(algorithm: str) -> Outcome:
 @pytest.fixture
 def in_rounds(algorithm: str) -> None:
     """Skip algorithms with overlapping versions, which `test_fedbuff.py` tests."""
-    if issubclass(settings_owners(settings_of(algorithm))[0], FedBuff):
+    if issubclass(settings_owners(settings_of(algorithm))[0], AsynchronousRounds):
         pytest.skip("the clients of a version begin in different ones")
 
 
