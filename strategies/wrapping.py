@@ -58,7 +58,8 @@ class ClosesEarly(Participation):
         if wait_for is None:
             raise SettingsError(
                 "speed-model is 'none'; expected fixed, dynamic, groups, correlated or "
-                "a file: in simulation it determines which reply arrives first",
+                "a file: in simulation it determines which reply arrives first. On "
+                "real nodes, pass flwr_frl.strategies.grids.inbox.Inbox(grid)",
                 "speed-model",
             )
         wait_for(closing)
