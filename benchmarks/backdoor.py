@@ -44,7 +44,7 @@ class BackdoorSettings(ImageSettings):
 class BackdoorDigits(ImageTask):
     """The digits, with the trigger in some of the images."""
 
-    settings_type: ClassVar[type] = BackdoorSettings
+    _settings_type: ClassVar[type] = BackdoorSettings
     ignores_model_settings: ClassVar[bool] = True
 
     def __init__(self, settings: BackdoorSettings, num_clients: int) -> None:

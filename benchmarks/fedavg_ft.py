@@ -55,7 +55,7 @@ class FreshHeads:
 
     def accuracy(self) -> Scalar:
         """Return the accuracy of the current model on the test examples."""
-        return self.test(self.model)[2]["accuracy"]
+        return self._test(self.model)[2]["accuracy"]
 
 
 class FedAvgHeadsClient(FreshHeads, FedAvgClient):
@@ -77,7 +77,7 @@ class FedAvgHeadsClient(FreshHeads, FedAvgClient):
         self._keep_head(TRAINED)
         self.model.load(self.received)
         self._keep_head(RECEIVED)
-        self.save()
+        self._save()
         return reply
 
     def _keep_head(self, group: str) -> None:
@@ -91,8 +91,8 @@ class FedAvgHeadsClient(FreshHeads, FedAvgClient):
         for group, name in ((RECEIVED, OLD), (TRAINED, OLD_TRAINED)):
             self.model.head.load_state_dict(under(group, self.saved))
             metrics[name] = self.accuracy()
-        if self.state.round:
-            metrics[AGE] = int(config[SERVER_ROUND]) - self.state.round
+        if self._state.round:
+            metrics[AGE] = int(config[SERVER_ROUND]) - self._state.round
         return loss, count, metrics
 
 

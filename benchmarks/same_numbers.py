@@ -57,8 +57,8 @@ SETTINGS = {
     "num-sources": 3,
 }
 STOP_AFTER = 2
-# The name of a client's file begins with the run's random token.
-TOKEN = re.compile(r"\w+-(?=\d+\.safetensors$)")
+# The name of a client's file contains the run's random token after two numbers.
+TOKEN = re.compile(r"\d+-\d+-\w+-(?=\d+\.safetensors$)")
 
 
 def main() -> int:

@@ -52,11 +52,11 @@ class Recorder(FedRepClient):
 
     def fit(self, parameters: Any, config: Any) -> Any:
         """Draw the minibatches that `FedRepClient.fit` would draw; train nothing."""
-        examples = self.task.train_examples(self.index)
+        examples = self.task.train_examples(self._index)
         epochs = [list(examples.batches(10, shuffle=True)) for _ in range(2)]
-        Recorder.seen.append((self.index, epochs))
-        self.receive(parameters, config)
-        return self.send(0.0)
+        Recorder.seen.append((self._index, epochs))
+        self._receive(parameters, config)
+        return self._send(0.0)
 
 
 class Recorded(FedRep, client=f"{__name__}:Recorder"):

@@ -1,7 +1,5 @@
 """Look up an algorithm's client class, and resolve the settings of a client."""
 
-from collections.abc import Callable
-from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,14 +33,12 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import (
-    ALGORITHMS,
     FINE_TUNED,
     client_path,
     settings_owners,
 )
 from flwr_frl.task.tasks import task_key, task_maker
 from flwr_frl.task.training import TrainerSettings
-from flwr_frl.task.training.privacy import ExamplePrivacy
 
 
 @run_cache(maxsize=None)
@@ -112,21 +108,12 @@ def takes_newcomers(settings: Settings) -> bool:
 
 
 def check_countable(settings: Settings) -> None:
-    """Raise `SettingsError` if ``dp-noise`` is set and the client does not support it.
-
-    The error lists the algorithms that support it.
-    """
+    """Raise `SettingsError` if the client does not support ``dp-noise`` above 0."""
     noise, algorithm = settings["dp-noise"], str(settings["algorithm"])
     if noise == 0 or client_class(settings)._traits.supports_example_dp:
         return
-    names = [
-        name
-        for name in ALGORITHMS
-        if client_class({**settings, "algorithm": name})._traits.supports_example_dp
-    ]
     allowed = f"0 with {algorithm!r} on {settings['task']!r}: not all steps of its "
-    allowed += f"training can be counted, as those of {', '.join(names)} can"
-    require(False, "dp-noise", noise, allowed)
+    require(False, "dp-noise", noise, f"{allowed}training can be counted")
 
 
 def check_optimizer(settings: Settings) -> None:
@@ -175,23 +162,15 @@ def complete(settings: Settings) -> dict[str, Setting]:
     return {**settings, **required, "head-layers": head_layers}
 
 
-class _Pairs(tuple[tuple[str, Setting], ...]):
-    """Pairs whose hash is computed once."""
-
-    _hash: int | None = None
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = super().__hash__()
-        return self._hash
-
-
 class FrozenConfig(dict[str, Any]):
-    """A run config that does not change, whose many pairs are hashed once."""
+    """A run config that does not change, whose hash is computed once."""
 
     def __init__(self, config: UserConfig) -> None:
         super().__init__(config)
-        self.pairs = _Pairs(config.items())
+        self._hash = hash(tuple(config.items()))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return self._hash
 
 
 def client_setup(
@@ -214,12 +193,11 @@ def client_setup(
         If a name is unknown or a value is out of range.
     """
     run = context.run_config if run_config is None else run_config
-    pairs = run.pairs if isinstance(run, FrozenConfig) else tuple(run.items())
-    kind, setup = _setup_of_run(pairs, strict)
-    if "partition-id" in context.node_config:
-        partition_id(context.node_config)
+    run = run if isinstance(run, FrozenConfig) else FrozenConfig(run)
+    kind, _ = _resolved(run, strict)
     unread(context.node_config, kind)
-    return setup(tuple(node_settings(kind, run, context.node_config).items()))
+    node = node_settings(kind, run, context.node_config)
+    return _setup(run, strict, tuple(node.items()))
 
 
 def node_settings(kind: type[Client], settings: Settings, node: Settings) -> Settings:
@@ -229,51 +207,47 @@ def node_settings(kind: type[Client], settings: Settings, node: Settings) -> Set
     the models, if the algorithm declares that setting.
     """
     overridden = {name: node[name] for name in per_device(kind) if name in node}
+    if "partition-id" not in node:
+        return overridden
+    index = partition_id(node)
     models = str(settings.get("client-models", "")).split()
-    if models and "partition-id" in node and "client-models" in declared(kind):
-        return {"model": models[partition_id(node) % len(models)], **overridden}
+    if models and "client-models" in declared(kind):
+        return {"model": models[index % len(models)], **overridden}
     return overridden
 
 
-Pairs = tuple[tuple[str, Setting], ...]
-
-
 @run_cache(maxsize=16)
-def _setup_of_run(
-    run: Pairs, strict: bool
-) -> tuple[type[Client], Callable[[Pairs], Setup]]:
-    """Return the client class, and a function from a node's settings to its setup."""
-    given = dict(run)
+def _resolved(run: FrozenConfig, strict: bool) -> tuple[type[Client], Settings]:
+    """Return the client class and the settings of a run."""
     # An app with a custom task may also list settings of its own algorithms.
-    custom = is_path(given.get("task", ""))
-    settings = resolve(given, owners, strict and not custom)
-    # With a cache for each run, its many pairs are hashed once per message, not twice.
-    setup = lru_cache(maxsize=16)(partial(_setup, settings))
-    return client_class(settings), setup
+    custom = is_path(str(run.get("task", "")))
+    settings = resolve(run, owners, strict and not custom)
+    return client_class(settings), settings
 
 
-def _setup(run: Settings, node: Pairs) -> Setup:
-    of_node = {name: converted(name, value, run[name]) for name, value in node}
-    settings = MappingProxyType(complete({**run, **of_node}))
+@run_cache(maxsize=64)
+def _setup(run: FrozenConfig, strict: bool, node: tuple[tuple[str, Any], ...]) -> Setup:
+    kind, of_run = _resolved(run, strict)
+    of_node = {name: converted(name, value, of_run[name]) for name, value in node}
+    settings = MappingProxyType(complete({**of_run, **of_node}))
     device = build(DeviceSettings, settings)
     cohort_size(device.cohort)
     check_countable(settings)
     check_optimizer(settings)
-    kind, output = client_class(settings), Path(str(settings["output"]))
-    algorithm = build(kind.settings_type, settings)
+    algorithm = build(kind._settings_type, settings)
     if isinstance(algorithm, TrainerSettings):
         algorithm.check_rounds(int(settings["num-server-rounds"]))
         weights = algorithm.class_weights
         allowed = "none or numbers with dp-noise: the counts are private"
         valid = weights != "balanced" or not device.dp_noise
         require(valid, "class-weights", weights, allowed)
-    states = output / short_name(str(settings["algorithm"])) / "clients"
+    states = Path(str(settings["output"])) / short_name(str(settings["algorithm"]))
+    is_resumable = int(settings["checkpoint-every"]) or settings["resume"]
     return Setup(
         kind,
         algorithm,
         device,
-        build(ExamplePrivacy, settings),
         settings,
         task_key(settings),
-        states if int(settings["checkpoint-every"]) or settings["resume"] else None,
+        states / "clients" if is_resumable else None,
     )

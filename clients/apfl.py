@@ -66,7 +66,7 @@ class APFLClient(Client):
             with self.settings.autocast():
                 loss = self.global_loss(inputs, targets) if moves_global else 0.0
                 outputs = called_with(v, mixture(alpha, v, w), inputs)
-                mixed_loss = self.training_loss(outputs, targets)
+                mixed_loss = self._loss(outputs, targets)
             (loss + mixed_loss).backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
                 optimizer.step()
@@ -88,8 +88,8 @@ class APFLClient(Client):
 
     def global_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return w's loss, plus the proximal term if the server sends μ."""
-        loss = self.training_loss(self.model(inputs), targets)
-        return loss + self.proximal(inputs, self.model)
+        loss = self._loss(self.model(inputs), targets)
+        return loss + self._proximal(inputs, self.model)
 
     def personal_model(self) -> SplitModel:
         """Return v_i, or its initial values, as a separate model."""

@@ -7,40 +7,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.device.account import PrivateTraining
-from flwr_frl.clients.device.conversions import to_numpy
+from flwr_frl.clients.device.conversions import Tensors, to_numpy, to_tensors
 from flwr_frl.clients.device.evaluation import evaluate_model
 from flwr_frl.clients.device.parameter_groups import (
+    HEAD,
     WHOLE,
     Arrays,
     Config,
     Groups,
-    ParameterGroups,
     Reply,
     array_names,
     check_groups,
     initial_arrays,
+    personal_arrays,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.traits import extend
-from flwr_frl.common.messages import (
-    CLASSES_DIGEST,
-    FROZEN_BYTES,
-    FROZEN_DIGEST,
-    NUM_CLASSES,
-    NUM_EXAMPLES,
-    NUM_TEST_EXAMPLES,
-    SERVER_ROUND,
-    SHARED_BYTES,
-    STRUCTURE,
-)
+from flwr_frl.clients.device.traits import Traits, extend
+from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
     SettingsError,
     extended,
@@ -48,6 +40,7 @@ from flwr_frl.common.settings import (
     setting,
     warn_about_similar,
 )
+from flwr_frl.task import training
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current, random_state, set_random_state
 from flwr_frl.task.examples import ExampleSet
@@ -58,18 +51,11 @@ from flwr_frl.task.models.frozen import (
     frozen_tensors,
 )
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.training import (
-    Loss,
-    Proximal,
-    Regularizer,
-    TrainCall,
-    TrainerSettings,
-    scratch_model,
-    train,
-)
 from flwr_frl.task.training.class_weights import weighted
 
 Evaluation = tuple[float, int, Config]
+# A training loss, and the arrays to send if they are not those of the model
+Update = float | tuple[float, Mapping[str, Tensor]]
 C = TypeVar("C", bound="Client")
 # Methods that algorithms override
 HOOKS = (
@@ -77,16 +63,9 @@ HOOKS = (
     *("statistics", "update"),
 )
 
-# The parts that `Client.train` can train, by their parameter groups.
-PARTS: dict[Groups, Part] = {
-    WHOLE[:1]: "representation",
-    WHOLE[1:]: "head",
-    WHOLE: "all",
-}
-
 
 @dataclass(frozen=True)
-class TrainingSettings(TrainerSettings):
+class TrainingSettings(training.TrainerSettings):
     """Local training of a split model.
 
     Parameters
@@ -105,13 +84,13 @@ class TrainingSettings(TrainerSettings):
     augment_head: bool = setting(True)
 
 
-class Client(ParameterGroups, NumPyClient):
+class Client(NumPyClient):
     """A client, which trains on its own data and never sends its personal groups.
 
-    Subclasses declare their parameter groups (`ParameterGroups`) and, as class
-    keywords, their traits (`flwr_frl.clients.device.traits.Traits`), and define
-    `update`. They may override `initial_group`, `deployed_model`, `personalize` and
-    `statistics`.
+    Subclasses declare their parameter groups (`flwr_frl.clients.device
+    .parameter_groups`) and, as class keywords, their traits
+    (`flwr_frl.clients.device.traits.Traits`), and define `update`. They may override
+    `initial_group`, `deployed_model`, `personalize` and `statistics`.
 
     Parameters
     ----------
@@ -122,28 +101,26 @@ class Client(ParameterGroups, NumPyClient):
     state : PersonalState
         Storage of the personal groups.
     settings : object
-        An instance of ``settings_type``: `TrainingSettings` with the settings that the
-        class and its bases declare as fields.
+        `TrainingSettings` with the settings that the class and its bases declare as
+        fields.
 
     Attributes
     ----------
-    device : torch.device
-        Device of the model, the examples, ``received`` and ``saved``.
+    shared : str or tuple of str
+        Groups received from the server.
+    personal : str or tuple of str
+        Groups that never leave the client.
     model : SplitModel
-        The model. Clients of one process share it; `receive` overwrites all of it.
+        The model. Clients of one process share it; each message overwrites all of it.
     config : dict
         Config of the message that is answered.
     received : dict of str to Tensor
-        Arrays received from the server, by name.
+        Arrays received from the server, by name, which must not be changed in place.
     saved : dict of str to Tensor
-        Personal arrays, by name, as `receive` has loaded them. `save` stores them; for
-        those that are part of the model it stores the values in ``model``.
-    upload : dict of str to Tensor or None
-        Arrays that `send` sends; None for those of ``model``.
+        Personal arrays, by name, which are saved after `update`; for those that are
+        part of the model the values in ``model`` are saved.
     metrics : dict
         Additional metrics of the reply.
-    attachments : dict of str to bytes
-        Additional byte payloads of the reply.
 
     Raises
     ------
@@ -151,8 +128,13 @@ class Client(ParameterGroups, NumPyClient):
         If the task does not meet the requirements of the algorithm.
     """
 
-    settings_type: type = TrainingSettings
+    # Subclasses declare a name, ``"head"``, or several, which become prefixes.
+    shared: Any = WHOLE
+    personal: Any = ()
     settings: Any
+    config: Config
+    _settings_type: type = TrainingSettings
+    _traits: ClassVar[Traits] = Traits()
     # Example-level privacy, set by the runtime if ``dp-noise`` is above 0.
     _private: PrivateTraining | None = None
     # True if a device loads its own data, False for a partition of a common data set.
@@ -160,8 +142,14 @@ class Client(ParameterGroups, NumPyClient):
 
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
+        for name in {"shared", "sent", "personal"} & vars(cls).keys():
+            groups = vars(cls)[name]
+            # A property depends on the client.
+            if isinstance(groups, str | tuple | list):
+                names = (groups,) if isinstance(groups, str) else groups
+                setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
         warn_about_similar(cls, HOOKS)
-        cls.settings_type = extended(_settings_of_bases(cls), cls)
+        cls._settings_type = extended(_settings_of_bases(cls), cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # The trait describes these methods; after an override it is declared anew.
         names = "fit", "update", "train"
@@ -174,32 +162,85 @@ class Client(ParameterGroups, NumPyClient):
     ) -> None:
         self._traits.check(task)
         self.task = task
-        self.index = index
-        self.state = state
         self.settings = settings
-        self.device = current()
-        self.model = scratch_model(task)
-        self.received = {}
-        self.saved = {}
-        self.metrics = {}
-        self.attachments: dict[str, bytes] = {}
+        self.model: SplitModel = training.scratch_model(task)
+        self.received: Tensors = {}
+        self.saved: Tensors = {}
+        self.metrics: Config = {}
+        self._index = index
+        self._state = state
+        self._device = current()
+        self._attachments: dict[str, bytes] = {}
         self._proximal_weight = 0.0
+
+    @property
+    def sent(self) -> Any:
+        """Groups sent to the server; by default the shared ones."""
+        return self.shared
+
+    @property
+    def _exchanged_groups(self) -> Groups:
+        """Groups that leave the client; their frozen part is the same for all."""
+        return (*self.shared, *self.sent)
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return the initial arrays of a group beside the model.
+
+        Parameters
+        ----------
+        group : str
+            The group.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By name within the group; by default the initial model. Initial values of
+            the model's arrays are in ``task.initial_state``; ``model`` has those of
+            another client.
+        """
+        return self.task.initial_state
+
+    def _group_of(self, name: str) -> str:
+        """Return the group of one of the model's arrays, by default its part.
+
+        Override it to group the model's arrays differently.
+        """
+        return name.partition(".")[0] + "."
+
+    def _takes(self, shape: tuple[int, ...], initial: tuple[int, ...]) -> bool:
+        """Return whether an array may have another shape than its initial value.
+
+        If that has no entry along the first axis, any number may be received.
+        """
+        return initial[:1] == (0,) and shape[1:] == initial[1:]
+
+    def _structure(self) -> list[object]:
+        """Return everything that all clients of a run must have in common.
+
+        By default these are the names, shapes and dtypes of the shared arrays and,
+        if a head is shared, the classes, so that its outputs have one meaning.
+        """
+        structure: list[object] = [
+            (name, tuple(array.shape), str(array.dtype))
+            for name, array in initial_arrays(self, self.shared).items()
+        ]
+        return [*structure, self.task.classes] if HEAD in self.shared else structure
 
     @property
     def train_examples(self) -> ExampleSet:
         """The training examples, on the device; `SettingsError` if there are none."""
-        examples = train_examples(self.task, self.index)
+        examples = train_examples(self.task, self._index)
         if len(examples) == 0:
             raise SettingsError("there are no training examples")
         return examples
 
     @cached_property
-    def training_loss(self) -> Loss:
+    def _loss(self) -> training.Loss:
         """The task's loss with ``class-weights``, for custom training steps as well."""
         text = getattr(self.settings, "class_weights", "none")
         if text == "none":
             return self.task.loss
-        return weighted(text, self.task, train_examples(self.task, self.index))
+        return weighted(text, self.task, train_examples(self.task, self._index))
 
     # Queries before the first round.
 
@@ -223,8 +264,8 @@ class Client(ParameterGroups, NumPyClient):
         """
         classes = tuple(map(str, self.task.classes or ()))
         about_frozen = self._about_frozen()
-        counts = example_counts(self.task, self.index)
-        _ = self.training_loss  # Checks the class weights.
+        counts = example_counts(self.task, self._index)
+        _ = self._loss  # Checks the class weights.
         if self._private:
             self._private.check(self.task.scratch_model)
         # All models of a task have the same structure.
@@ -232,14 +273,14 @@ class Client(ParameterGroups, NumPyClient):
         shared = initial_arrays(self, self.shared)
         structure = self._structure()
         if about_frozen:
-            structure = [*structure, about_frozen[FROZEN_DIGEST]]
+            structure = [*structure, about_frozen[keys.FROZEN_DIGEST]]
         return {
-            NUM_CLASSES: len(classes),
-            CLASSES_DIGEST: digest(classes),
-            STRUCTURE: digest(structure),
+            keys.NUM_CLASSES: len(classes),
+            keys.CLASSES_DIGEST: digest(classes),
+            keys.STRUCTURE: digest(structure),
             **about_frozen,
             **counts,
-            SHARED_BYTES: sum(a.nbytes for a in shared.values()),
+            keys.SHARED_BYTES: sum(a.nbytes for a in shared.values()),
         }
 
     def _about_frozen(self) -> Config:
@@ -250,8 +291,8 @@ class Client(ParameterGroups, NumPyClient):
         frozen = frozen_tensors(model)
         common = tuple(n for n in frozen if self._group_of(n) in self._exchanged_groups)
         return {
-            FROZEN_DIGEST: frozen_digest(model, common),
-            FROZEN_BYTES: sum(tensor.nbytes for tensor in frozen.values()),
+            keys.FROZEN_DIGEST: frozen_digest(model, common),
+            keys.FROZEN_BYTES: sum(tensor.nbytes for tensor in frozen.values()),
         }
 
     def get_parameters(self, config: Config) -> NDArrays:
@@ -262,23 +303,110 @@ class Client(ParameterGroups, NumPyClient):
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Answer a message: receive the shared arrays, `update`, save and send."""
-        self.receive(parameters, config)
-        loss = self.update()
+        self._receive(parameters, config)
+        result = self.update()
+        loss, arrays = result if isinstance(result, tuple) else (result, None)
         if not isinstance(loss, Real):
             raise SettingsError(
                 f"{type(self).__name__}.update returns {loss!r}; expected the training "
                 "loss, a number"
             )
-        self.save()
-        return self.send(float(loss))
+        self._save()
+        return self._send(float(loss), arrays)
 
-    def update(self) -> float:
+    def _receive(self, parameters: NDArrays, config: Config) -> None:
+        """Load the received and the saved arrays into the model.
+
+        Personal arrays that have never been saved take their initial values.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            The shared arrays, in the order of `initial_arrays`.
+        config : dict
+            Config of the message; ``proximal-mu`` is the μ of Flower's FedProx.
+        """
+        self.config, self.metrics, self.received = config, {}, {}
+        names = array_names(self, self.shared)
+        for name, array in zip(names, parameters, strict=True):
+            # Shared by all clients of a process; `check_received` reports changes.
+            tensor = torch.from_numpy(array).to(self._device)
+            # `transport="float16"` concerns only the messages.
+            is_half = tensor.dtype == torch.float16
+            self.received[name] = tensor.float() if is_half else tensor
+        personal = initial_arrays(self, self.personal)
+        self._shapes = {name: tuple(array.shape) for name, array in personal.items()}
+        loaded = self._state.load(self._shapes) or {} if personal else {}
+        loaded = {name: a for name, a in loaded.items() if name in personal}
+        # All clients of a process share the initial values: copy them.
+        self.saved = {
+            name: value.to(self._device, copy=True)
+            for name, value in personal.items()
+            if name not in loaded
+        } | to_tensors(loaded, self._device)
+        self.model.load({**self.task.initial_state, **self.saved, **self.received})
+        self._proximal_weight = 0.0
+        # Without received parameters, such as FedProto's, there is no proximal term.
+        if self.received.keys() & self.model.tensors.keys():
+            self._proximal_weight = float(config.get(keys.PROXIMAL_WEIGHT, 0.0))
+
+    def _save(self) -> None:
+        """Save the personal arrays as the version of ``server-round``.
+
+        Raises
+        ------
+        SettingsError
+            If one has another shape than its initial value: it could not be loaded.
+        """
+        arrays = personal_arrays(self, self.personal)
+        for name, shape in self._shapes.items():
+            if arrays[name].shape != shape:
+                raise SettingsError(
+                    f"{type(self).__name__} saves {name!r} of shape "
+                    f"{arrays[name].shape}; expected {shape}, that of its initial value"
+                )
+        if arrays:
+            round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
+            self._state.save(arrays, int(round_))
+
+    def _send(self, loss: float, arrays: Mapping[str, Tensor] | None = None) -> Reply:
+        """Return the reply of `fit`.
+
+        Parameters
+        ----------
+        loss : float
+            Training loss.
+        arrays : mapping of str to Tensor, optional
+            Arrays with those of the sent groups; by default those of the model.
+
+        Returns
+        -------
+        parameters : list of ndarray
+            Copies of the arrays of the sent groups.
+        num_examples : int
+            Number of training examples.
+        metrics : dict
+            ``train-loss`` and ``metrics``.
+        """
+        arrays = self.model.tensors if arrays is None else arrays
+        names = array_names(self, self.sent)
+        if missing := [name for name in names if name not in arrays]:
+            raise SettingsError(
+                f"{type(self).__name__}.update returns no array {missing[0]!r} to "
+                f"send; its sent groups, {', '.join(map(repr, self.sent))}, must be "
+                "parts of the model or be returned after the loss"
+            )
+        copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
+        n = len(self.task.train_examples(self._index))
+        return copies, n, {"train-loss": loss, **self.metrics}
+
+    def update(self) -> Update:
         """Train ``model`` for one round, and return the training loss.
 
         Every algorithm defines it. ``model`` has the received and the saved arrays.
         Afterwards the runtime saves the personal groups and sends the shared ones; an
-        override may change ``saved`` and set ``upload``, ``metrics`` and
-        ``attachments``.
+        override may change ``saved`` and ``metrics``. It may return the loss and the
+        arrays to send, by name, instead of those of ``model``.
         """
         raise SettingsError(
             f"{type(self).__name__} has no update; it must define update(self), which "
@@ -289,7 +417,7 @@ class Client(ParameterGroups, NumPyClient):
         self,
         part: Part,
         epochs: int,
-        regularizer: Regularizer | None = None,
+        regularizer: training.Regularizer | None = None,
         correction: Mapping[str, Tensor] | None = None,
         examples: ExampleSet | None = None,
         learning_rate: float | None = None,
@@ -320,24 +448,24 @@ class Client(ParameterGroups, NumPyClient):
         if part == "head" and not self.settings.augment_head:
             examples = examples.without_augmentation()
         if self._proximal_weight:
-            near = Proximal(self._proximal_weight, self.received)
+            near = training.Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
-        loss, sgd = self.training_loss, self.settings
+        loss, sgd = self._loss, self.settings
         if learning_rate is not None:
             sgd = replace(sgd, learning_rate=learning_rate)
         call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
         if self._private:
-            return self._private.train(TrainCall(*call))
-        return train(*call)
+            return self._private.train(training.TrainCall(*call))
+        return training.train(*call)
 
-    def proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
+    def _proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
         """Return FedProx's term μ/2 ‖w − w_received‖², for a custom training step.
 
         It is 0 unless the server runs FedProx.
         """
         if not self._proximal_weight:
             return 0.0
-        near = Proximal(self._proximal_weight, self.received)
+        near = training.Proximal(self._proximal_weight, self.received)
         return near(features, None, model)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
@@ -346,7 +474,7 @@ class Client(ParameterGroups, NumPyClient):
         Parameters
         ----------
         parameters, config
-            As in `receive`.
+            As of `fit`.
 
         Returns
         -------
@@ -359,9 +487,9 @@ class Client(ParameterGroups, NumPyClient):
             returns another one, the accuracy and the custom metrics of the received
             model are added, with the suffix ``-global``.
         """
-        self.receive(parameters, config)
-        received = self.test(self.model)[2] if tests_received(type(self)) else {}
-        loss, num_examples, metrics = self.test(self.deployed_model())
+        self._receive(parameters, config)
+        received = self._test(self.model)[2] if tests_received(type(self)) else {}
+        loss, num_examples, metrics = self._test(self.deployed_model())
         for name in ("accuracy", *self.task.metrics):
             if name in received:
                 metrics[f"{name}-global"] = received[name]
@@ -376,21 +504,22 @@ class Client(ParameterGroups, NumPyClient):
         """
         return self.model
 
-    def test(self, model: SplitModel) -> Evaluation:
+    def _test(self, model: SplitModel) -> Evaluation:
         """Test a model on this client's test examples; returns as `evaluate`."""
-        return evaluate_model(self.task, self.index, model)
+        return evaluate_model(self.task, self._index, model)
 
     def personalize(self) -> None:
         """Fit the personal groups of a client that joins after training.
 
-        It is called after `receive`, and leaves the shared arrays unchanged. If all
-        groups are parts of the model, the personal ones train for ``newcomer-epochs``.
-        Otherwise, `fit` is called that many times with the same shared arrays, and its
-        replies are discarded.
+        It is called with the received arrays in ``model``, and leaves the shared arrays
+        unchanged. If all groups are parts of the model, the personal ones train for
+        ``newcomer-epochs``. Otherwise, `fit` is called that many times with the same
+        shared arrays, and its replies are discarded.
         """
         groups, epochs = deployed_groups(type(self)), self.settings.newcomer_epochs
         if groups and {*self.shared, *groups} <= {*WHOLE}:
-            self.train(PARTS[tuple(g for g in WHOLE if g in groups)], epochs)
+            own = [part for part in get_args(Part) if f"{part}." in groups]
+            self.train(own[0] if len(own) == 1 else "all", epochs)
         elif groups:
             fit_rounds(self, epochs)
 
@@ -400,13 +529,13 @@ def _settings_of_bases(kind: type[Client]) -> type:
 
     If several bases declare settings, the class has all of them.
     """
-    if "settings_type" in vars(kind):
-        return kind.settings_type
-    types = [base.settings_type for base in kind.__bases__ if issubclass(base, Client)]
-    least = [t for t in types if sum(issubclass(other, t) for other in types) == 1]
-    if len(least) <= 1:
-        return (least or types)[0]
-    made = type(kind.__name__, tuple(least), {"__module__": kind.__module__})
+    if "_settings_type" in vars(kind):
+        return kind._settings_type
+    types = [base._settings_type for base in kind.__bases__ if issubclass(base, Client)]
+    bases = [t for t in types if sum(issubclass(other, t) for other in types) == 1]
+    if len(bases) <= 1:
+        return (bases or types)[0]
+    made = type(kind.__name__, tuple(bases), {"__module__": kind.__module__})
     return dataclass(frozen=True)(made)
 
 
@@ -437,8 +566,8 @@ def example_counts(task: Task, index: int) -> Config:
     """Check a client's examples, and return how many it trains on and tests with."""
     task.check(index)
     return {
-        NUM_EXAMPLES: len(task.train_examples(index)),
-        NUM_TEST_EXAMPLES: len(task.test_examples(index)),
+        keys.NUM_EXAMPLES: len(task.train_examples(index)),
+        keys.NUM_TEST_EXAMPLES: len(task.test_examples(index)),
     }
 
 
@@ -464,10 +593,10 @@ def fit_rounds(client: Client, rounds: int) -> None:
     context = Context(0, 0, {}, RecordDict(), {})
     for server_round in range(1, rounds + 1):
         # A new state object loads the version that the previous round has saved.
-        client.state = PersonalState(context)
-        client.fit(parameters, {SERVER_ROUND: server_round})
-    client.state, client.attachments = PersonalState(context), {}
-    client.receive(parameters, {})
+        client._state = PersonalState(context)
+        client.fit(parameters, {keys.SERVER_ROUND: server_round})
+    client._state, client._attachments = PersonalState(context), {}
+    client._receive(parameters, {})
 
 
 def digest(value: object) -> str:
@@ -479,8 +608,8 @@ def digest(value: object) -> str:
 class _Sum:
     """The sum of two regularizers."""
 
-    first: Regularizer
-    second: Regularizer
+    first: training.Regularizer
+    second: training.Regularizer
 
     def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
         arguments = features, targets, model

@@ -11,4 +11,4 @@ class ChocoSGDClient(SQuARMSGDClient):
     experiments.
     """
 
-    settings_type = CompressedGossipSettings
+    _settings_type = CompressedGossipSettings

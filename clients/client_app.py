@@ -1,5 +1,6 @@
 """The Flower ClientApp: translates between messages and calls of a NumPyClient."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import ERROR
 from typing import Any, cast
@@ -20,15 +21,13 @@ from flwr.common import log
 
 from flwr_frl.clients.algorithms import FrozenConfig, client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
-from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.clients.device.properties import label_of, properties_of
-from flwr_frl.clients.device.records import (
+from flwr_frl.clients.device.codec import (
     check_config,
-    checked,
     pack,
     pack_metrics,
     unpack,
 )
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.same_model import answer_together
 from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
@@ -36,26 +35,14 @@ from flwr_frl.clients.device.setup import (
     build_client,
     client_name,
     cohort_size,
+    label_of,
+    properties_of,
     seed_torch,
 )
 from flwr_frl.clients.simulated import join
+from flwr_frl.common import messages as keys
 from flwr_frl.common.flower_messages import fill, reply_with
 from flwr_frl.common.memory_array import memory_record
-from flwr_frl.common.messages import (
-    ARRAYS,
-    CLIENT,
-    CONFIG,
-    EXAMPLE_EPSILON,
-    FITTED,
-    INITIAL_ARRAYS,
-    NEWCOMER,
-    OWN_NAME,
-    PROPERTIES,
-    REFUSAL,
-    REGISTERED_NAME,
-    RUN,
-    STATISTICS,
-)
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
@@ -84,16 +71,15 @@ class App(ClientApp):
         self.run_config = run_config
         self.cohort = str((run_config or {}).get("cohort", "auto"))
         self.size = cohort_size(self.cohort)
-        self.device = str((run_config or {}).get("device", "auto"))
         # Sent to workers, which may hold caches of an earlier command.
         self.command = current_run()
 
     def read_message(self, message: Message, context: Context) -> tuple[Setup, Config]:
         """Return a client's settings and its message's config; use its device."""
-        record = message.content.get(CONFIG)
+        record = message.content.get(keys.CONFIG)
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
         # Only flwr-frl's ServerApp sends the name of the run.
-        strict = self.strict and RUN in record
+        strict = self.strict and keys.RUN in record
         setup = client_setup(context, self.run_config, strict)
         self._use_device(setup)
         return setup, check_config(record)
@@ -169,17 +155,13 @@ class App(ClientApp):
         if self.mods or len(messages) < 2 or not all_of(MessageType.TRAIN, messages):
             return {}
         begin_run(self.command)
-        try:
+        answers: dict[int, Message] = {}
+        # Answered one by one, each client reports the error.
+        with contextlib.suppress(SettingsError):
             setup = client_setup(contexts[0], self.run_config, strict=False)
-        except SettingsError:
-            return {}
-        fit_nodes: Any = getattr(setup.kind, "fit_nodes", None)
-        if fit_nodes is None:
-            return {}
-        self._use_device(setup)
-        answers: dict[int, Message] = fit_nodes(
-            setup, messages, contexts, only_if_faster
-        )
+            if fit_nodes := getattr(setup.kind, "fit_nodes", None):
+                self._use_device(setup)
+                answers = fit_nodes(setup, messages, contexts, only_if_faster)
         return answers
 
 
@@ -190,16 +172,13 @@ def all_of(kind: str, messages: Iterable[Message]) -> bool:
 
 def named(context: Context, message: Message) -> Context:
     """Return the context; a node without a name gets the one registered in Flower."""
-    node = context.node_config
-    if "client-name" in node or "partition-id" in node:
+    node, record = context.node_config, message.content.get(keys.CONFIG)
+    if {"client-name", "partition-id"} & node.keys() or record is None:
         return context
-    record = message.content.get(CONFIG)
-    if record is None:
+    name = check_config(cast(ConfigRecord, record)).get(keys.REGISTERED_NAME)
+    if name is None:
         return context
-    config = check_config(cast(ConfigRecord, record))
-    if REGISTERED_NAME not in config:
-        return context
-    node = {**node, "client-name": cast(str, config[REGISTERED_NAME])}
+    node = {**node, "client-name": str(name)}
     # The state is the same object, which Flower keeps.
     return Context(
         context.run_id, context.node_id, node, context.state, context.run_config
@@ -242,9 +221,8 @@ def make_app(
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
-        arrays, n, metrics = checked(client, result)
-        reply = arrays, setup.device.rounded(n), metrics
-        return reply_with(pack(message, client, reply, config), message)
+        records = pack(message, client, result, setup.device.rounded)
+        return reply_with(records, message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -252,45 +230,46 @@ def make_app(
         result = client.evaluate(unpack(message, client), config)
         return evaluation_reply(message, setup, client, result)
 
-    @app.evaluate(NEWCOMER)
+    @app.evaluate(keys.NEWCOMER)
     def newcomer(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
         arrays, seed = unpack(message, client), int(setup.run["seed"])
         loss, n, metrics = join(client, arrays, config, seed)
-        metrics[FITTED] = setup.device.rounded(int(metrics[FITTED]))
+        metrics[keys.FITTED] = setup.device.rounded(int(metrics[keys.FITTED]))
         return evaluation_reply(message, setup, client, (loss, n, metrics))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         name = str(context.node_id)
-        properties: Config = {CLIENT: name}
+        properties: Config = {keys.CLIENT: name}
         try:
-            properties[CLIENT] = name = client_name(context)
+            properties[keys.CLIENT] = name = client_name(context)
             setup, config = app.read_message(message, context)
-            refusal = config.get(REFUSAL)
+            refusal = config.get(keys.REFUSAL)
             # Before the checks, so that a refused client has a label as well.
             properties |= label_of(context, setup)
             properties |= properties_of(context, setup, config)
         except SettingsError as error:
             # If it were raised, Flower would bury it in a traceback.
-            refusal = properties[REFUSAL] = str(error)
+            refusal = properties[keys.REFUSAL] = str(error)
         if refusal is not None:
-            label = properties.get(OWN_NAME, name)
+            label = properties.get(keys.OWN_NAME, name)
             log(ERROR, "client %s takes no part: %s", label, refusal)
-        records = {PROPERTIES: fill(ConfigRecord(), properties)}
+        records = {keys.PROPERTIES: fill(ConfigRecord(), properties)}
         return Message(fill(RecordDict(), records), reply_to=message)
 
     def arrays_reply(message: Message, arrays: Arrays) -> Message:
-        return Message(RecordDict({ARRAYS: memory_record(arrays)}), reply_to=message)
+        records = {keys.ARRAYS: memory_record(arrays)}
+        return Message(fill(RecordDict(), records), reply_to=message)
 
-    @app.query(INITIAL_ARRAYS)
+    @app.query(keys.INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
         _, client, config = open_message(message, context)
         names = array_names(client, client.shared)
         arrays = client.get_parameters(config)
         return arrays_reply(message, dict(zip(names, arrays, strict=True)))
 
-    @app.query(STATISTICS)
+    @app.query(keys.STATISTICS)
     def query_statistics(message: Message, context: Context) -> Message:
         _, client, config = open_message(message, context)
         # Only clients whose strategies query statistics define this method.
@@ -308,7 +287,7 @@ def evaluation_reply(
     """Return the reply to an evaluation, with the ε that private training has spent."""
     loss, n, metrics = result
     spent = client._private.epsilon() if client._private else None
-    epsilon: Config = {} if spent is None else {EXAMPLE_EPSILON: spent}
+    epsilon: Config = {} if spent is None else {keys.EXAMPLE_EPSILON: spent}
     all_metrics = {"loss": loss, **metrics, **epsilon}
     records = pack_metrics(client, setup.device.rounded(n), all_metrics)
     return reply_with(records, message)

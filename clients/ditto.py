@@ -1,5 +1,6 @@
 """Ditto (Li et al., ICML 2021): a personal model regularised towards the global one."""
 
+from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.training import Proximal
@@ -22,15 +23,15 @@ class DittoClient(PersonalModelClient, supports_example_dp=True):
     ditto_lambda: float = setting(0.1, ge=0)
     personal_epochs: int = setting(1, ge=0)
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train w_k from wᵗ, and v_k from its last value, regularised towards wᵗ."""
         loss = self.train("all", self.settings.representation_epochs)
-        self.upload = {n: w.clone() for n, w in self.model.tensors.items()}
+        sent = {n: w.clone() for n, w in self.model.tensors.items()}
         self.load_personal_model()
         near = Proximal(self.settings.ditto_lambda, self.received)
         self.train("all", self.settings.personal_epochs, near)
         self.keep_personal_model()
-        return loss
+        return loss, sent
 
     def personalize(self) -> None:
         """Train v_k from w for ``newcomer-epochs`` (equation 2)."""

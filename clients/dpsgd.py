@@ -13,7 +13,7 @@ class DPSGDClient(Node):
     paper uses neither.
     """
 
-    settings_type = GossipSettings
+    _settings_type = GossipSettings
     # In a round that this node missed, the sender adds this node's weight to its own,
     # which preserves the mean.
     replays_missed_rounds = False

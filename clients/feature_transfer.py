@@ -61,7 +61,7 @@ class FeatureTransferClient(TransferClient):
     """
 
     personal = "head"
-    settings_type = RoleTrainingSettings
+    _settings_type = RoleTrainingSettings
     head_epochs: int = setting(10, ge=0)
     rank_tolerance: float = setting(0.01, gt=0, lt=1)
     source_epochs: int = setting(50, ge=0)
@@ -69,10 +69,10 @@ class FeatureTransferClient(TransferClient):
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the whole model and save the head."""
-        self.receive(parameters, config)
+        self._receive(parameters, config)
         loss = self.train("all", self.settings.source_epochs)
-        self.save()
-        return self.send(loss)
+        self._save()
+        return self._send(loss)
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Return a linear head on the features of all m sources, given arrays (m, …).
@@ -112,13 +112,11 @@ class FeatureTransferClient(TransferClient):
         columns = to_numpy(features).astype(np.float64).T
         v = torch.from_numpy(basis([columns], tolerance)).to(features)
         outputs = len(self.task.classes) or self._num_outputs(examples)
-        head = nn.Linear(v.shape[1], outputs, dtype=v.dtype).to(self.device)
+        head = nn.Linear(v.shape[1], outputs, dtype=v.dtype).to(self._device)
         model = SplitModel(nn.Identity(), head)
         epochs = self.settings.head_epochs
         projected = ExampleSet(features @ v, one_per_row(examples.targets))
-        loss = train(
-            model, "head", projected, self.training_loss, epochs, self.settings
-        )
+        loss = train(model, "head", projected, self._loss, epochs, self.settings)
         return v, head, loss
 
     def phase_two(
@@ -136,11 +134,11 @@ class FeatureTransferClient(TransferClient):
             v.clone(),
             has_positions(examples.targets),
         )
-        model = SplitModel(combined.to(self.device), head)
+        model = SplitModel(combined.to(self._device), head)
         epochs, sgd = self.settings.phase_two_epochs, self.settings
 
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            return self.training_loss(outputs, one_per_row(targets))
+            return self._loss(outputs, one_per_row(targets))
 
         return combined, train(model, "all", examples, loss, epochs, sgd)
 
@@ -158,7 +156,7 @@ class FeatureTransferClient(TransferClient):
         """Yield the representation of each source, given arrays of shape (m, …)."""
         names = array_names(self, self.shared)
         for source in zip(*parameters, strict=True):
-            yield to_tensors(dict(zip(names, source, strict=True)), self.device)
+            yield to_tensors(dict(zip(names, source, strict=True)), self._device)
 
     @torch.no_grad()
     def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
@@ -185,7 +183,7 @@ class FeatureTransferClient(TransferClient):
         After phase 2, the metrics include those of phase 1, with the suffix
         ``-phase-1``.
         """
-        examples = test_examples(self.task, self.index)
+        examples = test_examples(self.task, self._index)
         if len(examples) == 0:
             return 0.0, 0, {}
         before = {
@@ -208,9 +206,9 @@ class FeatureTransferClient(TransferClient):
     ) -> tuple[float, Config]:
         """Return loss and metrics of a saved basis and head on sources' features."""
         names = "basis", "head.weight", "head.bias"
-        tensors = to_tensors({name: saved[name] for name in names}, self.device)
+        tensors = to_tensors({name: saved[name] for name in names}, self._device)
         v, weight, bias = tensors.values()
-        head = nn.Linear(v.shape[1], len(weight), dtype=v.dtype).to(self.device)
+        head = nn.Linear(v.shape[1], len(weight), dtype=v.dtype).to(self._device)
         head.load_state_dict({"weight": weight, "bias": bias})
         features = self.features(parameters, examples) @ v
         projected = ExampleSet(features, one_per_row(examples.targets))

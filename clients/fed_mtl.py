@@ -1,5 +1,6 @@
 """Fed-MTL: mean-regularised multi-task learning (Smith et al., NeurIPS 2017)."""
 
+from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.training import Proximal
@@ -21,10 +22,9 @@ class FedMTLClient(AllClientsMeanClient, supports_example_dp=True):
 
     mtl_lambda: float = setting(0.1, ge=0)
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train w_i from its last value, regularised towards w̄, and send Δw_i."""
         self.load_personal_model()
         near = Proximal(2 * self.settings.mtl_lambda, self.received)
         loss = self.train("all", self.settings.representation_epochs, near)
-        self.upload_change()
-        return loss
+        return loss, self.change()

@@ -70,7 +70,7 @@ class FedALAClient(Client):
         weights, rate = under(WEIGHTS, self.saved), self.settings.ala_learning_rate
         if rate == 0 or not self.has_trained():
             return
-        if not len(self.task.train_examples(self.index)):
+        if not len(self.task.train_examples(self._index)):
             return
         head = self.model.head
         some = self.train_examples.sample(self.settings.ala_share)
@@ -85,7 +85,7 @@ class FedALAClient(Client):
             with self.settings.autocast():
                 mixed = under(HEAD, self.mixture(weights))
                 outputs = called_with(head, mixed, features)
-                loss = self.training_loss(outputs, targets)
+                loss = self._loss(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             for weight in weights.values():
                 weight.requires_grad_(False)

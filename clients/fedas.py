@@ -75,7 +75,7 @@ class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
         means, has_prototype = self.saved[MEANS], self.saved[COUNTS] > 0
         rate, model = self.settings.fedas_learning_rate, self.model
         is_trained = any(True for _ in model.representation.parameters())
-        has_examples = len(self.task.train_examples(self.index)) > 0
+        has_examples = len(self.task.train_examples(self._index)) > 0
         if not (rate and is_trained and has_prototype.any() and has_examples):
             return
         batch, bfloat16 = self.settings.batch_size, self.settings.bfloat16

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
 from flwr_frl.clients.device.traits import linear_head, separate_head
@@ -116,9 +116,9 @@ class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
     def _blank_policy(self) -> nn.Module:
         # The values are overwritten; drawing them must not advance the client's RNG.
         with torch.random.fork_rng(devices=[]):
-            return self.policy().to(self.device)
+            return self.policy().to(self._device)
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train representation, personal head and policy together."""
         model, weight = self.deployed_model(), self.settings.fedcp_lambda
         received = copy_sharing_frozen(model.representation)
@@ -132,13 +132,13 @@ class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
             optimizer.zero_grad()
             with self.settings.autocast():
                 features = model.representation(inputs)
-                loss = self.training_loss(model.head(features), targets)
+                loss = self._loss(model.head(features), targets)
                 objective = loss
                 if weight:
                     share = weight * len(targets) / batch
                     distance = discrepancy(features, received(inputs))
                     objective = objective + share * distance
-                objective = objective + self.proximal(features, model)
+                objective = objective + self._proximal(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             return loss.detach()
@@ -149,8 +149,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
         self.saved = within(PERSONAL_HEAD, head)
         mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in head.items()}
         policy = within(POLICY, under("head.policy.", model.state_dict()))
-        self.upload = {**model.state_dict(), **within(HEAD, mean), **policy}
-        return loss
+        return loss, {**model.state_dict(), **within(HEAD, mean), **policy}
 
 
 def discrepancy(x: Tensor, y: Tensor) -> Tensor:

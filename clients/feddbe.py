@@ -101,7 +101,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
             with settings.autocast():
                 features = model.representation(inputs)
                 moved = features if memory is None else features + bias["bias"]
-                loss = objective = self.training_loss(model.head(moved), targets)
+                loss = objective = self._loss(model.head(moved), targets)
                 now = features.flatten(0, -2).mean(0)
                 # A last batch of one example must not replace the mean.
                 momentum = settings.dbe_momentum * len(targets) / batch
@@ -109,7 +109,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
                 if consensus is not None and settings.dbe_kappa:
                     distance = (mean - consensus).square().mean()
                     objective = objective + settings.dbe_kappa / 2 * distance
-                objective = objective + self.proximal(features, model)
+                objective = objective + self._proximal(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             mean = mean.detach()

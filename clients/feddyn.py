@@ -2,7 +2,7 @@
 
 import torch
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.common.messages import IN_MEAN, IS_CHANGE, PROXIMAL_WEIGHT
 from flwr_frl.common.settings import SettingsError
@@ -42,14 +42,14 @@ class FedDynClient(Client, requires=(only_parameters,), assumes_sgd=True):
         named = self.model.named_parameters(remove_duplicate=False)
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train with the regulariser, update λ_k, and send θ_k − θ.
 
         `Client.train` adds α/2 ‖w − θ‖².
         """
         alpha = float(self.config[PROXIMAL_WEIGHT])
         gradients = under(GRADIENT, self.saved)
-        if not (self.state.round and self.config.get(IN_MEAN, True)):
+        if not (self._state.round and self.config.get(IN_MEAN, True)):
             # h does not contain the λ_k of an earlier run.
             gradients = {
                 name: torch.zeros_like(value) for name, value in gradients.items()
@@ -64,6 +64,5 @@ class FedDynClient(Client, requires=(only_parameters,), assumes_sgd=True):
             name: value - alpha * changes[name] for name, value in gradients.items()
         }
         self.saved = within(GRADIENT, moved)
-        self.upload = changes
         self.metrics[IS_CHANGE] = 1
-        return loss
+        return loss, changes

@@ -4,6 +4,7 @@ from math import isfinite
 
 import torch
 
+from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
@@ -70,7 +71,7 @@ class FedFomoClient(PersonalModelClient):
         """Add the classes, which the heads of all models must share."""
         return [*super()._structure(), self.task.classes]
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Combine the candidates, train, and send the model and the weights."""
         weights = self.combine()
         before = {n: value.clone() for n, value in self.model.state_dict().items()}
@@ -79,9 +80,8 @@ class FedFomoClient(PersonalModelClient):
         loss = self.train("all", epochs, examples=self.split()[0])
         padded = torch.zeros(self.settings.fomo_models)
         padded[: len(weights)] = torch.tensor(weights)
-        self.upload = {**self.model.tensors, FOMO_WEIGHTS: padded}
         self.keep_personal_model()
-        return loss
+        return loss, {**self.model.tensors, FOMO_WEIGHTS: padded}
 
     def combine(self) -> list[float]:
         """Load the weighted mean of the candidates; return the others' weights.
@@ -131,7 +131,7 @@ class FedFomoClient(PersonalModelClient):
         if count < 1 or len(examples) - count - overlap < 1:
             return examples, examples.without_augmentation()
         settings = EvaluationSettings(validation_fraction=share)
-        return split(examples, self.index, settings, overlap)
+        return split(examples, self._index, settings, overlap)
 
     def personalize(self) -> None:
         """Weigh the received models, and train for ``newcomer-epochs``."""

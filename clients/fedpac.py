@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, TrainingSettings
+from flwr_frl.clients.base import Client, TrainingSettings, Update
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import WHOLE
@@ -66,7 +66,7 @@ class FedPACClient(
 
     shared = (*WHOLE, CENTROIDS)
     sent = (*WHOLE, CENTROIDS, STATISTICS)
-    settings_type = FedPACSettings
+    _settings_type = FedPACSettings
 
     def initial_group(self, group: str) -> Tensors:
         """Return zeros, as there are neither centroids nor statistics yet."""
@@ -79,7 +79,7 @@ class FedPACClient(
         counts = torch.zeros(classes, dtype=torch.int64)
         return {"means": torch.zeros(classes, width), "counts": counts}
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Measure the received features, and train the head, then the representation.
 
         Representation, head, new class means and the statistics are sent.
@@ -93,8 +93,7 @@ class FedPACClient(
         loss = self.train("representation", settings.representation_epochs, near)
         means, counts = class_means(*labelled_features(self), self.num_classes)
         centroids = {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
-        self.upload = {**self.model.state_dict(), **centroids, **statistics}
-        return loss
+        return loss, {**self.model.state_dict(), **centroids, **statistics}
 
     def _train_head(self, epochs: int) -> None:
         self.train("head", epochs, learning_rate=self.settings.head_rate)

@@ -8,7 +8,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.base import Client, Config, Evaluation, Update
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.evaluation import class_mask
@@ -110,16 +110,15 @@ class FedProtoClient(
         """Add the classes, which the prototypes stand for."""
         return [*super()._structure(), self.task.classes]
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train towards the prototypes C̄; send the local prototypes C_j."""
         settings, near = self.settings, None
         if settings.fedproto_lambda:
             means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
             near = NearPrototypes(settings.fedproto_lambda, means, counts > 0)
         loss = self.train("all", settings.representation_epochs, near)
-        self.saved[OWN_CLASSES] = class_mask(self.task, self.index, self.head)[0]
-        self.upload = self.prototypes()
-        return loss
+        self.saved[OWN_CLASSES] = class_mask(self.task, self._index, self.head)[0]
+        return loss, self.prototypes()
 
     def prototypes(self) -> Tensors:
         """Return the mean feature and the number of examples of each class."""
@@ -129,9 +128,9 @@ class FedProtoClient(
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test by prototypes; the loss and metrics with ``-head`` are from the head."""
-        self.receive(parameters, config)
-        loss, num_examples, metrics = self.test(self.model)
-        _, _, nearest = self.test(self.deployed_model())
+        self._receive(parameters, config)
+        loss, num_examples, metrics = self._test(self.model)
+        _, _, nearest = self._test(self.deployed_model())
         for name in ("accuracy", *self.task.metrics):
             if name in nearest:
                 metrics |= {f"{name}-head": metrics[name], name: nearest[name]}
@@ -164,5 +163,5 @@ class FedProtoClient(
         """
         mask = self.saved[OWN_CLASSES]
         if not mask.any():
-            mask = class_mask(self.task, self.index, self.head)[0]
+            mask = class_mask(self.task, self._index, self.head)[0]
         return mask if mask.any() else torch.ones_like(mask)

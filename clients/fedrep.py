@@ -59,7 +59,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
     shared: Any = "representation"
     personal: Any = "head"
     task: LinearTask
-    settings_type = Checked
+    _settings_type = Checked
     learning_rate: float = setting(SGD.learning_rate, gt=0)
     fresh_samples: bool = setting(True)
     head_steps: int = setting(0, ge=0)
@@ -72,7 +72,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
 
     def statistics(self, config: Config) -> Arrays:
         """Return ``moments``: Z_i = 1/m Σ_j y_j² x_j x_jᵀ, of shape (d, d)."""
-        x, y = self.task.draw(self.index)
+        x, y = self.task.draw(self._index)
         return {"moments": (x * y[:, None] ** 2).T @ x / len(y)}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -83,12 +83,12 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
         """
         b = parameters[0].T
         fresh = int(config[SERVER_ROUND]) if self.settings.fresh_samples else 0
-        x, y = self.task.draw(self.index, fresh)
+        x, y = self.task.draw(self._index, fresh)
         w = self._head(b, x, y)
         residual = x @ (b @ w) - y
         gradient = np.outer(x.T @ residual, w) / len(y)
         b = b - self.settings.learning_rate * gradient
-        self.state.save({"head.weight": w[None]}, int(config[SERVER_ROUND]))
+        self._state.save({"head.weight": w[None]}, int(config[SERVER_ROUND]))
         loss = float(residual @ residual) / (2 * len(y))
         return [np.ascontiguousarray(b.T)], len(y), {"train-loss": loss}
 
@@ -102,25 +102,25 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
         return w
 
     def _saved_head(self) -> Matrix:
-        saved = self.state.load()
+        saved = self._state.load()
         if saved is None:
             return np.zeros(self.task.rank)
         return cast(Matrix, saved["head.weight"][0])
 
-    def receive(self, parameters: NDArrays, config: Config) -> None:
+    def _receive(self, parameters: NDArrays, config: Config) -> None:
         """Receive B, of shape (d, k), and load the saved head w, of shape (k,)."""
-        super().receive(parameters, config)
+        super()._receive(parameters, config)
         self.b, self.w = parameters[0].T, self._saved_head()
 
     def personalize(self) -> None:
         """Solve for the head on B with as many examples as the task has."""
-        x, y = self.task.draw(self.index)
-        few = len(self.task.train_examples(self.index))
+        x, y = self.task.draw(self._index)
+        few = len(self.task.train_examples(self._index))
         self.w = solve_head(self.b, x[:few], y[:few])
 
-    def test(self, model: SplitModel) -> Evaluation:
+    def _test(self, model: SplitModel) -> Evaluation:
         """Compare B w with the true model, as `LinearTask.compare`."""
-        return self.task.compare(self.index, self.b, self.w)
+        return self.task.compare(self._index, self.b, self.w)
 
 
 def solve_head(b: Matrix, x: Matrix, y: Matrix) -> Matrix:

@@ -104,7 +104,7 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
             SplitModel(self.model.representation, heads),
             "all",
             self.train_examples,
-            BothLosses(self.training_loss),
+            BothLosses(self._loss),
             self.settings.representation_epochs,
             self.settings,
             near,
@@ -114,7 +114,7 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
 
     def log_counts(self, head: nn.Linear) -> Tensor:
         """Return log N_c; −∞ for a class without examples."""
-        targets = self.task.train_examples(self.index).targets
+        targets = self.task.train_examples(self._index).targets
         # Cross-entropy ignores negative targets.
         counts = torch.bincount(targets[targets >= 0], minlength=head.out_features)
         return counts.to(head.weight.dtype).log().to(head.weight.device)

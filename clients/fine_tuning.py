@@ -32,7 +32,7 @@ class FineTuned(Client):
 
         Without training examples, return the global model.
         """
-        if not len(self.task.train_examples(self.index)):
+        if not len(self.task.train_examples(self._index)):
             return self.model
         with on_copy(self) as client:
             client.train(self.finetuned_part, self.settings.finetune_epochs)

@@ -78,7 +78,7 @@ class FLUTEClient(
     @cached_property
     def classes(self) -> Tensor:
         """Mask of the classes of this client, bool of shape (1, m)."""
-        return class_mask(self.task, self.index, self.model.linear_head("FLUTE"))
+        return class_mask(self.task, self._index, self.model.linear_head("FLUTE"))
 
     def get_properties(self, config: Config) -> Config:
         """Add ``classes``, a string with 1 for each class of the client, else 0."""
@@ -144,13 +144,13 @@ class FLUTELinearClient(FedRepLinearClient):
     shared = Client.shared
     personal = ()
     sent = ("gradient.",)
-    settings_type = Checked
+    _settings_type = Checked
     get_parameters = Client.get_parameters
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Send ∇_B L_i, of shape (k, d) as Bᵀ is, and ∇_{w_i} L_i, of shape (1, k)."""
         b, w = parameters[0].T, parameters[1][0]
-        x, y = self.task.draw(self.index)
+        x, y = self.task.draw(self._index)
         residual = x @ (b @ w) - y
         towards = x.T @ residual / len(y)
         gradients: NDArrays = [np.outer(w, towards), (b.T @ towards)[None]]
@@ -159,4 +159,4 @@ class FLUTELinearClient(FedRepLinearClient):
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Compare B w_i with the truth, as `LinearTask.compare`."""
-        return self.task.compare(self.index, parameters[0].T, parameters[1][0])
+        return self.task.compare(self._index, parameters[0].T, parameters[1][0])

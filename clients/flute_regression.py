@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.traits import linear_head, separate_head
@@ -52,12 +52,11 @@ class FLUTERegressionClient(
         width = weight.shape[1]
         return {"matrix": torch.zeros(width, width, dtype=weight.dtype)}
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train head and representation together for ``representation-epochs``."""
         penalty = QuadraticPenalty(self.received[COUPLING])
         loss = self.train("all", self.settings.representation_epochs, penalty)
-        self.upload = {**self.model.state_dict(), COUPLING: self.moment()}
-        return loss
+        return loss, {**self.model.state_dict(), COUPLING: self.moment()}
 
     def personalize(self) -> None:
         """Train the head for ``newcomer-epochs``."""

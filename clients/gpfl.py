@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize, relu
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.device.traits import linear_head, needs_classes
@@ -126,7 +126,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         """Add the classes, which the embeddings stand for."""
         return [*super()._structure(), self.task.classes]
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train all parts for ``representation-epochs``."""
         settings, model = self.settings, self.model
         self.saved[f"{SHARES}value"] = self.class_shares()
@@ -150,7 +150,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
             with settings.autocast():
                 features = model.representation(inputs)
                 outputs = model.head(valve(features, condition))
-                loss = self.training_loss(outputs, targets)
+                loss = self._loss(outputs, targets)
                 z = valve(features, frozen.mean(0)).flatten(0, -2)
                 y = targets.flatten()
                 cosines = linear(normalize(z), normalize(embedding))
@@ -160,7 +160,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
                 away = (z - frozen[y.clamp(min=0)])[y >= 0]
                 distance = torch.linalg.vector_norm(away, dim=1).mean()
                 objective = objective + settings.gpfl_lambda * distance
-                objective = objective + self.proximal(features, model)
+                objective = objective + self._proximal(features, model)
             objective.backward()
             if settings.max_gradient_norm:
                 nn.utils.clip_grad_norm_(trained, settings.max_gradient_norm)
@@ -171,8 +171,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         epochs = settings.representation_epochs
         loss = loop(step, self.train_examples, epochs, settings, model)
         others = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
-        self.upload = {**model.state_dict(), **others}
-        return loss
+        return loss, {**model.state_dict(), **others}
 
     def valve(self) -> ConditionalValve:
         """Return the received valve."""
@@ -181,7 +180,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         with torch.random.fork_rng(devices=[]):
             valve = ConditionalValve(width, self.model.linear_head("GPFL").weight.dtype)
         valve.load_state_dict(under(VALVE, self.received))
-        return valve.to(self.device)
+        return valve.to(self._device)
 
     def class_shares(self) -> Tensor:
         """Return the share of each class in the training examples.
@@ -189,12 +188,12 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         Without examples, return the saved shares, or equal shares if none are saved.
         """
         classes = self.model.linear_head("GPFL").out_features
-        targets = self.task.train_examples(self.index).targets.flatten()
+        targets = self.task.train_examples(self._index).targets.flatten()
         counts = torch.bincount(targets[targets >= 0], minlength=classes).float()
         if not counts.any():
             saved = self.saved[f"{SHARES}value"]
             return saved if saved.any() else torch.full_like(saved, 1 / classes)
-        return (counts / counts.sum()).to(self.device)
+        return (counts / counts.sum()).to(self._device)
 
     def condition(self) -> Tensor:
         """Return p_i, the received embeddings' mean weighted by the saved shares."""

@@ -57,7 +57,7 @@ class IFCAClient(Client):
     def choose(self) -> int:
         """Load the model with the least loss, and return its cluster."""
         clusters, losses = self.settings.num_clusters, [0.0]
-        if clusters > 1 and len(self.task.train_examples(self.index)):
+        if clusters > 1 and len(self.task.train_examples(self._index)):
             losses = [self._loss_of(cluster) for cluster in range(clusters)]
         chosen = losses.index(min(losses))
         self._load(chosen)

@@ -152,7 +152,7 @@ class KNNPerClient(FedAvgClient, requires=(needs_classes,), supports_example_dp=
 
     def deployed_model(self) -> SplitModel:
         """Return the model with a `MixedHead`."""
-        if self.settings.knn_lambda == 0 or not self.task.train_examples(self.index):
+        if self.settings.knn_lambda == 0 or not self.task.train_examples(self._index):
             return self.model
         examples = self.train_examples.without_augmentation()
         stored = features_of(self.model.eval(), examples, self.settings)

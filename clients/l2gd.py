@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.common.messages import COINS
 from flwr_frl.common.settings import SettingsError, setting
@@ -60,7 +61,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         settings, p = self.settings, self.settings.l2gd_probability
         return float(settings.learning_rate * settings.l2gd_lambda * (1 - p) / p)
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Aggregate, make the local steps, and send Δx_i."""
         self.load_personal_model()
         coins = np.random.default_rng(int(self.config[COINS]))
@@ -68,8 +69,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         aggregations, steps = int(coins.geometric(1 - p)), int(coins.geometric(p))
         self.aggregate(aggregations)
         loss = self.local_steps(steps)
-        self.upload_change()
-        return loss
+        return loss, self.change()
 
     def personalize(self) -> None:
         """Train x_i from x̄ on the objective (equation 2) with x̄ fixed."""
@@ -90,10 +90,10 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         model, settings = self.model, self.settings
         optimizer = settings.optimizer(freeze(model, "all"))
         examples = trainable_examples(model, self.train_examples, settings)
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self._device)
         for batch in islice(examples.stream(settings.batch_size), steps):
             optimizer.zero_grad()
-            total += gradient(model, *batch, self.training_loss, settings)
+            total += gradient(model, *batch, self._loss, settings)
             optimizer.step()
         if not torch.isfinite(total):
             raise TrainingDivergedError(

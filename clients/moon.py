@@ -79,12 +79,12 @@ class MOONClient(Client, requires=(trained_representation,)):
             optimizer.zero_grad()
             with settings.autocast():
                 features = model.representation(inputs)
-                loss = self.training_loss(model.head(features), targets)
+                loss = self._loss(model.head(features), targets)
                 distance = contrastive_loss(
                     features, inputs, others, settings.moon_temperature
                 )
                 objective = loss + settings.moon_mu * distance
-                objective = objective + self.proximal(features, model)
+                objective = objective + self._proximal(features, model)
             objective.backward()
             optimizer.step()
             return loss.detach()

@@ -99,7 +99,7 @@ class SaddlePointClient(GraphClient):
     """
 
     personal = WHOLE
-    settings_type: type = CompressionSettings
+    _settings_type: type = CompressionSettings
     saddle_step: float = setting(1e-3, gt=0)
     dual_regularizer: Annotated[
         float | str, number_or(("auto", "theory"), is_positive)
@@ -177,7 +177,7 @@ class SaddlePointClient(GraphClient):
         The reply has the attachment ``message``, empty while waiting, and the metrics
         ``train-loss`` (`cost`), ``refused`` and ``iterations`` (so far).
         """
-        self.receive(parameters, config)
+        self._receive(parameters, config)
         algorithm, noise = self.prepare(config)
         queues, ready = self.queues(config), True
         if not self.stored:
@@ -200,22 +200,22 @@ class SaddlePointClient(GraphClient):
             for k, message in enumerate(queue)
         }
         arrays = {**personal_arrays(self, WHOLE), **state.arrays(), **unused}
-        self.state.save(arrays, int(config[SERVER_ROUND]))
-        self.attachments["message"] = data
-        examples = len(self.task.train_examples(self.index))
+        self._state.save(arrays, int(config[SERVER_ROUND]))
+        self._attachments["message"] = data
+        examples = len(self.task.train_examples(self._index))
         counts = {"refused": self.refused, "iterations": state.iteration}
         return [], max(self.least_weight, examples), {"train-loss": cost, **counts}
 
     @torch.no_grad()
-    def receive(self, parameters: NDArrays, config: Config) -> None:
+    def _receive(self, parameters: NDArrays, config: Config) -> None:
         """Load this node's model, which is stored with the algorithm's state."""
-        stored = self.state.load() or {}
+        stored = self._state.load() or {}
         # Nothing is reused from an earlier run, as the neighbours also start afresh.
-        self.stored = stored if self.state.round else {}
+        self.stored = stored if self._state.round else {}
         self.check_state(config)
         initial = self.task.initial_state
         model = {name: a for name, a in self.stored.items() if name in initial}
-        self.received, self.saved = {}, to_tensors(model, self.device)
+        self.received, self.saved = {}, to_tensors(model, self._device)
         self.model.load({**initial, **self.saved})
 
     def prepare(self, config: Config) -> tuple[SaddlePoint, Noise]:
@@ -260,7 +260,7 @@ class SaddlePointClient(GraphClient):
             keys = (f"{INBOX}{name}.{k}" for k in count())
             saved = takewhile(self.stored.__contains__, keys)
             queues[name] = [self.stored[key].tobytes() for key in saved]
-        for _, messages in exchanges(config, self.state.round):
+        for _, messages in exchanges(config, self._state.round):
             for message in messages:
                 queues[message.sender].append(message.data)
         return queues
@@ -298,9 +298,9 @@ class SaddlePointClient(GraphClient):
         The metrics are those of `tested`; ``constraint``, the largest g_ij at the
         node's last point; and ``iterations``.
         """
-        self.receive(parameters, config)
+        self._receive(parameters, config)
         if not self.stored or not int(self.stored["iteration"]):
-            return self.test(self.model)
+            return self._test(self.model)
         state = State.from_arrays(self.stored)
         algorithm, _ = self.prepare(config)
         loss, examples, metrics = self.tested(algorithm, state)
@@ -369,7 +369,7 @@ class MultiTaskClient(SaddlePointClient):
 
     def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
         """Return the loss, the constraints and the noise of a node with these edges."""
-        examples = train_examples(self.task, self.index).on(self.device)
+        examples = train_examples(self.task, self._index).on(self._device)
         loss, size, node = self.task.loss, self.settings.batch_size, int(pairs[0, 0])
         problem = ModelProblem(node, self.model, examples, loss, size)
         offsets = np.full(len(pairs), -self.settings.constraint_bound)
@@ -399,7 +399,7 @@ class MultiTaskClient(SaddlePointClient):
     def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
         """Test this node's model on its test examples, with the task's metrics."""
         self.attach_sketch()
-        return self.test(self.model)
+        return self._test(self.model)
 
 
 class SyntheticMultiTaskClient(SaddlePointClient, requires=(TaskOf(MultiTaskSetup),)):

@@ -82,7 +82,7 @@ class PerFedAvgClient(Client, assumes_sgd=True):
         for name, parameter in named.items():
             parameter.data.copy_(point[name])
             parameter.grad = torch.zeros_like(parameter)
-        loss = gradient(self.model, *batch, self.training_loss, self.settings)
+        loss = gradient(self.model, *batch, self._loss, self.settings)
         return loss, {n: p.grad for n, p in named.items() if p.grad is not None}
 
     def deployed_model(self) -> SplitModel:
@@ -90,7 +90,7 @@ class PerFedAvgClient(Client, assumes_sgd=True):
 
         Without training examples, return the meta-model.
         """
-        if not len(self.task.train_examples(self.index)):
+        if not len(self.task.train_examples(self._index)):
             return self.model
         with on_copy(self) as client:
             client.adapt()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
@@ -120,9 +120,9 @@ class PFedFDAClient(
         """Add the classes, which the means stand for."""
         return [*super()._structure(), self.task.classes]
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train the representation, and adapt the Gaussians to its features."""
-        targets = self.task.train_examples(self.index).targets.flatten()
+        targets = self.task.train_examples(self._index).targets.flatten()
         self.set_head(self.received_gaussians(), targets[targets >= 0])
         epochs = self.settings.representation_epochs
         loss = self.train("representation", epochs)
@@ -132,8 +132,7 @@ class PFedFDAClient(
             MEANS: adapted.means.to(dtype),
             COVARIANCE: adapted.covariance.to(dtype),
         }
-        self.upload = {**self.model.state_dict(), **sent}
-        return loss
+        return loss, {**self.model.state_dict(), **sent}
 
     def received_gaussians(self) -> Gaussians:
         """Return the received Gaussians in float64 on the CPU, as MPS has no float64.
@@ -206,7 +205,7 @@ class PFedFDAClient(
 
     def deployed_model(self) -> SplitModel:
         """Return the received representation with the head adapted to it."""
-        if len(self.task.train_examples(self.index)):
+        if len(self.task.train_examples(self._index)):
             self.adapt()
         return self.model
 

@@ -1,6 +1,6 @@
 """pFedHN (Shamsian et al., ICML 2021): train a model that the server generates."""
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import difference
 from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.settings import SettingsError, require
@@ -33,9 +33,8 @@ class PFedHNClient(Client, supports_example_dp=True, requires=(generated,)):
     ``representation-epochs`` and the other settings of local training apply.
     """
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Train the received model for ``representation-epochs``."""
         loss = self.train("all", self.settings.representation_epochs)
-        self.upload = difference(self.model.state_dict(), self.received)
         self.metrics[IS_CHANGE] = 1
-        return loss
+        return loss, difference(self.model.state_dict(), self.received)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import ExampleSet
@@ -39,7 +40,7 @@ class PFedMeClient(PersonalModelClient, assumes_sgd=True):
     pfedme_eta: float = setting(0.05, gt=0)
     pfedme_beta: float = setting(1.0, gt=0)
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Make a local round per batch; send w + β (w_i − w)."""
         settings, model = self.settings, self.model
         # The arrays contain a tied parameter under each of its names.
@@ -63,8 +64,7 @@ class PFedMeClient(PersonalModelClient, assumes_sgd=True):
         self.keep_personal_model()
         beta = settings.pfedme_beta
         moved = {name: start[name] + beta * (w[name] - start[name]) for name in w}
-        self.upload = {**model.tensors, **moved}
-        return loss
+        return loss, {**model.tensors, **moved}
 
     def personalize(self) -> None:
         """Train θ for ``newcomer-epochs`` (equation 3)."""

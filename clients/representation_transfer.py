@@ -53,7 +53,7 @@ class TransferClient(Client):
     def is_source(self) -> bool:
         """Whether this client is a source."""
         role, sources = self.settings.role, self.settings.num_sources
-        return is_source(role, self.index, sources)
+        return is_source(role, self._index, sources)
 
     @property
     def sent(self) -> Groups:
@@ -74,8 +74,8 @@ class TransferClient(Client):
         if self.is_source:
             return self.fit_source(parameters, config)
         model, loss = self.fit_target(parameters)
-        self.state.save(model, int(config[SERVER_ROUND]))
-        return [], len(self.task.train_examples(self.index)), {"train-loss": loss}
+        self._state.save(model, int(config[SERVER_ROUND]))
+        return [], len(self.task.train_examples(self._index)), {"train-loss": loss}
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
         """Fit a source's model and save its head; see `fit`."""
@@ -87,7 +87,7 @@ class TransferClient(Client):
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test this target's model; report no examples before it has one."""
-        model = self.state.load()
+        model = self._state.load()
         return (0.0, 0, {}) if model is None else self.test_target(parameters, model)
 
     def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
@@ -117,7 +117,7 @@ class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask
     """
 
     task: TransferTask
-    settings_type = RoleSettings
+    _settings_type = RoleSettings
     descent_steps: int = setting(0, ge=0)
 
     def get_parameters(self, config: Config) -> NDArrays:
@@ -126,12 +126,12 @@ class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
         """Fit y ≈ X B w, save wᵀ of shape (k, k), and send Bᵀ of shape (k, d)."""
-        x, y = self.task.draw(self.index)
+        x, y = self.task.draw(self._index)
         columns = y.reshape(len(y), -1).T
         thetas = [phase_two(np.zeros(x.shape[1]), x, column) for column in columns]
         norms = [float(np.linalg.norm(theta)) for theta in thetas]
         head = {"head.weight": np.diag(norms)}
-        self.state.save(head, int(config[SERVER_ROUND]))
+        self._state.save(head, int(config[SERVER_ROUND]))
         pairs = zip(columns, thetas, strict=True)
         losses = [np.mean((column - x @ theta) ** 2) for column, theta in pairs]
         # θ = 0 has no direction; its column of B is then 0, too.
@@ -145,7 +145,7 @@ class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask
         Both have the shape (d,). The loss is the mean squared error of θ₂ on all
         samples.
         """
-        x, y = self.task.draw(self.index)
+        x, y = self.task.draw(self._index)
         x1, y1, x2, y2 = halves(x, y)
         first = phase_one(parameters[0].T, x1, y1)
         steps = self.settings.descent_steps
@@ -164,13 +164,13 @@ class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask
         ``error-phase-1``, and ``error-scratch`` of the least-norm model fitted to all
         samples without V.
         """
-        x, y = self.task.draw(self.index)
+        x, y = self.task.draw(self._index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
         models = cast(Matrix, saved["phase-1"]), cast(Matrix, saved["phase-2"]), scratch
-        best, first, second, alone = self.task.errors(self.index, *models)
+        best, first, second, alone = self.task.errors(self._index, *models)
         errors: Config = {
             "error": second,
             "error-phase-1": first,
             "error-scratch": alone,
         }
-        return second * best, len(self.task.test_examples(self.index)), errors
+        return second * best, len(self.task.test_examples(self._index)), errors

@@ -2,7 +2,7 @@
 
 import torch
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.common.messages import CONTROL, FROM_SHARED, IN_MEAN, IS_CHANGE
@@ -30,10 +30,10 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
         named = self.model.named_parameters(remove_duplicate=False)
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
-    def update(self) -> float:
+    def update(self) -> Update:
         """Make K corrected steps from x, update c_i, and send Δy_i and Δc_i."""
         c, c_i = under(CONTROL, self.received), under(OWN_CONTROL, self.saved)
-        if not (self.state.round and self.config.get(IN_MEAN, True)):
+        if not (self._state.round and self.config.get(IN_MEAN, True)):
             # c does not contain the c_i of an earlier run.
             c_i = {name: torch.zeros_like(value) for name, value in c_i.items()}
         epochs = self.settings.representation_epochs
@@ -46,9 +46,8 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
         before = c if self.config.get(FROM_SHARED) else c_i
         changes |= within(CONTROL, {n: moved[n] - before[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
-        self.upload = changes
         self.metrics[IS_CHANGE] = 1
-        return loss
+        return loss, changes
 
     def total_step(self, epochs: int) -> float:
         """Return K η_l, the total weight of the gradients in x − y_i; 0 without steps.

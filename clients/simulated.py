@@ -73,11 +73,11 @@ def keep(
 
 
 def _keep(client: Client) -> bool:
-    written, state, round_ = True, client.state, client.state.round
-    if client.personal and round_ and not state.path(round_).exists():
+    written, state, round_ = True, client._state, client._state.round
+    if client.personal and round_ and not state.is_on_disk(round_):
         arrays = state.load()
         if arrays is not None and state.round == round_:
-            written = state.save(arrays, round_)
+            written = state.save(arrays, round_) is not None
     if client._private:
         client._private.write()
     return written
@@ -105,9 +105,9 @@ def join(client: Client, parameters: NDArrays, config: Config, seed: int) -> Eva
         used.
     """
     share = float(config.get(SHARE, 1.0))
-    client.task = fewer(client.task, client.index, share, seed)
-    client.receive(parameters, config)
+    client.task = fewer(client.task, client._index, share, seed)
+    client._receive(parameters, config)
     client.personalize()
-    loss, num_examples, metrics = client.test(client.deployed_model())
-    metrics[FITTED] = len(client.task.train_examples(client.index))
+    loss, num_examples, metrics = client._test(client.deployed_model())
+    metrics[FITTED] = len(client.task.train_examples(client._index))
     return loss, num_examples, metrics

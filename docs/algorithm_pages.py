@@ -19,7 +19,6 @@ from flwr_frl.clients.base import Client, deployed_groups, tests_received
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
     REPRESENTATION,
-    ParameterGroups,
 )
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.common.settings import SettingsError, declared, defaults
@@ -131,7 +130,7 @@ def travels(each: Algorithm) -> str:
     if each.relays:
         return "messages to neighbours"
     received, sent = groups(each.client.shared), each.client.sent
-    if sent is ParameterGroups.sent:
+    if sent is Client.sent:
         return received
     return f"to the client: {received}; to the server: {groups(sent)}"
 

@@ -24,7 +24,6 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "flwr_frl.clients",
         (
             "flwr_frl.clients.device.traits:Traits",
-            "flwr_frl.clients.device.parameter_groups:ParameterGroups",
             "flwr_frl.clients.device.state:PersonalState",
             "flwr_frl.predict:Predictor",
             "flwr_frl.predict:load_model",

@@ -196,7 +196,7 @@ def spelled(value: object) -> str:
 def descriptions(maker: Any) -> dict[str, str]:
     """Return the descriptions of a class's parameters from its docstrings."""
     function = maker.func if isinstance(maker, partial) else maker
-    function = getattr(function, "settings_type", function)
+    function = getattr(function, "_settings_type", function)
     meanings: dict[str, str] = {}
     for base in reversed(getattr(function, "__mro__", [function])):
         text = inspect.cleandoc(base.__doc__ or "")

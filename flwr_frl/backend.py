@@ -83,7 +83,7 @@ def training_seconds(settings: Settings) -> float:
     steps = ceil(len(task.train_examples(0)) / int(settings["batch-size"]))
     epochs = float(settings["representation-epochs"])
     # A step of the head alone has no backward pass through the representation.
-    if "head-epochs" in declared(client_class(settings).settings_type):
+    if "head-epochs" in declared(client_class(settings)._settings_type):
         epochs += float(settings["head-epochs"]) / 3
     seconds = client_rounds(settings) * steps * epochs * step
     together = settings["cohort"] == "auto" and not task.scratch_model.is_large

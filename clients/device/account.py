@@ -1,5 +1,6 @@
 """Privacy accounting on a device: a record of all steps of private training."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,13 +64,9 @@ class PrivateTraining:
     def _count(self, kind: tuple[float, float], more: int) -> None:
         steps = self._steps()
         steps[kind] = steps.get(kind, 0) + more
-        self.records[RECORD] = ConfigRecord(
-            {
-                "noise": [noise for noise, _ in steps],
-                "rate": [rate for _, rate in steps],
-                "steps": list(steps.values()),
-            }
-        )
+        noise, rate = map(list, zip(*steps, strict=True))
+        values: Any = {"noise": noise, "rate": rate, "steps": list(steps.values())}
+        self.records[RECORD] = ConfigRecord(values)
         self.write()
 
     def write(self) -> None:
@@ -78,36 +75,28 @@ class PrivateTraining:
         if self.directory is None or record is None:
             return
         text = json.dumps(dict(cast(ConfigRecord, record))) + "\n"
+        path = self.directory / FILE
         try:
-            write_atomically(self.directory / FILE, text.encode(), mode=PRIVATE)
+            write_atomically(path, text.encode(), mode=PRIVATE)
         except OSError as error:
             raise SettingsError(
-                f"{self.directory / FILE} cannot be written: {error}; private training "
-                "needs its account"
+                f"{path} cannot be written: {error}; private training needs its account"
             ) from None
 
     def _steps(self) -> dict[tuple[float, float], int]:
         """Return the steps so far by noise and sampling probability."""
         account: Any = self.records.get(RECORD, {})
-        if self.directory is not None:
-            path = self.directory / FILE
-            try:
-                account = json.loads(path.read_bytes())
-            except FileNotFoundError:
-                pass
-            except (ValueError, OSError) as error:
-                raise self._damaged(error) from None
         try:
+            if self.directory is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    account = json.loads((self.directory / FILE).read_bytes())
             columns = [account.get(name, []) for name in ("noise", "rate", "steps")]
             rows = zip(*columns, strict=True)
             return {(float(z), float(q)): int(n) for z, q, n in rows}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise self._damaged(error) from None
-
-    def _damaged(self, error: Exception) -> SettingsError:
-        return SettingsError(
-            f"the account {FILE!r} of private training cannot be read: {error}"
-        )
+        except (ValueError, OSError, TypeError, AttributeError) as error:
+            raise SettingsError(
+                f"the account {FILE!r} of private training cannot be read: {error}"
+            ) from None
 
 
 def check_account(private: PrivateTraining | None, directory: Path | None) -> None:

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flwr_frl.task.devices import CPU
-
 Tensors = dict[str, Tensor]
 
-# Minimum size in bytes of received arrays that are not copied.
-LARGE = 2**20
+# Tensors of received arrays share read-only memory, of which torch warns once.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"0", np.uint8))
 
 
 def under(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -37,33 +37,7 @@ def to_tensors(
     arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
 ) -> Tensors:
     """Return copies of arrays on a device."""
-    copies = {n: torch.from_numpy(np.array(value)) for n, value in arrays.items()}
-    if device == CPU:
-        return copies
-    return {name: tensor.to(device) for name, tensor in copies.items()}
-
-
-def received_tensors(
-    arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
-) -> Tensors:
-    """Return arrays on a device; large read-only ones on the CPU are not copied.
-
-    All clients of a process then share this memory, so they must not change it
-    (`check_received`).
-    """
-    large = {
-        name: value
-        for name, value in arrays.items()
-        if device == CPU and value.nbytes >= LARGE and not value.flags.writeable
-    }
-    if not large:
-        return to_tensors(arrays, device)
-    tensors = to_tensors({n: v for n, v in arrays.items() if n not in large}, device)
-    with warnings.catch_warnings():
-        # torch cannot mark a tensor as read-only, and warns.
-        warnings.simplefilter("ignore", UserWarning)
-        tensors |= {name: torch.from_numpy(value) for name, value in large.items()}
-    return {name: tensors[name] for name in arrays}
+    return {n: torch.from_numpy(np.array(a)).to(device) for n, a in arrays.items()}
 
 
 def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:

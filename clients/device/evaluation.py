@@ -9,7 +9,7 @@ import torch
 from flwr.common import Scalar, log
 from torch import Tensor, nn
 
-from flwr_frl.common.run_cache import run_object
+from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import error_line
 from flwr_frl.task.base import Metric, Task
 from flwr_frl.task.examples import ExampleSet
@@ -122,18 +122,15 @@ def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float
         return number(name, metric(outputs, targets))
     # `try_batch` has reported errors that occur with any examples.
     except Exception as error:
-        reported = run_object(_Reported)
-        if name not in reported:
-            reported.add(name)
-            text = (
-                "metric %r has no value for clients with examples that it rejects: %s"
-            )
-            log(WARNING, text, name, error_line(error))
+        _report(name, error_line(error))
         return nan
 
 
-class _Reported(set[str]):
-    """Metrics of a run that raised an error, which the log contains once."""
+@run_cache(maxsize=None)
+def _report(name: str, line: str) -> None:
+    """Log an error of a metric once in a run."""
+    text = "metric %r has no value for clients with examples that it rejects: %s"
+    log(WARNING, text, name, line)
 
 
 def _accuracy(task: Task, examples: ExampleSet, value: float) -> dict[str, Scalar]:

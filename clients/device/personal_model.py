@@ -3,7 +3,7 @@
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import Groups
-from flwr_frl.common.messages import FROM_SHARED, IN_MEAN, IS_CHANGE
+from flwr_frl.common import messages as keys
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import Proximal
 
@@ -51,13 +51,14 @@ class AllClientsMeanClient(PersonalModelClient):
             return self.received
         return super().initial_group(group)
 
-    def upload_change(self) -> None:
-        """Let ``model`` be the personal model, and upload its change."""
+    def change(self) -> Tensors:
+        """Let ``model`` be the personal model, and return its change, which is sent."""
         before = self.received
         # This run's mean does not contain a model of an earlier run.
-        in_mean = self.state.round and self.config.get(IN_MEAN, True)
-        if in_mean and not self.config.get(FROM_SHARED):
+        in_mean = self._state.round and self.config.get(keys.IN_MEAN, True)
+        if in_mean and not self.config.get(keys.FROM_SHARED):
             before = under(PERSONAL_MODEL, self.saved)
-        self.upload = difference(self.model.state_dict(), before)
-        self.metrics[IS_CHANGE] = 1
+        change = difference(self.model.state_dict(), before)
+        self.metrics[keys.IS_CHANGE] = 1
         self.keep_personal_model()
+        return change

@@ -5,14 +5,14 @@ population most clients have never trained, so they have no state.
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import prod
 
 from flwr.app import ArrayRecord, Context, Message
 
 from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.device.codec import unpack
 from flwr_frl.clients.device.evaluation import evaluate_clients
-from flwr_frl.clients.device.records import unpack
 from flwr_frl.clients.device.setup import Setup, build_client, partition
 from flwr_frl.common.messages import ACKNOWLEDGED_ROUND
 from flwr_frl.common.settings import SettingsError
@@ -49,50 +49,40 @@ def answer_together(
         Replies by the positions of their messages; none for clients that must be
         evaluated one by one.
     """
-    groups: dict[Hashable, list[tuple[int, int]]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for position, pair in enumerate(zip(messages, contexts, strict=True)):
-        try:
+        with contextlib.suppress(SettingsError):
             setup, config = read(*pair)
-            index, num_clients = partition(pair[1].node_config, setup.run)
-        except SettingsError:
-            continue
-        if tests_received_model(pair[1], setup, config):
-            records = pair[0].content.values()
-            arrays = (id(r) for r in records if isinstance(r, ArrayRecord))
-            key = id(setup), num_clients, *arrays
-            groups.setdefault(key, []).append((position, index))
+            if tests_received_model(pair[1], setup, config):
+                records = pair[0].content.values()
+                arrays = (id(r) for r in records if isinstance(r, ArrayRecord))
+                groups.setdefault((id(setup), *arrays), []).append(position)
     replies: dict[int, Message] = {}
-    for members in groups.values():
-        first = members[0][0]
-        message, context = messages[first], contexts[first]
-        setup, config = read(message, context)
+    for first, *others in groups.values():
         # After an error, clients are evaluated one by one, and each reports its own.
         with contextlib.suppress(Exception):
-            client = build_client(context, setup, config)
+            setup, config = read(messages[first], contexts[first])
+            client = build_client(contexts[first], setup, config)
             if client.task.metrics or not client.model.is_layered:
                 continue
-            client.receive(unpack(message, client), config)
-            for position, result in _results(client, members):
-                message = messages[position]
-                replies[position] = answer(message, setup, client, result)
+            client._receive(unpack(messages[first], client), config)
+            indices = {
+                position: partition(contexts[position].node_config, setup.run)[0]
+                for position in (first, *others)
+            }
+            for batch in _batches(client.task, indices):
+                of_batch = [indices[position] for position in batch]
+                results = evaluate_clients(client.task, of_batch, client.model)
+                for position, result in zip(batch, results, strict=True):
+                    message = messages[position]
+                    replies[position] = answer(message, setup, client, result)
     return replies
-
-
-def _results(
-    client: Client, members: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, Evaluation]]:
-    """Yield the positions of clients and their results, but not of failed batches."""
-    for batch in _batches(client.task, members):
-        positions, indices = zip(*batch, strict=True)
-        with contextlib.suppress(Exception):
-            results = evaluate_clients(client.task, indices, client.model)
-            yield from zip(positions, results, strict=True)
 
 
 def tests_received_model(context: Context, setup: Setup, config: Config) -> bool:
     """Return whether a client tests received arrays with initial personal ones."""
     kind = setup.kind
-    hooks = "evaluate", "deployed_model", "test", "receive"
+    hooks = "evaluate", "deployed_model", "_test", "_receive"
     return (
         context.node_config.keys() == {"partition-id", "num-partitions"}
         and not context.state
@@ -101,25 +91,23 @@ def tests_received_model(context: Context, setup: Setup, config: Config) -> bool
         and not (kind.personal and config.get(ACKNOWLEDGED_ROUND))
         and all(getattr(kind, name) is getattr(Client, name) for name in hooks)
         and isinstance(kind.shared, tuple)
-        and not setup.privacy.dp_noise
+        and not setup.device.dp_noise
     )
 
 
-def _batches(
-    task: Task, members: Sequence[tuple[int, int]]
-) -> Iterator[list[tuple[int, int]]]:
-    """Yield groups of clients whose test examples form one batch."""
-    batch: list[tuple[int, int]] = []
+def _batches(task: Task, indices: Mapping[int, int]) -> Iterator[list[int]]:
+    """Yield the positions of clients whose test examples form one batch."""
+    batch: list[int] = []
     numbers = 0
-    for member in members:
-        examples = test_examples(task, member[1])
+    for position, index in indices.items():
+        examples = test_examples(task, index)
         if not 0 < len(examples) <= EVALUATION_BATCH:
             continue
         more = len(examples) * prod(examples.inputs.shape[1:])
         if batch and numbers + more > LARGEST:
             yield batch
             batch, numbers = [], 0
-        batch.append(member)
+        batch.append(position)
         numbers += more
     if batch:
         yield batch

@@ -1,27 +1,24 @@
-"""Resolve a client's settings from its node config and the run, and build it."""
+"""Build a client from its node config and the run; report its properties."""
 
 import difflib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from flwr.app import Context
+import numpy as np
+from flwr.app import ConfigRecord, Context
+from flwr.common import ConfigRecordValues, log
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
-from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.state_file import state_directory
-from flwr_frl.common.messages import (
-    ACKNOWLEDGED_ROUND,
-    CHECKPOINT_ROUND,
-    EXAMPLES,
-    RUN,
-    SERVER_ROUND,
-)
+from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.state import PersonalState, state_directory
+from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
     Maker,
     Settings,
@@ -37,10 +34,8 @@ from flwr_frl.task import devices
 from flwr_frl.task.base import Task
 from flwr_frl.task.fingerprint import check_examples, fingerprint
 from flwr_frl.task.held_out import EvaluationSettings
-from flwr_frl.task.tasks import (
-    TaskKey,
-    built_task,
-)
+from flwr_frl.task.tasks import TaskKey, built_task, reads_data_dir
+from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
@@ -185,7 +180,7 @@ def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
 
 def seed_torch(context: Context, seed: int, config: Mapping[str, Any]) -> None:
     """Seed torch with `torch_seed`."""
-    devices.seed(torch_seed(context, seed, config.get(SERVER_ROUND, 0)))
+    devices.seed(torch_seed(context, seed, config.get(keys.SERVER_ROUND, 0)))
 
 
 def torch_seed(context: Context, seed: int, server_round: object) -> int:
@@ -203,11 +198,9 @@ class Setup(NamedTuple):
     kind : type of Client
         The client class.
     algorithm : object
-        Settings of the algorithm, an instance of its ``settings_type``.
+        Settings of the algorithm, an instance of its ``_settings_type``.
     device : DeviceSettings
-        Settings of every device.
-    privacy : ExamplePrivacy
-        Differential privacy of the client's examples.
+        Settings of every device, with the privacy of its examples.
     run : mapping
         All settings of the run and the node.
     task : TaskKey
@@ -219,17 +212,16 @@ class Setup(NamedTuple):
     kind: type[Client]
     algorithm: Any
     device: DeviceSettings
-    privacy: ExamplePrivacy
     run: Settings
     task: TaskKey
     states: Path | None
 
     def in_round(self, settings: Any, config: Mapping[str, Any]) -> Any:
         """Return a client's settings with the learning rate of a message's round."""
-        if SERVER_ROUND not in config or not isinstance(settings, TrainerSettings):
+        if keys.SERVER_ROUND not in config or not isinstance(settings, TrainerSettings):
             return settings
         rounds = int(self.run["num-server-rounds"])
-        return settings.in_round(int(config[SERVER_ROUND]), rounds)
+        return settings.in_round(int(config[keys.SERVER_ROUND]), rounds)
 
 
 def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> Client:
@@ -253,28 +245,131 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     node, kind = context.node_config, setup.kind
     index, num_clients = partition(node, setup.run)
     task = built_task(setup.task, num_clients)
-    acknowledged = config.get(ACKNOWLEDGED_ROUND)
-    run = str(config.get(RUN, context.run_id))
+    acknowledged = config.get(keys.ACKNOWLEDGED_ROUND)
+    run = str(config.get(keys.RUN, context.run_id))
     name, experiment = client_name(context), setup.device.experiment
     directory = state_directory(node, name, run, experiment, setup.states)
     about = about_state(task, kind) if directory else {}
     # A device's data may grow, and no server may compare them with a guess.
     if "partition-id" in node:
-        check_examples(task, index, config.get(EXAMPLES))
-    elif directory:
-        about[EXAMPLES] = fingerprint(task, index)
+        check_examples(task, index, config.get(keys.EXAMPLES))
     state = PersonalState(
         context,
         directory,
         None if acknowledged is None else int(acknowledged),
-        int(config.get(CHECKPOINT_ROUND, 0)),
+        int(config.get(keys.CHECKPOINT_ROUND, 0)),
         run,
         name,
         about,
     )
     check_task(task, kind, setup.run)
     client = kind(task, index, state, setup.algorithm)
+    client.config = cast(Config, config)
     client._own_data = "partition-id" not in node
-    if setup.privacy.dp_noise:
-        client._private = PrivateTraining(setup.privacy, context.state, directory)
+    if setup.device.dp_noise:
+        client._private = PrivateTraining(setup.device, context.state, directory)
     return client
+
+
+# Properties, which the server queries before the first round
+
+
+def properties_of(context: Context, setup: Setup, config: Config) -> Config:
+    """Return the properties that a client reports.
+
+    Parameters
+    ----------
+    context, setup : Context, Setup
+        The client's context, and its settings.
+    config : dict
+        Config of the query.
+
+    Raises
+    ------
+    SettingsError
+        If the client cannot take part.
+    """
+    index, num_clients = partition(context.node_config, setup.run)
+    seed_torch(context, int(setup.run["seed"]), config)
+    client = build_client(context, setup, config)
+    properties = client.get_properties(config) | incompatible_with_noise(client)
+    if keys.RUN in config and client.personal:
+        properties |= cast(Config, client._state.kept())
+    if isinstance(client.task, ImageTask):
+        properties |= zip(keys.INPUTS, client.task.shape, strict=True)
+    # Flower checks the types, as a subclass may have added properties.
+    ConfigRecord(cast(dict[str, ConfigRecordValues], properties))
+    for count in properties.keys() & {keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES}:
+        properties[count] = setup.device.rounded(cast(int, properties[count]))
+    if "partition-id" in context.node_config:
+        return properties | simulated_properties(
+            client.task, index, num_clients, setup.run
+        )
+    # A device handles each message in a new process, so notes are logged here only.
+    for note in getattr(client.task, "notes", ()):
+        log(WARNING, "%s", note)
+    ignored = unread(context.node_config, type(client))
+    if not reads_data_dir(client.task, str(setup.run["task"])):
+        ignored += [name for name in context.node_config if name == "data-dir"]
+    for name in ignored:
+        log(WARNING, "%s in the node config is not read", name)
+    return properties
+
+
+def label_of(context: Context, setup: Setup) -> Config:
+    """Return the name of a simulated client's data, under its key; {} without one."""
+    if "partition-id" not in context.node_config:
+        return {}
+    index, num_clients = partition(context.node_config, setup.run)
+    names = getattr(built_task(setup.task, num_clients), "client_names", ())
+    return {keys.OWN_NAME: str(names[index])} if index < len(names) else {}
+
+
+def incompatible_with_noise(client: Client) -> Config:
+    """Return the property of a model with constants or tied parameters that are shared.
+
+    With noise from the server, constants change in each round, and the names of a tied
+    parameter have different values. The property is absent for other models.
+    """
+    model = client.task.scratch_model
+    shared = set(array_names(client, client.shared))
+    buffers = {n: b for n, b in model.named_buffers() if n in shared}
+    # Batch norms, which have counters, are refused with another message.
+    if buffers and all(b.is_floating_point() for b in buffers.values()):
+        what = f"the buffer {min(buffers)!r}: register it with persistent=False"
+        return {keys.INCOMPATIBLE_WITH_NOISE: what}
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name and {first, name} <= shared:
+            what = f"one parameter as {first!r} and as {name!r}"
+            return {keys.INCOMPATIBLE_WITH_NOISE: what}
+    return {}
+
+
+def simulated_properties(
+    task: Task, index: int, num_clients: int, run: Settings
+) -> dict[str, Any]:
+    """Return properties that a simulated client reports and a device does not.
+
+    They are the fingerprint of its examples, its number of training examples of each
+    class, if there are classes, and whether it joins after training.
+    """
+    properties: dict[str, Any] = {keys.EXAMPLES: fingerprint(task, index)}
+    if task.classes:
+        targets = task.train_examples(index).targets.numpy()
+        held, counts = np.unique(targets[targets >= 0], return_counts=True)
+        properties[keys.HELD_CLASSES] = [str(task.classes[c]) for c in held]
+        properties[keys.CLASS_COUNTS] = counts.tolist()
+    new_clients, seed = int(run["new-clients"]), int(run["seed"])
+    if index in newcomers(num_clients, new_clients, seed):
+        properties[keys.NEWCOMER] = True
+    return properties
+
+
+@lru_cache(maxsize=16)
+def newcomers(num_clients: int, count: int, seed: int) -> frozenset[int]:
+    """Draw the simulated clients that join after training; at least one trains."""
+    rng = np.random.default_rng([seed, 0x2E3C0])
+    drawn = rng.permutation(num_clients)[: max(0, min(count, num_clients - 1))]
+    return frozenset(drawn.tolist())

@@ -1,54 +1,219 @@
 """A client's personal state, which persists between rounds and is never sent."""
 
 import contextlib
+import hashlib
 import os
+import sys
 import time
-from collections.abc import Container, Iterable, Mapping
-from logging import ERROR, INFO, WARNING
+from collections.abc import Collection, Container, Iterable, Mapping
+from logging import ERROR, WARNING
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, Context, RecordDict
-from flwr.common import log
+from flwr.common import NDArray, log
 from safetensors import SafetensorError
 
-from flwr_frl.clients.device.state_file import (
-    COUNTER,
-    OF_A_RUN,
-    ForeignStateError,
-    Shapes,
-    Version,
-    read_checked,
-    usable,
-    valid_text,
-    versions_in,
-)
-from flwr_frl.common.files import (
-    ACCOUNT_FILE,
-    PRIVATE,
-    SET_ASIDE,
-    STATE_FILE,
-    unfinished,
-    write_atomically,
-)
+from flwr_frl.common import files
+from flwr_frl.common import messages as keys
+from flwr_frl.common.files import write_atomically
 from flwr_frl.common.flower_messages import entries_of, fill
 from flwr_frl.common.memory_array import memory_record, values_of
-from flwr_frl.common.messages import EXAMPLES, KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.common.npy import is_finite
-from flwr_frl.common.sealed import Arrays, seal
+from flwr_frl.common.sealed import Arrays, seal, unseal
+from flwr_frl.common.settings import Settings, is_possible, require
 from flwr_frl.task.training import TrainingDivergedError
-
-Key = TypeVar("Key")
 
 PREFIX = "personal-"
 # Number of other runs, the newest ones, whose files a run does not delete.
 KEPT_RUNS = 8
 # Age in seconds from which an unfinished file counts as abandoned.
 CUT_OFF_AGE = 3600.0
-# Directory of a state that is in memory only; it can contain no files.
+# Path of versions in memory.
 NOWHERE = Path(os.devnull)
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Prefix of the directory of a single run.
+OF_A_RUN = "run-"
+# Length above which the name of a directory is truncated and gets a digest.
+LONGEST_NAME = 200
+
+
+class ForeignStateError(ValueError):
+    """A file is not a state of this client."""
+
+
+class Version(NamedTuple):
+    """A version of a client's personal arrays, described by the name of its file.
+
+    Parameters
+    ----------
+    counter : int
+        Number of the version among all that the client has written. It orders the
+        versions, since clocks and file times are unreliable.
+    checkpoint : int
+        Last round of the server's newest checkpoint when the version was written.
+    run : str
+        Name of the run.
+    round : int
+        The round.
+    path : Path
+        The file.
+    """
+
+    counter: int
+    checkpoint: int
+    run: str
+    round: int
+    path: Path
+
+
+def versions_in(directory: Path | None) -> list[Version]:
+    """Return the versions in a directory; none if it is missing."""
+    try:
+        paths = list(directory.iterdir()) if directory else []
+    # Another process may have deleted the directory of an old run.
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    matches = [(path, files.STATE_FILE.fullmatch(path.name)) for path in paths]
+    return [Version(int(m[1]), int(m[2]), m[3], int(m[4]), p) for p, m in matches if m]
+
+
+def usable(
+    versions: Iterable[Version], run: str, acknowledged: int | None
+) -> list[Version]:
+    """Return the versions that a client may continue from, the preferred one first.
+
+    These are the run's own versions up to the round that the server has acknowledged
+    last, and then those of earlier runs; of each, the newest first. A version of a
+    later round belongs to a reply that did not count.
+
+    Parameters
+    ----------
+    versions : iterable of Version
+        All versions of a client.
+    run : str
+        Name of the run.
+    acknowledged : int, optional
+        The round; by default all of the run's versions may be used.
+    """
+
+    def rank(version: Version) -> tuple[bool, int, int]:
+        of_run = version.run == run
+        return of_run, version.round if of_run else 0, version.counter
+
+    counted = [
+        version
+        for version in versions
+        if version.run != run or acknowledged is None or version.round <= acknowledged
+    ]
+    return sorted(counted, key=rank, reverse=True)
+
+
+def needed(
+    versions: Collection[Version], acknowledged: int, checkpoint: int
+) -> set[Version]:
+    """Return the versions of a run that a server may still ask for.
+
+    These are the one that was written last, the two of the latest rounds, that of the
+    last acknowledged round and its predecessor, in case its file is damaged, and the
+    one from which a server resumes that restarts from its newest checkpoint.
+
+    Parameters
+    ----------
+    versions : collection of Version
+        All versions of a run.
+    acknowledged : int
+        The last acknowledged round of this client.
+    checkpoint : int
+        Last round of the server's newest checkpoint.
+    """
+    # A repeated round replaces its version.
+    latest = {version.round: version for version in sorted(versions)}
+    rounds, newest = sorted(latest), max(versions)
+    counted = [round_ for round_ in rounds if round_ <= acknowledged]
+    resumed = [round_ for round_ in counted if round_ <= checkpoint]
+    chosen = {newest.round, *rounds[-2:], *counted[-2:], *resumed[-1:]}
+    return {latest[round_] for round_ in chosen}
+
+
+def state_directory(
+    node: Settings, client: str, run: str, experiment: str, states: Path | None = None
+) -> Path | None:
+    """Return the directory of a client's state; None if it is in memory only.
+
+    Parameters
+    ----------
+    node : mapping
+        The node config; a device's may have ``state-dir``.
+    client : str
+        Name of the client.
+    run : str
+        Name of the run.
+    experiment : str
+        Name of the experiment, whose runs share their states; may be empty.
+    states : Path, optional
+        Directory of the simulated clients' states.
+    """
+    if "state-dir" in node:
+        state_dir = str(node["state-dir"])
+        allowed = "a folder that can be made"
+        require(is_possible(state_dir), "state-dir", state_dir, allowed)
+        root = Path(state_dir).expanduser()
+        # A run's name comes from a message or from a file.
+        directory = root / (quoted(experiment) or OF_A_RUN + quoted(run))
+        directory /= quoted(client)
+        files.refuse_links("state-dir", directory.parent, directory)
+        return directory
+    return states / quoted(client) if states and "partition-id" in node else None
+
+
+def quoted(name: str) -> str:
+    """Return a file name for any text; it contains no path separator and no dot."""
+    text = quote(name, safe="", errors="surrogatepass").replace(".", "%2E")
+    if len(text) <= LONGEST_NAME:
+        return text
+    # File systems limit names to 255 bytes.
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"{text[:LONGEST_NAME]}-{digest[:16]}"
+
+
+def valid_text(name: str) -> str:
+    """Return a name as in metadata, which must be valid; a folder's need not be."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def read_checked(
+    path: Path,
+    client: str,
+    shapes: Shapes | None = None,
+    about: Mapping[str, str] | None = None,
+) -> tuple[dict[str, str], Arrays]:
+    """Return metadata and arrays of a file of a `PersonalState`.
+
+    Raises
+    ------
+    ForeignStateError
+        If the file belongs to another client, its arrays have other shapes, or it has
+        other ``classes`` or another ``algorithm`` than ``about``.
+    ChecksumError, OSError, SafetensorError, ValueError
+        If it cannot be read.
+    """
+    metadata, arrays = unseal(path)
+    now = {**(about or {}), "client": valid_text(client)}
+    # Other classes are the usual reason for other shapes.
+    for name in ("client", "classes", "algorithm"):
+        written = metadata.get(name, "")
+        if written != now.get(name, written) and (written or name == "client"):
+            raise ForeignStateError(f"its {name}: {written}, not {now[name]}")
+    read = {name: array.shape for name, array in arrays.items()}
+    if shapes is not None and read != shapes:
+        name = min(n for n, _ in read.items() ^ shapes.items())
+        line = f"its shapes: {name!r} has {read.get(name)}, not {shapes.get(name)}"
+        raise ForeignStateError(line)
+    return metadata, arrays
 
 
 class StoredArrays(ArrayRecord):
@@ -77,16 +242,15 @@ class PersonalState:
     copies on disk outlive the process.
 
     The server decides which version is used, but cannot make a client lose data:
-    versions are deleted only after a newer one has been written, and the newest remain.
+    versions are deleted only after a newer one has been written, and the newest remain
+    (`needed`).
 
     Parameters
     ----------
     context : flwr.app.Context
         Its ``state`` holds the versions.
     directory : Path, optional
-        Directory of the copies on disk: the two newest versions, the version of the
-        last acknowledged round, its predecessor, and the version that the server's
-        newest checkpoint needs.
+        Directory of the copies on disk.
     acknowledged : int, optional
         Last round in which this client's reply counted; by default that of the newest
         version.
@@ -96,14 +260,12 @@ class PersonalState:
         Name of the run. Until one of its own versions has been acknowledged, a run
         starts from the newest version of earlier runs in the directory. It deletes only
         files of runs older than the eight newest, which may be in separate directories,
-        ``run-RUN/CLIENT`` beside this one. A counter in each file orders them, since
-        clocks and file times are unreliable.
+        ``run-RUN/CLIENT`` beside this one.
     client : str, default ""
         Name of the client. Files of other clients are not used.
     about : mapping of str to str, optional
         Metadata of each file. Files with other ``classes`` (the meaning of the outputs)
-        or another ``algorithm`` are not used; with another ``examples-fingerprint``
-        they are, and a line is logged.
+        or another ``algorithm`` are not used.
     """
 
     def __init__(
@@ -118,17 +280,22 @@ class PersonalState:
     ) -> None:
         self._about = dict(about or {})
         self._records = context.state
-        self._directory = directory or NOWHERE
+        self._directory = directory
         self._run, self._client = run, valid_text(client)
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
-        files = versions_in(directory)
-        names = [name for name in self._records if name.startswith(PREFIX)]
-        in_memory = {int(name[len(PREFIX) :]) for name in names}
-        self._rounds = sorted(in_memory | {v.round for v in files if v.run == run})
-        versions = [Version(self.path(r), run, r) for r in self._rounds]
-        self._usable = list(usable(versions, run, acknowledged))
-        self._earlier = [version for version in files if version.run != run]
-        self.round = self._usable[0].round if self._usable else 0
+        in_memory = [
+            # Preferred to a file of the same round
+            Version(sys.maxsize, 0, run, int(name[len(PREFIX) :]), NOWHERE)
+            for name in self._records
+            if name.startswith(PREFIX)
+        ]
+        versions = [*in_memory, *versions_in(directory)]
+        self._of_run = sorted(
+            (v for v in versions if v.run == run), key=lambda v: v.round
+        )
+        self._usable = usable(versions, run, acknowledged)
+        of_run = self._usable and self._usable[0].run == run
+        self.round = self._usable[0].round if of_run else 0
         # Reason why `load` did not use the latest version; empty if it did, or if there
         # is none.
         self.unused = ""
@@ -139,24 +306,20 @@ class PersonalState:
         ``kept-rounds`` are the rounds of this run's versions, ``kept-checkpoint`` is
         the newest checkpoint that a server has reported.
         """
-        newest = self._checkpoint_of(self._rounds[-1]) if self._rounds else 0
-        return {KEPT_ROUNDS: self._rounds, KEPT_CHECKPOINT: newest}
+        rounds = sorted({version.round for version in self._of_run})
+        newest = [v.checkpoint for v in self._of_run if v.round == rounds[-1]]
+        return {keys.KEPT_ROUNDS: rounds, keys.KEPT_CHECKPOINT: max(newest, default=0)}
 
-    def _checkpoint_of(self, round_: int) -> int:
-        """Return the server's newest checkpoint when a version was written."""
-        return Version(self.path(round_), self._run, round_).number("checkpoint")
+    def is_on_disk(self, round_: int) -> bool:
+        """Return whether this run's version of a round is on disk."""
+        return any(v.round == round_ and v.path != NOWHERE for v in self._of_run)
 
     @classmethod
-    def holding(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Self:
+    def holding(cls, arrays: Mapping[str, NDArray]) -> Self:
         """Return a state in memory with one version."""
         context = Context(0, 0, {}, RecordDict(), {})
         cls(context).save(arrays, 1)
         return cls(context)
-
-    def path(self, round_: int) -> Path:
-        """Return the path of a version on disk."""
-        prefix = f"{self._run}-" if self._run else ""
-        return self._directory / f"{prefix}{round_:08d}.safetensors"
 
     def load(self, shapes: Shapes | None = None) -> Arrays | None:
         """Return the arrays of the last acknowledged round; None if there are none.
@@ -170,60 +333,52 @@ class PersonalState:
         shapes : mapping of str to tuple of int, optional
             Names and shapes that a file must have.
         """
-        self.unused, arrays = "", None
-        for version in usable([*self._usable, *self._earlier], self._run, None):
-            of_run = version.run == self._run
-            self.round = version.round if of_run else 0
-            record = self._records.get(f"{PREFIX}{version.round}") if of_run else None
-            if isinstance(record, StoredArrays):
-                arrays = record.arrays()
-            elif isinstance(record, ArrayRecord):
-                arrays = {name: values_of(array) for name, array in record.items()}
-            else:
-                arrays = self._read(version.path, shapes)
+        self.unused, self.round, arrays = "", 0, None
+        for version in self._usable:
+            arrays = self._read(version, shapes)
             if arrays is not None:
-                if not of_run and not self._acknowledged:
+                if version.run == self._run:
+                    self.round = version.round
+                elif not self._acknowledged:
                     # This run has not started here, so none of its versions is missing.
                     self.unused = ""
                 break
-        else:
-            self.round = 0
         expected = self._acknowledged or 0
         # An earlier call may have set the damaged file aside.
         if self.round < expected and not self.unused:
             partly = f"the version of round {expected} is missing"
-            # Third-party clients that never call `save()` also end here.
+            # Third-party clients that never save also end here.
             lost = "no version is left: it is lost"
             self.unused = partly if self.round else lost
         return arrays
 
-    def _read(self, path: Path, shapes: Shapes | None) -> Arrays | None:
-        if not path.exists():
-            return None
+    def _read(self, version: Version, shapes: Shapes | None) -> Arrays | None:
+        if version.path == NOWHERE:
+            record: Any = self._records[f"{PREFIX}{version.round}"]
+            if isinstance(record, StoredArrays):
+                return record.arrays()
+            return {n: values_of(array) for n, array in entries_of(record).items()}
+        path = version.path
         try:
-            about, arrays = read_checked(path, self._client, shapes, self._about)
-            now = self._about.get(EXAMPLES)
-            if now and about.get(EXAMPLES, now) != now:
-                text = "the examples of client %s are other ones than in %s"
-                log(INFO, text, self._client, path)
-            return arrays
+            return read_checked(path, self._client, shapes, self._about)[1]
+        except FileNotFoundError:
+            return None
         except ForeignStateError as error:
-            self.unused = self.unused or error.public
-            if (path, str(error)) not in _logged:
-                _logged.add((path, str(error)))
-                log(WARNING, "%s is not used: %s", path, error)
+            # The reason names a device's classes, which the server must not learn.
+            self.unused = self.unused or "its file does not fit the client"
+            log(WARNING, "%s is not used: %s", path, error)
+        except OSError as error:
+            log(ERROR, "%s cannot be read: %s", path, error)
+            self.unused = self.unused or "its file cannot be read"
         except (SafetensorError, ValueError) as error:
             log(ERROR, "%s is not used and set aside: %s", path, error)
             self.unused = self.unused or "its file is damaged"
             with contextlib.suppress(OSError):
-                path.rename(path.with_name(path.name + SET_ASIDE))
-        except OSError as error:
-            log(ERROR, "%s cannot be read: %s", path, error)
-            self.unused = self.unused or "its file cannot be read"
+                path.rename(path.with_name(path.name + files.SET_ASIDE))
         return None
 
-    def save(self, arrays: Mapping[str, npt.NDArray[np.generic]], round_: int) -> bool:
-        """Save arrays as the version of a round; return whether it is on disk.
+    def save(self, arrays: Mapping[str, NDArray], round_: int) -> Path | None:
+        """Save arrays as the version of a round; return its file.
 
         If the disk cannot be written, they are in memory only, and a warning is logged.
 
@@ -247,124 +402,74 @@ class PersonalState:
                 f"the state of round {round_} is not finite; that of round "
                 f"{self.round} stays"
             )
-        written = self._directory != NOWHERE and self._write(kept, round_)
+        path = self._write(kept, round_, self._directory) if self._directory else None
         # Memory holds the acknowledged and the new version and, if there is no disk,
         # the newest.
         in_memory = {self.round, round_}
-        if self._directory == NOWHERE:
-            in_memory.add(max(self._rounds, default=0))
+        if self._directory is None and self._of_run:
+            in_memory.add(self._of_run[-1].round)
         replace_versions(self._records, round_, memory_record(kept), in_memory)
-        return written
+        return path
 
-    def _write(self, arrays: Arrays, round_: int) -> bool:
-        """Write a version to disk, then delete those that no server can need.
-
-        Return whether it was written.
-        """
-        about = {
-            **self._about,
-            "client": self._client,
-            "checkpoint": str(self._checkpointed),
-        }
+    def _write(self, arrays: Arrays, round_: int, directory: Path) -> Path | None:
+        """Write a version to disk, then delete those that no server can need."""
+        about = {**self._about, "client": self._client}
         try:
-            others = {place: versions_in(place) for place in self._other_places()}
-            here = versions_in(self._directory)
-            about[COUNTER] = str(1 + max(map(_newest, (here, *others.values()))))
-            write_atomically(self.path(round_), seal(arrays, about), mode=PRIVATE)
+            versions = versions_in(directory)
+            for place in self._places_of_other_runs(directory):
+                versions += versions_in(place)
+            counter = 1 + max((version.counter for version in versions), default=0)
+            numbers = f"{counter:08d}-{self._checkpointed:08d}-{self._run}-{round_:08d}"
+            path = directory / f"{numbers}.safetensors"
+            write_atomically(path, seal(arrays, about), mode=files.PRIVATE)
         except OSError as error:
             text = "state of round %d is kept in memory only, not in %s: %s"
-            log(WARNING, text, round_, self.path(round_), error)
-            return False
-        # If this fails, the next round tries again.
-        with contextlib.suppress(OSError):
-            self._delete_superseded(round_)
-            self._delete_unfinished()
-            self._delete_old_runs(here, others)
-        return True
-
-    def _delete_superseded(self, round_: int) -> None:
-        """Delete files of this run that no server can need."""
+            log(WARNING, text, round_, directory, error)
+            return None
+        new = Version(counter, self._checkpointed, self._run, round_, path)
         acknowledged = self.round if self._acknowledged is None else self._acknowledged
-        # Their replies never count unless the server has been rolled back.
-        between = [r for r in self._rounds if acknowledged < r < round_]
-        if between and self._checkpoint_of(between[-1]) <= self._checkpointed:
-            _remove(self.path(r) for r in between)
-            self._rounds = [r for r in self._rounds if r not in between]
-        rounds = sorted({*self._rounds, round_})
-        acknowledged_rounds = [version.round for version in self._usable]
-        needed = {round_, *rounds[-2:], *acknowledged_rounds[:2]}
-        # A server that resumes from its checkpoint needs this version.
-        before = (r for r in acknowledged_rounds if r <= self._checkpointed)
-        needed.add(max(before, default=0))
-        _remove(self.path(r) for r in rounds if r not in needed)
+        runs: dict[tuple[Path, str], list[Version]] = {}
+        for version in (*versions, new):
+            runs.setdefault((version.path.parent, version.run), []).append(version)
+        of_run = runs.pop((directory, self._run))
+        _remove({*of_run} - needed(of_run, acknowledged, self._checkpointed))
+        for old in sorted(runs.values(), key=max)[:-KEPT_RUNS]:
+            _remove(old)
+            _remove_abandoned(old[0].path.parent, counter)
+        _remove_abandoned(directory, counter)
+        return path
 
-    def _delete_unfinished(self) -> None:
-        """Delete unfinished files of killed writers."""
-        for path in self._directory.glob(".*"):
-            name = unfinished(path.name)
-            match = STATE_FILE.fullmatch(name)
-            if match is None and name != ACCOUNT_FILE:
-                continue
-            this_run = match is not None and (match[1] or "") == self._run
-            # Another process of this run may still be writing a later version.
-            over = this_run and match is not None and int(match[2]) <= self.round
-            # On a device without a clock battery, the time may have been ahead.
-            if over or abs(time.time() - path.lstat().st_mtime) > CUT_OFF_AGE:
-                _remove([path])
-
-    def _other_places(self) -> list[Path]:
+    def _places_of_other_runs(self, directory: Path) -> list[Path]:
         """Return this client's directories of other runs, if runs have directories."""
-        here = self._directory
-        if here.parent.name != OF_A_RUN + self._run:
+        if directory.parent.name != OF_A_RUN + self._run:
             return []
-        runs = [p for p in here.parent.parent.glob(f"{OF_A_RUN}*") if p != here.parent]
-        places = [run / here.name for run in runs if not run.is_symlink()]
-        return [p for p in places if p.is_dir() and not p.is_symlink()]
-
-    def _delete_old_runs(
-        self, here: list[Version], others: Mapping[Path, list[Version]]
-    ) -> None:
-        """Delete the files of all other runs but the `KEPT_RUNS` newest.
-
-        They are in this directory, or in ``others``, this client's directories of other
-        runs. Of these, one with other files, such as an account of private training,
-        remains.
-        """
-        by_run: dict[str, list[Version]] = {}
-        for version in here:
-            if version.run != self._run:
-                by_run.setdefault(version.run, []).append(version)
-        for run in _old(by_run):
-            _remove(version.path for version in by_run[run])
-        for place in _old(others):
-            run, files = place.parent.name.removeprefix(OF_A_RUN), list(place.iterdir())
-            names = [unfinished(path.name) or path.name for path in files]
-            matches = [STATE_FILE.fullmatch(name) for name in names]
-            if all(match and match[1] == run for match in matches):
-                _remove(files)
-                # Other clients of this machine may have directories there.
-                with contextlib.suppress(OSError):
-                    place.rmdir()
-                    place.parent.rmdir()
+        runs = directory.parent.parent.glob(f"{OF_A_RUN}*")
+        places = [run / directory.name for run in runs if not run.is_symlink()]
+        return [place for place in places if not place.is_symlink()]
 
 
-# Foreign files that have been logged, with the reasons.
-_logged: set[tuple[Path, str]] = set()
-
-
-def _newest(versions: Iterable[Version]) -> int:
-    """Return the largest counter of some versions; 0 without any."""
-    return max((version.counter for version in versions), default=0)
-
-
-def _old(runs: Mapping[Key, list[Version]]) -> list[Key]:
-    """Return the keys of all runs but the `KEPT_RUNS` that have written last."""
-    newest = {key: _newest(versions) for key, versions in runs.items()}
-    return sorted(newest, key=newest.__getitem__)[:-KEPT_RUNS]
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
+def _remove(versions: Iterable[Version]) -> None:
+    for version in versions:
         # If the disk cannot be written, a later run deletes the file.
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            version.path.unlink(missing_ok=True)
+
+
+def _remove_abandoned(directory: Path, counter: int) -> None:
+    """Delete unfinished files of killed writers, and the directory if it is empty.
+
+    They are older than the version with a counter, or than `CUT_OFF_AGE`. Another
+    process may still be writing the others.
+    """
+    with contextlib.suppress(OSError):
+        for path in directory.glob(".*"):
+            name = files.unfinished(path.name)
+            version = files.STATE_FILE.fullmatch(name)
+            is_older = version is not None and int(version[1]) < counter
+            # On a device without a clock battery, the time may have been ahead.
+            age = abs(time.time() - path.lstat().st_mtime)
+            if name and (is_older or age > CUT_OFF_AGE):
+                path.unlink(missing_ok=True)
+        # Other clients of this machine may have directories in the parent.
+        directory.rmdir()
+        directory.parent.rmdir()

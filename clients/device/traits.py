@@ -64,15 +64,9 @@ def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
     Raises
     ------
     SettingsError
-        If a keyword is unknown, or a trait is defined as an attribute.
+        If a keyword is unknown.
     """
     names = [each.name for each in fields(Traits)]
-    for name in names:
-        if hasattr(kind, name):
-            raise SettingsError(
-                f"{kind.__name__}.{name} must be a class keyword: "
-                f"class {kind.__name__}(..., {name}=...)"
-            )
     for name in changes.keys() - names:
         near = difflib.get_close_matches(name, names, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

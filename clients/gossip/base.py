@@ -79,7 +79,7 @@ class Node(GraphClient):
     """
 
     personal = (*WHOLE, VECTORS)
-    settings_type: type = CompressedGossipSettings
+    _settings_type: type = CompressedGossipSettings
     settings: GossipSettings
     # Personal vectors beside the model, each with d entries, initially 0.
     vectors: tuple[str, ...] = ("momentum",)
@@ -147,20 +147,20 @@ class Node(GraphClient):
         server_round = int(config[SERVER_ROUND])
         loss = self.iterate(server_round)
         (data,), _ = self.messages(server_round, [torch.initial_seed()])
-        self.attachments["message"] = data
+        self._attachments["message"] = data
         self.metrics["refused"] = self.refused
-        self.save()
-        return self.send(loss)
+        self._save()
+        return self._send(loss)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test this node's model after the exchange; save nothing."""
         self.catch_up(parameters, config)
         self.attach_sketch()
-        return self.test(self.deployed_model())
+        return self._test(self.deployed_model())
 
     def deployed_model(self) -> SplitModel:
         """Return the model, or its mean over the iterations (``averaged-output``)."""
-        if self.settings.averaged_output and self.state.round:
+        if self.settings.averaged_output and self._state.round:
             with torch.no_grad():
                 self.x.copy_(self.vector(AVERAGE))
         return self.model
@@ -170,18 +170,18 @@ class Node(GraphClient):
 
         Without `replays_missed_rounds`, only the exchange of its round is made.
         """
-        self.receive(parameters, config)
+        self._receive(parameters, config)
         self.check_state(config)
-        for round_, messages in exchanges(config, self.state.round):
-            if round_ == self.state.round or self.replays_missed_rounds:
+        for round_, messages in exchanges(config, self._state.round):
+            if round_ == self._state.round or self.replays_missed_rounds:
                 self.mix(self.exchange(messages, config))
 
     def exchange(self, messages: Iterable[Relayed], config: Config) -> Exchange:
         """Decode and sum the neighbours' messages of one round."""
-        weighted_sum, weight = torch.zeros(self.dimension, device=self.device), 0.0
+        weighted_sum, weight = torch.zeros(self.dimension, device=self._device), 0.0
         for message in messages:
             try:
-                vector = self.decode(message.data).to(self.device)
+                vector = self.decode(message.data).to(self._device)
             except ValueError as error:
                 self.refuse(message.sender, error)
                 continue
@@ -261,8 +261,8 @@ class Node(GraphClient):
             If the loss is not finite.
         """
         self.model.train()
-        total, steps = torch.zeros((), device=self.device), 0
-        given = train_examples(self.task, self.index)
+        total, steps = torch.zeros((), device=self._device), 0
+        given = train_examples(self.task, self._index)
         examples = trainable_examples(self.model, given, self.settings)
         for t in self.iterations(server_round):
             self.average(t)
@@ -289,7 +289,7 @@ class Node(GraphClient):
         if self.settings.averaged_output:
             # Iterations that this node has missed enter the mean with the current x.
             first = t % self.settings.local_steps == 0
-            counted = self.state.round * self.settings.local_steps if first else t
+            counted = self._state.round * self.settings.local_steps if first else t
             self.vector(AVERAGE).lerp_(self.x, 1 - counted / (t + 1))
 
     def step(self, t: int, g: Tensor) -> None:
@@ -313,11 +313,11 @@ class Node(GraphClient):
         """Return one of the ``vectors``; in-place changes are saved."""
         return self.saved[VECTORS + name]
 
-    def receive(self, parameters: NDArrays, config: Config) -> None:
+    def _receive(self, parameters: NDArrays, config: Config) -> None:
         """Load this node's model and vectors."""
         with torch.no_grad():
-            super().receive(parameters, config)
-        if self.state.round == 0:
+            super()._receive(parameters, config)
+        if self._state.round == 0:
             # Only the model is reused from an earlier run, as neighbours also restart.
             for name in self.vectors:
                 self.saved[VECTORS + name] = torch.zeros_like(self.x)

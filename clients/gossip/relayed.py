@@ -123,9 +123,9 @@ class GraphClient(Client):
     def check_state(self, config: Config) -> None:
         """Raise `LostStateError` if the state precedes the ``acknowledged-round``."""
         acknowledged = int(config.get(ACKNOWLEDGED_ROUND, 0))
-        if self.state.round < acknowledged:
+        if self._state.round < acknowledged:
             raise LostStateError(
-                f"this node has its state of round {self.state.round}, not that of "
+                f"this node has its state of round {self._state.round}, not that of "
                 f"round {acknowledged}, on which its neighbours rely"
             )
 
@@ -156,4 +156,4 @@ class GraphClient(Client):
         """
         vector = to_numpy(self.flat.vector)
         if not self._own_data or len(vector) >= SMALLEST_SKETCHED:
-            self.attachments["sketch"] = sketch(vector).tobytes()
+            self._attachments["sketch"] = sketch(vector).tobytes()

@@ -92,7 +92,7 @@ def fit_nodes(
         one by one; their nodes' states are unchanged.
     """
     refused, key = run_object(RefusedKeys), (Nodes, setup.kind)
-    if setup.states is not None or setup.privacy.dp_noise or key in refused:
+    if setup.states is not None or setup.device.dp_noise or key in refused:
         return {}
     pairs = enumerate(zip(messages, contexts, strict=True))
     if len(joining := [i for i, pair in pairs if _joins(*pair)]) < 2:
@@ -275,7 +275,7 @@ class Nodes:
         client = build_client(contexts[0], setup, cast(Config, self.configs[0]))
         self.client = cast(Node, client)
         indices = tuple(partition_id(context.node_config) for context in contexts)
-        self.data = nodes_data(client.task, indices, client.device)
+        self.data = nodes_data(client.task, indices, client._device)
 
     def can_run(self, only_if_faster: bool) -> bool:
         """Return whether these nodes can train together and, if asked, are faster."""
@@ -350,7 +350,7 @@ class Nodes:
                 errors[data] = error
                 continue
             index[data] = len(vectors)
-            vectors.append(vector.to(client.device))
+            vectors.append(vector.to(client._device))
         columns, weights = list[int](), list[float]()
         counts, refused = list[int](), list[int]()
         for config, messages in zip(self.configs, data_of_nodes, strict=True):

@@ -12,8 +12,9 @@ from flwr_frl.common.settings import SettingsError
 
 # Mode of files that only their owner may read: heads, checkpoints, privacy accounts.
 PRIVATE = 0o600
-# A client's personal state after a round: an optional run name, and the round.
-STATE_FILE = re.compile(r"(?:(\w+)-)?(\d{8})\.safetensors")
+# A client's personal state after a round: its number among all that the client has
+# written, the round of the server's newest checkpoint, the run, and the round.
+STATE_FILE = re.compile(r"(\d{8,})-(\d{8})-(\w*)-(\d{8})\.safetensors")
 # Suffix of damaged states, which are kept for inspection.
 SET_ASIDE = ".set-aside"
 # A privacy account, of a client or of the server.

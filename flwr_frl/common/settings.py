@@ -523,7 +523,7 @@ def declared(maker: Maker) -> dict[str, Declared]:
     ----------
     maker : callable
         Class (including its bases), dataclass, function or partial. If it has an
-        attribute ``settings_type``, the fields of that dataclass are its settings.
+        attribute ``_settings_type``, the fields of that dataclass are its settings.
 
     Returns
     -------
@@ -536,8 +536,8 @@ def declared(maker: Maker) -> dict[str, Declared]:
         If a setting has no default, or one of an unsupported type.
     """
     function = made_by(maker)
-    if settings_type := getattr(function, "settings_type", None):
-        return declared(settings_type)
+    if _settings_type := getattr(function, "_settings_type", None):
+        return declared(_settings_type)
     try:
         parameters = _parameters(maker)
     except NameError as error:
@@ -638,7 +638,7 @@ def extended(base: type, kind: type) -> type:
     namespace = {"__doc__": kind.__doc__, "__module__": kind.__module__}
     if check := vars(kind).get("check_settings"):
         namespace["check_settings"] = check
-    name = f"{kind.__qualname__}.settings_type"
+    name = f"{kind.__qualname__}._settings_type"
     return make_dataclass(name, listed, bases=(base,), namespace=namespace, frozen=True)
 
 
@@ -688,7 +688,7 @@ def build(maker: Callable[..., T], settings: Settings, **others: Any) -> T:
         neither a setting nor among ``others``.
     """
     function = made_by(maker)
-    if kind := getattr(function, "settings_type", None):
+    if kind := getattr(function, "_settings_type", None):
         return maker(settings=build(kind, settings), **others)
     arguments = {}
     for name, setting in declared(maker).items():

@@ -281,7 +281,7 @@ class TrainedRun:
         arrays = self.arrays | under(f"{name}/", self.heads) | kept
         check_size(task, arrays, self.settings)
         state = PersonalState.holding({n: a.numpy() for n, a in kept.items()})
-        algorithm = build(self.kind.settings_type, self.settings)
+        algorithm = build(self.kind._settings_type, self.settings)
         client = self.kind(task, index, state, algorithm)
         # The checkpoint has only the digest of the frozen part.
         frozen = client._about_frozen().get(FROZEN_DIGEST, "")
@@ -298,7 +298,7 @@ class TrainedRun:
         alone = {each.rpartition("/")[2] for each in self.heads}
         arrays = {n: shared[n] for n in alone & shared.keys()} | arrays
         check_arrays(wanted, arrays)
-        client.receive([arrays[n].numpy() for n in shared], {})
+        client._receive([arrays[n].numpy() for n in shared], {})
         return client
 
     def directory_of(self, client: str, state_dir: str) -> Path | None:
@@ -451,10 +451,11 @@ def personalize(
         about=about_state(task, run.kind),
     )
     saved = tuple(dict.fromkeys((*client.personal, *groups)))
-    path = state.path(run.server_round)
-    kept = state.save(personal_arrays(client, saved), run.server_round)
-    require(kept, "state-dir", str(directory), "a folder that can be written")
-    loss, num_test_examples, metrics = client.test(client.deployed_model())
+    path = state.save(personal_arrays(client, saved), run.server_round)
+    allowed = "a folder that can be written"
+    require(path is not None, "state-dir", str(directory), allowed)
+    assert path is not None
+    loss, num_test_examples, metrics = client._test(client.deployed_model())
     count = len(task.train_examples(index))
     return Fitted(path, count, num_test_examples, loss, metrics)
 

@@ -58,7 +58,7 @@ class FromHub:
 
     name: str = ""
 
-    settings_type: ClassVar[type] = HubSettings
+    _settings_type: ClassVar[type] = HubSettings
 
     def __call__(self, settings: HubSettings, num_clients: int) -> Task:
         """Return the task.

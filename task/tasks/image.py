@@ -259,7 +259,7 @@ class ImageTask(PartitionedTask):
         If the data, the partition or the model is invalid.
     """
 
-    settings_type: ClassVar[type] = ImageSettings
+    _settings_type: ClassVar[type] = ImageSettings
     # True if `initial_model` does not read `MODEL_SETTINGS`. Images are then not
     # converted for the model of the settings, and users who set one are warned.
     ignores_model_settings: ClassVar[bool] = False

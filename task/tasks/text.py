@@ -212,7 +212,7 @@ class TextTask(FileTask):
         malformed.
     """
 
-    settings_type: ClassVar[type] = TextSettings
+    _settings_type: ClassVar[type] = TextSettings
 
     def __init__(self, settings: TextSettings, num_clients: int) -> None:
         self.settings = settings

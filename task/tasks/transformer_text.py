@@ -83,7 +83,7 @@ class FromTransformer:
 
     name: str = ""
 
-    settings_type: ClassVar[type] = TransformerSettings
+    _settings_type: ClassVar[type] = TransformerSettings
 
     def __call__(self, settings: TransformerSettings, num_clients: int) -> Task:
         """Return the task; ``num_clients`` 0 gives client 0 all files."""

@@ -24,13 +24,13 @@ def client_of(algorithm: str = "squarm-sgd", state=None, index=0, **more):
     settings = settings_of(algorithm, **more)
     state = PersonalState(new_context()) if state is None else state
     kind = client_class(settings)
-    client_settings = build(kind.settings_type, settings)
+    client_settings = build(kind._settings_type, settings)
     return kind(build_task(settings, 5), index, state, client_settings)
 
 
 def received(algorithm: str = "squarm-sgd", **more):
     client = client_of(algorithm, **more)
-    client.receive([], {})
+    client._receive([], {})
     return client
 
 

@@ -21,7 +21,7 @@ def rounds_in(context: Context) -> list[int]:
 
 
 def rounds_on(directory) -> list[int]:
-    return sorted(int(path.stem) for path in directory.glob("*.safetensors"))
+    return sorted(int(path.stem[-8:]) for path in directory.glob("*.safetensors"))
 
 
 def run_rounds(context, rounds, directory=None, checkpointed=0):
@@ -38,5 +38,7 @@ def on_disk(directory, acknowledged=None, checkpointed=0, **more) -> PersonalSta
     return PersonalState(new_context(), directory, acknowledged, checkpointed, **more)
 
 
-def files_in(directory):
-    return sorted(path.name for path in directory.iterdir())
+def file_of(directory, round_: int, run: str = ""):
+    """Return the file of a run's version."""
+    (path,) = directory.glob(f"*-{run}-{round_:08d}.safetensors")
+    return path

@@ -45,7 +45,7 @@ def client_of(
     kind: type[Client], context: Context | None = None, index: int = 1, **state
 ) -> Client:
     held = PersonalState(context or new_context(), None, **state)
-    return kind(TASK, index, held, build(kind.settings_type, SETTINGS))
+    return kind(TASK, index, held, build(kind._settings_type, SETTINGS))
 
 
 def as_sent(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -153,18 +153,18 @@ def test_the_proximal_term_does_not_affect_personal_groups():
 def test_proximal_equals_half_mu_times_the_squared_distance(mu):
     # μ/2 ‖w − w_received‖², where all 8 + 2 parameters differ by 0.3
     client = client_of(FedAvgClient)
-    client.receive(as_sent(*initial()), {"server-round": 1, "proximal-mu": mu})
+    client._receive(as_sent(*initial()), {"server-round": 1, "proximal-mu": mu})
     with torch.no_grad():
         for parameter in client.model.parameters():
             parameter.add_(0.3)
-    term = client.proximal(torch.zeros(1), client.model)
+    term = client._proximal(torch.zeros(1), client.model)
     assert torch.as_tensor(term).item() == near(mu / 2 * 10 * 0.09)
 
 
 @pytest.mark.parametrize("kind", [APFLClient, FedCPClient, FedDBEClient, FedRoDClient])
 def test_custom_training_steps_include_the_proximal_term(kind):
     sets = [ExampleSet(torch.eye(4, 3), torch.tensor([0, 1, 1, 0]))]
-    settings = kind.settings_type(learning_rate=0.1, representation_epochs=5)
+    settings = kind._settings_type(learning_rate=0.1, representation_epochs=5)
     moved = {}
     for mu in (0.0, 5.0):
         task = ExampleTask(own_tasks.model, sets, sets, classes=("a", "b"))
@@ -188,7 +188,7 @@ def test_the_proximal_term_adds_to_a_client_s_regularizer():
         # A correction is equivalent to a regularizer with that gradient.
         {"correction": {"representation.weight": term}},
     ):
-        client.receive(as_sent(b, w), {"server-round": 1, "proximal-mu": 0.8})
+        client._receive(as_sent(b, w), {"server-round": 1, "proximal-mu": 0.8})
         client.train("all", 2, **regularizer)
         found.append(client.model.representation.weight.detach().clone().numpy())
     assert_near(*found)
@@ -238,7 +238,7 @@ def test_fine_tuning_trains_the_head_only_for_the_test():
 
 def test_fine_tuning_reports_the_global_model_s_accuracy_too():
     task = task_of("digits", 20, head_layers=1)
-    settings = FineTuned.settings_type(learning_rate=0.05, finetune_epochs=20)
+    settings = FineTuned._settings_type(learning_rate=0.05, finetune_epochs=20)
     metrics, before = {}, {}
     torch.manual_seed(0)
     for kind, found in ((FedAvgFTClient, metrics), (FedAvgClient, before)):
@@ -250,7 +250,7 @@ def test_fine_tuning_reports_the_global_model_s_accuracy_too():
 
 
 def test_zero_epochs_return_the_received_arrays():
-    settings = FedRepClient.settings_type(head_epochs=0, representation_epochs=0)
+    settings = FedRepClient._settings_type(head_epochs=0, representation_epochs=0)
     client = FedRepClient(TASK, 0, PersonalState(new_context()), settings)
     sent = np.arange(8, dtype=np.float32).reshape(2, 4)
     arrays, _, metrics = client.fit([sent], {"server-round": 1})
@@ -263,10 +263,10 @@ def test_augment_head_controls_augmentation_in_head_epochs(augment_head, monkeyp
     seen = []
     colour = [ExampleSet(torch.zeros(3, 2, 2, 3), torch.zeros(3, 1), augment=True)]
     monkeypatch.setattr(
-        "flwr_frl.clients.base.train",
+        "flwr_frl.task.training.train",
         lambda model, part, examples, *_: seen.append(examples.augment),
     )
-    settings = FedRepClient.settings_type(augment_head=augment_head)
+    settings = FedRepClient._settings_type(augment_head=augment_head)
     task, state = ExampleTask(TASK.initial_model, colour, colour), PersonalState
     client = FedRepClient(task, 0, state(new_context()), settings)
     client.train("head", 1)

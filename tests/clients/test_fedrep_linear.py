@@ -15,7 +15,7 @@ B = np.array([[1.0], [0.0]])
 
 
 def client_of(task: LinearTask, context: Context | None = None, **overrides):
-    settings = FedRepLinearClient.settings_type(**{"learning_rate": 0.1, **overrides})
+    settings = FedRepLinearClient._settings_type(**{"learning_rate": 0.1, **overrides})
     state = PersonalState(context or new_context())
     return FedRepLinearClient(task, 0, state, settings)
 

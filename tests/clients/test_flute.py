@@ -20,7 +20,7 @@ def client(kind=FLUTEClient, **more):
     usual |= {"momentum": 0.0, "weight-decay": 0.0}
     settings = resolve({**usual, **dashed(more)})
     state = PersonalState(new_context())
-    client_settings = build(kind.settings_type, settings)
+    client_settings = build(kind._settings_type, settings)
     return kind(build_task(settings, 20), 0, state, client_settings)
 
 
@@ -86,7 +86,7 @@ def test_the_reported_classes_are_those_of_the_training_data() -> None:
 def test_linear_gradients_match_autograd_of_the_paper_s_loss() -> None:
     # L(B, w) = 1/(2N) Σ (xᵀ B w − y)², differentiated by torch; all rounds are equal.
     task = LinearTask(dimension=4, rank=2, samples=6, num_clients=3)
-    state, settings = PersonalState(new_context()), FLUTELinearClient.settings_type()
+    state, settings = PersonalState(new_context()), FLUTELinearClient._settings_type()
     flute = FLUTELinearClient(task, 1, state, settings)
     x, y = map(torch.from_numpy, task.draw(1))
     rng = np.random.default_rng(0)

@@ -15,8 +15,7 @@ from torch import nn
 from flwr_frl import simulate
 from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
 from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.device.records import checked
+from flwr_frl.clients.device.parameter_groups import HEAD, check_untrained
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.settings import build, resolve
@@ -53,7 +52,7 @@ class Functional(nn.Module):
 def client_of(kind, model, examples, **more):
     task = ExampleTask(model, [examples], [examples], **more)
     state = PersonalState(new_context())
-    return kind(task, 0, state, build(kind.settings_type, {}))
+    return kind(task, 0, state, build(kind._settings_type, {}))
 
 
 def small() -> SplitModel:
@@ -90,7 +89,9 @@ class Forgetful(HeadAlone):
 def test_a_trained_parameter_in_no_group_is_named():
     def fit(kind):
         client = client_of(kind, small, numbers())
-        return checked(client, one_round(client))
+        reply = one_round(client)
+        check_untrained(client, client.model)
+        return reply
 
     arrays, n, _ = fit(HeadAlone)
     assert (len(arrays), n) == (2, 6)

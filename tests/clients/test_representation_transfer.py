@@ -29,7 +29,7 @@ def client_of(index: int, context: Context | None = None, **overrides):
     task = build_task(settings, int(settings["num-clients"]))
     state = PersonalState(context or new_context())
     kind = client_class(settings)
-    return kind(task, index, state, build(kind.settings_type, settings))
+    return kind(task, index, state, build(kind._settings_type, settings))
 
 
 def minimum_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ def test_a_source_trains_its_whole_model_and_sends_the_representation():
     arrays, n, _ = client.fit(start, {"server-round": 1})
     assert n == len(client.task.train_examples(0))
     torch.manual_seed(5)
-    client.receive(start, {})
+    client._receive(start, {})
     client.train("all", 3)
     state = client.model.state_dict()
     for name, array in zip(names, arrays, strict=True):
@@ -150,7 +150,7 @@ def small_target(targets, loss, outputs, dtype):
         return SplitModel(layers, nn.Linear(5, outputs)).to(dtype)
 
     sets = [ExampleSet(inputs, targets)] * 2
-    settings = FeatureTransferClient.settings_type(num_sources=1, phase_two_epochs=2)
+    settings = FeatureTransferClient._settings_type(num_sources=1, phase_two_epochs=2)
     task, state = ExampleTask(model, sets, sets, loss), PersonalState(new_context())
     client = FeatureTransferClient(task, 1, state, settings)
     client.get_properties({})

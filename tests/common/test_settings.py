@@ -112,7 +112,7 @@ class Child(Parent):
 class Whole:
     """Takes all of its settings as one object."""
 
-    settings_type = MoreSteps
+    _settings_type = MoreSteps
 
     def __init__(self, name: str, settings: MoreSteps, size: int = 0) -> None:
         self.name, self.settings, self.size = name, settings, size

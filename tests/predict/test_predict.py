@@ -101,7 +101,7 @@ def test_prediction_ignores_unacknowledged_versions_and_changes_no_file(
     (last,) = (root / "anna" / "animals" / "anna").glob("*-00000003.safetensors")
     later = last.with_name(last.name.replace("3.safe", "4.safe"))
     later.write_bytes(b"half a file")
-    inherited = last.with_name("older-00000009.safetensors")
+    inherited = last.with_name("00000009-00000000-older-00000009.safetensors")
     inherited.write_bytes(b"of a run before")
     before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
     model = of_device(root, "anna").model
@@ -115,7 +115,7 @@ def test_prediction_uses_the_newest_head_of_earlier_runs(devices, tmp_path):
     states = root / "anna" / "animals" / "anna"
     # The rounds of an earlier run are unrelated to those of this run.
     for path in list(states.iterdir()):
-        path.rename(path.with_name("earlier-9" + path.name[14:]))
+        path.rename(path.with_name(f"{path.name[:18]}earlier-9{path.name[-19:]}"))
     newest, *others = sorted(states.iterdir(), reverse=True)
     assert others
     model = of_device(root, "anna").model

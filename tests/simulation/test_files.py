@@ -28,6 +28,9 @@ from flwr_frl.results.report import Report
 
 STEADY = {**USUAL, "fraction_train": 1.0}
 
+# A state of a simulated client
+STATE = "00000001-00000000-r-00000001.safetensors"
+
 
 def go(output: Path, *algorithms: str, rounds: int, code: int = 0, **more) -> None:
     assert run(output, *algorithms, "--rounds", str(rounds), **STEADY, **more) == code
@@ -205,7 +208,10 @@ def test_folders_that_cannot_be_created_or_moved_give_a_one_line_error(
 ):
     states = tmp_path / "fedrep" / "clients" / "000003"
     states.mkdir(parents=True)
-    for path in (tmp_path / "fedrep" / FILE, states / "00000001.safetensors"):
+    for path in (
+        tmp_path / "fedrep" / FILE,
+        states / "00000001-00000000-r-00000001.safetensors",
+    ):
         path.touch()
     monkeypatch.setattr(place, full)
     assert code_of(call, tmp_path) == "output"
@@ -218,7 +224,7 @@ def states_in(folder: Path) -> Path:
     """Fill a foreign folder with entries like those of simulated clients; return it."""
     for number in ("000001", "000002"):
         (folder / number).mkdir(parents=True)
-        (folder / number / "00000001.safetensors").write_text("theirs")
+        (folder / number / STATE).write_text("theirs")
         (folder / number / "photo.jpg").write_text("theirs")
     return folder
 
@@ -246,9 +252,9 @@ def test_a_link_in_the_output_is_refused_and_its_target_unchanged(
 def test_only_files_named_like_client_states_are_removed_or_copied(tmp_path):
     states_in(tmp_path / "own" / "clients")
     directory = tmp_path / "own" / "clients" / "000001"
-    ours = ("r-00000002.safetensors.set-aside", "privacy.json")
+    ours = ("00000002-00000000-r-00000002.safetensors.set-aside", "privacy.json")
     left = (
-        ".r-00000002.safetensors.0123456789abcdef.partial",
+        ".00000002-00000000-r-00000002.safetensors.0123456789abcdef.partial",
         f".privacy.json.{'0' * 16}.partial",
     )
     for name in (*ours, *left):
@@ -258,7 +264,7 @@ def test_only_files_named_like_client_states_are_removed_or_copied(tmp_path):
     assert texts_in(tmp_path / "own") == ["theirs"] * 2
     assert [path.name for path in directory.iterdir()] == ["photo.jpg"]
     prepare_directory(tmp_path / "own", tmp_path / "former")
-    copy = directory.parent / "000002" / "00000001.safetensors"
-    assert copy.read_bytes() == (former / "00000001.safetensors").read_bytes()
+    copy = directory.parent / "000002" / STATE
+    assert copy.read_bytes() == (former / STATE).read_bytes()
     assert copy.stat().st_mode & 0o777 == 0o600
     assert len(list((tmp_path / "own").rglob("*.*"))) == 4

@@ -25,7 +25,7 @@ def lost(monkeypatch):
     failing = set[int]()
 
     def fail(client, result):
-        if client.index in failing:
+        if client._index in failing:
             raise TrainingDivergedError("the loss is inf")
         return result
 

@@ -27,7 +27,7 @@ def test_logs_and_files_call_a_client_the_same(
     algorithm, write_module, tmp_path, monkeypatch, caplog
 ):
     def fail(client, result):
-        if client.index == 1:
+        if client._index == 1:
             raise TrainingDivergedError("the loss is inf")
         return result
 

@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 import torch
 from command_line import assert_same_rows, json_of, one_error, rows_of, run
-from flwr.app import Context, RecordDict
 from refusals import code_of
 
-from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.device.setup import build_client
-from flwr_frl.common.messages import EXAMPLES
+from flwr_frl.clients.device import setup
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import resolve
 from flwr_frl.predict import load_run
 from flwr_frl.task.tasks import build_task
 
@@ -100,27 +96,10 @@ def test_a_run_is_not_continued_with_other_examples(
     assert code_of(*call, task=path) == "other-examples"
 
 
-def test_a_device_whose_data_grow_continues_and_logs_it(tmp_path, write_module, caplog):
-    module = write_module("splits", TASK)
-    rows = tmp_path / "modules" / "rows"
-    settings = resolve({"algorithm": "fedrep", "task": f"{module}:growing"})
-    node = {"client-name": "a", "state-dir": str(tmp_path / "states")}
-    # No server can find out whether a device has some examples.
-    config = {"run": "r", "server-round": 1, EXAMPLES: "a guess"}
-
-    def client():
-        begin_run()
-        context = Context(1, 1, node, RecordDict(), {})
-        built = build_client(context, client_setup(context, settings), config)
-        built.receive(built.get_parameters({}), config)
-        return built
-
-    caplog.set_level("INFO", "flwr")
-    rows.write_text("35")
-    client().save()
-    client()
-    assert "examples" not in caplog.text
-    rows.write_text("36")
-    grown = client()
-    assert caplog.text.count("the examples of client a are other ones than in ") == 1
-    assert grown.state.round == 1
+def test_another_process_with_other_examples_ends_the_run(
+    tmp_path, write_module, monkeypatch, capsys
+):
+    path = f"{write_module('splits', TASK)}:by_numpy"
+    monkeypatch.setattr(setup, "fingerprint", lambda task, client: f"{client}")
+    assert run(tmp_path, "fedavg", *FLAGS, "--task", path, "--rounds", "1") == 2
+    assert FINGERPRINT in one_error(capsys.readouterr().err)

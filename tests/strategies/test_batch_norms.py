@@ -45,7 +45,7 @@ def test_newcomer_of_apfl_leaves_out_a_last_batch_of_one_example():
     result = run("apfl", 1, **own)
     client, arrays = result.client(0, 1), list(result.arrays[-1].values())
     client.evaluate(arrays, {})
-    client.receive(arrays, {})
+    client._receive(arrays, {})
     client.personalize()
     # One step in each epoch
     before = client.received[f"{NORM}.num_batches_tracked"]

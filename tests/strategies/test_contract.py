@@ -36,8 +36,8 @@ from flwr.app import (
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.codec import unpack
 from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.clients.device.records import unpack
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.representation_transfer import TransferClient
 from flwr_frl.common.settings import SettingsError
@@ -147,7 +147,7 @@ def test_the_deployed_model_is_the_same_every_time(
     client = build_client(context, client_setup(context, settings), config)
     if isinstance(client, TransferClient):
         pytest.skip("only its clients can combine what they receive")
-    client.receive(unpack(message, client), config)
+    client._receive(unpack(message, client), config)
     first, second = (copy.deepcopy(client.deployed_model().state_dict()) for _ in "ab")
     assert first.keys() == second.keys()
     for name, tensor in first.items():

@@ -144,7 +144,7 @@ def test_without_examples_the_last_weights_are_used():
     result = run("fedala", 4, **PLAIN, **TASK)
     i = next(i for i, kept in enumerate(result.kept[-1]) if kept.get("started.value"))
     client, kept = result.client(i, 4), result.kept[-1][i]
-    client.receive(
+    client._receive(
         [result.arrays[-1][n] for n in array_names(client, client.shared)], {}
     )
     client.task = ExampleTask(model, [NONE] * N, [NONE] * N)

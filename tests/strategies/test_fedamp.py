@@ -148,7 +148,7 @@ def test_large_scale_selects_the_nearest_model(scale):
         (FedAMP, {"fedamp_sigma": -1.0}, "fedamp-sigma"),
         (FedAMP, {"fedamp_self_weight": 1.5}, "fedamp-self-weight"),
         (FedAMP, {"server_dp_noise": 1.0, "server_dp_clip": 1.0}, "server-dp-noise"),
-        (FedAMPClient.settings_type, {"fedamp_lambda": -1.0}, "fedamp-lambda"),
+        (FedAMPClient._settings_type, {"fedamp_lambda": -1.0}, "fedamp-lambda"),
     ],
 )
 def test_invalid_setting_is_rejected_with_its_code(make, arguments, code):

@@ -107,7 +107,7 @@ def test_without_alignment_training_equals_fedper():
 def test_fisher_trace_does_not_use_cudnn():
     # In evaluation mode it has no gradients of recurrent layers.
     client = run("fedas", 0, **TASK).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     used = set()
     client.model.head.register_forward_hook(
         lambda *_: used.add(torch.backends.cudnn.enabled)
@@ -120,7 +120,7 @@ def test_fisher_trace_does_not_use_cudnn():
 def test_alignment_uses_plain_sgd_with_any_optimizer():
     more = {"optimizer": "adam", "max_gradient_norm": 1e-3, **ALIGNMENT, **TASK}
     client = run("fedas", 0, **more).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     a, _ = start()
     means = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)).astype("f4")
     counts = torch.ones(CLASSES, dtype=torch.int64)
@@ -134,7 +134,7 @@ def test_alignment_uses_plain_sgd_with_any_optimizer():
 def test_a_representation_without_parameters_is_not_aligned():
     client = run("fedas", 0, **ALIGNMENT).client(0, 0)
     assert not list(client.model.representation.parameters())
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     client.saved[COUNTS] = torch.ones(CLASSES, dtype=torch.int64)
     before = client.model.head.weight.clone()
     client.align()
@@ -143,7 +143,7 @@ def test_a_representation_without_parameters_is_not_aligned():
 
 def test_fisher_trace_sums_over_batches_in_order():
     client = run("fedas", 0, batch_size=4, **TASK).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     a, w = start()
     x, y = draw(0)
     expected = 0.0
@@ -185,5 +185,5 @@ def test_reply_without_a_valid_trace_is_rejected(metrics):
 @pytest.mark.parametrize("setting", ["fedas_learning_rate", "fedas_epochs"])
 def test_invalid_value_is_rejected(setting):
     with pytest.raises(SettingsError) as error:
-        FedASClient.settings_type(**{setting: -1})
+        FedASClient._settings_type(**{setting: -1})
     assert error.value.code == setting.replace("_", "-")

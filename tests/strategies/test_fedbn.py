@@ -126,7 +126,7 @@ class OneNorm(FedBNClient):
 @pytest.mark.parametrize(("kind", "count"), [(FedBNClient, 19), (OneNorm, 1)])
 def test_personal_layers_are_chosen_by_type_or_name(kind, count):
     task = build_task(resolve({"task": "digits", "model": "resnet20"}), 20)
-    settings = build(kind.settings_type, resolve({}))
+    settings = build(kind._settings_type, resolve({}))
     client = kind(task, 0, PersonalState(Context(1, 1, {}, RecordDict(), {})), settings)
     kept, shared = (
         array_names(client, client.personal),
@@ -145,7 +145,7 @@ def test_norm_in_the_head_is_personal_as_well():
         return SplitModel(nn.Flatten(), head)
 
     sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
-    settings = build(FedBNClient.settings_type, resolve({}))
+    settings = build(FedBNClient._settings_type, resolve({}))
     client = FedBNClient(
         ExampleTask(model, sets, sets), 0, PersonalState.holding({}), settings
     )
@@ -168,7 +168,7 @@ class TwoNames(nn.Module):
 def test_norm_with_two_names_is_personal():
     sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
     task = ExampleTask(lambda: SplitModel(TwoNames(), nn.Linear(2, 2)), sets, sets)
-    settings = build(FedBNClient.settings_type, resolve({}))
+    settings = build(FedBNClient._settings_type, resolve({}))
     client = FedBNClient(task, 0, PersonalState.holding({}), settings)
     assert client.get_properties({})["num-examples"] == 4
     kept = [name.rpartition(".")[0] for name in array_names(client, client.personal)]

@@ -211,7 +211,7 @@ def test_discrepancy_of_a_sample_with_itself_is_0():
 def test_with_equal_heads_the_policy_has_no_effect():
     # Since s + r = 1, equal heads receive each feature once and add the bias twice.
     client = run("fedcp", 0, **OWN).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     model = client.deployed_model()
     x = torch.randn(5, DIMENSION, generator=torch.Generator().manual_seed(0))
     expected = client.model(x) + client.model.head.bias

@@ -166,7 +166,7 @@ def test_evaluation_sends_no_models_except_to_newcomers():
 def test_newcomers_do_not_train_on_their_validation_examples():
     rounds = {"newcomer_epochs": 2, "batch_size": 100}
     client = run("fedfomo", 0, fomo_validation=0.5, **rounds).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     train, validation = client.split()
     assert len(train) == len(validation) == 3
     ((inputs, y),) = train.batches(3)
@@ -188,7 +188,7 @@ def test_newcomers_do_not_train_on_their_validation_examples():
         (FedFomo, {"fomo_epsilon": 1.5}, "fomo-epsilon"),
         (FedFomo, {"fomo_epsilon_decay": -1.0}, "fomo-epsilon-decay"),
         (FedFomo, {"aggregation": "median"}, "aggregation"),
-        (FedFomoClient.settings_type, {"fomo_validation": 1.0}, "fomo-validation"),
+        (FedFomoClient._settings_type, {"fomo_validation": 1.0}, "fomo-validation"),
     ],
 )
 def test_invalid_setting_is_rejected_with_its_code(make, given, code):

@@ -167,7 +167,7 @@ def test_reply_with_impossible_statistics_is_rejected(name, value):
 def test_schedule_changes_both_learning_rates():
     common = {"learning_rate": 0.1, "learning_rate_schedule": "step:1:0.5"}
     for rate, expected in ((0.0, 0.25), (0.4, 0.1)):
-        settings = FedPACClient.settings_type(**common, fedpac_head_learning_rate=rate)
+        settings = FedPACClient._settings_type(**common, fedpac_head_learning_rate=rate)
         scheduled = settings.in_round(3, 4)
         assert scheduled.learning_rate == pytest.approx(0.025)
         assert scheduled.head_rate == pytest.approx(expected)
@@ -195,5 +195,5 @@ def test_newcomer_trains_its_head_with_the_learning_rate_of_heads():
 )
 def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:
-        FedPACClient.settings_type(**{setting: value})
+        FedPACClient._settings_type(**{setting: value})
     assert error.value.code == setting.replace("_", "-")

@@ -151,7 +151,7 @@ def test_prediction_knows_the_own_classes_without_examples():
     client = result.client(i, 4)
     none = ExampleSet(torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.long))
     client.task = replace(client.task, train=[none] * N)
-    client.receive([result.arrays[-1][n] for n in (MEANS, COUNTS)], {})
+    client._receive([result.arrays[-1][n] for n in (MEANS, COUNTS)], {})
     model = client.deployed_model()
     x, _ = draw(i, test=True)
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_prediction_knows_the_own_classes_without_examples():
 def test_huge_features_select_no_class_without_a_prototype():
     client = run("fedproto", 0, fedproto_predicted="all", **TASK).client(0, 0)
     means = np.repeat(np.float32([[0], [3e4], [-3e4]]), WIDTH, axis=1)
-    client.receive([means, np.array([0, 1, 1])], {})
+    client._receive([means, np.array([0, 1, 1])], {})
     scores = client.deployed_model().head(torch.full((1, WIDTH), 1e4))
     assert scores.argmax(1).item() == 1
 

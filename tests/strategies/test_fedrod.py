@@ -153,7 +153,7 @@ def test_label_smoothing_is_rejected_if_a_class_has_no_examples(smoothing, held)
     sets = [ExampleSet(torch.ones(6, DIMENSION), torch.arange(6) % held)]
     task = ExampleTask(linear, sets, sets, loss, classes=("a", "b", "c"))
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
-    client = FedRoDClient(task, 0, state, FedRoDClient.settings_type())
+    client = FedRoDClient(task, 0, state, FedRoDClient._settings_type())
     if smoothing and held < CLASSES:
         with pytest.raises(SettingsError, match="FedRoD needs a loss that is finite"):
             client.get_properties({})

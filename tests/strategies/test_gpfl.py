@@ -149,7 +149,7 @@ def test_every_round_matches_the_equations(weighting, largest):
 
 def test_zero_valve_passes_the_positive_features():
     client = run("gpfl", 0, **OWN).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     for name, value in client.received.items():
         if name.startswith(("valve.gamma.2", "valve.beta.2")):
             value.zero_()
@@ -160,7 +160,7 @@ def test_zero_valve_passes_the_positive_features():
 
 def test_client_without_examples_uses_the_global_condition():
     client = run("gpfl", 0, **OWN).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     none = ExampleSet(torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.long))
     client.task = replace(client.task, train=[none] * N)
     expected = client.received["embedding.weight"].mean(0)
@@ -192,5 +192,5 @@ def test_class_shares_are_stored_for_prediction():
 @pytest.mark.parametrize("setting", ["gpfl_lambda", "gpfl_mu"])
 def test_invalid_value_is_rejected(setting):
     with pytest.raises(SettingsError) as error:
-        GPFLClient.settings_type(**{setting: -1.0})
+        GPFLClient._settings_type(**{setting: -1.0})
     assert error.value.code == setting.replace("_", "-")

@@ -177,4 +177,4 @@ def test_client_without_labels_deploys_the_model_alone():
     ],
 )
 def test_invalid_setting_is_rejected_with_its_code(given, code):
-    assert code_of(lambda: KNNPerClient.settings_type(**given)) == code
+    assert code_of(lambda: KNNPerClient._settings_type(**given)) == code

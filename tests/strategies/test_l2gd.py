@@ -129,7 +129,7 @@ def test_batch_of_a_single_example_before_a_batch_norm_is_skipped():
     def trained(size: int) -> tuple[float, int]:
         task = {"task": "softmax_runs:normed", "batch_size": size}
         client = run("l2gd", 0, **OWN, **task).client(1, 0)
-        client.receive(client.get_parameters({}), {})
+        client._receive(client.get_parameters({}), {})
         loss = client.local_steps(3)
         return loss, int(client.model.representation[1].num_batches_tracked)
 
@@ -146,7 +146,7 @@ def test_tied_tensor_is_updated_once():
     model = SplitModel(torch.nn.Sequential(layer, layer), torch.nn.Linear(2, 1))
     before = {name: value.detach().clone() for name, value in model.tensors.items()}
     there = {name: torch.ones_like(value) for name, value in before.items()}
-    settings = L2GDClient.settings_type(
+    settings = L2GDClient._settings_type(
         l2gd_lambda=0.5, l2gd_probability=0.2, learning_rate=0.1, momentum=0.0
     )
     self = SimpleNamespace(model=model, received=there, settings=settings)

@@ -92,5 +92,5 @@ def test_contrastive_loss_has_no_gradient_in_the_first_round():
 )
 def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:
-        MOONClient.settings_type(**{setting: value})
+        MOONClient._settings_type(**{setting: value})
     assert error.value.code == setting.replace("_", "-")

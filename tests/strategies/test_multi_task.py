@@ -266,7 +266,7 @@ def test_theory_settings_match_the_theorems(zeta, factor):
 
 
 def client_of(**given) -> SyntheticMultiTaskClient:
-    settings = build(SyntheticMultiTaskClient.settings_type, given)
+    settings = build(SyntheticMultiTaskClient._settings_type, given)
     state = PersonalState(new_context())
     return SyntheticMultiTaskClient(MultiTaskSetup("qcqp"), 0, state, settings)
 

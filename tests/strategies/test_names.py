@@ -16,7 +16,7 @@ from function_clients import averaging, grid_of, honest
 from participants import properties_of
 
 from flwr_frl.clients.client_app import named
-from flwr_frl.clients.device.records import check_config
+from flwr_frl.clients.device.codec import check_config
 from flwr_frl.clients.device.setup import client_name
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg

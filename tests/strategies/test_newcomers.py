@@ -19,7 +19,7 @@ from softmax_runs import (
 )
 
 from flwr_frl import simulate
-from flwr_frl.clients.device.properties import newcomers
+from flwr_frl.clients.device.setup import newcomers
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import resolve
@@ -85,8 +85,8 @@ class WithStatistics(FedAvgClient):
         self.train("head", self.settings.newcomer_epochs)
 
     def update(self):
-        self.upload = {**self.received, **self.model.tensors}
-        return self.train("all", self.settings.representation_epochs)
+        loss = self.train("all", self.settings.representation_epochs)
+        return loss, {**self.received, **self.model.tensors}
 
 
 class Statistics(FedAvg, client=f"{__name__}:WithStatistics"):

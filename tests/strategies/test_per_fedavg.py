@@ -227,10 +227,10 @@ def test_adaptation_step_averages_over_targets_that_are_not_ignored():
         return SplitModel(nn.Identity(), nn.Linear(4, 3))
 
     task = ExampleTask(model, [ExampleSet(x, y)], [ExampleSet(x, y)])
-    settings = PerFedAvgClient.settings_type(inner_learning_rate=1.0)
+    settings = PerFedAvgClient._settings_type(inner_learning_rate=1.0)
     client = PerFedAvgClient(task, 0, PersonalState.holding({}), settings)
     initial = initial_arrays(client, client.shared)
-    client.receive([array.numpy() for array in initial.values()], {})
+    client._receive([array.numpy() for array in initial.values()], {})
     weight = client.deployed_model().head.weight.detach().numpy()
     # Gradient of cross-entropy with respect to W
     w, b = (initial[f"head.{name}"].numpy() for name in ("weight", "bias"))

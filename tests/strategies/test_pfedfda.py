@@ -134,7 +134,7 @@ def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within):
     outcome = run("pfedfda", 2, new_clients=1, **more, **TASK)
     (i,) = {*range(N)} - {*outcome.trained[-1]}
     client, arrays = outcome.client(i, 2), outcome.arrays[-1]
-    client.receive([arrays[n] for n in array_names(client, client.shared)], {})
+    client._receive([arrays[n] for n in array_names(client, client.shared)], {})
     client.personalize()
     saved = personal_arrays(client, PFedFDAClient.personal)
     a, head = parts({**arrays, **saved})
@@ -177,7 +177,7 @@ def test_folds_alternate_within_each_class():
 
 def test_single_example_per_class_gives_beta_0():
     client = run("pfedfda", 0, **TASK).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     z, y = torch.zeros(3, WIDTH, dtype=torch.float64), torch.arange(3)
     assert client.beta(z, y, client.received_gaussians()) == 0
 
@@ -223,7 +223,7 @@ def test_search_finds_the_minimum(best):
 
 def test_indefinite_covariance_is_projected_to_the_nearest_valid_one():
     client = run("pfedfda", 0, **TASK).client(0, 0)
-    client.receive(client.get_parameters({}), {})
+    client._receive(client.get_parameters({}), {})
     client.received[COVARIANCE] = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, -3.0]))
     expected = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])).double()
     torch.testing.assert_close(client.received_gaussians().covariance, expected)
@@ -234,5 +234,5 @@ def test_indefinite_covariance_is_projected_to_the_nearest_valid_one():
 )
 def test_invalid_value_is_rejected(setting, value):
     with pytest.raises(SettingsError) as error:
-        PFedFDAClient.settings_type(**{setting: value})
+        PFedFDAClient._settings_type(**{setting: value})
     assert error.value.code == setting.replace("_", "-")

@@ -123,7 +123,7 @@ TIED = {"task": f"{__name__}:tied"}
 
 def deployed(client, arrays):
     """Return the received representation's features, and the deployed outputs."""
-    client.receive(arrays, {})
+    client._receive(arrays, {})
     inputs = client.task.train[0].inputs
     with torch.no_grad():
         features = client.model.eval().representation(inputs)

@@ -116,7 +116,7 @@ def test_a_killed_client_continues_from_its_files(algorithm, tmp_path):
     for arrays, others in zip(killed.arrays, alive.arrays, strict=True):
         assert_same(arrays, others)
     for i in range(N):
-        state = killed.client(i, 5).state.load() or {}
+        state = killed.client(i, 5)._state.load() or {}
         others = alive.kept[-1][i]
         assert_same(dict(sorted(state.items())), dict(sorted(others.items())))
 

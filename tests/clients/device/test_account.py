@@ -135,4 +135,6 @@ def test_evaluations_report_epsilon(tmp_path):
 def test_a_device_can_set_its_own_noise():
     context = device(dp_noise=3.0, dp_clip=0.5, dp_delta=1e-4)
     setup = client_setup(context, {"algorithm": "fedavg"})
-    assert setup.privacy == ExamplePrivacy(3.0, 0.5, 1e-4)
+    of_device = setup.device
+    values = of_device.dp_noise, of_device.dp_clip, of_device.dp_delta
+    assert values == (3.0, 0.5, 1e-4)

@@ -16,9 +16,8 @@ from client_messages import (
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType
 from refusals import assert_says, code_of, refusal
 
-from flwr_frl.clients.device.records import LAST_ROUND, check_config
-from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.state_file import state_directory
+from flwr_frl.clients.device.codec import LAST_ROUND, check_config
+from flwr_frl.clients.device.state import PersonalState, state_directory
 from flwr_frl.clients.gossip.relayed import LONGEST_ABSENCE, exchanges
 from flwr_frl.task.training import TrainingDivergedError
 

@@ -1,10 +1,7 @@
 """Clients that test the same model are evaluated as one batch."""
 
-import numpy as np
 import pytest
 import torch
-from client_messages import values_of
-from flwr.app import ConfigRecord
 from torch import nn
 
 from flwr_frl.clients.client_app import make_app
@@ -52,26 +49,6 @@ def evaluated(algorithm="fedavg", rounds=1, **settings):
     return strategy.evaluation.metrics
 
 
-def test_each_client_has_the_loss_and_accuracy_of_its_own_examples():
-    strategy, grid, arrays = prepared()
-    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
-    strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
-    values = values_of(arrays)
-    found = strategy.evaluation.metrics
-    # The last client has no examples and therefore no metrics.
-    assert found.keys() == {f"{i:06d}" for i in range(4)}
-    for i, n in enumerate(SIZES[:4]):
-        x, y = inputs_of(i, n).numpy(), np.arange(n) % 2
-        weight, bias = (values[f"representation.0.{w}"] for w in ("weight", "bias"))
-        hidden = np.maximum(x @ weight.T + bias, 0)
-        outputs = hidden @ values["head.weight"].T + values["head.bias"]
-        log_sum = np.log(np.exp(outputs).sum(1))
-        metrics, right = found[f"{i:06d}"], outputs.argmax(1) == y
-        loss = np.mean(log_sum - outputs[np.arange(n), y])
-        assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
-        assert (metrics["accuracy"], metrics["num-examples"]) == (right.mean(), n)
-
-
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "local", "fedavg-ft"])
 def test_batched_metrics_equal_those_of_sequential_evaluations(algorithm):
     together = evaluated(algorithm, rounds=3)
@@ -117,12 +94,3 @@ def test_only_the_client_whose_examples_do_not_fit_fails(monkeypatch):
     assert sorted(strategy.evaluation.metrics) == ["000000", "000002", "000003"]
     rejections = strategy.evaluation.round.rejections
     assert [name for name, _ in rejections] == ["000001"]
-
-
-def test_missing_arrays_are_an_error_of_each_client():
-    strategy, grid, arrays = prepared()
-    del arrays["head.bias"]
-    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
-    replies = list(grid.send_and_receive(messages))
-    assert len(replies) == len(SIZES)
-    assert all("head.bias" in reply.error.reason for reply in replies)

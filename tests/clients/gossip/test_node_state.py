@@ -66,7 +66,7 @@ def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
     client = client_of("choco-sgd")
     client._own_data = True
     client.evaluate([], config_of(1))
-    assert ("sketch" in client.attachments) is (least == 650)
+    assert ("sketch" in client._attachments) is (least == 650)
 
 
 @by_algorithm
@@ -82,7 +82,7 @@ def test_evaluation_saves_nothing(algorithm):
     loss, n, metrics = client.evaluate([], config)
     assert not np.array_equal(client.x.numpy()[:640], before["head.weight"].ravel())
     assert metrics.keys() >= {"accuracy"}
-    assert client.attachments == {"sketch": sketch(client.x.numpy()).tobytes()}
+    assert client._attachments == {"sketch": sketch(client.x.numpy()).tobytes()}
     assert (n, np.isfinite(loss)) == (len(client.task.test_examples(0)), True)
     np.testing.assert_equal(state.load(), before)
 
@@ -105,7 +105,7 @@ def test_only_the_model_of_an_earlier_run_is_reused(tmp_path):
     kept = state_of("a", 1).load()
     assert np.abs(kept["gossip.estimate"]).max() > 0
     second = client_of(state=state_of("b", 0), trigger="0")
-    second.receive([], {})
+    second._receive([], {})
     np.testing.assert_array_equal(second.x.numpy()[:640], kept["head.weight"].ravel())
     # Neighbours start with an estimate of 0 for this node, so its own must be 0, too.
     for name in second.vectors:

@@ -73,16 +73,17 @@ class WatchedState(PersonalState):
             rename(source, target)
 
         os.replace = replace
-        super().save(arrays, round_)
+        path = super().save(arrays, round_)
         os.replace = rename
         self.device.stop("saved")
+        return path
 
 
 class WatchedClient(FedRepClient):
     def train(self, part, *arguments):
         loss = super().train(part, *arguments)
         # The first call trains the head; the representation is not trained yet.
-        self.state.device.stop("training")
+        self._state.device.stop("training")
         return loss
 
 

@@ -266,7 +266,7 @@ class Run:
         # Setting up a client tells it which replies counted, and may change its files.
         seen = () if self.grid.mortal else range(N)
         clients = [self.client(i, server_round) for i in seen]
-        self.kept.append([client.state.load() or {} for client in clients])
+        self.kept.append([client._state.load() or {} for client in clients])
         tested = self.strategy.evaluation.metrics
         self.metrics.append([tested.get(f"{i:06d}", {}) for i in range(N)])
 

@@ -166,10 +166,10 @@ class Network:
         context = self.grid.contexts[i + 1]
         client = build_client(context, client_setup(context, self.settings), config)
         assert isinstance(client, base.Node)
-        client.receive([], {})
+        client._receive([], {})
         half = client.x.numpy().copy()
-        for server_round, messages in exchanges(dict(config), client.state.round):
-            if server_round == client.state.round or client.replays_missed_rounds:
+        for server_round, messages in exchanges(dict(config), client._state.round):
+            if server_round == client._state.round or client.replays_missed_rounds:
                 client.mix(client.exchange(messages, dict(config)))
         kept = {n: client.vector(n).numpy().copy() for n in client.vectors}
         return Node(client.x.numpy().copy(), half, kept)

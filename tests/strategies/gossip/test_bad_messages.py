@@ -214,7 +214,7 @@ def test_message_format_is_decided_by_majority(lie, monkeypatch):
     honest = Node.get_properties
 
     def lies(self, config):
-        return {**honest(self, config), **(lie if self.index == 0 else {})}
+        return {**honest(self, config), **(lie if self._index == 0 else {})}
 
     monkeypatch.setattr(Node, "get_properties", lies)
     network = Network("choco-sgd", compressor="sign", consensus_step="auto")

@@ -1,0 +1,239 @@
+"""One codec between messages and a client's lists of arrays, with all checks."""
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import NDArray, NDArrays, Scalar
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from torch import Tensor
+
+from flwr_frl.clients.base import Client, Config, Reply
+from flwr_frl.clients.device.parameter_groups import (
+    array_names,
+    check_received,
+    check_untrained,
+    initial_arrays,
+)
+from flwr_frl.common import messages as keys
+from flwr_frl.common.flower_messages import entries_of, fill
+from flwr_frl.common.memory_array import MemoryArray, memory_record, values_of
+from flwr_frl.common.npy import is_finite
+from flwr_frl.common.settings import SettingsError, require
+
+# File names contain the round with eight digits.
+LAST_ROUND = 99_999_999
+Round = Annotated[int, Field(ge=0, le=LAST_ROUND)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, le=sys.float_info.max)]
+# Printable characters
+Name = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{1,200}$")]
+# File and directory names contain the name of the run.
+Token = Annotated[str, Field(pattern="^[0-9A-Za-z_]{1,64}$")]
+# Values that flwr-frl's server sends. Other servers may send more.
+TYPES: dict[str, Any] = {
+    keys.SERVER_ROUND: Round,
+    keys.ACKNOWLEDGED_ROUND: Round,
+    keys.CHECKPOINT_ROUND: Round,
+    keys.REGISTERED_NAME: Name,
+    keys.RUN: Token,
+    keys.REFUSAL: str,
+    keys.PROXIMAL_WEIGHT: Weight,
+    keys.EXCHANGED_ROUND: Round,
+    keys.COINS: Round,
+    "consensus-step": Share,
+    "neighbour-weight": Share,
+    "node": Round,
+    "neighbours": list[str],
+    "neighbour-nodes": list[Round],
+    "relayed-rounds": list[Round],
+    "relayed-senders": list[str],
+    "relayed-weights": list[Share],
+    "relayed-data": list[bytes],
+}
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+RULES = {name: TypeAdapter[Any](kind, config=STRICT) for name, kind in TYPES.items()}
+SAME_LENGTH = (
+    ("neighbours", "neighbour-nodes"),
+    ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"),
+)
+
+
+class ServerConfig(dict[str, Any]):
+    """A message's config; a missing key raises a one-line error."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise `SettingsError`."""
+        raise SettingsError(f"the server's config has no {name!r}")
+
+
+def check_config(record: ConfigRecord) -> Config:
+    """Return a message's config; raise `SettingsError` if a value is invalid."""
+    config = ServerConfig(entries_of(record))
+    for name in config.keys() & RULES.keys():
+        try:
+            RULES[name].validate_python(config[name])
+        except ValidationError as error:
+            # For example, "Input should be a valid integer"
+            allowed = f"it to {error.errors()[0]['msg'].partition(' should ')[2]}"
+            require(False, f"the server's {name}", config[name], allowed)
+    for names in SAME_LENGTH:
+        lengths = {len(config[name]) if name in config else -1 for name in names}
+        if len(lengths) > 1:
+            raise SettingsError(
+                f"the server's {', '.join(names)} are not of the same length"
+            )
+    exchanged = config.get(keys.EXCHANGED_ROUND, 0)
+    now = config.get(keys.SERVER_ROUND, exchanged)
+    allowed = f"at most its {keys.SERVER_ROUND}, {now}"
+    require(
+        exchanged <= now, f"the server's {keys.EXCHANGED_ROUND}", exchanged, allowed
+    )
+    return config
+
+
+def unpack(message: Message, client: Client) -> NDArrays:
+    """Return a message's arrays in the order of the client's shared arrays.
+
+    Raises `SettingsError` if the names differ from those of the shared groups, so a
+    server cannot access other arrays, or if `_read` rejects an array.
+    """
+    received = {
+        name: array
+        for record in message.content.values()
+        if isinstance(record, ArrayRecord)
+        for name, array in record.items()
+    }
+    expected = initial_arrays(client, client.shared)
+    if received.keys() != expected.keys():
+        # Names of a server may be of any length.
+        names = [repr(name[:100]) for name in received.keys() ^ expected.keys()]
+        raise SettingsError(
+            f"the message's arrays do not fit this client's model: it expects "
+            f"{len(expected)} arrays; these are missing or unexpected: "
+            f"{', '.join(sorted(names)[:9])}"
+        )
+    return [_read(n, received[n], like, client) for n, like in expected.items()]
+
+
+def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
+    """Return an array of a message.
+
+    Raises `SettingsError` if it cannot be read, is not finite, or differs from ``like``
+    in its kind of dtype, or in its shape unless the client takes it.
+    """
+    try:
+        values = values_of(array)
+    # The bytes are untrusted, so any exception is possible.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:100]
+        raise SettingsError(
+            f"array {name!r} of the message cannot be read: {reason}"
+        ) from None
+    kind, shape = values.dtype, values.shape
+    fits = kind.kind == _kind_of(like.dtype) and kind.isnative
+    if not fits or (shape != like.shape and not client._takes(shape, like.shape)):
+        raise SettingsError(
+            f"array {name!r} of the message is of {kind} and shape {shape}; this "
+            f"client's model has {like.dtype} and {tuple(like.shape)}"
+        )
+    # All clients of one process receive the same object, which is checked once.
+    finite = isinstance(array, MemoryArray) and array.all_finite
+    if not finite and not is_finite(values):
+        raise SettingsError(f"array {name!r} of the message is not finite")
+    return values
+
+
+@lru_cache(maxsize=64)
+def _kind_of(dtype: torch.dtype) -> str:
+    """Return NumPy's letter for a kind of dtype, such as ``f`` for floating point."""
+    return torch.empty(0, dtype=dtype).numpy().dtype.kind
+
+
+def pack(
+    message: Message, client: Client, reply: Reply, rounded: Callable[[int], int]
+) -> RecordDict:
+    """Return the reply of `Client.fit` and the client's attachments as records.
+
+    Each array is in the record in which it was received, and float16 if it was received
+    as such (``transport``); other arrays are in ``arrays``. The metrics contain the
+    round if the config has it, and the rounded number of examples. Raises
+    `SettingsError` if a third-party client returns anything else, or has changed what
+    it must not change.
+    """
+    names = array_names(client, client.sent)
+    try:
+        values, num_examples, metrics = reply
+        arrays = {n: _owned(v) for n, v in zip(names, values, strict=True)}
+        metrics = {str(name): float(value) for name, value in metrics.items()}
+        count = rounded(int(num_examples))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise SettingsError(
+            f"{type(client).__name__}.fit returns {str(reply)[:200]!r}; expected "
+            f"{len(names)} NumPy arrays, those of {', '.join(names)}, a number of "
+            f"examples, and a dict of metrics, all numbers: {error}"
+        ) from None
+    check_received(client)
+    # Without `_receive`, the model is another client's of this process.
+    if client.received or not client.shared:
+        check_untrained(client, client.model)
+    records = RecordDict()
+    for key, record in message.content.items():
+        if not isinstance(record, ArrayRecord):
+            continue
+        packed = {
+            name: _as_received(arrays.pop(name), like.dtype)
+            for name, like in record.items()
+            if name in arrays
+        }
+        if packed or not record or key == keys.ARRAYS:
+            fill(records, {key: memory_record(packed)})
+    if arrays:
+        rest = records.setdefault(keys.ARRAYS, ArrayRecord())
+        cast(ArrayRecord, rest).update(memory_record(arrays))
+    if keys.SERVER_ROUND in client.config:
+        # The server rejects replies to another round.
+        metrics[keys.SERVER_ROUND] = client.config[keys.SERVER_ROUND]
+    return pack_metrics(client, count, metrics, records)
+
+
+def _owned(array: NDArray) -> NDArray:
+    """Return an array in C order that shares no memory."""
+    # Arrays of third-party code may share memory with the model, which changes.
+    plain = array.flags.owndata and array.flags.c_contiguous
+    return array if plain else np.array(array, order="C")
+
+
+def _as_received(array: NDArray, dtype: str) -> NDArray:
+    if dtype == "float16" and array.dtype == np.float32:
+        # Overflow gives infinity, which the server rejects.
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16)
+    return array
+
+
+def pack_metrics(
+    client: Client,
+    num_examples: int,
+    metrics: dict[str, Scalar],
+    records: RecordDict | None = None,
+) -> RecordDict:
+    """Return records with ``metrics`` and, if there are attachments, ``bytes``.
+
+    If a saved state was not used, ``properties`` contains the reason.
+    """
+    numbers = {str(name): float(value) for name, value in metrics.items()}
+    records = RecordDict() if records is None else records
+    record = fill(MetricRecord(), {keys.NUM_EXAMPLES: int(num_examples), **numbers})
+    fill(records, {keys.METRICS: record})
+    if client._attachments:
+        records[keys.BYTES] = ConfigRecord(dict(client._attachments))
+    if client._state.unused:
+        records[keys.PROPERTIES] = ConfigRecord(
+            {keys.UNUSED_STATE: client._state.unused}
+        )
+    return records
