@@ -58,7 +58,7 @@ def timed(settings: Mapping[str, Setting], place: Path) -> dict[str, Any]:
     if algorithm.endswith("-ft"):
         # The figures need a curve, not only the last round.
         kind = settings_owners(resolve({"algorithm": algorithm}))[-1]
-        kind.traits = replace(kind.traits, evaluate_last_round_only=False)
+        kind._traits = replace(kind._traits, evaluate_last_round_only=False)
     checksum = zlib.crc32(repr(sorted(essential(own).items())).encode())
     shared = place.parents[2] / "shared" / f"{algorithm}-{checksum:08x}"
     job = Job(shared, own, "")

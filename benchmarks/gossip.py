@@ -165,7 +165,7 @@ def one_round(
         after_round=lambda _, __, metrics: seen.update(metrics),
     )
     if seen["clients"] < len(grid.contexts):
-        raise RuntimeError(f"round {server_round}: {strategy.round.rejections}")
+        raise RuntimeError(f"round {server_round}: {strategy._run.round.rejections}")
     return seen
 
 

@@ -98,7 +98,7 @@ class Run:
             range(self.done, self.done + 1),
             evaluated=lambda _: False,
         )
-        for client, reason in self.strategy.round.rejections:
+        for client, reason in self.strategy._run.round.rejections:
             raise RuntimeError(f"client {client}: {reason}")
         return time.perf_counter() - began
 

@@ -203,7 +203,7 @@ def clocked(settings: Own) -> Iterator[tuple[float, float]]:
     inner = InlineGrid(make_app(settings), clients)
     strategy = build_strategy(settings)
     arrays = strategy.initialize(inner)
-    position = {node: i for i, node in enumerate(strategy.identify(inner))}
+    position = {node: i for i, node in enumerate(strategy._identify(inner))}
     speeds = speed_model(settings, clients)
     assert speeds is not None
     clock = SimulatedArrivals(inner, speeds, 0.0, position.__getitem__)

@@ -107,7 +107,7 @@ def with_sources(settings: Mapping[str, Any]) -> Errors:
             **({"descent-steps": steps} if steps else {}),
         }
         strategy = build_strategy(changed)
-        strategy.restore(teachers.snapshot()())
+        strategy._restore(teachers._snapshot()())
         late = LastClient(make_app(changed), count + 1)
         found: Errors = {}
         run_rounds(

@@ -90,8 +90,8 @@ def run(given: Mapping[str, Setting], place: Path) -> dict[str, int]:
     arrays = strategy.initialize(grid)
     rounds = range(1, server_round + 1)
     run_rounds(strategy, grid, arrays, rounds, evaluated=lambda _: False)
-    if strategy.round.rejections:
-        raise RuntimeError(str(strategy.round.rejections))
+    if strategy._run.round.rejections:
+        raise RuntimeError(str(strategy._run.round.rejections))
     received, sent = map(size, grid.kept)
     names = "receives", "receives-overhead", "sends", "sends-overhead"
     return dict(zip(names, (*received, *sent), strict=True))

@@ -104,7 +104,7 @@ def takes_newcomers(settings: Settings) -> bool:
     """
     # The traits of the class suffice; an instance would allocate its state.
     owners = settings_owners(settings)
-    return all(owner.traits.takes_newcomers for owner in owners)
+    return all(owner._traits.takes_newcomers for owner in owners)
 
 
 def check_countable(settings: Settings) -> None:

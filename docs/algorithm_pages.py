@@ -163,7 +163,7 @@ def page(each: Algorithm) -> str:
             + "\n"
             + described(
                 f"On the task `{task}`: the client",
-                load_client(case.traits.client),
+                load_client(case._traits.client),
             )
             for task, case in cases_of(each.strategy).items()
         ),
@@ -229,7 +229,7 @@ def described(title: str, kind: type) -> str:
 
 def traits(each: Algorithm) -> list[str]:
     """Return sentences on an algorithm's requirements and capabilities."""
-    server, client = each.strategy.traits, each.client._traits
+    server, client = each.strategy._traits, each.client._traits
     sentences = []
     for check in client.requires:
         if isinstance(check, TaskOf):
@@ -270,7 +270,7 @@ def _capabilities(each: Algorithm) -> list[str]:
         sentences.append("[SRPFL](/algorithms/srpfl.md) can wrap it (`srpfl-base`).")
     joins = "Clients that join after training get a model (`new-clients`)."
     refuses = "Clients that join after training get no model."
-    sentences.append(joins if each.strategy.traits.takes_newcomers else refuses)
+    sentences.append(joins if each.strategy._traits.takes_newcomers else refuses)
     return sentences
 
 

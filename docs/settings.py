@@ -95,7 +95,7 @@ def classes_of(settings: dict[str, Any]) -> list[Any]:
     """Return an algorithm's strategies and clients, including those of other tasks."""
     strategies = list(settings_owners(settings))
     strategies += [case for each in strategies for case in cases_of(each).values()]
-    clients = [load_client(s.traits.client) for s in strategies if not wraps(s)]
+    clients = [load_client(s._traits.client) for s in strategies if not wraps(s)]
     return [*strategies, *clients]
 
 

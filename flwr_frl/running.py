@@ -307,7 +307,7 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     require(awaited <= num_clients, "min-available-nodes", awaited, allowed)
     strategy = build_strategy(settings)
     check_newcomers(strategy, str(settings["algorithm"]), newcomers, num_clients)
-    strategy.check_clients(num_clients - newcomers)
+    strategy._check_clients(num_clients - newcomers)
     Tracking(settings)
     speed_model(settings, num_clients - newcomers)
     unsaved = {**settings, "checkpoint-every": 0, "resume": ""}

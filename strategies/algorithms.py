@@ -104,7 +104,7 @@ def fine_tuned(kind: type[S]) -> type[S]:
 
         about["wrapped_settings"] = classmethod(wrapped_settings)
     else:
-        client = kind.traits.client and kind.traits.client + FINE_TUNED
+        client = kind._traits.client and kind._traits.client + FINE_TUNED
         keywords = {"client": client, "evaluate_last_round_only": True}
     return cast(type[S], type(name, (kind,), about, **keywords))
 
@@ -123,7 +123,8 @@ def build_strategy(settings: Settings) -> Strategy:
     out of its range.
     """
     client_path(settings)
-    return cast(Strategy, strategy_class(settings).from_settings(settings))
+    kind: Any = strategy_class(settings)
+    return cast(Strategy, kind.from_settings(settings))
 
 
 def client_path(settings: Settings) -> str:
@@ -131,12 +132,11 @@ def client_path(settings: Settings) -> str:
 
     Raises `SettingsError` if its strategy names none.
     """
-    path = settings_owners(settings)[-1].traits.client
+    path = settings_owners(settings)[-1]._traits.client
     if not path or not isinstance(path, str):
-        has = f"the client {path!r}" if path else "no client"
         raise SettingsError(
-            f"algorithm {settings['algorithm']!r} has {has}; declare the import path "
-            "of a subclass of Client, as in `class Mine(Strategy, client=...)`"
+            f"algorithm {settings['algorithm']!r} has the client {path!r}; declare the "
+            "import path of one, as in `class Mine(Strategy, client=...)`"
         )
     return path
 
@@ -170,10 +170,9 @@ def check_names(algorithms: Iterable[str]) -> None:
     seen: dict[str, str] = {}
     for algorithm in algorithms:
         name = short_name(algorithm)
-        if seen.setdefault(name, algorithm) != algorithm or (
-            is_path(algorithm) and name in ALGORITHMS
-        ):
-            other = seen[name] if seen[name] != algorithm else name
+        builtin = is_path(algorithm) and name in ALGORITHMS
+        other = name if builtin else seen.setdefault(name, algorithm)
+        if other != algorithm:
             raise SettingsError(
                 f"two algorithms are called {name!r}: {other!r} and {algorithm!r}; "
                 "each must have a name of its own"

@@ -1,8 +1,10 @@
 """The base class of all strategies."""
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any, cast
@@ -18,69 +20,76 @@ from flwr.app import (
 )
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
+from flwr_frl.common import messages as keys
 from flwr_frl.common.flower_messages import fill, message_like
 from flwr_frl.common.memory_array import memory_record, values_of
-from flwr_frl.common.messages import (
-    ARRAYS,
-    CONFIG,
-    EXAMPLES,
-    HEAD,
-    IS_CHANGE,
-    NUM_EXAMPLES,
-    SERVER_ROUND,
-    SHARED_BYTES,
+from flwr_frl.common.settings import (
+    Settings,
+    SettingsError,
+    build,
+    declared,
+    require,
+    require_all_of_noise,
 )
-from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.grids.inbox import Inbox
-from flwr_frl.strategies.server.aggregation import (
-    CENTERED_CLIP,
-    CENTRED,
-    Decode,
-    Sent,
-    about_last_change,
-    bucketed,
-    capped,
-    make_rule,
-)
+from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
-from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.checks import InvalidReplyError, largest_reply
 from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.evaluation import Evaluation, mean_loss
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.privacy import (
-    check_compatible,
-    check_no_counters,
-    client_privacy,
-)
-from flwr_frl.strategies.server.queries import common_initial_arrays
+from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
     Arrays,
     RunningMean,
     as_float16,
     as_float32,
     is_finite,
-    largest_reply,
     single_metrics,
     to_record,
 )
 from flwr_frl.strategies.server.round import Reply, Round
-from flwr_frl.strategies.server.round_ledger import RoundLedger
-from flwr_frl.strategies.server.traits import Algorithm, StrategySettings, takes
+from flwr_frl.strategies.server.traits import (
+    Algorithm,
+    StrategySettings,
+    check_settings,
+    unused_settings,
+)
 
-# Flower's functions that combine the metrics of replies, with the key of the weights.
-MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
-# Distinguishes the draws of buckets from others of the same seed.
-BUCKETS = 0xB0C4
 # Key of the last round's change, for `centered-clip`, in the strategy's state.
 LAST_CHANGE = "last-change"
 
 
-class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
+@dataclass
+class Parts:
+    """The parts of a running strategy, which algorithms rarely need.
+
+    Parameters
+    ----------
+    clients : Clients
+        The clients of the run, with the last round in which each one's reply counted.
+    participation : Participation
+        Samples clients, and decides how many replies close a round.
+    round : Round
+        The last messages to clients that train, with their replies.
+    evaluation : Evaluation
+        Each client's test metrics, and the last round of evaluation.
+    privacy : ClientPrivacy or None
+        The mechanism of client-level differential privacy, with ``server-dp-noise``.
+    """
+
+    clients: Clients
+    participation: Participation
+    round: Round
+    evaluation: Evaluation
+    privacy: ClientPrivacy | None
+
+
+class Strategy(Algorithm, uses_mean="only"):
     """Sample clients and average the arrays that they share.
 
     Clients are known by name rather than by node id, sampling is seeded, replies are
@@ -91,15 +100,6 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
     ----------
     min_evaluate_nodes : int, default 1
         Minimum number of clients in an evaluation.
-    weighted_by_key : str, default ""
-        Metric whose values weight the means of the evaluation's metrics and, unless
-        ``weighting`` is given, the mean of the arrays. If empty, arrays are weighted by
-        ``num-examples`` with ``weighting="examples"``, and metrics are not weighted.
-    arrayrecord_key, configrecord_key : str
-        Keys of the arrays and of the config in a message.
-    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
-        Called with the replies' contents and the key of the weights, as in Flower's
-        FedAvg; return additional metrics.
     **arguments
         The fields of `StrategySettings`.
 
@@ -112,63 +112,48 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         strings as keys, and with arrays and JSON values as leaves. Arrays under
         ``heads/CLIENT`` are loaded by `flwr_frl.predict`. Arrays must be
         replaced rather than changed in place.
-    clients : Clients
-        The clients of the run, by node.
-    ledger : RoundLedger
-        The last round in which each client's reply counted.
-    round : Round
-        The last messages to clients that train, with their replies.
-    evaluation : Evaluation
-        Each client's test metrics, and the last round of evaluation.
-    participation : Participation
-        Samples clients, and decides how many replies close a round.
-    privacy : ClientPrivacy or None
-        The mechanism of client-level differential privacy, with ``server-dp-noise``.
     """
 
-    @takes(StrategySettings)
-    def __init__(
-        self,
-        *,
-        min_evaluate_nodes: int = 1,
-        weighted_by_key: str = "",
-        arrayrecord_key: str = ARRAYS,
-        configrecord_key: str = CONFIG,
-        train_metrics_aggr_fn: MetricsFunction | None = None,
-        evaluate_metrics_aggr_fn: MetricsFunction | None = None,
-        **arguments: Any,
-    ) -> None:
-        if weighted_by_key:
-            arguments.setdefault("weighting", "examples")
-        self.settings = settings = StrategySettings.of(type(self), arguments)
-        super().__init__(
-            fraction_train=settings.fraction_train,
-            fraction_evaluate=settings.fraction_evaluate,
-            min_train_nodes=settings.min_train_nodes,
-            min_evaluate_nodes=min_evaluate_nodes,
-            min_available_nodes=settings.min_available_nodes,
-            weighted_by_key=weighted_by_key or NUM_EXAMPLES,
-            arrayrecord_key=arrayrecord_key,
-            configrecord_key=configrecord_key,
-        )
-        self._train_metrics = train_metrics_aggr_fn
-        self._evaluate_metrics = evaluate_metrics_aggr_fn
+    def __init__(self, *, min_evaluate_nodes: int = 1, **arguments: Any) -> None:
+        self.settings = settings = StrategySettings(**arguments)
         noise, clip = settings.server_dp_noise, settings.server_dp_clip
         # The private mean has equal weights.
         valid = not noise or type(self).weights is Strategy.weights
         require(valid, "server-dp-noise", noise, "0: the algorithm weights clients")
-        settings.check(self.traits)
+        check_settings(settings, self._traits)
+        require_all_of_noise("server-dp", noise, clip, settings.server_dp_delta)
         # `centered-clip` saves its last change here.
-        clips = settings.aggregation == CENTERED_CLIP
+        clips = settings.aggregation == rules.CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
-        self.privacy = client_privacy(noise, clip, settings.server_dp_delta)
-        self.clients = Clients(settings.min_available_nodes)
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
-        self.participation = Participation(*sampling)
-        self.ledger = RoundLedger(self.clients.label)
-        self.round = Round()
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
-        self.evaluation = Evaluation(*evaluated, weighted_by_key)
+        self._run = Parts(
+            Clients(settings.min_available_nodes),
+            Participation(*sampling),
+            Round(self),
+            Evaluation(Round(self, trains=False), *evaluated),
+            ClientPrivacy(noise, clip, settings.server_dp_delta) if noise else None,
+        )
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Any:
+        """Return the strategy with its declared arguments taken from settings.
+
+        Raises
+        ------
+        SettingsError
+            If a setting is out of its range, or an ``__init__`` does not pass on the
+            arguments of its bases: their settings would silently keep their defaults.
+        """
+        for kind in cls.__mro__[: cls.__mro__.index(Strategy)]:
+            init = vars(kind).get("__init__")
+            if init and "**" not in str(inspect.signature(init)):
+                raise SettingsError(
+                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
+                    "its bases, such as fraction-train and seed, have no effect; add "
+                    "**base to its arguments and call super().__init__(**base)"
+                )
+        return build(cls, settings)
 
     # Hooks: what an algorithm overrides.
 
@@ -207,22 +192,17 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         """Return the weights of checked replies: 1, or numbers of examples.
 
         A number of examples is limited to the one declared first, and by
-        ``largest-share``. With ``weighted_by_key``, the weights are that metric. They
-        are 1 unless `StrategySettings.uses_claims`.
+        ``largest-share``. They are 1 unless `StrategySettings.uses_claims`.
         """
         if self.settings.weighting == "uniform" or not self.settings.uses_claims:
             return [1.0] * len(replies)
-        key = self.weighted_by_key
-        weights = [reply.metrics[key] for reply in replies]
-        if key == NUM_EXAMPLES:
-            declared = [self.clients.declared(r.node, key) for r in replies]
-            weights = list(map(min, weights, declared))
-        return capped(weights, self.settings.largest_share)
+        name, declared = keys.NUM_EXAMPLES, self._run.clients.declared
+        weights = [min(r.metrics[name], declared(r.node, name)) for r in replies]
+        return rules.capped(weights, self.settings.largest_share)
 
     def metrics(self, round: Round) -> dict[str, float]:
         """Return metrics of a round with at least one valid reply: ``train-loss``."""
-        metrics = (reply.metrics for reply in round.replies)
-        return mean_loss(metrics, self.weighted_by_key)
+        return mean_loss(reply.metrics for reply in round.replies)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the shared arrays of the initial model on which most clients agree.
@@ -232,40 +212,54 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         SettingsError
             If no client sends any.
         """
-        nodes = self.identify(grid)
-        arrays = common_initial_arrays(self.clients, grid, nodes)
-        if self.privacy:
+        nodes = self._identify(grid)
+        arrays = self._run.clients.initial_arrays(grid, nodes)
+        if self._run.privacy:
             check_no_counters(arrays, self.settings.server_dp_noise)
         return arrays
 
-    def check_clients(self, num_clients: int) -> None:
+    # Hooks of algorithms with a special server.
+
+    def _check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless a run can begin with this number of clients."""
         sample = partial(self.sample, 1, list(range(num_clients)))
-        self.participation.check(num_clients, sample)
+        self._run.participation.check(num_clients, sample)
 
-    def adapt_grid(self, grid: Grid) -> Grid:
+    def _adapt_grid(self, grid: Grid) -> Grid:
         """Return the grid for the run; a subclass may return a decorated one.
 
         If the given grid has ``wait_for``, the returned one must have it as well.
         """
         return grid
 
-    def roll_back(self, name: str) -> None:
+    def _roll_back(self, name: str) -> None:
         """Let a client continue that has seen a later checkpoint than the server has.
 
         This happens after the server was restored from a backup. By default the client
         continues from the newest round that both have, or else from its own newest.
         """
-        self.ledger.continue_from(name)
+        self._run.clients.continue_from(name)
 
     @property
-    def unused_settings(self) -> dict[str, str]:
+    def _unused_settings(self) -> dict[str, str]:
         """Settings without effect here, by name, with the reason."""
-        unused, used = self.settings.unused, self.participation.uses
-        if self.traits.uses_mean == "never":
-            names = "weighting", "largest-share"
-            unused |= dict.fromkeys(names, "this algorithm averages no models")
+        unused = unused_settings(self.settings, self._traits)
+        used = self._run.participation.uses
         return {name: why for name, why in unused.items() if name not in used}
+
+    def _expected_clients(self) -> set[str]:
+        """Return the names of earlier participants that may return."""
+        return set(self._run.clients.acknowledged)
+
+    def _usable(self, nodes: list[int]) -> list[int]:
+        """Return the nodes that can be sampled, which have something to train on."""
+        untrained = self._run.clients.untrained
+        return [n for n in nodes if n not in untrained] if untrained else nodes
+
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Return those of the nodes that train in a round, in the same order."""
+        others = len(self._run.clients.busy_nodes())
+        return self._run.participation.sample(server_round, nodes, others)
 
     # A run.
 
@@ -278,102 +272,75 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
             If no client's reply counted in any round or, with noise, the initial
             arrays have integers.
         """
-        given = args[0] if args else ArrayRecord()
-        if self.privacy:
+        clients = self._run.clients
+        if self._run.privacy:
+            given = args[0] if args else ArrayRecord()
             arrays = kwargs.get("initial_arrays", given)
             check_no_counters(arrays, self.settings.server_dp_noise)
         longest = float(kwargs.get("timeout", math.inf))
-        self.clients.answers_queries = None
-        grid = self.adapt_grid(reliable_grid(self, grid, longest))
-        before = self.ledger.counted
+        grid = self._adapt_grid(reliable_grid(self, grid, longest))
+        before = clients.counted
         result = super().start(grid, *args, **kwargs)
-        if self.ledger.counted == before and result.train_metrics_clientapp:
-            why = self.round.failure or self.clients.failure or "there are none"
+        if clients.counted == before and result.train_metrics_clientapp:
+            why = self._run.round.failure or clients.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
 
-    # Participants.
-
-    def identify(self, grid: Grid) -> list[int]:
+    def _identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
-        nodes = self.clients.identify(grid, self.ledger.run_token)
-        if self.privacy and nodes:
+        clients, privacy = self._run.clients, self._run.privacy
+        nodes = clients.identify(grid)
+        if privacy and nodes:
             # All clients have the same structure.
-            about = self.clients.known[nodes[0]].properties
-            check_compatible(about, self.settings.server_dp_noise)
+            privacy.check_compatible(clients.known[nodes[0]].properties)
         # Only a resumed server can be behind its clients.
-        for node in nodes if self.ledger.resumed is not None else ():
-            client = self.clients.known[node]
-            if self.ledger.is_rolled_back(client.name, client.properties):
-                self.roll_back(client.name)
+        if clients.resumed is not None:
+            for name in clients.rolled_back(nodes):
+                self._roll_back(name)
         return nodes
 
-    def _connected_nodes(self, grid: Grid, trains: bool = False) -> list[int]:
+    def _connected_nodes(
+        self, grid: Grid, usable: Callable[[list[int]], list[int]] = list
+    ) -> list[int]:
         """Return the nodes that can take part; wait for one up to ``round-timeout``.
-
-        If ``trains`` is True, they are those that can be sampled to train.
 
         The wait ends as soon as no earlier participant is missing, since only missing
         ones may return. With in-process grids there is no wait.
         """
-        until = time.monotonic() + self.clients.round_timeout
-        while not (nodes := self._usable(self.identify(grid), trains)):
-            away = self._expected_clients() - self.clients.connected_names()
+        clients = self._run.clients
+        until = time.monotonic() + clients.round_timeout
+        while not (nodes := usable(self._identify(grid))):
+            away = self._expected_clients().difference(
+                map(clients.name_of, clients.here)
+            )
             over = time.monotonic() >= until
             if over or not away or getattr(grid, "in_process", False):
                 break
-            self.clients.wait_for_others(grid, until)
+            clients.wait_for_others(grid, until)
         return nodes
-
-    def _expected_clients(self) -> set[str]:
-        """Return the names of earlier participants that may return."""
-        return set(self.ledger.acknowledged)
-
-    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Return those of the nodes that train in a round, in the same order."""
-        others = len(self.clients.busy_nodes())
-        return self.participation.sample(server_round, nodes, others)
-
-    def _usable(self, nodes: list[int], trains: bool) -> list[int]:
-        """Return the nodes, without those that have nothing to train on."""
-        untrained = self.clients.untrained if trains else ()
-        return [n for n in nodes if n not in untrained] if untrained else nodes
 
     # Messages.
 
-    def open_round(
-        self,
-        nodes: list[int],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        server_round: int,
-        kind: str,
-    ) -> list[Message]:
+    def _open_round(self, round: Round, kind: str) -> list[Message]:
         """Return a message of this kind for each node, and expect replies to them."""
-        config[SERVER_ROUND] = server_round
-        trains, evaluates = kind == MessageType.TRAIN, kind == MessageType.EVALUATE
-        if not trains:
-            nodes = self.clients.answering(nodes)
-        check = self._check_train_reply if trains else self.evaluation.check
-        about = server_round, arrays, config, self.clients, nodes, trains, check
-        round = Round(*about, self._all_arrays, self._mean)
-        if evaluates:
-            self.evaluation.round = round
+        round.config[keys.SERVER_ROUND] = round.number
+        if kind == MessageType.EVALUATE:
+            self._run.evaluation.round = round
         else:
-            self.round = round
-        sent = self._as_transported(arrays)
-        if trains:
-            round.like = {self.arrayrecord_key: sent}
+            self._run.round = round
+        sent = self._as_transported(round.record)
+        if round.trains:
+            round.like = {keys.ARRAYS: sent}
             self.begin(round)
             if round.expected is not None:
                 like = to_record(round.expected)
                 # Arrays that are also sent return in the precision of ``transport``.
                 both = {name: sent.get(name, like[name]) for name in like}
-                round.like = {self.arrayrecord_key: ArrayRecord(both)}
+                round.like = {keys.ARRAYS: ArrayRecord(both)}
         messages: list[Message] = []
-        for node in nodes:
+        for node in round.nodes:
             first = messages[0] if messages else None
-            messages.append(self._message(node, sent, config, kind, first))
+            messages.append(self._message(node, sent, round.config, kind, first))
         return round.ask(messages)
 
     def _message(
@@ -385,23 +352,24 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         like: Message | None = None,
     ) -> Message:
         """Return a node's message; ``like`` is a message of the same round and kind."""
-        content = self.content(node, sent, config)
-        evaluates, name = kind == MessageType.EVALUATE, self.clients.name_of(node)
+        content = self._content(node, sent, config)
+        name = self._run.clients.name_of(node)
+        evaluates = kind == MessageType.EVALUATE
         own = self.for_evaluation(name) if evaluates else self.per_client(name)
         if same := {n: own[n] for n in own if n in sent}:
             replaced = self._as_transported(to_record(same))
-            whole = ArrayRecord({**sent, **replaced})
-            fill(content, {self.arrayrecord_key: whole})
+            fill(content, {keys.ARRAYS: ArrayRecord({**sent, **replaced})})
         if more := {n: own[n] for n in own if n not in sent}:
             record = to_record(more)
-            fill(content, {HEAD: record})
-            if kind == MessageType.TRAIN and self.round.returns_own:
-                self.round.like[HEAD] = record
+            fill(content, {keys.HEAD: record})
+            if kind == MessageType.TRAIN and self._run.round.returns_own:
+                self._run.round.like[keys.HEAD] = record
         if like is not None:
             return message_like(like, content, dst_node_id=node)
-        return Message(content, node, kind, group_id=str(config[SERVER_ROUND]))
+        server_round = str(config[keys.SERVER_ROUND])
+        return Message(content, node, kind, group_id=server_round)
 
-    def content(
+    def _content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
         """Return a client's message without `per_client`; subclasses add to it.
@@ -415,15 +383,11 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         config : ConfigRecord
             The config, with ``server-round``; must not be changed.
         """
-        server_round = int(cast(int, config[SERVER_ROUND]))
+        server_round = int(cast(int, config[keys.SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
-        name, client = self.clients.name_of(node), self.clients.known.get(node)
-        examples = client.properties.get(EXAMPLES) if client else None
-        run = self.ledger.config(name, server_round, saves, examples)
-        registered = self.clients.registered.config(node)
-        record = fill(ConfigRecord(), {**registered, **run, **config})
-        records = {self.arrayrecord_key: arrays, self.configrecord_key: record}
-        return fill(RecordDict(), records)
+        about = self._run.clients.config(node, server_round, saves)
+        record = fill(ConfigRecord(), {**about, **config})
+        return fill(RecordDict(), {keys.ARRAYS: arrays, keys.CONFIG: record})
 
     # Training.
 
@@ -431,11 +395,12 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample clients and send them the shared arrays, in the order of names."""
-        sampled = self.sample(server_round, self._connected_nodes(grid, trains=True))
+        sampled = self.sample(server_round, self._connected_nodes(grid, self._usable))
         # A subclass may return NumPy's integers, which messages do not take.
-        nodes, kind = [int(node) for node in sampled], MessageType.TRAIN
-        messages = self.open_round(nodes, arrays, config, server_round, kind)
-        self.participation.open(self.round, messages, grid)
+        nodes = [int(node) for node in sampled]
+        round = Round(self, server_round, arrays, config, nodes)
+        messages = self._open_round(round, MessageType.TRAIN)
+        self._run.participation.open(round, messages, grid)
         return messages
 
     def aggregate_train(
@@ -450,78 +415,66 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
             or without a usable result.
         metrics : MetricRecord
             ``clients``, ``rejected``, ``unanswered``, ``bytes-down`` and ``bytes-up``;
-            with a result those of `metrics` and ``train_metrics_aggr_fn``; those of the
-            participation; ``epsilon`` and ``delta`` with noise.
+            with a result those of `metrics`; those of the participation; ``epsilon``
+            and ``delta`` with noise.
         """
-        round = self.round
-        self._receive(replies)
+        run, round = self._run, self._run.round
+
+        def average(reply: Reply) -> None:
+            """Add a valid reply to the running mean, and free its arrays."""
+            with np.errstate(over="ignore", invalid="ignore"):
+                weight = self.weights([reply])[0]
+                cast(RunningMean, round.running).add(weight, self._shared_arrays(reply))
+            del reply.message.content[keys.ARRAYS], reply.decoded[keys.ARRAYS]
+
+        # A list already holds all replies in memory.
+        if not isinstance(replies, Sequence) and averages_on_arrival(self):
+            round.running = RunningMean()
+        round.close(replies, average if round.running else None)
         metrics: dict[str, Any] = {"clients": len(round.replies), **round.counts()}
-        arrays = self._aggregate_checked(round) if round.replies else None
+        arrays = self._aggregated(round) if round.replies else None
         if arrays is not None:
             metrics |= self.metrics(round)
-            metrics |= self._by_function(self._train_metrics, round.replies)
-            self._count(round, arrays)
+            number = round.number
+            asked_in = {
+                r.client: round.asked_in.get(r.node, number) for r in round.replies
+            }
+            run.clients.acknowledge(asked_in, number)
+            run.participation.note(list(asked_in), round.record, arrays)
         round.forget_replies()
-        metrics |= self.participation.close()
-        if self.privacy:
-            metrics |= self.privacy.spent()
+        metrics |= run.participation.close()
+        if run.privacy:
+            metrics |= run.privacy.spent()
         return arrays, single_metrics(metrics)
 
-    def _receive(self, replies: Iterable[Message]) -> None:
-        """Check the replies of the round, and average them as they arrive if possible.
-
-        A list already holds all replies in memory.
-        """
-        round, use = self.round, None
-        if not isinstance(replies, Sequence) and averages_on_arrival(self):
-            round.running, use = RunningMean(), self._average
-        round.close(replies, use)
-        self.ledger.note_unused(round.unused)
-
-    def _average(self, reply: Reply) -> None:
-        """Add a valid reply to the running mean, and free its arrays."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            weight = self.weights([reply])[0]
-            cast(RunningMean, self.round.running).add(weight, self._arrays(reply))
-        reply.free(self.arrayrecord_key)
-
-    def _count(self, round: Round, arrays: ArrayRecord) -> None:
-        """Record that the replies are part of the new arrays."""
-        number, names = round.number, [reply.client for reply in round.replies]
-        rounds = {r.client: round.asked_in.get(r.node, number) for r in round.replies}
-        self.ledger.acknowledge(rounds, number)
-        self.clients.settle()
-        self.participation.note(names, round.record, arrays)
-
-    def _check_train_reply(self, reply: Reply) -> None:
+    def _check_reply(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless a reply to training can count."""
-        if self.traits.replies_are_changes and reply.metrics.get(IS_CHANGE) != 1:
+        changes, name = self._traits.replies_are_changes, keys.IS_CHANGE
+        if changes and reply.metrics.get(name) != 1:
             raise InvalidReplyError(
                 f"does not say that it is a change, which {type(self).__name__} adds "
                 "to what it sent; a client must send the difference of its arrays from "
-                f"the received ones, and {IS_CHANGE!r}: 1 in its metrics"
+                f"the received ones, and {name!r}: 1 in its metrics"
             )
         if self.settings.weighting == "examples":
-            reply.weight(self.weighted_by_key)
+            reply.metric(keys.NUM_EXAMPLES)
         self.check(reply)
 
-    def _aggregate_checked(self, round: Round) -> ArrayRecord | None:
+    def _aggregated(self, round: Round) -> ArrayRecord | None:
         """Return the result of `aggregate`; None if it cannot be used."""
+        arrays, why = None, "aggregate returned None"
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 arrays = self.aggregate(round)
         except np.linalg.LinAlgError as error:
-            log(WARNING, "round %d: %s; the old arrays stay", round.number, error)
-            return None
+            why = str(error)
+        if arrays is not None:
+            sent = None if self._traits.uses_mean == "never" else round.sent
+            check_result(arrays, sent, f"{type(self).__name__}.aggregate")
+            if not is_finite(arrays):
+                arrays, why = None, "the result is not finite"
         if arrays is None:
-            text = "round %d: %s.aggregate returned None for %d valid replies; the old "
-            name, count = type(self).__name__, len(round.replies)
-            log(WARNING, text + "arrays stay", round.number, name, count)
-            return None
-        sent = None if self.traits.uses_mean == "never" else round.sent
-        check_like_sent(arrays, sent, f"{type(self).__name__}.aggregate")
-        if not is_finite(arrays):
-            log(WARNING, "round %d is not finite; the old arrays stay", round.number)
+            log(WARNING, "round %d: %s; the old arrays stay", round.number, why)
             return None
         if arrays is round.sent:
             return round.record
@@ -536,23 +489,26 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         It is their mean by default, weighted by ``weighting``; a private one with
         ``server-dp-noise``.
         """
-        if self.round.running is not None:
-            return self.round.running.result()
-        decoded = [partial(self._arrays, reply) for reply in replies]
-        if self.privacy:
-            return self.privacy.mean(self.round.clients, decoded, self._centre())
-        rule = self.settings.aggregation
-        combine = partial(self.apply_rule, self.weights(replies), decoded)
-        if rule != CENTERED_CLIP:
-            return combine(self._centre() if rule in CENTRED else {})
+        round, rule = self._run.round, self.settings.aggregation
+        if round.running is not None:
+            return round.running.result()
+        decoded = [partial(self._shared_arrays, reply) for reply in replies]
+        if self._run.privacy:
+            return self._run.privacy.mean(round.clients, decoded, self._centre())
+        combine = partial(self._apply_rule, self.weights(replies), decoded)
+        if rule != rules.CENTERED_CLIP:
+            return combine(self._centre() if rule in rules.CENTRED else {})
         last = self.state.get(LAST_CHANGE, {})
-        moved, change = about_last_change(combine, self._centre(), last)
+        moved, change = rules.about_last_change(combine, self._centre(), last)
         if moved is not None:
             self.state[LAST_CHANGE] = change
         return moved
 
-    def apply_rule(
-        self, weights: Sequence[float], replies: Sequence[Decode], centre: Sent
+    def _apply_rule(
+        self,
+        weights: Sequence[float],
+        replies: Sequence[rules.Decode],
+        centre: rules.Sent,
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
@@ -561,33 +517,35 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         """
         settings, count = self.settings, len(replies)
         byzantine = settings.byzantine_fraction
-        share = self.participation.byzantine_share(byzantine, count)
+        share = self._run.participation.byzantine_share(byzantine, count)
         share *= max(1, settings.bucket_size)
-        rule = make_rule(settings.aggregation, share, settings.clip_norm)
+        rule = rules.make_rule(settings.aggregation, share, settings.clip_norm)
         if not settings.uses_claims:
             weights = [float(weight > 0) for weight in weights]
         if settings.bucket_size > 1 and settings.aggregation != "mean":
-            entropy = [settings.seed, BUCKETS, self.round.number]
-            rule = bucketed(rule, settings.bucket_size, np.random.default_rng(entropy))
+            entropy = [settings.seed, rules.BUCKETS, self._run.round.number]
+            rule = rules.bucketed(
+                rule, settings.bucket_size, np.random.default_rng(entropy)
+            )
         return rule(weights, replies, centre)
 
-    def _arrays(self, reply: Reply) -> Arrays:
+    def _shared_arrays(self, reply: Reply) -> Arrays:
         """Return a reply's shared arrays; float16 ones of ``transport`` as float32.
 
         With asynchronous rounds they are moved to the current version.
         """
-        arrays = self._as_kept(reply.decoded[self.arrayrecord_key])
-        return self.participation.rebased(reply.node, arrays)
+        arrays = self._as_kept(reply.decoded[keys.ARRAYS])
+        return self._run.participation.rebased(reply.node, arrays)
 
-    def _all_arrays(self, reply: Reply) -> Arrays:
+    def _arrays(self, reply: Reply) -> Arrays:
         """Return a reply's arrays, those that its client alone received among them."""
-        return {**self._arrays(reply), **reply.decoded.get(HEAD, {})}
+        return {**self._shared_arrays(reply), **reply.decoded.get(keys.HEAD, {})}
 
     def _centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""
-        sent = self.round.like[self.arrayrecord_key]
+        sent = self._run.round.like[keys.ARRAYS]
         arrays = self._as_kept({name: values_of(array) for name, array in sent.items()})
-        if self.traits.replies_are_changes:
+        if self._traits.replies_are_changes:
             return {name: np.zeros_like(array) for name, array in arrays.items()}
         return arrays
 
@@ -596,7 +554,7 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
 
     def _as_kept(self, arrays: Arrays) -> Arrays:
         short = self.settings.transport != "float32"
-        return as_float32(arrays, self.round.record) if short else arrays
+        return as_float32(arrays, self._run.round.record) if short else arrays
 
     # Evaluation.
 
@@ -604,51 +562,38 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the shared arrays to all clients, or ``fraction-evaluate`` of them."""
-        nodes = self._connected_nodes(grid)
-        if self.evaluation.fraction < 1 and (busy := self.clients.busy_nodes()):
+        nodes, clients = self._connected_nodes(grid), self._run.clients
+        evaluation = self._run.evaluation
+        if evaluation.fraction < 1 and (busy := clients.busy_nodes()):
             # The earlier metrics of busy clients count, if they are sampled.
-            nodes = sorted({*nodes, *busy}, key=lambda n: (self.clients.name_of(n), n))
-        nodes = self.evaluation.sample(server_round, nodes)
-        kind = MessageType.EVALUATE
-        return self.open_round(nodes, arrays, config, server_round, kind)
+            nodes = sorted({*nodes, *busy}, key=lambda n: (clients.name_of(n), n))
+        nodes = evaluation.sample(server_round, nodes)
+        round = Round(self, server_round, arrays, config, nodes, trains=False)
+        return self._open_round(round, MessageType.EVALUATE)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord:
-        """Return the mean of every metric, as `Evaluation.aggregate`.
-
-        The metrics of ``evaluate_metrics_aggr_fn`` are added.
-        """
-        metrics = self.evaluation.aggregate(replies, self.clients)
-        self.ledger.note_unused(self.evaluation.round.unused)
-        tested = self.evaluation.replies
-        metrics.update(self._by_function(self._evaluate_metrics, tested))
-        return metrics
-
-    def _by_function(
-        self, function: MetricsFunction | None, replies: list[Reply]
-    ) -> dict[str, Any]:
-        """Return the metrics of a user's function, if there is one."""
-        if function is None or not replies:
-            return {}
-        contents = [reply.message.content for reply in replies]
-        return dict(function(contents, self.weighted_by_key))
+        """Return the mean of every metric, as `Evaluation.aggregate`."""
+        evaluation = self._run.evaluation
+        evaluation.round.close(replies)
+        return evaluation.aggregate(self._run.clients)
 
     # State.
 
-    def snapshot(self) -> Callable[[], State]:
+    def _snapshot(self) -> Callable[[], State]:
         """Return a function that returns, at any later time, the state as it is now."""
-        values = {**self.ledger.state_dict(), **self.clients.state_dict()}
-        if self.evaluation.fraction < 1 or self.clients.busy:
+        clients, evaluation = self._run.clients, self._run.evaluation
+        values = clients.state_dict()
+        if evaluation.fraction < 1 or clients.busy:
             # Else all clients are in every evaluation.
-            values |= self.evaluation.state_dict()
+            values |= evaluation.state_dict()
         return snapshot_of(self.state, values)
 
-    def restore(self, state: State) -> None:
-        """Return to a saved state, as `snapshot` gives it."""
-        self.ledger.load_state_dict(state.values)
-        self.clients.load_state_dict(state.values)
-        self.evaluation.load_state_dict(state.values)
+    def _restore(self, state: State) -> None:
+        """Return to a saved state, as `_snapshot` gives it."""
+        self._run.clients.load_state_dict(state.values)
+        self._run.evaluation.load_state_dict(state.values)
         restore_tree(self.state, state)
 
     def summary(self) -> None:
@@ -660,14 +605,20 @@ class Strategy(Algorithm, FlowerFedAvg, uses_mean="only"):
         log(INFO, "\t└──> Mean: %s", settings.weighting)
 
 
+# Its signature shows the fields of `StrategySettings`.
+_me, _least, _ = inspect.signature(Strategy.__init__).parameters.values()
+_fields = [each.parameter for each in declared(StrategySettings).values()]
+vars(Strategy.__init__)["__signature__"] = inspect.Signature([_me, _least, *_fields])
+
+
 def averages_on_arrival(strategy: FlowerStrategy) -> bool:
     """Return whether a strategy needs the replies' arrays for the plain mean only."""
     kind = type(strategy)
     return (
         isinstance(strategy, Strategy)
-        and strategy.traits.uses_mean == "only"
+        and strategy._traits.uses_mean == "only"
         # Arrays that a client alone receives are read from its reply.
-        and HEAD not in strategy.round.like
+        and keys.HEAD not in strategy._run.round.like
         # Overrides receive the replies.
         and all(
             getattr(kind, name) is getattr(Strategy, name)
@@ -675,13 +626,13 @@ def averages_on_arrival(strategy: FlowerStrategy) -> bool:
         )
         and (settings := strategy.settings).aggregation == "mean"
         and (settings.weighting == "uniform" or settings.largest_share == 1)
-        and not (strategy.privacy or strategy._train_metrics)
+        and not strategy._run.privacy
         # Other participations may combine replies of several rounds.
-        and type(strategy.participation) is Participation
+        and type(strategy._run.participation) is Participation
     )
 
 
-def check_like_sent(arrays: object, sent: Arrays | None, name: str) -> None:
+def check_result(arrays: Any, sent: Arrays | None, name: str) -> None:
     """Raise `SettingsError` unless clients can receive the result of ``aggregate``.
 
     Otherwise every later reply would be rejected, as if the clients were wrong.
@@ -695,27 +646,21 @@ def check_like_sent(arrays: object, sent: Arrays | None, name: str) -> None:
     name : str
         Name of the method, for the error.
     """
-    if not isinstance(arrays, dict) or not all(
-        isinstance(array, np.ndarray) for array in arrays.values()
-    ):
-        raise SettingsError(
-            f"{name} returns {one_line(repr(arrays), 60)}; expected a dict of NumPy "
-            "arrays, by name, or None"
-        )
+    values = arrays.values() if isinstance(arrays, dict) else [arrays]
+    if not all(isinstance(value, np.ndarray) for value in values):
+        text = f"{name} returns {one_line(repr(arrays), 60)}; expected a dict of NumPy "
+        raise SettingsError(text + "arrays, by name, or None")
     if sent is None:
         return
-    if arrays.keys() != sent.keys():
-        missing, extra = sorted({*sent} - {*arrays}), sorted({*arrays} - {*sent})
-        raise SettingsError(
-            f"{name} lacks arrays {missing} and has unknown arrays {extra}; it must "
-            "return those that were sent, under their names"
-        )
-    for key, like in sent.items():
-        new = arrays[key]
-        if (new.dtype, new.shape) != (like.dtype, like.shape):
+    has, needs = (
+        {key: f"{array.dtype}{list(array.shape)}" for key, array in each.items()}
+        for each in (arrays, sent)
+    )
+    for key in {**needs, **has}:
+        if has.get(key) != needs.get(key):
             raise SettingsError(
-                f"{name} returns {key!r} as {new.dtype}{list(new.shape)}; expected "
-                f"{like.dtype}{list(like.shape)}, as it was sent"
+                f"{name} returns {key!r} as {has.get(key, 'no array')}; expected "
+                f"{needs.get(key, 'no array')}, as it was sent"
             )
 
 
@@ -726,16 +671,16 @@ def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
     that a reply should have: those of the round, those that most clients share
     if a query asks for arrays, and none for other queries.
     """
+    run = strategy._run
 
     def largest(kind: str) -> float:
         category, _, action = kind.partition(".")
         if category != MessageType.QUERY:
             evaluates = kind == MessageType.EVALUATE
-            round = strategy.evaluation.round if evaluates else strategy.round
-            return round.largest_reply
-        most = strategy.clients.usual_bytes(SHARED_BYTES, math.inf) if action else 0
-        return largest_reply(most)
+            return (run.evaluation.round if evaluates else run.round).largest_reply
+        size = run.clients.usual_bytes(keys.SHARED_BYTES, math.inf) if action else 0
+        return largest_reply(size)
 
     if hasattr(grid, "wait_for") or getattr(grid, "in_process", False):
         return grid
-    return Inbox(grid, strategy.clients.label_of, longest, largest)
+    return Inbox(grid, run.clients.label_of, longest, largest)

@@ -20,9 +20,9 @@ class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
     """
 
     @property
-    def unused_settings(self) -> dict[str, str]:
+    def _unused_settings(self) -> dict[str, str]:
         """Settings without effect here, by name, with the reason."""
-        unused = super().unused_settings
+        unused = super()._unused_settings
         return {n: why for n, why in unused.items() if n != "largest-share"}
 
     def check(self, reply: Reply) -> None:

@@ -16,12 +16,13 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.memory_array import memory_record
-from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.common.messages import ARRAYS, SERVER_ROUND
 from flwr_frl.common.settings import Settings, build, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing
-from flwr_frl.strategies.server.replies import Arrays, count_bytes, rounded_to
+from flwr_frl.strategies.server.checks import count_bytes
+from flwr_frl.strategies.server.replies import Arrays, rounded_to
 from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
@@ -97,7 +98,7 @@ class Asynchronous(ClosesEarly, Closing):
 
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
         """Return the nodes to ask at the start of a version, so that C are at work."""
-        name_of, self.clients = self.strategy.clients.name_of, len(nodes)
+        name_of, self.clients = self.strategy._run.clients.name_of, len(nodes)
         if server_round == 1:
             self.check_replies("buffer-size", self.settings.buffer_size, len(nodes))
         if self.version == 0 or server_round <= self.version:
@@ -144,7 +145,7 @@ class Asynchronous(ClosesEarly, Closing):
     def _repeated(self, node: int) -> Message:
         """Return the message that a node was sent, from the arrays of its version."""
         strategy, (_, version) = self.strategy, self._since[node]
-        config = ConfigRecord({**strategy.round.config, SERVER_ROUND: version})
+        config = ConfigRecord({**strategy._run.round.config, SERVER_ROUND: version})
         sent = strategy._as_transported(memory_record(self._versions[version]))
         return strategy._message(node, sent, config, MessageType.TRAIN)
 
@@ -154,12 +155,12 @@ class Asynchronous(ClosesEarly, Closing):
         """Record that the node of a message begins to work."""
         super().begin(message, due)
         node = message.metadata.dst_node_id
-        self._since[node] = self.strategy.clients.name_of(node), self.version
+        self._since[node] = self.strategy._run.clients.name_of(node), self.version
 
     def refill(self) -> list[Message]:
         """Return training messages of the current version for idle clients."""
-        current, count = self.strategy.round, min(self._unused, len(self._idle))
-        sent = current.like[self.strategy.arrayrecord_key]
+        current, count = self.strategy._run.round, min(self._unused, len(self._idle))
+        sent = current.like[ARRAYS]
         about = sent, current.config, MessageType.TRAIN
         nodes = [self._idle.pop() for _ in range(count)]
         return current.ask([self.strategy._message(node, *about) for node in nodes])
@@ -168,7 +169,10 @@ class Asynchronous(ClosesEarly, Closing):
         """Record that a node is done; return 1 if its change is recent enough."""
         self.at_work.pop(node)
         _, version = self._since.pop(node)
-        current, self._staleness[node] = self.strategy.round, self.version - version
+        current, self._staleness[node] = (
+            self.strategy._run.round,
+            self.version - version,
+        )
         current.asked.add(node)
         current.asked_in[node] = version
         limit = self.settings.max_staleness
@@ -176,14 +180,14 @@ class Asynchronous(ClosesEarly, Closing):
 
     def take(self, reply: Message, weight: int) -> bool:
         """Count a valid reply; of too old a change, only the personal part counts."""
-        current, node = self.strategy.round, reply.metadata.src_node_id
+        current, node = self.strategy._run.round, reply.metadata.src_node_id
         if not weight:
-            name = self.strategy.clients.name_of(node)
+            name = self.strategy._run.clients.name_of(node)
             self._dropped.add(name)
             current.bytes_up += count_bytes(reply)
             if not reply.has_error() and current.is_valid(reply):
                 made_in = {name: current.asked_in[node]}
-                self.strategy.ledger.acknowledge(made_in, self.version)
+                self.strategy._run.clients.acknowledge(made_in, self.version)
         return super().take(reply, weight)
 
     # Changes.
@@ -201,7 +205,7 @@ class Asynchronous(ClosesEarly, Closing):
             return arrays
         weight = (1.0 + staleness) ** -self.settings.staleness_exponent
         current = self._versions[self.version]
-        version = self.strategy.round.asked_in[node]
+        version = self.strategy._run.round.asked_in[node]
         sent = self._versions[version] if self.settings.from_sent else current
         moved = {}
         for name, array in arrays.items():
@@ -226,7 +230,7 @@ class Asynchronous(ClosesEarly, Closing):
 
         Clients that are at work, or whose change was dropped, are not silent.
         """
-        name_of, updates, ages = self.strategy.clients.name_of, self.updates, []
+        name_of, updates, ages = self.strategy._run.clients.name_of, self.updates, []
         for node, staleness in self._staleness.items():
             if (name := name_of(node)) in self._counted:
                 updates[name] = updates.get(name, 0) + 1
@@ -240,7 +244,7 @@ class Asynchronous(ClosesEarly, Closing):
             state["due"] = {name: due[node] for node, (name, _) in self._since.items()}
             state["versions"] = {str(v): a for v, a in self._versions.items()}
         self.strategy.state[ASYNCHRONOUS] = state
-        current = self.strategy.round
+        current = self.strategy._run.round
         known = {name for name, _ in self._since.values()} | self._dropped
         current.silent = [name for name in current.silent if name not in known]
         values = ages or [0]
@@ -303,12 +307,12 @@ class AsynchronousRounds(Wrapping):
         noise = strategy.settings.server_dp_noise
         allowed = "0 with asynchronous rounds: the privacy account assumes rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)
-        self.participation = strategy.participation = Asynchronous(self)
+        self.participation = strategy._run.participation = Asynchronous(self)
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy can average changes of different versions."""
-        traits = strategy.traits
+        traits = strategy._traits
         valid = traits.uses_mean == "only" and not traits.replies_are_changes
         needed = "an algorithm that averages and does not need all replies of a round"
         return "" if valid else needed

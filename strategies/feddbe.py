@@ -9,7 +9,6 @@ from flwr.serverapp import Grid
 from flwr_frl.common.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import capped
-from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.strategies.server.round import Round
 
@@ -27,8 +26,8 @@ class FedDBE(Strategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
         """Return the initial model and z̄."""
         arrays = super().initialize(grid)
         like = arrays[MEAN]
-        nodes = self.identify(grid)
-        answers = query_arrays(self.clients, grid, nodes, STATISTICS)
+        nodes = self._identify(grid)
+        answers = self._run.clients.arrays(grid, nodes, STATISTICS)
         sent = [
             (name, record["mean"].numpy())
             for name, record in answers
@@ -37,8 +36,8 @@ class FedDBE(Strategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
             and record["mean"].dtype == like.dtype
         ]
         if not sent:
-            raise nothing_sent(self.clients, "mean features")
-        properties = {p.name: p.properties for p in self.clients.known.values()}
+            raise self._run.clients.nothing_sent("mean features")
+        properties = {p.name: p.properties for p in self._run.clients.known.values()}
         votes = [
             1.0
             if self.settings.weighting == "uniform"
@@ -48,7 +47,7 @@ class FedDBE(Strategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
         if self.settings.weighting == "examples":
             votes = capped(votes, self.settings.largest_share)
         each = [partial(dict[str, np.ndarray], {MEAN: mean}) for _, mean in sent]
-        mean = self.apply_rule(votes, each, {MEAN: like.numpy()})
+        mean = self._apply_rule(votes, each, {MEAN: like.numpy()})
         return arrays if mean is None else ArrayRecord({**arrays, **to_record(mean)})
 
     def begin(self, round: Round) -> None:

@@ -67,10 +67,10 @@ class FedDyn(
         m = max(1, len(self.state[SEEN]))
         return {name: total / m for name, total in self.state[GRADIENTS].items()}
 
-    def identify(self, grid: Grid) -> list[int]:
+    def _identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; from now on m includes their clients."""
-        nodes = super().identify(grid)
-        names = {self.clients.known[node].name for node in nodes}
+        nodes = super()._identify(grid)
+        names = {self._run.clients.known[node].name for node in nodes}
         self.state[SEEN] = sorted(names.union(self.state[SEEN]))
         return nodes
 
@@ -85,7 +85,7 @@ class FedDyn(
             return None
         names = [reply.client for reply in round.replies]
         seen = set(self.state[SEEN]).union(names)
-        unused = self.in_mean & round.unused.keys()
+        unused = self.in_mean.keys() & round.unused.keys()
         lost = self._outdated or min(unused, default="")
         totals, new = {}, {}
         for name, change in changes.items():
@@ -99,9 +99,10 @@ class FedDyn(
         if not is_finite(new):
             return None
         self.state[SEEN], self.state[GRADIENTS] = sorted(seen), totals
-        self.in_mean |= set(names)
+        self.in_mean.update(dict.fromkeys(names, True))
         if lost:
             text = "h and all gradients are reset: client %s lacks the one in h"
-            log(WARNING, text, self.clients.label(lost))
-            self.in_mean, self._outdated = set(), ""
+            log(WARNING, text, self._run.clients.label(lost))
+            self.in_mean.clear()
+            self._outdated = ""
         return new

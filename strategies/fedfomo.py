@@ -72,7 +72,7 @@ class FedFomo(
 
     def per_client(self, client: str) -> Arrays:
         """Return the models for a client, stacked."""
-        chosen = self.choose(client, self.round.number)
+        chosen = self.choose(client, self._run.round.number)
         self._candidates[client] = chosen
         models = [self.models[other] for other in chosen]
         names = models[0] if models else ()

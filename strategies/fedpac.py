@@ -61,7 +61,7 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
         centroids, replies = super().aggregate(round), round.replies
         decoded = [partial(self._representation, reply) for reply in replies]
         centre = _representation_of(self._centre())
-        mean = self.apply_rule(self.weights(replies), decoded, centre) or centre
+        mean = self._apply_rule(self.weights(replies), decoded, centre) or centre
         weights = combination_weights(
             np.stack([r.arrays[CLASS_FEATURES] for r in replies]).astype(np.float64),
             np.array([r.arrays[VARIANCE] for r in replies], np.float64),

@@ -60,7 +60,7 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
             of_class: list[Decode]
             of_class = [partial(dict, {PROTOTYPES: prototypes[i][j]}) for i in have]
             centre = {PROTOTYPES: means[j]}
-            mean = self.apply_rule(shares, of_class, centre) if have else None
+            mean = self._apply_rule(shares, of_class, centre) if have else None
             if mean is not None:
                 means[j], counts[j] = mean[PROTOTYPES], len(have)
         return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}

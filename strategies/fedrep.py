@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from flwr_frl.common.messages import STATISTICS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.strategies.server.round import Round
 
@@ -72,25 +71,25 @@ class FedRepLinear(
             seed, scale = self.settings.seed, 1 / (10 * d)
             b = gaussian_start(seed, "representation", (k, d), scale)
             return to_record({REPRESENTATION_WEIGHT: b})
-        nodes = self.identify(grid)
-        answers = query_arrays(self.clients, grid, nodes, STATISTICS)
+        nodes = self._identify(grid)
+        answers = self._run.clients.arrays(grid, nodes, STATISTICS)
         sent = [record["moments"] for _, record in answers if "moments" in record]
         shapes = Counter(tuple(array.shape) for array in sent)
         # The most common shape; arrays of other shapes are left out.
         usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
         moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
         if not moments:
-            raise nothing_sent(self.clients, "moments")
+            raise self._run.clients.nothing_sent("moments")
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
-        if self.privacy:
-            names = [self.clients.name_of(node) for node in nodes]
-            combined = self.privacy.mean(names, single, centre) or centre
+        if self._run.privacy:
+            names = [self._run.clients.name_of(node) for node in nodes]
+            combined = self._run.privacy.mean(names, single, centre) or centre
         else:
-            combined = self.apply_rule(votes, single, centre) or centre
+            combined = self._apply_rule(votes, single, centre) or centre
         moment = combined["moments"].astype(np.float64)
         # Noise is not symmetric, but `eigh` reads one triangle only.
-        moment = (moment + moment.T) / 2 if self.privacy else moment
+        moment = (moment + moment.T) / 2 if self._run.privacy else moment
         # `eigh` returns the eigenvalues in ascending order.
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]
         return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})

@@ -136,7 +136,7 @@ class FirstReplies(ClosesEarly):
         """Return the nodes whose clients take part in all later rounds."""
         names, name_of = (
             self.strategy.state.get(KEPT, []),
-            self.strategy.clients.name_of,
+            self.strategy._run.clients.name_of,
         )
         return frozenset(node for node in nodes if name_of(node) in names)
 
@@ -145,7 +145,7 @@ class FirstReplies(ClosesEarly):
 
         It is at least 1, so that every reply counts.
         """
-        client = self.strategy.clients.known.get(node)
+        client = self.strategy._run.clients.known.get(node)
         # Some clients, such as those of Flower's templates, report a float.
         return max(1, int(client.properties.get(NUM_EXAMPLES, 1))) if client else 1
 

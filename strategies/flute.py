@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -48,7 +48,7 @@ class HeadsOnServer(Strategy):
             if is_finite(head):
                 self.heads[name] = head
             else:
-                label = self.clients.label(name)
+                label = self._run.clients.label(name)
                 log(WARNING, "the step on client %s's head is not finite", label)
 
 
@@ -63,18 +63,11 @@ class TrainedHeads(HeadsOnServer):
         """Return the initial representation, and keep the initial head."""
         return self._split(super().initialize(grid))
 
-    def open_round(
-        self,
-        nodes: list[int],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        server_round: int,
-        kind: str,
-    ) -> list[Message]:
+    def _open_round(self, round: Round, kind: str) -> list[Message]:
         """Split the head from a whole model, with which Flower's ``start`` begins."""
-        if any(name.startswith("head.") for name in arrays):
-            arrays = self._split(arrays)
-        return super().open_round(nodes, arrays, config, server_round, kind)
+        if any(name.startswith("head.") for name in round.record):
+            round.record = self._split(round.record)
+        return super()._open_round(round, kind)
 
     def _split(self, whole: ArrayRecord) -> ArrayRecord:
         """Store a model's head as the initial one, and return the rest."""
@@ -135,7 +128,7 @@ class FLUTE(
         self.regularizer = regularizer
         # Masks of the clients' classes, as last reported, by name.
         self._classes: dict[str, str] = {}
-        self.clients.refusal_of = self._refusal_of
+        self._run.clients.refusal_of = self._refusal_of
 
     def _refusal_of(self, client: Client) -> str:
         """Return "" if a client reports its classes, or else why it is refused.

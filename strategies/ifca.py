@@ -45,9 +45,9 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
 
     num_clusters: int = setting(4, ge=1)
 
-    def check_clients(self, num_clients: int) -> None:
+    def _check_clients(self, num_clients: int) -> None:
         """Refuse more clusters than clients as well."""
-        super().check_clients(num_clients)
+        super()._check_clients(num_clients)
         allowed = f"at most {num_clients}, the number of clients"
         valid = self.num_clusters <= num_clients
         require(valid, "num-clusters", self.num_clusters, allowed)
@@ -77,7 +77,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
             members = [r for r in round.replies if r.metrics[CLUSTER] == j]
             if members:
                 models_of = [reply.read for reply in members]
-                mean = self.apply_rule(self.weights(members), models_of, before)
+                mean = self._apply_rule(self.weights(members), models_of, before)
                 models[j] = mean or before
         return {CLUSTERS + n: np.stack([m[n] for m in models]) for n in models[0]}
 

@@ -5,6 +5,7 @@ from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from flwr_frl.common.messages import CONFIG
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.server.round import Reply, Round
@@ -35,7 +36,7 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         "auto", form="auto, theory or a number above 0"
     )
 
-    def content(
+    def _content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
         """Add the node's number and neighbours to the config.
@@ -43,9 +44,9 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         The entries are ``node``, ``neighbours`` (names), ``neighbour-nodes`` (numbers)
         and, for ``dual-regularizer="theory"``, ``dual-variables``.
         """
-        content = super().content(node, arrays, config)
-        entries = cast(ConfigRecord, content[self.configrecord_key])
-        i = self.number[self.clients.name_of(node)]
+        content = super()._content(node, arrays, config)
+        entries = cast(ConfigRecord, content[CONFIG])
+        i = self.number[self._run.clients.name_of(node)]
         entries["node"] = i
         entries["neighbours"] = [self.names[j] for j in self.neighbours[i]]
         entries["neighbour-nodes"] = self.neighbours[i]
@@ -71,7 +72,7 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     ) -> MetricRecord:
         """Add ``constraint``, the largest g_ij of all edges."""
         metrics = super().aggregate_evaluate(server_round, replies)
-        reported = [reply.metrics for reply in self.evaluation.replies]
+        reported = [reply.metrics for reply in self._run.evaluation.replies]
         constraints = [m["constraint"] for m in reported if "constraint" in m]
         if constraints:
             metrics["constraint"] = max(constraints)
@@ -80,7 +81,7 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     def lose(self, name: str, reason: str) -> None:
         """End the run, since the neighbours of a lost node cannot iterate."""
         raise SettingsError(
-            f"client {self.clients.label(name)} is lost: {reason}; multi-task "
+            f"client {self._run.clients.label(name)} is lost: {reason}; multi-task "
             "optimisation needs every node of the graph"
         )
 

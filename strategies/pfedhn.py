@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.messages import ARRAYS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import GridDecorator
@@ -105,27 +106,20 @@ class PFedHN(
         # True if the grid serves one client after another.
         self._serves = False
 
-    def adapt_grid(self, grid: Grid) -> Grid:
+    def _adapt_grid(self, grid: Grid) -> Grid:
         """Return a grid that serves one client after another, if there is a step each.
 
         Other participations close rounds by the order in which replies arrive.
         """
         each = self.hypernetwork_steps == "client"
-        self._serves = each and type(self.participation) is Participation
+        self._serves = each and type(self._run.participation) is Participation
         return OneByOne(grid, self.serve) if self._serves else grid
 
-    def open_round(
-        self,
-        nodes: list[int],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        server_round: int,
-        kind: str,
-    ) -> list[Message]:
+    def _open_round(self, round: Round, kind: str) -> list[Message]:
         """Initialise h before the first round."""
-        self._like = {name: array.numpy() for name, array in arrays.items()}
+        self._like = {name: array.numpy() for name, array in round.record.items()}
         if not self.network:
-            width = self.embedding_width or 1 + len(self.clients.known) // 4
+            width = self.embedding_width or 1 + len(self._run.clients.known) // 4
             widths = [
                 width,
                 *[self.hypernetwork_width] * (self.hypernetwork_layers + 1),
@@ -135,7 +129,7 @@ class PFedHN(
             values = initial_network([*widths, size], rng)
             self.network["values"] = values
             self.network["momentum"] = {n: np.zeros_like(v) for n, v in values.items()}
-        return super().open_round(nodes, arrays, config, server_round, kind)
+        return super()._open_round(round, kind)
 
     def per_client(self, client: str) -> Arrays:
         """Return θ_i."""
@@ -177,20 +171,22 @@ class PFedHN(
         list of Message
             The replies.
         """
-        key = self.settings.seed, ORDER, self.round.number
+        key = self.settings.seed, ORDER, self._run.round.number
         replies = []
         for i in np.random.default_rng(key).permutation(len(messages)):
             message = messages[i]
             node = message.metadata.dst_node_id
-            model = self._model(self._embedding(self.clients.name_of(node))["values"])
+            model = self._model(
+                self._embedding(self._run.clients.name_of(node))["values"]
+            )
             record = self._as_transported(to_record(model))
-            message.content[self.arrayrecord_key] = record
+            message.content[ARRAYS] = record
             came = list(exchange([message]))
             replies += came
-            round = self.round
+            round = self._run.round
             if valid := [r for r in came if not r.has_error() and round.is_valid(r)]:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    self._make_step(list(map(round.reply_of, valid)))
+                    self._make_step(list(map(round.check, valid)))
         return replies
 
     def aggregate(self, round: Round) -> Arrays | None:
@@ -222,7 +218,7 @@ class PFedHN(
             self._step(network["values"][layer], network["momentum"][layer], gradient)
         if not all(map(is_finite, (*network.values(), *embeddings.values()))):
             text = "round %d: the hypernetwork is not finite; the former one stays"
-            log(WARNING, text, self.round.number)
+            log(WARNING, text, self._run.round.number)
             return False
         self.network.update(network)
         self.embeddings.update(embeddings)

@@ -66,31 +66,31 @@ class RepresentationTransfer(
         """True once the shared arrays are the combined representations."""
         return bool(self.state["built"])
 
-    def check_clients(self, num_clients: int) -> None:
+    def _check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless there are both sources and targets.
 
         Known clients have reported their roles, which then count instead of
         ``num_sources``.
         """
-        if not self.clients.known:
+        if not self._run.clients.known:
             allowed = f"below {num_clients}, so that one of the clients is a target"
             valid = self.num_sources < num_clients
             require(valid, "num-sources", self.num_sources, allowed)
-        for role in ("source", "target") if self.clients.known else ():
+        for role in ("source", "target") if self._run.clients.known else ():
             allowed = f"one client or more with the role {role!r} in its node config"
-            count = len(self._with_role(list(self.clients.known), role))
+            count = len(self._with_role(list(self._run.clients.known), role))
             require(count > 0, "role", count, allowed)
 
     def _with_role(self, nodes: list[int], role: str) -> list[int]:
-        known = self.clients.known
+        known = self._run.clients.known
         return [n for n in nodes if known[n].properties.get("role") == role]
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the sources or, once they have answered, targets without a model."""
         if not self.built:
             return self._with_role(nodes, "source")
-        done, targets = self.ledger.acknowledged, self._with_role(nodes, "target")
-        return [n for n in targets if self.clients.name_of(n) not in done]
+        done, targets = self._run.clients.acknowledged, self._with_role(nodes, "target")
+        return [n for n in targets if self._run.clients.name_of(n) not in done]
 
     def begin(self, round: Round) -> None:
         """Expect no arrays of targets."""
@@ -103,10 +103,10 @@ class RepresentationTransfer(
         """Add ``asked``, the number of clients addressed."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            metrics["asked"] = len(self.round.asked)
+            metrics["asked"] = len(self._run.round.asked)
         # A round is valid even if all targets have a model already.
-        done = self.built and not self.round.asked
-        return (self.round.record if done else arrays), metrics
+        done = self.built and not self._run.round.asked
+        return (self._run.round.record if done else arrays), metrics
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Combine the sources' arrays; replies of targets change nothing."""
@@ -128,11 +128,11 @@ class RepresentationTransfer(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Address the targets that have a model."""
-        targets = self._with_role(self.identify(grid), "target")
-        acknowledged = self.ledger.acknowledged
-        nodes = [n for n in targets if self.clients.name_of(n) in acknowledged]
-        kind = MessageType.EVALUATE
-        return self.open_round(nodes, arrays, config, server_round, kind)
+        targets = self._with_role(self._identify(grid), "target")
+        acknowledged = self._run.clients.acknowledged
+        nodes = [n for n in targets if self._run.clients.name_of(n) in acknowledged]
+        round = Round(self, server_round, arrays, config, nodes, trains=False)
+        return self._open_round(round, MessageType.EVALUATE)
 
 
 class RepresentationTransferLinear(

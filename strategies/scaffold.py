@@ -52,11 +52,11 @@ class SCAFFOLD(
         self.client_weights = self.state.setdefault("client_weights", {})
         self.state["total"] = 0.0
 
-    def identify(self, grid: Grid) -> list[int]:
+    def _identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; from now on their weights count."""
-        nodes = super().identify(grid)
+        nodes = super()._identify(grid)
         for node in nodes:
-            client = self.clients.known[node]
+            client = self._run.clients.known[node]
             examples = client.properties.get(NUM_EXAMPLES, 1)
             weighs = self.settings.weighting == "examples" and self.settings.uses_claims
             weight = float(examples) if weighs else 1.0
@@ -76,7 +76,7 @@ class SCAFFOLD(
         counted = sum(every[name] for name in self.counted(round))
         # Clients without a c_i so far count with 0.
         before = total if self.is_approximate else self.state["total"] or total
-        gone = set() if self.is_approximate else self.in_mean.intersection(round.unused)
+        gone = () if self.is_approximate else self.in_mean.keys() & round.unused.keys()
         lost = min(gone, default="")
         anew = bool(lost or self._outdated)
         new = {}
@@ -95,10 +95,11 @@ class SCAFFOLD(
             return None
         self.client_weights.update(every)
         self.state["total"] = total
-        self.in_mean |= trained.keys()
+        self.in_mean.update(dict.fromkeys(trained, True))
         if anew:
             why = "has lost its own" if lost else "has a later one than the server"
             text = "the control variates begin anew: client %s %s"
-            log(WARNING, text, self.clients.label(lost or self._outdated), why)
-            self.in_mean, self._outdated = set(), ""
+            log(WARNING, text, self._run.clients.label(lost or self._outdated), why)
+            self.in_mean.clear()
+            self._outdated = ""
         return new

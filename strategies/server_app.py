@@ -1,7 +1,7 @@
 """The Flower ServerApp: runs any algorithm and writes its results."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,19 @@ from flwr.app import Context, UserConfig
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_frl.common.messages import CLASS_COUNTS
+from flwr_frl.common.messages import (
+    CLASS_COUNTS,
+    HELD_CLASSES,
+    NUM_EXAMPLES,
+    NUM_TEST_EXAMPLES,
+)
 from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     build,
     facts,
     is_path,
+    printable,
     resolve,
 )
 from flwr_frl.common.text import short_name
@@ -39,7 +45,6 @@ from flwr_frl.strategies.base import Strategy, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.checks import class_counts
 from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
 from flwr_frl.strategies.server.rounds import KeepClients, Rounds, Start
 from flwr_frl.strategies.server.run_settings import RunSettings
@@ -74,14 +79,14 @@ def run(
     options = build(RunSettings, settings)
     options.check_validation(settings)
     tracking = Tracking(settings)
-    strategy = build_strategy(settings)
+    strategy, name = build_strategy(settings), short_name(options.algorithm)
     check_newcomers(
         strategy, options.algorithm, options.new_clients, options.num_clients
     )
-    strategy.clients.keyed = options.names_by_key
-    strategy.clients.round_timeout = options.round_timeout
+    clients, privacy = strategy._run.clients, strategy._run.privacy
+    clients.keyed = options.names_by_key
+    clients.round_timeout = options.round_timeout
     grid = reliable_grid(strategy, grid, options.round_timeout)
-    name = short_name(options.algorithm)
     place = Path(options.output) / name
     log(INFO, "results are written to %s", place.absolute())
     if options.resume:
@@ -90,16 +95,25 @@ def run(
         if start.is_over and (summary := _summary(options, settings, start)):
             return summary
     else:
-        former, start = None, _begun(strategy, grid)
+        former = None
+        clients.run_token = uuid4().hex[:12]
+        start = Start(strategy.initialize(grid))
+    nodes = strategy._identify(grid)
+    if nodes and former is None:
+        # Only at the start: a resumed run continues with the connected clients.
+        strategy._check_clients(len(nodes))
     if former is None or former.resolve() != place.resolve():
         archive_run(place.parent, name)
     with locked(place):
-        _prepare_folder(strategy, place, former)
-        nodes = strategy.identify(grid)
+        # Of the privacy account and clients' states, a resumed run's are kept.
+        if privacy:
+            privacy.run_token = clients.run_token
+            privacy.keep_in(place, resumed=former is not None)
+        prepare_directory(place, former)
         if len(nodes) < (least := int(settings["min-train-nodes"])):
             text = "min-train-nodes is %d, but there are only %d clients: all train"
             log(WARNING, text, least, len(nodes))
-        token = strategy.ledger.run_token
+        token = clients.run_token
         about = About(name, token, start.after, place.absolute(), settings)
         with tracking.of(about):
             report = Report(settings, after=start.after, tracking=tracking)
@@ -107,7 +121,7 @@ def run(
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, options, report, clock, start, keep_clients)
             with rounds.watch.over():
-                arrays = rounds.run(strategy.adapt_grid(clock or grid))
+                arrays = rounds.run(strategy._adapt_grid(clock or grid))
                 joined: ByExamples = {}
                 if options.new_clients:
                     # With `patience` a run can end before `num-server-rounds`.
@@ -119,26 +133,16 @@ def run(
                 return report.finish(*_final_clients(strategy, joined))
 
 
-def _begun(strategy: Strategy, grid: Grid) -> Start:
-    """Return the start of a new run, in which the initial clients take part."""
-    strategy.ledger.run_token = uuid4().hex[:12]
-    arrays = strategy.initialize(grid)
-    if nodes := strategy.identify(grid):
-        # Only at the start: a resumed run continues with the connected clients.
-        strategy.check_clients(len(nodes))
-    return Start(arrays)
-
-
 def _resumed(
     strategy: Strategy, options: RunSettings, settings: Settings, former: Path
 ) -> Start:
     """Restore a strategy from the checkpoint in a folder; return where it goes on."""
     checkpoint = Checkpoint.read(former, settings)
-    strategy.restore(checkpoint.state)
-    if strategy.privacy:
-        strategy.privacy.read(former)
-    after = strategy.ledger.resumed = checkpoint.server_round
-    strategy.ledger.note_checkpoint(after)
+    strategy._restore(checkpoint.state)
+    if strategy._run.privacy:
+        strategy._run.privacy.read(former)
+    after = strategy._run.clients.resumed = checkpoint.server_round
+    strategy._run.clients.note_checkpoint(after)
     log(INFO, "going on after round %d", after)
     rows = [row for row in read_rows(former / METRICS) if row["round"] <= after]
     ended = after >= options.num_server_rounds or stopped_early(rows, options.patience)
@@ -153,25 +157,16 @@ def _summary(
     Raises `SettingsError` if the output folder has nothing of the run, as it may hold
     the results of another one.
     """
-    same = Path(options.resume).resolve() == Path(options.output).resolve()
-    if same and (summary := read_summary(settings, start.after)):
-        return summary
-    if same and start.has_rows:
-        return None
+    if Path(options.resume).resolve() == Path(options.output).resolve():
+        summary = read_summary(settings, start.after)
+        if summary or start.has_rows:
+            return summary
     is_last = start.after >= options.num_server_rounds
     more, name = "num-server-rounds" if is_last else "patience", options.algorithm
     raise SettingsError(
         f"resume: the run of {short_name(name)} has ended, and {options.output!r} has "
         f"nothing of it; leave {short_name(name)} out, or set a larger {more} to go on"
     )
-
-
-def _prepare_folder(strategy: Strategy, place: Path, former: Path | None) -> None:
-    """Keep the privacy account and the clients' states of a resumed run only."""
-    if strategy.privacy:
-        strategy.privacy.run_token = strategy.ledger.run_token
-        strategy.privacy.keep_in(place, resumed=former is not None)
-    prepare_directory(place, former)
 
 
 def _clock(
@@ -200,28 +195,39 @@ def _final_clients(
     its metrics.
     """
     clients, newcomers = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
-    newest = max(strategy.evaluation.rounds.values(), default=0)
-    for participant in strategy.clients.known.values():
-        metrics = dict(strategy.evaluation.metrics.get(participant.name, {}))
-        for name in ("num-examples", CLASS_COUNTS):
-            metrics.pop(name, None)
-        properties = participant.properties
+    run, evaluation = strategy._run, strategy._run.evaluation
+    newest = max(evaluation.rounds.values(), default=0)
+    for client in run.clients.known.values():
+        name, label = client.name, run.clients.label(client.name)
         data: dict[str, Any] = {}
-        if counts := class_counts(properties):
+        if counts := class_counts(client.properties):
             data[CLASS_COUNTS] = counts
-        data["num-examples"] = properties.get("num-examples")
-        data["num-test-examples"] = properties.get("num-test-examples")
-        name, label = participant.name, strategy.clients.label(participant.name)
+        for about in (NUM_EXAMPLES, NUM_TEST_EXAMPLES):
+            data[about] = client.properties.get(about)
         if name in joined:
             newcomers[label] = {**data, "by-examples": joined[name]}
-        elif not participant.is_newcomer:
-            data["last-round"] = strategy.ledger.acknowledged.get(name, 0)
-            if (updates := strategy.participation.updates) is not None:
+        elif not client.is_newcomer:
+            metrics = evaluation.metrics.get(name, {})
+            clients[label] = {n: v for n, v in metrics.items() if n not in data}
+            data["last-round"] = run.clients.acknowledged.get(name, 0)
+            if (updates := run.participation.updates) is not None:
                 data["updates"] = updates.get(name, 0)
-            if strategy.evaluation.rounds.get(name, newest) < newest:
-                data["evaluated-in"] = strategy.evaluation.rounds[name]
-            clients[label] = {**metrics, **data}
+            if evaluation.rounds.get(name, newest) < newest:
+                data["evaluated-in"] = evaluation.rounds[name]
+            clients[label] |= data
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
+
+
+def class_counts(properties: Mapping[str, object]) -> dict[str, int]:
+    """Return a client's number of examples by class; empty if absent or invalid."""
+    names, counts = properties.get(HELD_CLASSES), properties.get(CLASS_COUNTS)
+    if not isinstance(names, list) or not isinstance(counts, list):
+        return {}
+    pairs = list(zip(names, counts, strict=False))
+    if any(type(n) is not str or type(c) is not int or c < 0 for n, c in pairs):
+        return {}
+    # Names of classes may differ in whitespace only, such as those of characters.
+    return {printable(name): count for name, count in pairs}
 
 
 def server_settings(given: Settings) -> Settings:

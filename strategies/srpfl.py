@@ -128,7 +128,7 @@ class SRPFL(Wrapping):
         threshold = self.stage_threshold if stages == BY_GRADIENT else 0.0
         rules = self.sample_for, threshold, self.doubles == "examples"
         self.participation = FirstReplies(strategy, n0, lengths, *rules)
-        strategy.participation = self.participation
+        strategy._run.participation = self.participation
         if num_rounds:
             self.set_rounds(num_rounds)
 

@@ -25,19 +25,10 @@ _TABLE = {
     "fedproto": ("fedproto:FedProto", "FedProto (Tan et al., AAAI 2022)"),
     "fedala": ("averaging:FedALA", "FedALA (Zhang et al., AAAI 2023)"),
     "feddbe": ("feddbe:FedDBE", "FedDBE (Zhang et al., NeurIPS 2023)"),
-    "per-fedavg": (
-        "averaging:PerFedAvg",
-        "Per-FedAvg (FO) (Fallah et al., NeurIPS 2020)",
-    ),
-    "hf-maml": (
-        "averaging:HFMAML",
-        "Per-FedAvg (HF), with the Hessian part of the gradient",
-    ),
+    "per-fedavg": ("averaging:PerFedAvg", "Per-FedAvg (Fallah et al., 2020)"),
+    "hf-maml": ("averaging:HFMAML", "Per-FedAvg with the Hessian part"),
     "l2gd": ("averaging:L2GD", "L2GD (Hanzely & Richtárik, 2020)"),
-    "fed-mtl": (
-        "averaging:FedMTL",
-        "mean-regularised multi-task learning (Smith et al., 2017)",
-    ),
+    "fed-mtl": ("averaging:FedMTL", "mean-regularised MTL (Smith et al., 2017)"),
     "fedrod": ("averaging:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),
     "fedcp": ("averaging:FedCP", "FedCP (Zhang et al., KDD 2023)"),
     "moon": ("averaging:MOON", "MOON (Li et al., CVPR 2021)"),
@@ -55,32 +46,20 @@ _TABLE = {
     "ffa-lora": ("averaging:FFALoRA", "FFA-LoRA (Sun et al., ICLR 2024)"),
     "feddpa": ("averaging:FedDPA", "FedDPA (Yang et al., NeurIPS 2024)"),
     "local": ("averaging:Local", "local training only"),
-    "srpfl": (
-        "srpfl:SRPFL",
-        "SRPFL (Tziotis et al., TMLR 2023) over fedrep or srpfl-base",
-    ),
+    "srpfl": ("srpfl:SRPFL", "SRPFL (Tziotis et al., TMLR 2023)"),
     "lg-srpfl": ("srpfl:LGSRPFL", "SRPFL over lg-fedavg"),
     "flanp": ("srpfl:FLANP", "SRPFL over fedavg"),
     "flanp-ft": ("srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
     "srpfl-flute": ("srpfl:SRPFLFLUTE", "SRPFL over flute"),
-    "fedbuff": (
-        "fedbuff:FedBuff",
-        "FedBuff (Nguyen et al., AISTATS 2022) over fedavg or async-base",
-    ),
-    "fedasync": (
-        "fedasync:FedAsync",
-        "FedAsync (Xie et al., 2019) over fedavg or async-base",
-    ),
+    "fedbuff": ("fedbuff:FedBuff", "FedBuff (Nguyen et al., AISTATS 2022)"),
+    "fedasync": ("fedasync:FedAsync", "FedAsync (Xie et al., 2019)"),
     "dpsgd": ("relaying:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
     "choco-sgd": ("relaying:ChocoSGD", "CHOCO-SGD (Koloskova et al., ICML 2019)"),
     "squarm-sgd": ("relaying:SQuARMSGD", "SQuARM-SGD (Singh, UCLA 2024, chapter 3)"),
-    "multi-task": (
-        "multi_task:MultiTask",
-        "multi-task optimisation on a graph (Singh 2024, ch. 4)",
-    ),
+    "multi-task": ("multi_task:MultiTask", "multi-task on a graph (Singh 2024, ch. 4)"),
     "representation-transfer": (
         "representation_transfer:RepresentationTransfer",
-        "representation transfer (Singh, UCLA 2024, chapter 5)",
+        "representation transfer",
     ),
 }
 # Strategies that replace others with certain tasks, by the other one and the task.

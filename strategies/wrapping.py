@@ -27,7 +27,7 @@ class ClosesEarly(Participation):
     waits_for_all = False
 
     def __init__(self, strategy: Strategy) -> None:
-        base = strategy.participation
+        base = strategy._run.participation
         super().__init__(base.fraction, base.least, base.seed)
         self.strategy = strategy
         # Number of clients of which the first ones reply.

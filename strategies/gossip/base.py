@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_frl.common.flower_messages import fill
-from flwr_frl.common.messages import EXCHANGED_ROUND
+from flwr_frl.common.messages import CONFIG, EXCHANGED_ROUND
 from flwr_frl.common.settings import SettingsError, number_or, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Edges, build_graph
@@ -126,14 +126,14 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self._ahead: set[str] = set()
 
     @property
-    def unused_settings(self) -> dict[str, str]:
+    def _unused_settings(self) -> dict[str, str]:
         """Add the settings of sampling and averaging."""
         names = "fraction-train", "min-train-nodes", "weighting", "largest-share"
-        return super().unused_settings | dict.fromkeys(names, "all nodes take part")
+        return super()._unused_settings | dict.fromkeys(names, "all nodes take part")
 
     # The nodes.
 
-    def check_clients(self, num_clients: int) -> None:
+    def _check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless the graph can have this many nodes."""
         self.build_graph(num_clients)
 
@@ -156,33 +156,35 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         others = weights * (1 - np.eye(len(names)))
         self.neighbours = [np.flatnonzero(row).tolist() for row in others]
 
-    def identify(self, grid: Grid) -> list[int]:
+    def _identify(self, grid: Grid) -> list[int]:
         """Return the connected nodes of the graph, which the first call builds.
 
         Clients with other names that connect later are not part of it.
         """
-        nodes = super().identify(grid)
+        nodes = super()._identify(grid)
         if not nodes:
             return []
         if not self.names:
-            names = [self.clients.name_of(n) for n in nodes]
+            names = [self._run.clients.name_of(n) for n in nodes]
             self.set_graph(names, self.build_graph(len(nodes)))
         if not self._message_lengths:
             self._set_message_format(nodes)
-        for name in {self.clients.name_of(node) for node in nodes} - self.number.keys():
+        for name in {
+            self._run.clients.name_of(node) for node in nodes
+        } - self.number.keys():
             if name not in self._latecomers:
                 text = "client %s came late and has no place in the graph"
-                log(WARNING, text, self.clients.label(name))
+                log(WARNING, text, self._run.clients.label(name))
                 self._latecomers.add(name)
         present = self.number.keys() - self.lost
-        return [node for node in nodes if self.clients.name_of(node) in present]
+        return [node for node in nodes if self._run.clients.name_of(node) in present]
 
     def _set_message_format(self, nodes: list[int]) -> None:
         """Adopt the message lengths and ω that most clients report."""
         names = self.length_properties
         reports: Counter[tuple[Any, ...]] = Counter()
         for node in nodes:
-            get = self.clients.known[node].properties.get
+            get = self._run.clients.known[node].properties.get
             lengths, omegas = [*map(get, names)], [get("omega"), get("typical-omega")]
             valid = all(isinstance(n, int) and n >= 1 for n in lengths)
             if valid and all(isinstance(o, float) and 0 < o <= 1 for o in omegas):
@@ -206,11 +208,11 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """Return all nodes."""
         return nodes
 
-    def _usable(self, nodes: list[int], trains: bool) -> list[int]:
+    def _usable(self, nodes: list[int]) -> list[int]:
         """Return all nodes: one without examples still mixes its neighbours' models."""
         return nodes
 
-    def roll_back(self, name: str) -> None:
+    def _roll_back(self, name: str) -> None:
         """Lose a client ahead of the server; `SettingsError` if most clients are.
 
         A node cannot return to an earlier round, as its neighbours' estimates are of
@@ -220,12 +222,12 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             return
         self._ahead.add(name)
         reason = (
-            f"has seen a checkpoint of round {self.ledger.seen[name]}, later than this "
-            f"one of round {self.ledger.resumed}"
+            f"has seen a checkpoint of round {self._run.clients.seen[name]}, later "
+            f"than this one of round {self._run.clients.resumed}"
         )
         if 2 * len(self._ahead) > len(self.names):
             raise SettingsError(
-                f"resume: client {self.clients.label(name)}, like most clients, "
+                f"resume: client {self._run.clients.label(name)}, like most clients, "
                 f"{reason}; gossip can only resume from its newest checkpoint"
             )
         self.lose(name, f"it {reason}")
@@ -234,7 +236,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """Permanently give up a node, and log the reason."""
         if name in self.number and name not in self.lost:
             text = "client %s is lost: %s; its neighbours continue with its last "
-            log(WARNING, text + "message", self.clients.label(name), reason)
+            log(WARNING, text + "message", self._run.clients.label(name), reason)
             self.lost.add(name)
 
     # The relay.
@@ -248,11 +250,11 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """
         self._exchanged_round = server_round - 1
         for name in self.names:
-            missed = server_round - 1 - self.ledger.acknowledged.get(name, 0)
+            missed = server_round - 1 - self._run.clients.acknowledged.get(name, 0)
             if missed > self.max_missed_rounds:
                 self.lose(name, f"it missed {missed} rounds")
         messages = super().configure_train(server_round, arrays, config, grid)
-        self.round.attached_bytes = max(self._message_lengths, default=0)
+        self._run.round.attached_bytes = max(self._message_lengths, default=0)
         return messages
 
     def configure_evaluate(
@@ -262,7 +264,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self._exchanged_round = server_round
         return super().configure_evaluate(server_round, arrays, config, grid)
 
-    def content(
+    def _content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
         """Add the neighbours' messages to the config.
@@ -272,9 +274,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         there are messages, lists of equal length: ``relayed-rounds``,
         ``relayed-senders``, ``relayed-weights`` (w_ij) and ``relayed-data``.
         """
-        content = super().content(node, arrays, config)
-        entries = cast(ConfigRecord, content[self.configrecord_key])
-        name = self.clients.name_of(node)
+        content = super()._content(node, arrays, config)
+        entries = cast(ConfigRecord, content[CONFIG])
+        name = self._run.clients.name_of(node)
         weights = self.mixing_weights[i := self.number[name]]
         about: dict[str, Any] = {
             EXCHANGED_ROUND: self._exchanged_round,
@@ -297,7 +299,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
         They are those since the round in which the node's reply last counted.
         """
-        since = self.ledger.acknowledged.get(name, 0)
+        since = self._run.clients.acknowledged.get(name, 0)
         messages = [
             (round_, j, data)
             for j in self.neighbours[self.number[name]]
@@ -328,7 +330,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             if data := message_of(reply):
                 self.sent.setdefault(reply.client, {})[round.number] = data
         now = dict.fromkeys((reply.client for reply in round.replies), round.number)
-        since = self.ledger.acknowledged | now
+        since = self._run.clients.acknowledged | now
         for i, name in enumerate(self.names):
             near = {self.names[j] for j in self.neighbours[i]} - self.lost
             rounds = {since.get(other, 0) for other in near}
@@ -344,7 +346,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Relay the valid replies' messages; give up nodes that lost their state."""
         result = super().aggregate_train(server_round, replies)
-        for name, reason in self.round.rejections:
+        for name, reason in self._run.round.rejections:
             if LOST_STATE in reason:
                 self.lose(name, "its state is not the one its neighbours rely on")
         return result
@@ -376,7 +378,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         server receives no models.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
-        sketches = [s for s in map(sketch_of, self.evaluation.replies) if s is not None]
+        sketches = [
+            s for s in map(sketch_of, self._run.evaluation.replies) if s is not None
+        ]
         if sketches:
             metrics["consensus-distance"] = consensus_distance(sketches)
             if self.uses_consensus_step:
@@ -385,7 +389,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     # State.
 
-    def snapshot(self) -> Callable[[], State]:
+    def _snapshot(self) -> Callable[[], State]:
         """Return the state; the graph and the messages are part of it."""
         self.state["edges"] = self.edges
         self.state["relay"] = {"names": self.names, "lost": sorted(self.lost)}
@@ -393,15 +397,15 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             name: {str(r): np.frombuffer(data, np.uint8) for r, data in sent.items()}
             for name, sent in self.sent.items()
         }
-        return super().snapshot()
+        return super()._snapshot()
 
-    def restore(self, state: State) -> None:
+    def _restore(self, state: State) -> None:
         """Restore a saved state.
 
         The saved graph is used even if the setting now yields another one, because the
         nodes' estimates belong to it.
         """
-        super().restore(state)
+        super()._restore(state)
         relay = self.state["relay"]
         if relay["names"]:
             self.set_graph(list(relay["names"]), self.state["edges"])

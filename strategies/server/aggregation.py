@@ -39,6 +39,8 @@ RuleName = Literal[
     "geometric-median",
 ]
 RULES = get_args(RuleName)
+# Distinguishes the draws of buckets from others of the same seed.
+BUCKETS = 0xB0C4
 # Rules that use weights; in the others each client has one vote.
 WEIGHED = ("mean", "clip", CENTERED_CLIP, "geometric-median")
 # Rules that need the arrays that were sent.

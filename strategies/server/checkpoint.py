@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +22,7 @@ from flwr_frl.common.checkpoint import (
 from flwr_frl.common.files import PRIVATE, write_atomically
 from flwr_frl.common.memory_array import values_of
 from flwr_frl.common.settings import Settings, SettingsError, facts
-from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.replies import Arrays, to_record
-
-# Types of scalar JSON values, which are also the types of keys that JSON can encode.
-PLAIN = (str, int, float, type(None))
-PLAIN_TYPES = frozenset(PLAIN)
 
 
 class State(NamedTuple):
@@ -66,91 +63,51 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
     """
     arrays: Arrays = {}
     paths: dict[str, list[str]] = {}
-    listed, rest = _split(tree, [])
-    for path, array in listed:
-        name = "/".join(path)
-        if name in arrays:
-            raise SettingsError(
-                f"two arrays of the strategy's state are named {name!r}"
-            )
-        arrays[name] = array
-        if _path_of(name) != path:
-            paths[name] = path
-    copies = {n: dict(v) if isinstance(v, dict) else v for n, v in values.items()}
-    saved = {**copies, "state": rest, "paths": paths}
-    return lambda: State(arrays, json.loads(json.dumps(saved)))
+
+    def copied(inner: dict[str, Any], path: list[str]) -> dict[str, Any]:
+        """Return a copy of a tree without its arrays, which are listed."""
+        rest: dict[str, Any] = {}
+        for key, value in inner.items():
+            if isinstance(value, (str, int, float, NoneType)):
+                rest[key] = value
+                continue
+            place = [*path, str(key)]
+            if isinstance(value, np.ndarray):
+                name = "/".join(place)
+                if name in arrays:
+                    text = f"two arrays of the strategy's state are named {name!r}"
+                    raise SettingsError(text)
+                arrays[name], paths[name] = value, place
+            elif isinstance(value, dict):
+                rest[key] = copied(value, place)
+            else:
+                try:
+                    rest[key] = json.loads(json.dumps(value))
+                except (TypeError, ValueError) as error:
+                    raise SettingsError(
+                        f"the strategy's state cannot be saved: {'/'.join(place)}: "
+                        f"{error}; expected a tree of dicts with arrays and JSON values"
+                    ) from None
+        return rest
+
+    about = {n: dict(v) if isinstance(v, dict) else v for n, v in values.items()}
+    about |= {"state": copied(tree, []), "paths": paths}
+    return lambda: State(arrays, json.loads(json.dumps(about)))
 
 
 def restore_tree(tree: dict[str, Any], state: State) -> None:
     """Restore a tree in place; keys that the state lacks keep their values."""
-    restored: dict[str, Any] = {}
+    restored = deepcopy(state.values["state"])
     for name, array in state.arrays.items():
-        *keys, last = state.values["paths"].get(name) or _path_of(name)
+        *outer, last = state.values["paths"][name]
         place = restored
-        for key in keys:
-            place = place.setdefault(key, {})
+        for key in outer:
+            place = place[key]
         place[last] = array
-    _merge(restored, state.values["state"])
     for key, value in restored.items():
         if isinstance(value, dict) and isinstance(former := tree.get(key), dict):
             former.clear()
             former.update(value)
-        else:
-            tree[key] = value
-
-
-def _split(
-    tree: dict[str, Any], path: list[str]
-) -> tuple[list[tuple[list[str], np.ndarray]], dict[str, Any]]:
-    """Return the arrays of a tree with their paths, and a copy of it without them."""
-    arrays: list[tuple[list[str], np.ndarray]] = []
-    if PLAIN_TYPES.issuperset(map(type, [*tree, *tree.values()])):
-        return arrays, dict(tree)
-    rest: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, PLAIN) and isinstance(key, PLAIN):
-            rest[key] = value
-            continue
-        place = [*path, str(key)]
-        if isinstance(value, np.ndarray):
-            arrays.append((place, value))
-        elif isinstance(value, dict):
-            inner, values = _split(value, place)
-            arrays += inner
-            if values or not value:
-                rest[key] = values
-        else:
-            rest[key] = _copied({key: value})[key]
-    return arrays, rest
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a JSON value; raise `SettingsError` if it is none."""
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, list | tuple):
-        return [_copied(each) for each in value]
-    if isinstance(value, dict) and all(isinstance(key, PLAIN) for key in value):
-        return {key: _copied(each) for key, each in value.items()}
-    raise SettingsError(
-        f"the strategy's state cannot be saved: it has {one_line(repr(value))} of type "
-        f"{type(value).__name__}; expected a tree of dicts with arrays and JSON values"
-    )
-
-
-def _path_of(name: str) -> list[str]:
-    """Split a name into at most three keys; the middle one may contain ``/``."""
-    first, slash, rest = name.partition("/")
-    if not slash:
-        return [name]
-    middle, slash, last = rest.rpartition("/")
-    return [first, middle, last] if slash else [first, last]
-
-
-def _merge(tree: dict[str, Any], values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
         else:
             tree[key] = value
 

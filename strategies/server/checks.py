@@ -1,39 +1,39 @@
-"""Checks of the values that clients report."""
+"""Checks of what clients send: each reply is checked once, by `Round.check`.
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+Nothing is unpickled, and a size that a reply declares never determines how much memory
+is allocated.
+"""
 
-from flwr.app import Message
+import io
+from collections.abc import Mapping
+from typing import Any, cast
 
-from flwr_frl.common.messages import (
-    CLASS_COUNTS,
-    CLASSES_DIGEST,
-    CLIENT,
-    FROZEN_DIGEST,
-    HELD_CLASSES,
-    INPUTS,
-    NUM_CLASSES,
-    NUM_EXAMPLES,
-    NUM_TEST_EXAMPLES,
-    REFUSAL,
-    STRUCTURE,
-)
-from flwr_frl.common.settings import printable
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.constant import SType
+
+from flwr_frl.common import messages as keys
+from flwr_frl.common.flower_messages import entries_of
+from flwr_frl.common.memory_array import MemoryArray, num_bytes
+from flwr_frl.common.npy import header, is_finite
 from flwr_frl.common.text import one_line
+from flwr_frl.strategies.server.replies import LARGEST, Arrays, NDArray
 
 # Largest number of examples; floats represent it exactly.
 MOST_EXAMPLES = 2**53
-# Largest valid number, so that sums stay finite: float32's limit, which only float64
-# can exceed.
-LARGEST = 3.4028235e38
 # Largest number of values that a client may report, and largest length of their names.
 MOST_VALUES, LONGEST_NAME = 100, 100
 # Largest length of a value; a mask of classes has one character per class.
 LONGEST_VALUE = 100_000
-# Properties that describe the model. Clients with the same `STRUCTURE`, a digest, have
-# the same model; the others explain a difference.
-COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, FROZEN_DIGEST, STRUCTURE)
+# Values that must be texts, numbers of examples, or in [0, 1].
+TEXTS = (keys.CLIENT, keys.STRUCTURE, keys.REFUSAL)
+COUNTS = (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES)
+SHARES = ("accuracy", "accuracy-global")
+# Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
+# headers, names, metrics and attachments.
+REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
+# Upper bound of an .npy header.
+MAX_HEADER = 4096
 
 
 class InvalidReplyError(ValueError):
@@ -50,153 +50,225 @@ def error_reason(reply: Message) -> str:
     return one_line("\n".join(rest[ends[0] :] if ends else lines))
 
 
+# Names and numbers
+
+
 def check_name(name: object) -> str:
     """Return a client's name; raise `InvalidReplyError` if it is not a valid one."""
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+    text = isinstance(name, str) and name.isprintable()
+    if not text or not 0 < len(cast(str, name)) <= LONGEST_NAME:
         raise InvalidReplyError(
             f"has the name {one_line(repr(name))}; it must have 1 to {LONGEST_NAME} "
-            "characters"
+            "printable characters"
         )
-    if not name.isprintable():
-        raise InvalidReplyError(f"has a name that cannot be printed: {name!r}")
-    return name
+    return cast(str, name)
 
 
-def distinct_labels(reported: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels in use, by client.
+def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a client's metrics or properties.
 
-    A label is not used if an earlier client has it, or if it is the name of a client
-    that has no label itself.
-
-    Parameters
-    ----------
-    reported : mapping of str to str
-        Labels of all clients, by name; empty for none.
+    Raises `InvalidReplyError` unless there are at most 100 values of limited length,
+    names are printable, numbers are finite and within float32's range, texts are
+    strings, numbers of examples are integers, at least 0, and accuracies in [0, 1].
     """
-    first: dict[str, str] = {}
-    for name, label in reported.items():
-        first.setdefault(label, name)
-    labels = {name: label for label, name in first.items() if label}
-    # Without its label, a client has its name, which may be the label of another.
-    while taken := (reported.keys() - labels.keys()) & set(labels.values()):
-        labels = {name: label for name, label in labels.items() if label not in taken}
-    return labels
-
-
-def class_counts(properties: Mapping[str, object]) -> dict[str, int]:
-    """Return a client's number of examples by class; empty if absent or invalid."""
-    names, counts = properties.get(HELD_CLASSES), properties.get(CLASS_COUNTS)
-    if not isinstance(names, list) or not isinstance(counts, list):
-        return {}
-    pairs = [(n, c) for n, c in zip(names, counts, strict=False)]
-    if any(type(n) is not str or type(c) is not int or c < 0 for n, c in pairs):
-        return {}
-    # Names of classes may differ in whitespace only, such as those of characters.
-    return {printable(name): count for name, count in pairs}
-
-
-def check_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's properties.
-
-    Raises `InvalidReplyError` unless there are at most 100 values of limited length and
-    size, names are printable, texts are strings, and numbers of examples are integers,
-    at least 0.
-    """
-    _check_names(properties)
-    for name, value in properties.items():
-        for single in value if isinstance(value, list) else (value,):
-            if isinstance(single, float) and not abs(single) <= LARGEST:
-                raise InvalidReplyError(f"has {name!r} = {single}")
-        if _length(value) > LONGEST_VALUE:
-            raise InvalidReplyError(f"has too long a value of {name!r}")
-    for name in (CLIENT, STRUCTURE, REFUSAL):
-        if not isinstance(properties.get(name, ""), str):
-            raise InvalidReplyError(f"has no text as {name!r}")
-    for name in (NUM_EXAMPLES, NUM_TEST_EXAMPLES):
-        _check_count(name, properties.get(name, 0))
-    if CLIENT in properties:
-        check_name(properties[CLIENT])
-    return dict(properties)
+    if len(values) > MOST_VALUES:
+        raise InvalidReplyError(f"has {len(values):,} values, more than {MOST_VALUES}")
+    for name, value in values.items():
+        valid = len(name) <= LONGEST_NAME and name.isprintable()
+        if isinstance(value, (int, float)):
+            valid = valid and abs(value) <= LARGEST
+        elif isinstance(value, list):
+            valid = valid and sum(map(_length, value)) <= LONGEST_VALUE
+            numbers = (v for v in value if isinstance(v, float))
+            valid = valid and all(abs(number) <= LARGEST for number in numbers)
+        else:
+            valid = valid and _length(value) <= LONGEST_VALUE
+        if valid and name in TEXTS:
+            valid = isinstance(value, str)
+        elif valid and name in COUNTS:
+            # Flower's templates report floats.
+            valid = type(value) in (int, float) and 0 <= value <= MOST_EXAMPLES
+            valid = valid and value == int(value)
+        elif valid and name in SHARES:
+            valid = isinstance(value, (int, float)) and 0 <= value <= 1
+        if not valid:
+            about = one_line(repr(name), 120), one_line(repr(value), 120)
+            raise InvalidReplyError("has the value {} = {}".format(*about))
+    return values
 
 
 def _length(value: object) -> int:
     """Return the approximate size of a value in bytes."""
-    if isinstance(value, list):
-        return sum(map(_length, value))
     return len(value) if isinstance(value, str | bytes) else 8
 
 
-def check_values(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the single numbers among a reply's metrics.
+def reply_metrics(reply: Message, tests: bool = False) -> dict[str, float]:
+    """Return all single-valued metrics of a reply.
 
-    Raises `InvalidReplyError` if there are more than 100 values, a number is not finite
-    or too large, ``accuracy`` or ``accuracy-global`` is not in [0, 1], or
-    ``num-examples`` is not a valid number.
+    Without test examples an evaluation has none: its loss may be NaN.
+
+    Raises `InvalidReplyError` if there is more than one MetricRecord, or `check_values`
+    rejects one.
     """
-    _check_names(values)
-    metrics = {n: v for n, v in values.items() if isinstance(v, (int, float))}
-    for name, value in metrics.items():
-        if not abs(value) <= LARGEST:
-            raise InvalidReplyError(f"metric {name!r} is {value}")
-        if name in ("accuracy", "accuracy-global") and not 0 <= value <= 1:
-            raise InvalidReplyError(f"metric {name!r} is {value}, not in [0, 1]")
-    if NUM_EXAMPLES in metrics:
-        _check_count(NUM_EXAMPLES, metrics[NUM_EXAMPLES])
-    return metrics
+    # Flower's `metric_records` copies the dictionary.
+    every = entries_of(reply.content).values()
+    records = [record for record in every if isinstance(record, MetricRecord)]
+    if tests and any(record.get(keys.NUM_EXAMPLES) == 0 for record in records):
+        return {}
+    if len(records) > 1:
+        raise InvalidReplyError(f"has {len(records)} metric records, not 1")
+    values = check_values(entries_of(records[0])) if records else {}
+    return {n: v for n, v in values.items() if isinstance(v, (int, float))}
 
 
-def _check_names(values: Mapping[str, Any]) -> None:
-    if len(values) > MOST_VALUES:
-        raise InvalidReplyError(f"has {len(values):,} values, more than {MOST_VALUES}")
-    for name in values:
-        if len(name) > LONGEST_NAME or not name.isprintable():
-            raise InvalidReplyError(f"has a value called {one_line(repr(name), 120)}")
+def reply_properties(reply: Message) -> Mapping[str, Any]:
+    """Return the properties in a reply; empty if there are none."""
+    # Flower's `config_records` copies the dictionary.
+    record = entries_of(reply.content).get(keys.PROPERTIES)
+    return entries_of(record) if isinstance(record, ConfigRecord) else {}
 
 
-def _check_count(name: str, value: object) -> None:
-    # Flower's templates report floats.
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails the first comparison.
-    if number and 0 <= value <= MOST_EXAMPLES and value == int(value):  # type: ignore[operator,call-overload]
-        return
-    raise InvalidReplyError(f"{name} is {one_line(repr(value))}")
+# Arrays
 
 
-def vote(reported: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the description of the model that most clients report."""
-    structures = [(p.get(STRUCTURE, ""), p) for p in reported]
-    votes = Counter(structure for structure, _ in structures)
-    # Ties go to the smaller digest, so that a restart decides the same.
-    usual = min(votes, key=lambda structure: (-votes[structure], structure))
-    properties = dict(structures)[usual]
-    described = {name: properties[name] for name in COMPARED if name in properties}
-    return {**described, STRUCTURE: usual}
+def decode(array: Array, like: Array) -> NDArray:
+    """Return an untrusted array's values as a read-only view.
 
-
-def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Return why a client whose structure differs from the usual one is refused."""
-    size, usual_size = (
-        " x ".join(str(properties.get(name, "?")) for name in INPUTS)
-        for properties in (its, usual)
-    )
-    if size != usual_size:
-        return (
-            f"its inputs are {size} and those of the other clients are {usual_size} "
-            f"({', '.join(INPUTS)})"
+    ``like`` is the array that was sent. Raises `InvalidReplyError` if serialisation
+    type, shape, dtype or length differ, in the declared fields or in the bytes
+    themselves, or a value is not finite or too large.
+    """
+    shape, dtype = tuple(like.shape), np.dtype(like.dtype)
+    declared = array.stype, array.dtype, tuple(array.shape)
+    if declared != (like.stype, like.dtype, shape):
+        raise InvalidReplyError(
+            f"is {array.stype!r} {array.dtype}{list(array.shape)}, not "
+            f"{like.stype!r} {like.dtype}{list(shape)}"
         )
-    if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
-        return (
-            f"its {its.get(NUM_CLASSES, '?')} classes are not those of the other "
-            f"clients, who have {usual.get(NUM_CLASSES, '?')}: names and their order "
-            "must be the same"
+    if isinstance(array, MemoryArray):
+        values, finite = array.values, array.all_finite
+    else:
+        size = int(np.prod(shape)) * dtype.itemsize
+        if len(array.data) > size + MAX_HEADER:
+            text = f"has {len(array.data):,} bytes, not about {size:,}"
+            raise InvalidReplyError(text)
+        try:
+            values = _parsed(array.data, shape, dtype)
+            finite = is_finite(values)
+        except Exception as error:  # TokenError, RecursionError, …
+            raise InvalidReplyError(f"is no valid .npy file: {error}") from None
+    if values.shape != shape or values.dtype != dtype:
+        raise InvalidReplyError(f"holds {values.dtype}{list(values.shape)}")
+    if not finite:
+        raise InvalidReplyError("has values that are not finite")
+    if dtype == np.float64 and values.size and np.abs(values).max() > LARGEST:
+        raise InvalidReplyError(f"has values above {LARGEST:.2g}")
+    return values
+
+
+def _parsed(
+    data: bytes, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> NDArray:
+    """Return the array in the bytes of an .npy file; another header is an error."""
+    usual = header(shape, dtype)
+    start, fortran = len(usual), False
+    if not data.startswith(usual):
+        stream = io.BytesIO(data)
+        version = np.lib.format.read_magic(stream)
+        held, fortran, of = np.lib.format.read_array_header_1_0(stream)
+        if (version, held, of) != ((1, 0), shape, dtype):
+            raise ValueError(f"it holds {of}{list(held)}")
+        start = stream.tell()
+    values = np.frombuffer(data, dtype, offset=start)
+    return values.reshape(shape, order="F" if fortran else "C")
+
+
+def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
+    """Return the arrays of a reply, in the order of the expected ones.
+
+    Raises `InvalidReplyError` if there is no record of this key, it has missing or
+    extra names, or an array that `decode` refuses.
+    """
+    record = entries_of(reply.content).get(key)
+    if not isinstance(record, ArrayRecord):
+        raise InvalidReplyError(f"has no arrays under {key!r}")
+    if record.keys() != expected.keys():
+        missing, extra = set(expected) - set(record), set(record) - set(expected)
+        raise InvalidReplyError(
+            f"lacks arrays {sorted(missing)} and has unknown arrays {sorted(extra)}"
         )
-    if its.get(FROZEN_DIGEST) != usual.get(FROZEN_DIGEST):
-        return (
-            "the frozen part of its model (parameters that require no gradient, and "
-            "buffers with persistent=False) is not that of the other clients, which "
-            "begin with the same model and weights"
-        )
-    return (
-        "its shared arrays are not of the names and shapes that the other clients "
-        "have, or the model that it begins with is another one"
-    )
+    arrays = {}
+    for name, like in expected.items():
+        try:
+            arrays[name] = decode(record[name], like)
+        except InvalidReplyError as error:
+            raise InvalidReplyError(f"array {name!r} {error}") from None
+    return arrays
+
+
+def reply_arrays(reply: Message, key: str) -> ArrayRecord:
+    """Return arrays of numbers in a reply, as they are declared there.
+
+    Raises `InvalidReplyError` if there are none, or one differs from its declaration.
+    """
+    record = entries_of(reply.content).get(key)
+    if not isinstance(record, ArrayRecord):
+        raise InvalidReplyError(f"has no arrays under {key!r}")
+    for name, array in record.items():
+        try:
+            valid = np.dtype(array.dtype).kind in "biuf" and array.stype == SType.NUMPY
+        except (TypeError, ValueError, SyntaxError):
+            valid = False
+        if not valid:
+            text = f"array {name!r} is of {array.dtype}, which are no numbers"
+            raise InvalidReplyError(text)
+    check_arrays(reply, key, record)
+    return record
+
+
+# Sizes
+
+
+def count_bytes(message: Message, known: dict[int, int] | None = None) -> int:
+    """Return the bytes of a message's content: serialised arrays, values and names.
+
+    Flower's envelope is not counted. ``known`` caches the bytes of records by their id,
+    for several messages that share records.
+    """
+    if not message.has_content():
+        return 0
+    total, known = 0, {} if known is None else known
+    for key, record in entries_of(message.content).items():
+        size = known.get(id(record))
+        if size is None:
+            size = known[id(record)] = record_bytes(record)
+        total += len(key) + size
+    return total
+
+
+def largest_reply(expected: float) -> float:
+    """Return the limit of a reply's size, given the expected bytes."""
+    return REPLY_FACTOR * expected + REPLY_ALLOWANCE
+
+
+def record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
+    """Return the bytes of a record: serialised arrays, values and names."""
+    # Flower's own count fails on empty strings and lists.
+    entries = entries_of(record)
+    if isinstance(record, ArrayRecord):
+        return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
+    total = 0
+    for name, value in entries.items():
+        # Messages to devices have no fingerprint, and simulations count the same bytes.
+        if name != keys.EXAMPLES:
+            # Most values are single numbers.
+            total += len(name) + (8 if type(value) in (int, float) else _size(value))
+    return total
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 1 if isinstance(value, bool) else 8

@@ -1,6 +1,5 @@
 """Strategies whose shared arrays are the mean of state that all clients keep."""
 
-from collections.abc import Iterable
 from logging import WARNING
 from typing import Any, cast
 
@@ -8,14 +7,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
 
-from flwr_frl.common.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.common.messages import CONFIG, FROM_SHARED, IN_MEAN
 from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 from flwr_frl.strategies.server.round import Round
-
-# Key of the clients whose state is in the mean, in the strategy's state.
-MEMBERS = "in_mean"
 
 
 class ClientStateMean(Strategy, replies_are_changes=True):
@@ -33,29 +29,15 @@ class ClientStateMean(Strategy, replies_are_changes=True):
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.state[MEMBERS] = []
-        # The list of names of which `_members` is the set.
-        self._listed: list[str] | None = None
-        self._members = frozenset[str]()
+        # Names of the clients whose state is in the mean.
+        self.in_mean: dict[str, bool] = self.state.setdefault("in_mean", {})
         # A client with a newer state than the mean contains; empty if there is none.
         self._outdated = ""
 
     @property
-    def in_mean(self) -> frozenset[str]:
-        """Names of the clients whose state is in the mean."""
-        names = self.state[MEMBERS]
-        if names is not self._listed:
-            self._listed, self._members = names, frozenset(names)
-        return self._members
-
-    @in_mean.setter
-    def in_mean(self, names: Iterable[str]) -> None:
-        self.state[MEMBERS] = sorted(names)
-
-    @property
     def is_approximate(self) -> bool:
         """True if the mean is approximate and replies are differences from it."""
-        return self.settings.aggregation != "mean" or self.privacy is not None
+        return self.settings.aggregation != "mean" or self._run.privacy is not None
 
     def counted(self, round: Round) -> list[str]:
         """Return the names of the clients over which `mean` averages.
@@ -63,25 +45,25 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         A private mean is over all clients that were asked; clients without a reply
         contribute a change of 0.
         """
-        if self.privacy:
+        if self._run.privacy:
             return round.clients
         return [reply.client for reply in round.replies]
 
-    def content(
+    def _content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
         """Add the entries that determine from where a client measures its change."""
-        content = super().content(node, arrays, config)
-        record = cast(ConfigRecord, content[self.configrecord_key])
-        record[IN_MEAN] = self.clients.name_of(node) in self.in_mean
+        content = super()._content(node, arrays, config)
+        record = cast(ConfigRecord, content[CONFIG])
+        record[IN_MEAN] = self._run.clients.name_of(node) in self.in_mean
         record[FROM_SHARED] = self.is_approximate
         return content
 
-    def roll_back(self, name: str) -> None:
+    def _roll_back(self, name: str) -> None:
         """Reset the mean as well, if it contains an older state of the client."""
-        before = self.ledger.acknowledged.get(name)
-        super().roll_back(name)
-        moved = self.ledger.acknowledged.get(name) != before
+        before = self._run.clients.acknowledged.get(name)
+        super()._roll_back(name)
+        moved = self._run.clients.acknowledged.get(name) != before
         if moved and name in self.in_mean and not self.is_approximate:
             self.reset_mean(name)
 
@@ -111,16 +93,16 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
 
     def reset_mean(self, name: str) -> None:
         """Set N to 0: the next changes are again measured from x̄."""
-        self.in_mean = set()
+        self.in_mean.clear()
         text = "the mean begins anew: it had an older model of client %s"
-        log(WARNING, text, self.clients.label(name))
+        log(WARNING, text, self._run.clients.label(name))
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Add the clients' share of the mean change to x̄."""
         changes = round.mean()
         if changes is None:
             return None
-        trained = self.in_mean | {reply.client for reply in round.replies}
+        trained = self.in_mean.keys() | {reply.client for reply in round.replies}
         counted = self.counted(round)
         share = len(counted) / len(trained.union(counted))
         new = {}
@@ -130,5 +112,5 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
             new[name] = rounded_to(old.dtype, old + step)
         if not is_finite(new):
             return None
-        self.in_mean = trained
+        self.in_mean.update(dict.fromkeys(trained, True))
         return new

@@ -1,26 +1,20 @@
 """The table of a run's clients, which are identified by names rather than by nodes."""
 
 import contextlib
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
+from flwr.app import ArrayRecord, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import (
-    CLASSES_DIGEST,
-    CLIENT,
-    NEWCOMER,
-    NUM_EXAMPLES,
-    OWN_NAME,
-    REFUSAL,
-    RUN,
-    STRUCTURE,
-)
+from flwr_frl.common import messages as keys
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.grids.nodes import (
     ANSWERS_NO_QUERY,
@@ -33,18 +27,27 @@ from flwr_frl.strategies.grids.nodes import (
 from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
     check_name,
-    check_properties,
-    difference,
-    distinct_labels,
+    check_values,
     error_reason,
-    vote,
+    reply_arrays,
+    reply_properties,
 )
-from flwr_frl.strategies.server.replies import reply_properties
 
 # Seconds to wait for the answer to a query.
 QUERY_TIMEOUT = 600.0
 # Largest number of times that a refused node is skipped before it is asked again.
 LONGEST_REST = 7
+# Number of clients that are asked for the initial model at first.
+ASKED = 5
+# Properties that describe the model, and their names in messages. Clients with the same
+# `STRUCTURE`, a digest, have the same model; the others explain a difference.
+COMPARED = {
+    **{name: f"inputs ({name})" for name in keys.INPUTS},
+    keys.NUM_CLASSES: "number of classes",
+    keys.CLASSES_DIGEST: "names of the classes, or their order",
+    keys.FROZEN_DIGEST: "frozen part: buffers, parameters without gradient",
+    keys.STRUCTURE: "shared arrays, or the initial model",
+}
 
 
 @dataclass
@@ -80,30 +83,11 @@ class Client:
     @property
     def is_newcomer(self) -> bool:
         """True if the client joins after the training."""
-        return self.properties.get(NEWCOMER) is True
-
-    def admit(self) -> None:
-        """Forget earlier refusals."""
-        self.refusal, self.times, self.rests, self.twin = "", 0, 0, None
-
-    def refuse(self, reason: str, twin: int | None = None) -> bool:
-        """Refuse the client, for longer each time; return whether the reason is new."""
-        self.times += 1
-        self.rests = min(2**self.times - 1, LONGEST_REST)
-        is_new, self.refusal, self.twin = reason != self.refusal, reason, twin
-        return is_new
-
-    def is_skipped(self, connected: frozenset[int]) -> bool:
-        """Return whether the client is skipped once more; ``connected`` has nodes."""
-        if self.twin is not None and self.twin not in connected:
-            # The twin was the former node of the same client.
-            self.twin, self.rests = None, 0
-        self.rests -= 1
-        return self.rests >= 0
+        return self.properties.get(keys.NEWCOMER) is True
 
 
 class Clients:
-    """The clients of a run by node; Flower's node ids are random.
+    """The clients of a run: rows by node, as Flower's ids are random; columns by name.
 
     Parameters
     ----------
@@ -133,14 +117,23 @@ class Clients:
     refusal_of : callable
         Returns why a strategy cannot use a client; empty if it can. Once the model is
         settled, it is called only after a change of the connected nodes.
-    answers_queries : bool or None
-        Whether the ClientApp has a query handler; None if it may be another project's
-        and none has answered yet. One node is then asked before the others.
+    run_token : str
+        Identifies the run to the clients; saved in checkpoints.
+    acknowledged : dict of str to int
+        Last round in which each client's reply counted.
+    counted : int
+        Number of replies that have counted so far.
+    checkpointed : int
+        Round of the last checkpoint that was written.
+    resumed : int or None
+        Round of the checkpoint from which the run was resumed.
+    seen : dict of str to int
+        Round of the later checkpoint that a rolled-back client has seen.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
         self._min_available_nodes = min_available_nodes
-        # The table: all nodes that have answered, former nodes of clients among them.
+        # All nodes that have answered, former nodes of clients among them.
         self._rows: dict[int, Client] = {}
         self.known: dict[int, Client] = {}
         self.here = self.busy = self.untrained = frozenset[int]()
@@ -149,199 +142,177 @@ class Clients:
         self.round_timeout = QUERY_TIMEOUT
         self.failure, self.registered = "", RegisteredNames()
         self.refusal_of: Callable[[Client], str] = lambda client: ""
-        self.answers_queries: bool | None = True
         # Description of the model that most clients have. Once any client has trained,
         # it is settled, and all must have it.
         self._model: dict[str, Any] = {}
         self._settled = False
-        # Names of simulated clients' data folders, by the clients' names: labels in
-        # use, and all that clients report, empty for none.
+        # Names of simulated clients' data folders: labels in use, and all that clients
+        # report, empty for none.
         self._labels: dict[str, str] = {}
         self._reported: dict[str, str] = {}
-        # Labels of clients without training examples, which have been logged.
-        self._logged = set[str]()
-        # Nodes of the last `identify` with a settled model: all, unknown, taking part.
-        self._last: tuple[list[int], list[int], list[int]] | None = None
+        # Nodes of the last `identify`: all, unknown, taking part.
+        self._last: tuple[list[int], list[int], list[int] | None] = [], [], None
+        self.run_token = ""
+        self.acknowledged: dict[str, int] = {}
+        self.counted = self.checkpointed = 0
+        self.resumed: int | None = None
+        self.seen: dict[str, int] = {}
+        # Fingerprint of each simulated client's examples at its first message.
+        self._examples: dict[str, str] = {}
+        # Rounds whose state each client of a resumed run has saved.
+        self._kept: dict[str, list[int]] = {}
+        # `acknowledged` in the last checkpoint.
+        self._saved: dict[str, int] = {}
+        # Clients whose delayed reply of a round up to this checkpoint counted after it.
+        self._delayed = set[str]()
 
     # Identification.
 
-    def identify(self, grid: Grid, run_token: str = "") -> list[int]:
+    def identify(self, grid: Grid) -> list[int]:
         """Ask unknown nodes for their properties; return the nodes that can take part.
 
-        With the run's token, clients also report which state of the run they have. A
-        node that does not answer is asked again at the next call, and a refused one
-        after a number of calls. A client is refused if the structure of its shared
-        arrays differs from most clients' (once one has trained, from the run's). The
-        nodes are in the order of their clients' names.
+        Clients also report which state of the run they have. A node that does not
+        answer is asked again at the next call, and a refused one after a number of
+        calls. A client is refused if the structure of its shared arrays differs from
+        most clients' (once one has trained, from the run's). The nodes are in the order
+        of their clients' names.
         """
         # Once the run has begun, nodes that leave must not block it.
         awaited = 1 if self.known else self._min_available_nodes
         nodes = connected_nodes(grid, awaited, self.label_of)
-        if self._last is not None and nodes == self._last[0]:
-            _, unknown, taking_part = self._last
-        else:
-            self._last, self.here = None, frozenset(nodes)
-            unknown, taking_part = self._unknown(nodes), []
-        self._note_connections(grid)
-        connected = self.here | self.busy if unknown else self.here
-        if asked := [n for n in unknown if not self._is_skipped(n, connected)]:
-            self._ask(asked, grid, run_token)
-        elif self._last is not None:
-            return list(taking_part)
-        if not any(node in self.known for node in nodes):
-            return []
-        taking_part = self._admitted(grid, nodes)
-        # Until the model is settled, votes and a strategy's `refusal_of` may change.
-        last = nodes, self._unknown(nodes), taking_part
-        self._last = last if self._settled else None
-        return list(taking_part)
-
-    def _unknown(self, nodes: list[int]) -> list[int]:
-        return [node for node in nodes if node not in self.known]
-
-    def _is_skipped(self, node: int, connected: frozenset[int]) -> bool:
-        row = self._rows.get(node)
-        return bool(row and row.refusal and row.is_skipped(connected))
-
-    def _note_connections(self, grid: Grid) -> None:
-        """Set `busy`."""
+        former, unknown, taking_part = self._last
+        if nodes != former:
+            self.here = frozenset(nodes)
+            unknown = [node for node in nodes if node not in self.known]
+            taking_part = None
         # Asynchronous grids list nodes that are training.
         available = self.here - getattr(grid, "at_work", frozenset[int]())
         self.busy = getattr(grid, "connected", frozenset[int]()) - available
+        if asked := [node for node in unknown if not self._is_skipped(node)]:
+            self._ask(asked, grid)
+        if asked or taking_part is None:
+            taking_part = self._admitted(grid, nodes)
+            unknown = [node for node in nodes if node not in self.known]
+            # Until the model is settled, votes and `refusal_of` may change.
+            self._last = nodes, unknown, taking_part if self._settled else None
+        return list(taking_part)
+
+    def _is_skipped(self, node: int) -> bool:
+        """Return whether a refused node is skipped once more."""
+        row = self._rows.get(node)
+        if row is None or not row.refusal:
+            return False
+        if row.twin is not None and row.twin not in self.here | self.busy:
+            # The twin was the former node of the same client.
+            row.twin, row.rests = None, 0
+        row.rests -= 1
+        return row.rests >= 0
 
     def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
         """Return those of the nodes that can take part, and refuse the others."""
         here = {node: self.known[node] for node in nodes if node in self.known}
+        if not here:
+            return []
         if not self._settled:
-            self._model = vote(client.properties for client in here.values())
+            self._model = vote([client.properties for client in here.values()])
         refused = []
         for node, client in sorted(here.items()):
-            same = client.properties.get(STRUCTURE, "") == self._model[STRUCTURE]
-            differs = "" if same else difference(client.properties, self._model)
-            if not (reason := differs or self.refusal_of(client)):
-                if client.refusal:
-                    client.admit()
+            reason = difference(client.properties, self._model)
+            if not (reason := reason or self.refusal_of(client)):
+                client.refusal, client.times, client.rests = "", 0, 0
                 continue
             del here[node]
             if self._refuse(node, reason):
-                refused.append(self.registered.query(node, {REFUSAL: reason}))
+                refused.append(self.registered.query(node, {keys.REFUSAL: reason}))
             if self._settled:
                 # It is asked again, as other data may change its properties.
                 del self.known[node]
         if refused:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in here.items() if not c.is_newcomer}
-        self._note_untrained(trained)
+        none = {
+            n for n, c in trained.items() if c.properties.get(keys.NUM_EXAMPLES) == 0
+        }
+        # Problems that are not given by examples have none on any client.
+        every = (c.properties.get(keys.NUM_EXAMPLES) == 0 for c in self.known.values())
+        if none and all(every):
+            none = set()
+        if new := none - self.untrained:
+            text = "without training examples: %s; they are tested, but do not train"
+            log(WARNING, text, several(sorted(map(self.label_of, new))))
+        self.untrained = frozenset(none)
         return _by_name(trained)
 
-    def _note_untrained(self, clients: Mapping[int, Client]) -> None:
-        """Set `untrained`, and log each client among them once."""
-
-        def has_none(client: Client) -> bool:
-            # Clients without a query handler report no number.
-            return client.properties.get(NUM_EXAMPLES) == 0
-
-        self.untrained = frozenset(n for n, c in clients.items() if has_none(c))
-        # Problems that are not given by examples have none on any client.
-        if self.untrained and all(map(has_none, self.known.values())):
-            self.untrained = frozenset()
-        labels = {self.label_of(node) for node in self.untrained}
-        if new := sorted(labels - self._logged):
-            text = "without training examples: %s; they are tested, but do not train"
-            log(WARNING, text, several(new))
-            self._logged |= labels
-
-    def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
+    def _ask(self, nodes: list[int], grid: Grid) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
-        keys = keys_of(grid) if self.keyed else {}
+        digests = keys_of(grid) if self.keyed else {}
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
-        reported: dict[int, Mapping[str, Any]] = {}
-        # Ask one node first: each node without a query handler would log a traceback.
-        first = 1 if self.answers_queries is None else len(nodes)
-        for asked in nodes[:first], nodes[first:]:
-            if self.answers_queries is False:
-                reported |= {node: {} for node in asked}
-            elif asked:
-                reported |= self._reported_by(asked, grid, run_token)
-        taken = {client.name: node for node, client in self.known.items()}
-        refused = []
-        for node, properties in sorted(reported.items()):
-            try:
-                valid, key = check_properties(properties), keys.get(node, "")
-                if refusal := self._add(node, valid, taken, key):
-                    refused.append((node, *refusal))
-            except InvalidReplyError as error:
-                refused.append((node, f"it {error}", None))
-        # Labels change with every client that is added.
-        self._labels = distinct_labels(self._reported)
-        for node, reason, twin in refused:
-            self._refuse(node, reason, twin)
-
-    def _reported_by(
-        self, nodes: list[int], grid: Grid, run_token: str
-    ) -> dict[int, Mapping[str, Any]]:
-        """Return the properties that nodes report; none without a query handler."""
-        messages = self.registered.queries(grid, nodes, {RUN: run_token})
-        reported: dict[int, Mapping[str, Any]] = {}
+        messages = self.registered.queries(grid, nodes, {keys.RUN: self.run_token})
         with without_query_errors():
             replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
+        taken = {client.name: node for node, client in self.known.items()}
+        refused: dict[int, str] = {}
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
-            if reply.has_content():
-                self.answers_queries = True
-                reported[node] = reply_properties(reply)
-            elif ANSWERS_NO_QUERY in str(reply.error.reason):
-                reported[node] = {}
-                if self.answers_queries is None:
-                    self.answers_queries = False
-                    log(INFO, "the ClientApp has no query handler: names are node ids")
-            else:
-                # A single error may be due to a lost connection.
-                row = self._rows.setdefault(node, Client(str(node)))
-                row.times -= not row.refusal
-                self._refuse(node, f"error: {error_reason(reply)}")
-        return reported
+            try:
+                if reply.has_content():
+                    properties = dict(check_values(reply_properties(reply)))
+                elif ANSWERS_NO_QUERY in str(reply.error.reason):
+                    properties = {}
+                else:
+                    # A single error may be due to a lost connection.
+                    row = self._rows.setdefault(node, Client(str(node)))
+                    row.times -= not row.refusal
+                    raise InvalidReplyError(f"error: {error_reason(reply)}")
+                self._add(node, properties, taken, digests.get(node, ""))
+            except InvalidReplyError as error:
+                refused[node] = str(error)
+        # Labels change with every client that is added.
+        self._labels = distinct_labels(self._reported)
+        for node, reason in refused.items():
+            self._refuse(node, reason)
 
     def _add(
-        self, node: int, properties: dict[str, Any], taken: dict[str, int], key: str
-    ) -> tuple[str, int | None] | None:
-        """Store a node's client, or return why it is refused, and its twin if any.
+        self, node: int, properties: dict[str, Any], taken: dict[str, int], digest: str
+    ) -> None:
+        """Store a node's client; raise `InvalidReplyError` if it is refused.
 
-        ``taken`` maps used names to their nodes.
+        ``taken`` maps used names to their nodes; ``digest`` is that of the node's key.
         """
-        name = properties.get(CLIENT, str(node))
-        if key and self.keys.setdefault(name, key) != key:
+        name = check_name(properties.get(keys.CLIENT, str(node)))
+        if digest and self.keys.setdefault(name, digest) != digest:
             text = f"calls itself {name!r}, which is the name of another key"
             raise InvalidReplyError(text)
         if (twin := taken.setdefault(name, node)) != node:
             # The client has a new node id, or two clients share a name.
             if twin in self.here | self.busy:
-                return f"it calls itself {name!r}, as another does", twin
+                self._rows.setdefault(node, Client(str(node))).twin = twin
+                raise InvalidReplyError(f"calls itself {name!r}, as another does")
             del self.known[twin]
             taken[name] = node
         self._reported[name] = ""
         with contextlib.suppress(InvalidReplyError):
-            self._reported[name] = check_name(properties.get(OWN_NAME))
+            self._reported[name] = check_name(properties.get(keys.OWN_NAME))
         row = self._rows.setdefault(node, Client(name))
         row.name, row.properties = name, properties
-        if REFUSAL in properties:
-            return one_line(properties[REFUSAL], 1000), None
+        if keys.REFUSAL in properties:
+            raise InvalidReplyError(one_line(properties[keys.REFUSAL], 1000))
         self.known[node] = row
-        return None
 
-    def _refuse(self, node: int, reason: str, twin: int | None = None) -> bool:
-        """Log once why a client cannot take part; return whether the reason is new."""
+    def _refuse(self, node: int, reason: str) -> bool:
+        """Refuse a node, for longer each time; log the reason and return if it is new.
+
+        A refused node is skipped the first time once, then 3 times and 7 times.
+        """
         row = self._rows.setdefault(node, Client(str(node)))
-        if not row.refuse(reason, twin):
-            return False
-        self.failure = f"client {self.label(row.name)}: {reason}"
-        log(WARNING, "client %s takes no part: %s", self.label(row.name), reason)
-        return True
-
-    def settle(self) -> None:
-        """Fix the description of the model for the rest of the run."""
-        self._settled = bool(self._model)
+        row.times += 1
+        row.rests = min(2**row.times - 1, LONGEST_REST)
+        is_new, row.refusal = reason != row.refusal, reason
+        if is_new:
+            self.failure = f"client {self.label(row.name)}: {reason}"
+            log(WARNING, "client %s takes no part: %s", self.label(row.name), reason)
+        return is_new
 
     # Names.
 
@@ -376,12 +347,9 @@ class Clients:
 
     def declared(self, node: int, name: str) -> float:
         """Return a number that a node's client declared at first; inf for none."""
-        client = self.known.get(node)
-        if client is None and (former := self._rows.get(node)):
-            # The client may have another node since it was asked.
-            same = (c for c in self.known.values() if c.name == former.name)
-            client = next(same, None)
-        return float(client.properties.get(name, math.inf)) if client else math.inf
+        # The client may have another node since it was asked; rows stay.
+        row = self._rows.get(node)
+        return float(row.properties.get(name, math.inf)) if row else math.inf
 
     def usual_bytes(self, name: str, default: float = 0.0) -> float:
         """Return the number of bytes that most clients report under a name."""
@@ -391,16 +359,12 @@ class Clients:
 
     # Waiting.
 
-    def answering(self, nodes: list[int]) -> list[int]:
+    def answering(self, nodes: Sequence[int]) -> list[int]:
         """Return the nodes that can be sent an evaluation or query; log the others."""
         if left := [node for node in nodes if node in self.busy]:
             names = several([self.label_of(node) for node in left])
             log(INFO, "not asked, as answers are still to come: %s", names)
         return [node for node in nodes if node not in self.busy]
-
-    def connected_names(self) -> set[str]:
-        """Return the names of the available clients, refused ones included."""
-        return {self._rows[node].name for node in self.here if node in self._rows}
 
     def wait_for_others(self, grid: Grid, until: float) -> None:
         """Wait up to a minute for a change of the available nodes.
@@ -415,19 +379,182 @@ class Clients:
             row.rests = 0
         wait_for_change(grid, self.here, until)
 
+    # Arrays that clients send before the training.
+
+    def arrays(
+        self, grid: Grid, nodes: list[int], action: str
+    ) -> list[tuple[str, ArrayRecord]]:
+        """Ask clients for arrays; return names and arrays, in the order of the names.
+
+        The query's ``action`` is ``arrays``, or ``statistics`` (`Client.statistics`)
+        with the time limit of a round. Clients that do not answer are logged.
+        """
+        kind = f"{MessageType.QUERY}.{action}"
+        timeout = self.round_timeout if action == keys.STATISTICS else QUERY_TIMEOUT
+        names = several([self.label_of(node) for node in nodes])
+        log(INFO, "waiting for %s to send their %s", names, action)
+        messages = [self.registered.query(node, {}, kind) for node in nodes]
+        answers, silent = [], set(nodes)
+        for reply in grid.send_and_receive(messages, timeout=timeout):
+            node = reply.metadata.src_node_id
+            silent.discard(node)
+            try:
+                if reply.has_error():
+                    raise InvalidReplyError(f"is an error: {error_reason(reply)}")
+                answers.append((self.name_of(node), reply_arrays(reply, keys.ARRAYS)))
+            except InvalidReplyError as error:
+                about = self.label_of(node), f"its reply {one_line(error)}"
+                self.failure = "client {}: {}".format(*about)
+                log(WARNING, "client %s sent no arrays: %s", *about)
+        if silent:
+            names = several(sorted(map(self.label_of, silent)))
+            self.failure = f"no answer of {names}"
+            log(WARNING, "no %s of %s", action, names)
+        return sorted(answers, key=lambda answer: answer[0])
+
+    def initial_arrays(self, grid: Grid, nodes: list[int]) -> ArrayRecord:
+        """Return the initial arrays on which most of a few clients agree, bit for bit.
+
+        If none of these answers, the others are asked. Ties go to the first name.
+        Raises `SettingsError` without any arrays.
+        """
+        few = nodes[:: max(1, len(nodes) // ASKED)][:ASKED]
+        answers = self.arrays(grid, few, keys.INITIAL_ARRAYS)
+        if not answers and len(few) < len(nodes):
+            others = [node for node in nodes if node not in few]
+            answers = self.arrays(grid, others, keys.INITIAL_ARRAYS)
+        if not answers:
+            raise self.nothing_sent(keys.INITIAL_ARRAYS)
+        digests = [_digest(record) for _, record in answers]
+        agreed = Counter(digests).most_common(1)[0][0]
+        for (name, _), digest in zip(answers, digests, strict=True):
+            if digest != agreed:
+                text = "client %s begins with other arrays than most: they are not used"
+                log(WARNING, text, self.label(name))
+        return answers[digests.index(agreed)][1]
+
+    def nothing_sent(self, what: str) -> SettingsError:
+        """Return the error for the case that no client has sent its arrays."""
+        reason = self.failure or "none, as there are no clients"
+        return SettingsError(
+            f"no client has sent its {what}; the last to fail was {reason}"
+        )
+
+    # Rounds that have counted.
+
+    def config(
+        self, node: int, server_round: int, checkpoints: bool
+    ) -> dict[str, int | str]:
+        """Return the entries about the run in the config of a node's client.
+
+        They are the run's token, the client's last round that has counted, the round
+        to which a resume would return, the first fingerprint of its examples, and the
+        node's registered name. ``checkpoints`` is True if the run writes any.
+        """
+        row, checkpointed = self._rows.get(node), self.checkpointed
+        name = row.name if row else str(node)
+        if not checkpoints and not checkpointed:
+            checkpointed = server_round - 1
+        # If a delayed reply counted after a later round's checkpoint was written, this
+        # checkpoint relies on an earlier state of this client.
+        if name in self._delayed:
+            checkpointed = self._saved.get(name, 0)
+        config: dict[str, int | str] = {
+            **self.registered.config(node),
+            keys.ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
+            keys.CHECKPOINT_ROUND: checkpointed,
+        }
+        if self.run_token:
+            config[keys.RUN] = self.run_token
+        if row and isinstance(examples := row.properties.get(keys.EXAMPLES), str):
+            config[keys.EXAMPLES] = self._examples.setdefault(name, examples)
+        return config
+
+    def acknowledge(self, rounds: Mapping[str, int], server_round: int) -> None:
+        """Record that the replies of some clients have counted; settle the model.
+
+        Parameters
+        ----------
+        rounds : mapping of str to int
+            Round of each client's reply, by the client's name. A delayed reply is of an
+            earlier round, under which the client has saved its state.
+        server_round : int
+            The round in which they count.
+        """
+        for name, made_in in rounds.items():
+            # A delayed reply must not replace a newer one that has counted.
+            if made_in == server_round or made_in > self.acknowledged.get(name, 0):
+                self.acknowledged[name] = made_in
+                if made_in <= self.checkpointed:
+                    self._delayed.add(name)
+        self.counted += len(rounds)
+        self._settled = bool(self._model)
+
+    def note_checkpoint(self, server_round: int) -> None:
+        """Record that the checkpoint of a round has been written or restored."""
+        self.checkpointed = server_round
+        self._saved = dict(self.acknowledged)
+        self._delayed.clear()
+
+    def rolled_back(self, nodes: list[int]) -> list[str]:
+        """Return the names of clients that turn out to be ahead of the server.
+
+        A client is ahead after the server was restored from a backup. Each client of a
+        resumed run is looked at once.
+        """
+        ahead = []
+        for client in (
+            [self.known[n] for n in nodes] if self.resumed is not None else ()
+        ):
+            name, properties = client.name, client.properties
+            if name in self._kept:
+                continue
+            rounds: Any = properties.get(keys.KEPT_ROUNDS)
+            seen: Any = properties.get(keys.KEPT_CHECKPOINT)
+            if rounds == [] and self.acknowledged.get(name, 0):
+                text = "client %s has lost what it kept; that of round %d was its last"
+                log(WARNING, text, self.label(name), self.acknowledged[name])
+            valid = isinstance(rounds, list) and isinstance(seen, int)
+            valid = valid and all(isinstance(r, int) and r > 0 for r in rounds)
+            self._kept[name] = rounds if valid else []
+            if self._kept[name] and seen > self.resumed:
+                self.seen[name] = seen
+                ahead.append(name)
+        return ahead
+
+    def continue_from(self, name: str) -> None:
+        """Let a client that is ahead continue from its last round that counted.
+
+        If the client no longer has the state of that round, it continues from its
+        newest, so that nothing learned is lost.
+        """
+        newest, rounds = self.acknowledged.get(name, 0), self._kept[name]
+        if newest not in rounds:
+            self.acknowledged[name] = max(rounds)
+        text = "client %s has seen the checkpoint of round %d, later than this one of "
+        text += "round %s; it goes on with what it had after round %d"
+        rounds_of = self.seen[name], self.resumed, self.acknowledged[name]
+        log(WARNING, text, self.label(name), *rounds_of)
+
     # State.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values for a checkpoint; they must not be changed."""
         return {
+            "acknowledged": self.acknowledged,
+            "run": self.run_token,
+            keys.EXAMPLES: self._examples,
             "keys": self.keys,
             "labels": self._labels,
-            "classes": str(self._model.get(CLASSES_DIGEST, "")),
+            "classes": str(self._model.get(keys.CLASSES_DIGEST, "")),
             "model": self._model if self._settled else {},
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Return to a saved state."""
+        self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
+        self.run_token = str(values["run"])
+        self._examples = dict(values.get(keys.EXAMPLES, {}))
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
         self._model = dict(values.get("model", {}))
         self._settled = bool(self._model)
@@ -436,3 +563,54 @@ class Clients:
 def _by_name(clients: Mapping[int, Client]) -> list[int]:
     """Return nodes in the order of their clients' names."""
     return sorted(clients, key=lambda node: (clients[node].name, node))
+
+
+def _digest(record: ArrayRecord) -> str:
+    """Return a digest of the arrays' names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, array in record.items():
+        digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def distinct_labels(reported: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels in use, by client.
+
+    A label is not used if an earlier client has it, or if it is the name of a client
+    that has no label itself.
+
+    Parameters
+    ----------
+    reported : mapping of str to str
+        Labels of all clients, by name; empty for none.
+    """
+    first: dict[str, str] = {}
+    for name, label in reported.items():
+        first.setdefault(label, name)
+    labels = {name: label for label, name in first.items() if label}
+    # Without its label, a client has its name, which may be the label of another.
+    while taken := (reported.keys() - labels.keys()) & set(labels.values()):
+        labels = {name: label for name, label in labels.items() if label not in taken}
+    return labels
+
+
+def vote(reported: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the description of the model that most clients report."""
+    votes = Counter(properties.get(keys.STRUCTURE, "") for properties in reported)
+    # Ties go to the smaller digest, so that a restart decides the same.
+    usual = min(votes, key=lambda structure: (-votes[structure], structure))
+    last = [p for p in reported if p.get(keys.STRUCTURE, "") == usual][-1]
+    described = {name: last[name] for name in COMPARED if name in last}
+    return {**described, keys.STRUCTURE: usual}
+
+
+def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Return why a client is refused whose model differs from the usual one."""
+    if its.get(keys.STRUCTURE, "") == usual[keys.STRUCTURE]:
+        return ""
+    differ = [name for name in COMPARED if its.get(name) != usual.get(name)]
+    name = differ[0]
+    values = f" ({its.get(name)} instead of {usual.get(name)})"
+    shown = values if name in (*keys.INPUTS, keys.NUM_CLASSES) else ""
+    return f"its model differs from that of most clients: {COMPARED[name]}{shown}"

@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import MetricRecord
 from flwr.common import log
 
 from flwr_frl.common.messages import (
@@ -31,49 +29,41 @@ TESTED, TESTED_IN = "tested", "tested-in"
 LOSSES = ("train-loss", "train_loss", "loss")
 
 
-@dataclass
 class Evaluation:
     """Sampling of the clients to evaluate, and each client's test metrics.
 
     Parameters
     ----------
-    fraction : float, default 1
+    round : Round
+        An empty round; later the last evaluation's messages and valid replies.
+    fraction : float
         Fraction of the clients in an evaluation, rounded down; 0 evaluates none.
-    least : int, default 1
+    least : int
         Minimum number of clients in an evaluation.
-    seed : int, default 0
+    seed : int
         Seed of the sampling.
-    weighted_by : str, default ""
-        Metric that weights the means; empty for plain means.
+
+    Attributes
+    ----------
     metrics : dict of str to dict
         Each client's latest metrics, by the client's name.
     rounds : dict of str to int
         Round in which each client was last evaluated.
-    round : Round
-        The last evaluation's messages and valid replies.
     """
 
-    fraction: float = 1.0
-    least: int = 1
-    seed: int = 0
-    weighted_by: str = ""
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    rounds: dict[str, int] = field(default_factory=dict)
-    round: Round = field(default_factory=partial(Round, trains=False))
-    # The nodes that were drawn for this evaluation; None if all are evaluated.
-    _sampled: frozenset[int] | None = field(default=None, init=False)
-    # Clients without test examples, which have been logged.
-    _untested: set[str] = field(default_factory=set, init=False)
+    def __init__(self, round: Round, fraction: float, least: int, seed: int) -> None:
+        self.round, self.fraction, self.least, self.seed = round, fraction, least, seed
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.rounds: dict[str, int] = {}
+        # The nodes that were drawn for this evaluation; None if all are evaluated.
+        self._sampled: frozenset[int] | None = None
+        # Clients without test examples, which have been logged.
+        self._untested: set[str] = set()
 
     @property
     def replies(self) -> list[Reply]:
         """Valid replies of the last evaluation, from clients with test examples."""
         return [reply for reply in self.round.replies if reply.metrics]
-
-    def check(self, reply: Reply) -> None:
-        """Raise `InvalidReplyError` for a reply without the metric of the weights."""
-        if self.weighted_by and reply.metrics:
-            reply.weight(self.weighted_by)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the nodes to evaluate in a round, in the same order."""
@@ -87,7 +77,7 @@ class Evaluation:
         self._sampled = frozenset(sampled)
         return sampled
 
-    def aggregate(self, messages: Iterable[Message], clients: Clients) -> MetricRecord:
+    def aggregate(self, clients: Clients) -> MetricRecord:
         """Store the clients' metrics and return means over clients with test examples.
 
         A sampled client that is still busy with an earlier round counts with its latest
@@ -102,12 +92,17 @@ class Evaluation:
             ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; ``NAME-clients``
             for a mean over fewer clients; no means without valid replies.
         """
-        self.round.close(messages)
         if self.round.silent:
             names = several([clients.label(name) for name in self.round.silent])
             log(WARNING, "not evaluated, no reply of clients %s", names)
-        self._log_untested(clients)
-        tested = self.replies
+        tested, without = self.replies, set[str]()
+        for reply in self.round.replies:
+            if not clients.declared(reply.node, NUM_TEST_EXAMPLES):
+                without.add(reply.client)
+        if new := without - self._untested:
+            text = "without test examples: %s; the means are over the other clients"
+            log(WARNING, text, several(sorted(map(clients.label, new))))
+            self._untested |= new
         self.metrics |= {reply.client: reply.metrics for reply in tested}
         self.rounds |= {reply.client: self.round.number for reply in tested}
         every = [reply.metrics for reply in tested]
@@ -121,7 +116,7 @@ class Evaluation:
         before = [client for client in busy if client.name in self.metrics]
         every += [self.metrics[client.name] for client in before]
         most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
-        means = mean_metrics(every, self.weighted_by) | weighted_means(every, most)
+        means = mean_metrics(every) | weighted_means(every, most)
         counts = {"evaluated": len(every), **self.round.counts("evaluation-")}
         if before:
             counts["evaluated-before"] = len(before)
@@ -130,18 +125,6 @@ class Evaluation:
             if 0 < reporting < len(every):
                 counts[name + OF_CLIENTS] = reporting
         return single_metrics({**means, **counts})
-
-    def _log_untested(self, clients: Clients) -> None:
-        """Log once which clients have no test examples."""
-        without = {
-            reply.client
-            for reply in self.round.replies
-            if not clients.declared(reply.node, NUM_TEST_EXAMPLES)
-        }
-        if new := sorted(without - self._untested):
-            text = "without test examples: %s; the means are over the other clients"
-            log(WARNING, text, several([clients.label(name) for name in new]))
-            self._untested |= without
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clients' latest metrics, for a checkpoint."""
@@ -153,55 +136,45 @@ class Evaluation:
         self.rounds = dict(values.get(TESTED_IN, {}))
 
 
-def mean_loss(
-    metrics: Iterable[Mapping[str, float]], weighted_by: str
-) -> dict[str, float]:
+def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return ``train-loss``, the mean over examples; nothing if no client reports it.
 
-    ``metrics`` has one mapping a client, with the loss under a name of `LOSSES`, and
-    the weight under ``weighted_by``.
+    ``metrics`` has one mapping a client, with the loss under a name of `LOSSES`.
     """
-    reported = [
-        (m.get(weighted_by, 1.0), m[name])
-        for m in metrics
-        for name in [next((n for n in LOSSES if n in m), "")]
-        if name
-    ]
-    if not reported:
+    weights, losses = [], []
+    for reported in metrics:
+        for name in LOSSES:
+            if name in reported:
+                weights.append(reported.get(NUM_EXAMPLES, 1.0))
+                losses.append(reported[name])
+                break
+    if not losses:
         return {}
-    weights = np.array([weight for weight, _ in reported])
-    losses = np.array([loss for _, loss in reported])
-    total = weights.sum()
-    return {"train-loss": float(losses @ weights / total) if total else 0.0}
+    total = np.array(weights).sum()
+    loss = float(np.array(losses) @ np.array(weights) / total) if total else 0.0
+    return {"train-loss": loss}
 
 
-def mean_metrics(
-    metrics: Iterable[Mapping[str, float]], weighted_by: str = ""
-) -> dict[str, float]:
+def mean_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:
     """Return the mean of every metric over the clients that report it.
 
     ``num-examples`` and the clients' ε are left out, and so is a metric that fewer than
-    half of the clients report: no single client can add one. ``weighted_by`` is the
-    metric of the weights; empty for plain means.
+    half of the clients report: no single client can add one.
     """
-    metrics = list(metrics)
     collected: dict[str, list[float]] = {}
-    weights: dict[str, list[float]] = {}
     for reported in metrics:
         for name, value in reported.items():
             collected.setdefault(name, []).append(value)
-            weights.setdefault(name, []).append(reported.get(weighted_by, 1.0))
-    for name in (NUM_EXAMPLES, EXAMPLE_EPSILON, weighted_by):
-        collected.pop(name, None)
     return {
-        name: float(np.average(values, weights=weights[name] if weighted_by else None))
+        name: float(np.average(values))
         for name, values in collected.items()
-        if 2 * len(values) >= len(metrics) and sum(weights[name]) > 0
+        if 2 * len(values) >= len(metrics)
+        and name not in (NUM_EXAMPLES, EXAMPLE_EPSILON)
     }
 
 
 def weighted_means(
-    metrics: Iterable[Mapping[str, float]], declared: Iterable[float]
+    metrics: list[dict[str, float]], declared: list[float]
 ) -> dict[str, float]:
     """Return ``accuracy-weighted`` and ``loss-weighted``: means over all examples.
 
@@ -209,11 +182,10 @@ def weighted_means(
     it declared at first.
     """
     means = {}
-    pairs = list(zip(metrics, declared, strict=True))
     for name in ("accuracy", "loss"):
         reported = [
             (min(m[NUM_EXAMPLES], most), m[name])
-            for m, most in pairs
+            for m, most in zip(metrics, declared, strict=True)
             if name in m and NUM_EXAMPLES in m
         ]
         total = sum(weight for weight, _ in reported)

@@ -19,7 +19,7 @@ from flwr.common import log
 
 from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, write_atomically
 from flwr_frl.common.messages import INCOMPATIBLE_WITH_NOISE
-from flwr_frl.common.settings import SettingsError, need, require, require_all_of_noise
+from flwr_frl.common.settings import SettingsError, need, require
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.aggregation import Decode, Sent, norm
 from flwr_frl.strategies.server.replies import Arrays, rounded_to
@@ -103,6 +103,14 @@ class ClientPrivacy:
             )
             for name, value in total.items()
         }
+
+    def check_compatible(self, properties: Mapping[str, Any]) -> None:
+        """Raise `SettingsError` if a client reports that noise cannot be added."""
+        if INCOMPATIBLE_WITH_NOISE in properties:
+            what = one_line(properties[INCOMPATIBLE_WITH_NOISE])
+            raise SettingsError(
+                f"server-dp-noise is {self.noise}, but the shared model has {what}"
+            )
 
     def spent(self) -> dict[str, float]:
         """Return ``epsilon`` so far, at ``delta``."""
@@ -199,22 +207,3 @@ def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
                 f"{array.dtype}: there must be no batch norms in what is shared, as "
                 "their statistics bear no noise"
             )
-
-
-def check_compatible(properties: Mapping[str, Any], noise: float) -> None:
-    """Raise `SettingsError` if a client reports that noise cannot be added."""
-    if INCOMPATIBLE_WITH_NOISE in properties:
-        what = one_line(properties[INCOMPATIBLE_WITH_NOISE])
-        raise SettingsError(
-            f"server-dp-noise is {noise}, but the shared model has {what}"
-        )
-
-
-def client_privacy(noise: float, clip: float, delta: float) -> ClientPrivacy | None:
-    """Return the mechanism that the settings describe; None without noise.
-
-    Raises `SettingsError` unless all three settings are 0, or all are above 0 and the
-    noise is not too small.
-    """
-    require_all_of_noise("server-dp", noise, clip, delta)
-    return ClientPrivacy(noise, clip, delta) if noise else None

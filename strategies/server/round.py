@@ -1,11 +1,11 @@
 """A round: the messages to some clients, and their replies, which are checked once."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from logging import INFO, WARNING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -13,23 +13,24 @@ from flwr.common import log
 
 from flwr_frl.common.flower_messages import entries_of
 from flwr_frl.common.memory_array import values_of
-from flwr_frl.common.messages import BYTES, PROPERTIES, SERVER_ROUND
+from flwr_frl.common.messages import BYTES, PROPERTIES, SERVER_ROUND, UNUSED_STATE
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line
-from flwr_frl.strategies.server.checks import InvalidReplyError, error_reason
-from flwr_frl.strategies.server.clients import Clients
-from flwr_frl.strategies.server.replies import (
+from flwr_frl.strategies.server.checks import (
     REPLY_ALLOWANCE,
-    Arrays,
-    RunningMean,
+    InvalidReplyError,
     check_arrays,
     count_bytes,
-    evaluation_metrics,
+    error_reason,
     largest_reply,
     record_bytes,
     reply_metrics,
-    unused_state,
+    reply_properties,
 )
+from flwr_frl.strategies.server.replies import Arrays, RunningMean
+
+if TYPE_CHECKING:
+    from flwr_frl.strategies.base import Strategy
 
 # Total size in bytes of the replies that are requested before they are averaged, if
 # clients of this process train on demand. One by one, small models take 6 % longer.
@@ -76,24 +77,17 @@ class Reply:
         of the message's bytes.
     """
 
-    def __init__(
-        self,
-        client: str,
-        message: Message,
-        size: int,
-        metrics: dict[str, float],
-        decoded: dict[str, Arrays],
-        arrays_of: "Callable[[Reply], Arrays]",
-    ) -> None:
-        self.client, self.message, self.size = client, message, size
+    def __init__(self, strategy: "Strategy", message: Message, size: int) -> None:
+        self._strategy, self.message = strategy, message
         self.node = message.metadata.src_node_id
-        self.metrics, self.decoded = metrics, decoded
-        self._records = {key: message.content[key] for key in decoded}
-        self._arrays_of = arrays_of
+        self.client = strategy._run.clients.name_of(self.node)
+        self.size = size
+        self.metrics: dict[str, float] = {}
+        self.decoded: dict[str, Arrays] = {}
 
     def read(self) -> Arrays:
         """Return its arrays without copying them, for reading only."""
-        return self._arrays_of(self)
+        return self._strategy._arrays(self)
 
     @cached_property
     def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -109,27 +103,10 @@ class Reply:
             raise InvalidReplyError(f"lacks the metric {name!r}")
         return self.metrics[name]
 
-    def weight(self, name: str) -> float:
-        """Return a metric that is a weight; `InvalidReplyError` if it is negative."""
-        if (weight := self.metric(name)) < 0:
-            raise InvalidReplyError(f"metric {name!r} is {weight}, a weight below 0")
-        return weight
-
     def attachment(self, name: str) -> object:
         """Return the attachment of this name; None if there is none."""
         record = entries_of(self.message.content).get(BYTES)
         return record.get(name) if isinstance(record, ConfigRecord) else None
-
-    def is_of(self, message: Message) -> bool:
-        """Return whether a message still has the content that was decoded."""
-        content = message.content
-        return message is self.message and all(
-            content.get(key) is record for key, record in self._records.items()
-        )
-
-    def free(self, key: str) -> None:
-        """Remove the arrays under a key, to free their memory."""
-        del self.message.content[key], self.decoded[key], self._records[key]
 
 
 class Round:
@@ -137,24 +114,18 @@ class Round:
 
     Parameters
     ----------
+    strategy : Strategy
+        The strategy.
     number : int, default 0
         The round, from 1.
-    record : ArrayRecord
+    record : ArrayRecord, optional
         The shared arrays.
-    config : ConfigRecord
+    config : ConfigRecord, optional
         Config that is sent to all clients; `Strategy.begin` may add to it.
-    table : Clients
-        Knows the names of nodes and the labels of clients.
-    nodes : iterable of int
-        Nodes that are asked.
+    nodes : sequence of int
+        Nodes to ask, in the order of their clients' names.
     trains : bool, default True
         False if replies contain metrics only.
-    check : callable
-        Raises `InvalidReplyError` for a reply that cannot count.
-    arrays_of : callable
-        Returns all arrays of a reply.
-    combine : callable
-        Combines replies by the run's rule.
 
     Attributes
     ----------
@@ -188,33 +159,30 @@ class Round:
 
     def __init__(
         self,
+        strategy: "Strategy",
         number: int = 0,
         record: ArrayRecord | None = None,
         config: ConfigRecord | None = None,
-        table: Clients | None = None,
-        nodes: Iterable[int] = (),
+        nodes: Sequence[int] = (),
         trains: bool = True,
-        check: Callable[[Reply], object] = lambda reply: None,
-        arrays_of: Callable[[Reply], Arrays] = lambda reply: {},
-        combine: Callable[[list[Reply]], Arrays | None] = lambda replies: None,
     ) -> None:
-        self.number, self.trains = number, trains
+        self._strategy, self.number, self.trains = strategy, number, trains
         self.record = ArrayRecord() if record is None else record
         self.config = ConfigRecord() if config is None else config
-        self._table = Clients() if table is None else table
-        self._check, self._arrays_of, self._combine = check, arrays_of, combine
         self.expected: Arrays | None = None
         self.returns_own = True
         self.replies: list[Reply] = []
         self.like: dict[str, ArrayRecord] = {}
         self.attached_bytes = self.bytes_down = self.bytes_up = 0
-        self.asked, self.asked_in = set(nodes), dict[int, int]()
+        # Evaluations and queries are sent to nodes that can answer at once.
+        if nodes and not trains:
+            nodes = strategy._run.clients.answering(nodes)
+        self.nodes = nodes
+        self.asked, self.asked_in = set(self.nodes), dict[int, int]()
         self.rejections: list[tuple[str, str]] = []
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
         self.running: RunningMean | None = None
-        # Replies that were decoded, by node.
-        self._arrived: dict[int, Reply] = {}
 
     # Interface for algorithms.
 
@@ -226,7 +194,7 @@ class Round:
     @property
     def clients(self) -> list[str]:
         """Names of the clients that are asked, in order."""
-        return sorted(map(self._table.name_of, self.asked))
+        return sorted(map(self._strategy._run.clients.name_of, self.asked))
 
     def need(self, *names: str) -> None:
         """Raise `SettingsError` if the shared arrays lack one of these."""
@@ -251,7 +219,7 @@ class Round:
         dict of str to ndarray, or None
             None if all weights are 0.
         """
-        return self._combine(self.replies if replies is None else replies)
+        return self._strategy._mean(self.replies if replies is None else replies)
 
     # Messages.
 
@@ -271,59 +239,45 @@ class Round:
 
     # Replies.
 
-    def reply_of(self, message: Message) -> Reply:
+    def check(self, message: Message) -> Reply:
         """Return a message's reply; raise `InvalidReplyError` if it cannot count.
 
-        It is decoded and checked once. Only if its arrays were replaced since it
-        arrived, it is decoded again: Flower's differential-privacy wrappers clip them.
+        It must have the expected arrays, finite numbers, no other records, a limited
+        size, and the number of this round; and the algorithm must accept it.
         """
-        node = message.metadata.src_node_id
-        if (reply := self._arrived.get(node)) and reply.is_of(message):
-            return reply
-        reply = self._arrived[node] = self._read(message)
-        return reply
-
-    def is_valid(self, message: Message) -> bool:
-        """Return whether a reply without error can count."""
-        try:
-            self.reply_of(message)
-        except InvalidReplyError:
-            return False
-        return True
-
-    def _read(self, message: Message) -> Reply:
-        """Return a reply that is as expected and of this round."""
-        size = count_bytes(message)
-        self._check_content(message, size)
-        node = message.metadata.src_node_id
-        decoded = {k: check_arrays(message, k, like) for k, like in self.like.items()}
-        metrics = (reply_metrics if self.trains else evaluation_metrics)(message)
-        if self.trains:
-            # Detects repeated content; a Byzantine client can report any round.
-            expected = self.asked_in.get(node, self.number)
-            if (reported := metrics.get(SERVER_ROUND, expected)) != expected:
-                raise InvalidReplyError(
-                    f"is of round {reported:g}, not of round {expected}"
-                )
-        client = self._table.name_of(node)
-        reply = Reply(client, message, size, metrics, decoded, self._arrays_of)
-        self._check(reply)
-        return reply
-
-    def _check_content(self, message: Message, size: int) -> None:
-        """Raise `InvalidReplyError` if a reply has unexpected records or is too large.
-
-        Numbers and attachments have no expected names, so only their size is limited.
-        """
-        for key, record in entries_of(message.content).items():
+        content = entries_of(message.content)
+        for key, record in content.items():
             arrays = isinstance(record, ArrayRecord) and key not in self.like
             config = isinstance(record, ConfigRecord) and key not in (BYTES, PROPERTIES)
             if arrays or config:
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
+        # Numbers and attachments have no expected names, so their size is limited.
+        size = count_bytes(message)
         if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
             raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
+        reply = Reply(self._strategy, message, size)
+        for key, like in self.like.items():
+            reply.decoded[key] = check_arrays(message, key, like)
+        reply.metrics = reply_metrics(message, tests=not self.trains)
+        if self.trains:
+            # Detects repeated content; a Byzantine client can report any round.
+            expected = self.asked_in.get(reply.node, self.number)
+            if (reported := reply.metrics.get(SERVER_ROUND, expected)) != expected:
+                raise InvalidReplyError(
+                    f"is of round {reported:g}, not of round {expected}"
+                )
+            self._strategy._check_reply(reply)
+        return reply
+
+    def is_valid(self, message: Message) -> bool:
+        """Return whether a reply without error can count."""
+        try:
+            self.check(message)
+        except InvalidReplyError:
+            return False
+        return True
 
     def close(
         self,
@@ -341,29 +295,27 @@ class Round:
             Called with each valid reply in the order of names, as soon as the replies
             of all clients before it have arrived.
         """
+        clients = self._strategy._run.clients
+        order = sorted(self.asked, key=lambda node: (clients.name_of(node), node))
         valid: dict[int, Reply] = {}
         came = set[int]()
-
-        def in_order(node: int) -> tuple[str, int]:
-            return self._table.name_of(node), node
-
-        awaited = deque(sorted(self.asked, key=in_order) if use else ())
+        waiting = deque(order if use else ())
         for message in self._in_chunks(messages):
             came.add(message.metadata.src_node_id)
             self._take(message, valid)
-            while use and awaited and awaited[0] in came:
-                if reply := valid.get(awaited.popleft()):
+            while use and waiting and waiting[0] in came:
+                if reply := valid.get(waiting.popleft()):
                     use(reply)
-        self.silent = sorted(map(self._table.name_of, self.asked - came))
+        self.silent = [clients.name_of(node) for node in order if node not in came]
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"
             name, reason = self.rejections[0]
-            log(WARNING, text, len(self.rejections), self._table.label(name), reason)
+            log(WARNING, text, len(self.rejections), clients.label(name), reason)
         # Silent clients come before these.
-        for node in awaited:
+        for node in waiting:
             if use and node in valid:
                 use(valid[node])
-        self.replies = [valid[node] for node in sorted(valid, key=in_order)]
+        self.replies = [valid[node] for node in order if node in valid]
 
     def _in_chunks(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield replies; as many as fit in `CHUNK_BYTES` are requested at a time."""
@@ -375,7 +327,8 @@ class Round:
 
     def _take(self, message: Message, valid: dict[int, Reply]) -> None:
         """Add a reply to the valid ones by node, or log why it is not valid."""
-        node = message.metadata.src_node_id
+        node, clients = message.metadata.src_node_id, self._strategy._run.clients
+        name = clients.name_of(node)
         if message.has_error() and node not in self.asked:
             # The SuperLink reports, under its own id, that a node has left.
             log(INFO, "a client has not answered: %s", error_reason(message))
@@ -387,19 +340,23 @@ class Round:
                 raise InvalidReplyError("comes twice")
             if message.has_error():
                 raise InvalidReplyError(f"is an error: {error_reason(message)}")
-            reply = valid[node] = self.reply_of(message)
-            self.bytes_up += reply.size
-            if reason := unused_state(message):
-                self.unused[reply.client] = reason
+            valid[node] = self.check(message)
+            self.bytes_up += valid[node].size
         except InvalidReplyError as error:
             self.bytes_up += count_bytes(message)
-            name, reason = self._table.name_of(node), one_line(error)
-            self.rejections.append((name, reason))
-            log(INFO, "reply of client %s %s", self._table.label(name), reason)
+            self.rejections.append((name, one_line(error)))
+            log(INFO, "reply of client %s %s", clients.label(name), one_line(error))
+            return
+        reason = reply_properties(message).get(UNUSED_STATE, "")
+        if reason and isinstance(reason, str):
+            # The client starts from an older state, or without one.
+            self.unused[name] = one_line(reason)
+            text = "client %s goes on without what it had kept last: %s"
+            log(WARNING, text, clients.label(name), self.unused[name])
 
     def forget_replies(self) -> None:
         """Free the replies' memory, as they hold whole messages."""
-        self.replies, self._arrived, self.running = [], {}, None
+        self.replies, self.running = [], None
 
     # Summary of the replies.
 
@@ -408,7 +365,7 @@ class Round:
         """Why the first client has no valid reply; empty if all have one."""
         silent = [(name, "no answer") for name in self.silent]
         for name, reason in [*self.rejections, *silent]:
-            return f"client {self._table.label(name)}: {reason}"
+            return f"client {self._strategy._run.clients.label(name)}: {reason}"
         return ""
 
     def counts(self, prefix: str = "") -> dict[str, float]:

@@ -1,11 +1,12 @@
 """Run the rounds: train, evaluate, report, write checkpoints."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
@@ -68,7 +69,12 @@ def run_rounds(
     """
     for server_round in rounds:
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-        replies = _on_demand(strategy, grid, messages, timeout)
+        if hasattr(grid, "on_demand"):
+            # In one process, clients train while their replies are averaged.
+            grid.on_demand = averages_on_arrival(strategy)
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        if hasattr(grid, "on_demand"):
+            grid.on_demand = False
         aggregated, trained = strategy.aggregate_train(server_round, replies)
         metrics: dict[str, Any] = dict(trained or {})
         if aggregated is not None:
@@ -86,19 +92,6 @@ def run_rounds(
         if after_round is not None and after_round(server_round, arrays, metrics):
             break
     return arrays
-
-
-def _on_demand(
-    strategy: FlowerStrategy, grid: Grid, messages: Iterable[Message], timeout: float
-) -> Iterable[Message]:
-    """Return the replies; in one process, clients train while these are averaged."""
-    if not hasattr(grid, "on_demand"):
-        return grid.send_and_receive(messages, timeout=timeout)
-    grid.on_demand = averages_on_arrival(strategy)
-    try:
-        return grid.send_and_receive(messages, timeout=timeout)
-    finally:
-        grid.on_demand = False
 
 
 def evaluate(
@@ -139,6 +132,7 @@ class Start(NamedTuple):
     has_rows: bool = False
 
 
+@dataclass
 class Rounds:
     """Runs the rounds, and writes a row and checkpoints after each.
 
@@ -158,19 +152,17 @@ class Rounds:
         Saves simulated clients' states before the last checkpoint (`KeepClients`).
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        settings: RunSettings,
-        report: Report,
-        clock: SimulatedArrivals | None,
-        start: Start,
-        keep_clients: KeepClients | None,
-    ) -> None:
-        self.strategy, self.settings, self.report = strategy, settings, report
-        self.clock, self.start, self._keep_clients = clock, start, keep_clients
-        self.watch = Watch(strategy, report)
-        self._began = time.monotonic() - start.seconds
+    strategy: Strategy
+    settings: RunSettings
+    report: Report
+    clock: SimulatedArrivals | None
+    start: Start
+    keep_clients: KeepClients | None
+
+    def __post_init__(self) -> None:
+        """Begin to measure the time."""
+        self.watch = Watch(self.strategy, self.report)
+        self._began = time.monotonic() - self.start.seconds
         self._grid: Grid | None = None
         # The checkpoint of the last round until it is written, in case the run ends.
         self._unwritten: Callable[[], Checkpoint] | None = None
@@ -192,17 +184,12 @@ class Rounds:
         self._grid = grid
         (arrays, after, *_), timeout = self.start, self.settings.round_timeout
         last = after if self.start.is_over else self.settings.num_server_rounds
+        options: dict[str, Any] = {"evaluated": self.is_evaluated, "timeout": timeout}
+        options["after_round"] = self._after_round
         try:
             with self.report.progress:
-                arrays = run_rounds(
-                    self.strategy,
-                    grid,
-                    arrays,
-                    range(after + 1, last + 1),
-                    evaluated=self.is_evaluated,
-                    timeout=timeout,
-                    after_round=self._after_round,
-                )
+                rounds = range(after + 1, last + 1)
+                arrays = run_rounds(self.strategy, grid, arrays, rounds, **options)
         except (Exception, KeyboardInterrupt, SystemExit):
             # The run can be resumed, regardless of what ended it.
             if self._unwritten is not None:
@@ -210,16 +197,15 @@ class Rounds:
             raise
         if self.start.is_over:
             evaluate(self.strategy, grid, arrays, after, timeout)
-        counted = any(row.get("clients") for row in self.report.rows)
-        if not counted:
-            why = self.strategy.round.failure or "nobody was asked"
+        if not any(row.get("clients") for row in self.report.rows):
+            why = self.strategy._run.round.failure or "nobody was asked"
             raise SettingsError(f"no round had a valid reply; {why}")
         return arrays
 
     def is_evaluated(self, server_round: int) -> bool:
         """Return whether a round is evaluated."""
         every, last = self.settings.evaluate_every, self.settings.evaluate_last
-        if self.strategy.traits.evaluate_last_round_only:
+        if self.strategy._traits.evaluate_last_round_only:
             every, last = 0, 1
         due = every > 0 and server_round % every == 0
         return due or server_round > self.settings.num_server_rounds - last
@@ -228,22 +214,37 @@ class Rounds:
         self, server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
     ) -> bool:
         """Report a round and write its checkpoints; return True if the run ends."""
-        seconds = time.monotonic() - self._began
-        row = self._row(server_round, seconds, metrics)
-        tested = bool(metrics.get("evaluated"))
-        self.report.add(row, self._client_metrics() if tested else {})
+        seconds, settings = time.monotonic() - self._began, self.settings
+        tested = self._tested() if metrics.get("evaluated") else {}
+        self.report.add(self._row(server_round, seconds, metrics), tested)
         self.watch.after_round()
-        self._check_not_empty(metrics)
+        # No client is left to ask, as `RepresentationTransfer` reports.
+        idle = metrics.get("asked") == 0
+        self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
+        if 0 < settings.max_empty_rounds <= self._empty:
+            why = self.strategy._run.round.failure or "nobody was asked"
+            text = f"no valid reply in {self._empty} rounds in a row; {why}"
+            raise SettingsError(text)
         # With FedAsync there may be as many rounds as replies.
-        needed = self.settings.patience or self.settings.keep_best
+        needed = settings.patience or settings.keep_best
         best, since = best_round(self.report.rows) if needed else (0, 0)
-        ends = stopped_early(self.report.rows, self.settings.patience)
-        if ends:
+        if ends := stopped_early(self.report.rows, settings.patience):
             text = "the run ends: no better validation in %d evaluations since round %d"
             log(INFO, text, since, best)
-        is_last = ends or server_round == self.settings.num_server_rounds
-        is_best = self.settings.keep_best and best == server_round
-        self._write_checkpoint(server_round, arrays, seconds, is_last, is_best)
+        # Few snapshots are written, and only those are encoded.
+        state, every = self.strategy._snapshot(), settings.checkpoint_every
+
+        def checkpoint() -> Checkpoint:
+            about = server_round, arrays, state(), seconds, self.report.settings
+            return Checkpoint(*about)
+
+        if settings.keep_best and best == server_round:
+            with self.report.writing(BEST_FILE):
+                checkpoint().write(self.report.directory, BEST_FILE)
+        self._unwritten = checkpoint
+        is_last = ends or server_round == settings.num_server_rounds
+        if is_last or (every and server_round % every == 0):
+            self._write(checkpoint(), is_last)
         return ends
 
     def _row(
@@ -251,74 +252,37 @@ class Rounds:
     ) -> dict[str, Any]:
         """Return the row of ``metrics.jsonl`` for a round."""
         about = {"round": server_round, "seconds": round(seconds, 3)}
-        row = {**about, **metrics, **about}
+        row, run = {**about, **metrics, **about}, self.strategy._run
         if self.clock is not None:
             row["seconds-simulated"] = self.clock.seconds
-        training, label = self.strategy.round, self.strategy.clients.label
-        if training.rejections:
-            row["rejected-clients"] = [label(name) for name, _ in training.rejections]
-        if training.silent and self.strategy.participation.waits_for_all:
-            row["unanswered-clients"] = [label(name) for name in training.silent]
+        label = run.clients.label
+        if rejections := run.round.rejections:
+            row["rejected-clients"] = [label(name) for name, _ in rejections]
+        if run.round.silent and run.participation.waits_for_all:
+            row["unanswered-clients"] = [label(name) for name in run.round.silent]
             log(WARNING, "no reply of clients %s", several(row["unanswered-clients"]))
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = list(silent)
         return row
 
-    def _client_metrics(self) -> dict[str, dict[str, Any]]:
+    def _tested(self) -> dict[str, dict[str, Any]]:
         """Return the metrics of each client that was tested, by its label."""
-        label = self.strategy.clients.label
-        return {
-            label(reply.client): {
-                metric: value
-                for metric, value in reply.metrics.items()
-                if metric != NUM_EXAMPLES
-            }
-            for reply in self.strategy.evaluation.replies
-        }
-
-    def _check_not_empty(self, metrics: dict[str, Any]) -> None:
-        """Raise `SettingsError` after ``max-empty-rounds`` without a valid reply."""
-        # No client is left to ask, as `RepresentationTransfer` reports.
-        idle = metrics.get("asked") == 0
-        self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
-        limit = self.settings.max_empty_rounds
-        if limit and self._empty >= limit:
-            why = self.strategy.round.failure or "nobody was asked"
-            raise SettingsError(
-                f"no valid reply in {self._empty} rounds in a row; {why}"
-            )
-
-    def _write_checkpoint(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        seconds: float,
-        last: bool,
-        best: bool,
-    ) -> None:
-        interval = self.settings.checkpoint_every
-        # Few snapshots are written, and only those are encoded.
-        state, settings = self.strategy.snapshot(), self.report.settings
-
-        def checkpoint() -> Checkpoint:
-            return Checkpoint(server_round, arrays, state(), seconds, settings)
-
-        if best:
-            with self.report.writing(BEST_FILE):
-                checkpoint().write(self.report.directory, BEST_FILE)
-        self._unwritten = checkpoint
-        if last or (interval and server_round % interval == 0):
-            self._write(checkpoint(), last)
+        tested = {}
+        for reply in self.strategy._run.evaluation.replies:
+            label = self.strategy._run.clients.label(reply.client)
+            tested[label] = {**reply.metrics}
+            tested[label].pop(NUM_EXAMPLES, None)
+        return tested
 
     def _write(self, checkpoint: Checkpoint, last: bool) -> None:
-        server_round, (_, values) = checkpoint.server_round, checkpoint.state
-        if last and self._keep_clients:
+        values = checkpoint.state.values
+        if last and self.keep_clients:
             # Before the checkpoint is written, which relies on the clients' state.
             run, rounds = str(values["run"]), values["acknowledged"]
-            if not self._keep_clients(run, rounds):
+            if not self.keep_clients(run, rounds):
                 self.report.lost.add(f"{self.report.algorithm}/clients")
         with self.report.writing(FILE):
             checkpoint.write(self.report.directory)
             # Only now: an interrupted write is repeated when the run ends.
             self._unwritten = None
-            self.strategy.ledger.note_checkpoint(server_round)
+            self.strategy._run.clients.note_checkpoint(checkpoint.server_round)

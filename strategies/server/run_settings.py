@@ -99,17 +99,8 @@ class RunSettings(Checked):
 
     def check_validation(self, settings: Settings) -> None:
         """Raise `SettingsError` if a round would be chosen by the test sets."""
-        validates = settings["evaluate-on"] == "validation"
-        allowed = "{} unless evaluate-on is validation: no round is chosen by test sets"
-        require(
-            validates or not self.patience,
-            "patience",
-            self.patience,
-            allowed.format(0),
-        )
-        require(
-            validates or not self.keep_best,
-            "keep-best",
-            self.keep_best,
-            allowed.format(False),
-        )
+        for name, value in (("patience", self.patience), ("keep-best", self.keep_best)):
+            allowed = f"{type(value)()} unless evaluate-on is validation: no round is "
+            allowed += "chosen by test sets"
+            valid = settings["evaluate-on"] == "validation" or not value
+            require(valid, name, value, allowed)

@@ -6,32 +6,27 @@ A subclass declares its traits in its class statement::
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.settings import (
     Checked,
     Declared,
-    Settings,
     SettingsError,
-    build,
-    declared,
-    defaults,
     require,
     setting,
-    similar,
     take_fields,
     validate,
     warn_about_similar,
 )
-from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, WEIGHED, RuleName
+from flwr_frl.strategies.server.aggregation import RULES, WEIGHED, RuleName
 
-F = TypeVar("F", bound=Callable[..., None])
-
+# Rules that do not use `clip-norm`
+UNCLIPPED = tuple(rule for rule in RULES if "clip" not in rule)
 # Methods that algorithms override
 HOOKS = (
     *("aggregate", "begin", "check", "for_evaluation", "initialize", "metrics"),
@@ -153,69 +148,14 @@ class StrategySettings(Checked):
     largest_share: float = setting(1.0, gt=0, le=1)
     aggregation: RuleName = setting("mean")
     byzantine_fraction: float = setting(0.2, ge=0, lt=0.5)
-    clip_norm: float = setting(0.0, ge=0)
-    bucket_size: int = setting(0, ge=0)
+    clip_norm: float = setting(0.0, ge=0, unused_if={"aggregation": UNCLIPPED})
+    bucket_size: int = setting(0, ge=0, unused_if={"aggregation": ("mean",)})
     server_dp_noise: float = setting(0.0, ge=0, le=1_000_000)
     server_dp_clip: float = setting(0.0, ge=0)
     server_dp_delta: float = setting(0.0, ge=0, lt=1)
     seed: int = setting(0, ge=0)
     checkpoint_every: int = setting(0, ge=0, may_differ="always")
     transport: Literal["float32", "float16"] = setting("float32")
-
-    @classmethod
-    def of(cls, strategy: type, arguments: dict[str, Any]) -> "StrategySettings":
-        """Return the settings from the keyword arguments of a strategy's constructor.
-
-        Parameters
-        ----------
-        strategy : type
-            The class of the strategy, for error messages.
-        arguments : dict
-            Values by field of this class.
-
-        Raises
-        ------
-        TypeError
-            If an argument is unknown. The message suggests the most similar one.
-        """
-        unknown = arguments.keys() - inspect.signature(cls).parameters.keys()
-        if unknown:
-            name = min(unknown)
-            line = f"{strategy.__name__} has no argument {name!r}"
-            setting = name.replace("_", "-")
-            if setting in defaults():
-                about = f"{setting} is a setting of clients or of other strategies"
-                raise TypeError(f"{line}; {about}")
-            inits = [
-                vars(b)["__init__"] for b in strategy.__mro__ if "__init__" in vars(b)
-            ]
-            known = {
-                parameter.name
-                for init in inits
-                for parameter in inspect.signature(init).parameters.values()
-                if parameter.kind is parameter.KEYWORD_ONLY
-            }
-            near = "".join(f"; did you mean {n!r}?" for n in similar(name, known))
-            raise TypeError(f"{line}{near}")
-        return cls(**arguments)
-
-    def check(self, traits: Traits) -> None:
-        """Raise `SettingsError` if an algorithm with these traits cannot use them."""
-        rule = self.aggregation
-        allowed = "mean: this algorithm averages no models"
-        valid = traits.uses_mean != "never" or rule == "mean"
-        require(valid, "aggregation", rule, allowed)
-        allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
-        valid = self.weighting == "uniform" or rule in WEIGHED
-        require(valid, "weighting", self.weighting, allowed)
-        if not self.server_dp_noise:
-            return
-        allowed = "0 for this algorithm: more is told of a client than a share of means"
-        valid = traits.uses_mean == "only"
-        require(valid, "server-dp-noise", self.server_dp_noise, allowed)
-        allowed = "uniform with server-dp-noise"
-        require(self.weighting == "uniform", "weighting", self.weighting, allowed)
-        require(rule == "mean", "aggregation", rule, "mean with server-dp-noise")
 
     @property
     def uses_claims(self) -> bool:
@@ -226,28 +166,45 @@ class StrategySettings(Checked):
         """
         return self.aggregation == "mean" or self.largest_share < 1
 
-    @property
-    def unused(self) -> dict[str, str]:
-        """Settings without effect, by name, with the reason."""
-        rule, unused = f"aggregation {self.aggregation!r} does not use it", {}
-        if self.weighting == "examples" and not self.uses_claims:
-            reason = "gives equal weights unless largest-share is below 1"
-            unused["weighting"] = f"aggregation {self.aggregation!r} {reason}"
-        if self.aggregation not in ("clip", CENTERED_CLIP):
-            unused["clip-norm"] = rule
-        if self.aggregation not in ("trimmed-mean", "multi-krum"):
-            unused["byzantine-fraction"] = rule
-        if self.aggregation == "mean":
-            unused["bucket-size"] = rule
-        if self.weighting == "uniform":
-            unused["largest-share"] = "with weighting='uniform' all have the same share"
-        return unused
+
+def check_settings(settings: StrategySettings, traits: Traits) -> None:
+    """Raise `SettingsError` if an algorithm with these traits cannot use settings."""
+    rule, noise = settings.aggregation, settings.server_dp_noise
+    never = traits.uses_mean == "never" and rule != "mean"
+    require(not never, "aggregation", rule, "mean: this algorithm averages no models")
+    allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
+    valid = settings.weighting == "uniform" or rule in WEIGHED
+    require(valid, "weighting", settings.weighting, allowed)
+    if not noise:
+        return
+    allowed = "0 for this algorithm: more is told of a client than a share of means"
+    require(traits.uses_mean == "only", "server-dp-noise", noise, allowed)
+    uniform, allowed = settings.weighting == "uniform", "uniform with server-dp-noise"
+    require(uniform, "weighting", settings.weighting, allowed)
+    require(rule == "mean", "aggregation", rule, "mean with server-dp-noise")
+
+
+def unused_settings(settings: StrategySettings, traits: Traits) -> dict[str, str]:
+    """Return settings without effect, by name, with the reason."""
+    unused = dict[str, str]()
+    if settings.weighting == "examples" and not settings.uses_claims:
+        reason = "gives equal weights unless largest-share is below 1"
+        unused["weighting"] = f"aggregation {settings.aggregation!r} {reason}"
+    if settings.aggregation not in ("trimmed-mean", "multi-krum"):
+        reason = f"aggregation {settings.aggregation!r} does not use it"
+        unused["byzantine-fraction"] = reason
+    if settings.weighting == "uniform":
+        unused["largest-share"] = "with weighting='uniform' all have the same share"
+    if traits.uses_mean == "never":
+        reason = "this algorithm averages no models"
+        unused |= {"weighting": reason, "largest-share": reason}
+    return unused
 
 
 class Algorithm(FlowerStrategy):
     """A strategy that declares traits in its class statement."""
 
-    traits: ClassVar[Traits] = Traits()
+    _traits: ClassVar[Traits] = Traits()
 
     def __init_subclass__(cls, **traits: Any) -> None:
         """Derive the subclass's traits from the inherited ones.
@@ -264,15 +221,11 @@ class Algorithm(FlowerStrategy):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"
         if settings := take_fields(cls, StrategySettings):
             declare(cls, settings)
-        fields = Traits.__dataclass_fields__
-        for name in traits.keys() - fields.keys():
+        fields = Traits.__dataclass_fields__.keys()
+        for name in (traits.keys() - fields) | (vars(cls).keys() & fields):
             raise SettingsError(
-                f"{cls.__qualname__} declares {name!r}; expected {', '.join(fields)}"
-            )
-        for name in fields.keys() & cls.__dict__.keys():
-            raise SettingsError(
-                f"{cls.__qualname__}.{name} has no effect; use the class keyword "
-                f"{name}, as in `class Mine(Strategy, {name}=...)`"
+                f"{cls.__qualname__} declares {name!r}; expected class keywords "
+                f"{', '.join(fields)}, as in `class Mine(Strategy, client=...)`"
             )
         parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
         # An overriding method may use more than the mean. It may also be that of a base
@@ -282,35 +235,9 @@ class Algorithm(FlowerStrategy):
             is not inspect.getattr_static(parent, name, None)
             for name in ("aggregate", "_mean")
         )
-        if overrides and cls.traits.uses_mean == "only":
+        if overrides and cls._traits.uses_mean == "only":
             traits = {"uses_mean": "also", **traits}
-        cls.traits = replace(cls.traits, **traits)
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Any:
-        """Return the strategy with its declared arguments taken from settings.
-
-        Raises
-        ------
-        SettingsError
-            If a setting is out of its range, or an ``__init__`` does not pass on the
-            arguments of its bases: their settings would silently keep their defaults.
-        """
-        for kind in cls.__mro__:
-            init = kind.__dict__.get("__init__")
-            if init and all(
-                parameter.kind is not parameter.VAR_KEYWORD
-                for parameter in inspect.signature(init).parameters.values()
-            ):
-                # `Strategy.__init__`, whose bases declare no settings.
-                if "fraction_train" in inspect.signature(init).parameters:
-                    break
-                raise SettingsError(
-                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
-                    "its bases, such as fraction-train and seed, have no effect; add "
-                    "**base to its arguments and call super().__init__(**base)"
-                )
-        return build(cls, settings)
+        cls._traits = replace(cls._traits, **traits)
 
 
 def declare(cls: type[Any], settings: Mapping[str, Declared]) -> None:
@@ -352,18 +279,3 @@ def declare(cls: type[Any], settings: Mapping[str, Declared]) -> None:
 
 
 def _accepts_all(self: Any, **base: Any) -> None: ...
-
-
-def takes(settings: type) -> Callable[[F], F]:
-    """Decorate an ``__init__``: its signature shows the fields of a settings class.
-
-    They replace ``**arguments``.
-    """
-
-    def decorate(init: F) -> F:
-        *named, _ = inspect.signature(init).parameters.values()
-        keywords = [each.parameter for each in declared(settings).values()]
-        vars(init)["__signature__"] = inspect.Signature([*named, *keywords])
-        return init
-
-    return decorate

@@ -59,7 +59,10 @@ class Watch:
     def after_round(self) -> None:
         """Log the round of the last row, and write the status if it is due."""
         row, (joined, left) = self.report.rows[-1], self._update_connected()
-        training, evaluation = self.strategy.round, self.strategy.evaluation.round
+        training, evaluation = (
+            self.strategy._run.round,
+            self.strategy._run.evaluation.round,
+        )
         silent = self._add_problems(training, f"round {row['round']}")
         if evaluation.number == row["round"]:
             self._add_problems(evaluation, f"evaluation of round {row['round']}")
@@ -87,7 +90,7 @@ class Watch:
 
     def _update_connected(self) -> tuple[list[str], list[str]]:
         """Return the clients that have joined and left since the last call."""
-        clients = self.strategy.clients
+        clients = self.strategy._run.clients
         # Nodes that still owe a reply are connected, too.
         names = {clients.name_of(node): node for node in clients.here | clients.busy}
         nodes, former = set(names.values()), set(self._connected.values())
@@ -102,15 +105,15 @@ class Watch:
     def _add_problems(self, round: Round, when: str) -> list[str]:
         """Note the problems of a round; return the clients that should have replied."""
         self._problems |= {name: f"{when}: {why}" for name, why in round.rejections}
-        if round.trains and not self.strategy.participation.waits_for_all:
+        if round.trains and not self.strategy._run.participation.waits_for_all:
             return []
         self._problems |= dict.fromkeys(round.silent, f"{when}: no reply")
-        return [self.strategy.clients.label(name) for name in round.silent]
+        return [self.strategy._run.clients.label(name) for name in round.silent]
 
     def _clients(self, measure: str) -> Iterator[dict[str, Any]]:
         """Yield the status of each client, sorted by name."""
-        strategy, clients = self.strategy, self.strategy.clients
-        updates = strategy.participation.updates
+        strategy, clients = self.strategy, self.strategy._run.clients
+        updates = strategy._run.participation.updates
         properties = {row.name: row.properties for row in clients.known.values()}
         last_seen = self._last_seen | dict.fromkeys(self._connected, time.time())
         problems = self._problems | {
@@ -124,17 +127,17 @@ class Watch:
                 # A string, since JavaScript's numbers have too few digits.
                 "node": None if node is None else str(node),
                 "last-seen": last_seen.get(name),
-                "last-round": strategy.ledger.acknowledged.get(name, 0),
+                "last-round": strategy._run.clients.acknowledged.get(name, 0),
                 "num-examples": about.get("num-examples"),
                 "num-test-examples": about.get("num-test-examples"),
                 "updates": None if updates is None else updates.get(name, 0),
-                "quality": strategy.evaluation.metrics.get(name, {}).get(measure),
+                "quality": strategy._run.evaluation.metrics.get(name, {}).get(measure),
                 "reason": problems.get(name, ""),
             }
 
     def _write(self, state: str) -> None:
         began, left = time.monotonic(), seconds_left(self.report.rows, self.rounds)
-        every = self.strategy.evaluation.metrics.values()
+        every = self.strategy._run.evaluation.metrics.values()
         measure = quality({name for metrics in every for name in metrics})
         status = {
             "state": state,

@@ -40,11 +40,11 @@ class Target:
             context.node_config["state-dir"] = str(self.state)
         strategy = build_strategy(settings)
         inner = getattr(strategy, "strategy", strategy)
-        inner.ledger.run_token, inner.checkpoint_every = "abc", 1
+        inner._run.clients.run_token, inner.checkpoint_every = "abc", 1
         arrays = strategy.initialize(grid)
         rounds = adapted(inner, grid)
         for server_round in (1, 2):
-            inner.ledger.checkpointed = server_round - 1
+            inner._run.clients.checkpointed = server_round - 1
             messages = list(
                 strategy.configure_train(server_round, arrays, ConfigRecord(), rounds)
             )

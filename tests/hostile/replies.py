@@ -51,7 +51,7 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
 
 def adapted(strategy: Strategy, grid: Grid) -> Grid:
     """Return the grid of a run; with a clock if rounds close early."""
-    if strategy.participation.waits_for_all:
+    if strategy._run.participation.waits_for_all:
         return grid
     speeds = SpeedModel("fixed", CLIENTS, seed=0)
     return SimulatedArrivals(grid, speeds, 0.0, lambda node: node % CLIENTS)
@@ -92,10 +92,10 @@ class Target:
         messages = list(configure(1, arrays, ConfigRecord(), self.grid))
         self.replies = list(self.grid.send_and_receive(messages))
         evaluates = kind == "evaluate"
-        self.owner = self.inner.evaluation if evaluates else self.inner
+        self.owner = self.inner._run.evaluation if evaluates else self.inner._run
         self.asked = self.owner.round
-        self.before = self.inner.snapshot()()
-        self.arrived = self.inner.participation
+        self.before = self.inner._snapshot()()
+        self.arrived = self.inner._run.participation
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
         others = [r for i, r in enumerate(self.replies) if i != self.place]
@@ -106,14 +106,14 @@ class Target:
 
     def result(self, replies: list[Message]) -> tuple[Any, Any]:
         """Aggregate replies in the state before them; return arrays and metrics."""
-        self.inner.restore(copy.deepcopy(self.before))
+        self.inner._restore(copy.deepcopy(self.before))
         asked = self.asked
         self.owner.round = round = copy.copy(asked)
         round.asked, round.asked_in = set(asked.asked), dict(asked.asked_in)
         round.like, round.rejections, round.unused = dict(asked.like), [], {}
         round.forget_replies()
         if isinstance(self.arrived, Asynchronous):
-            self.inner.participation = work = copy.copy(self.arrived)
+            self.inner._run.participation = work = copy.copy(self.arrived)
             work._since, work.at_work = dict(work._since), dict(work.at_work)
             work._staleness = dict(work._staleness)
             # The grid does this for every client whose reply it delivers.
@@ -121,7 +121,7 @@ class Target:
                 work.end(node)
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
-            state, _ = self.inner.snapshot()()
+            state, _ = self.inner._snapshot()()
             aggregated = (
                 {} if arrays is None else {n: a.numpy() for n, a in arrays.items()}
             )
@@ -222,7 +222,7 @@ def attack_properties(algorithm: str, rng: Rng, outcome: Outcome) -> None:
     grid = InlineGrid(answer, CLIENTS)
     strategy = build_strategy(settings)
     try:
-        nodes = strategy.identify(grid)
+        nodes = strategy._identify(grid)
     except Exception as error:
         outcome.fell.append(f"{algorithm}/properties raised {error!r}"[:300])
         return
@@ -279,19 +279,19 @@ def attack_names(algorithm: str, rng: Rng, outcome: Outcome) -> None:
     outcome.tried += 1
     settings = settings_of(algorithm)
     strategy = build_strategy(settings)
-    grid = Inbox(Renaming(make_app(settings), rng), strategy.clients.name_of)
+    grid = Inbox(Renaming(make_app(settings), rng), strategy._run.clients.name_of)
     try:
         with mock.patch.object(inbox, "PULL_INTERVAL", 0.0):
             arrays = strategy.initialize(grid)
-            grid = strategy.adapt_grid(grid)
-            work = isinstance(strategy.participation, Asynchronous)
+            grid = strategy._adapt_grid(grid)
+            work = isinstance(strategy._run.participation, Asynchronous)
             rounds = range(1, 30 if work else 7)
             run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: r % 2 == 0)
     except Exception as error:
         outcome.fell.append(f"{algorithm}/names raised {error!r}"[:300])
         return
     honest = {f"{node - 1:06}" for node in range(1, CLIENTS + 1) if node != LIAR}
-    if missing := honest - strategy.ledger.acknowledged.keys():
+    if missing := honest - strategy._run.clients.acknowledged.keys():
         outcome.fell.append(f"{algorithm}/names shut out {missing}")
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from flwr_frl.clients.algorithms import load_client
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import (
     ALGORITHMS,
     build_strategy,
@@ -105,7 +104,7 @@ WRONG = {
     "outsiders:Homeless": "is no strategy; expected a subclass of Strategy",
     "outsiders:ASYNCHRONOUS": "algorithm 'outsiders:ASYNCHRONOUS' is no strategy; ",
     "outsiders:WithoutHooks": "algorithm 'outsiders:WithoutHooks' is no strategy; ",
-    "outsiders:WithoutClient": "has no client; declare the import path of a subclass",
+    "outsiders:WithoutClient": "has the client ''; declare the import path",
     "outsiders:Needy": "missing a required argument: 'thing'",
     "outsiders:CutOff": CUT_OFF,
     "outsiders:BelowCutOff": CUT_OFF,
@@ -134,26 +133,6 @@ def test_invalid_client_is_rejected_when_it_is_loaded(algorithm, line):
     path = client_path(settings_of(algorithm))
     with pytest.raises(SettingsError, match=line):
         load_client(path)
-
-
-def test_short_names():
-    assert short_name("lg-fedavg") == "lg-fedavg"
-    assert short_name("guest.algorithm:Guest") == "Guest"
-    assert short_name("outsiders:Elsewhere.Plain") == "Elsewhere.Plain"
-
-
-@pytest.mark.parametrize(
-    "algorithms",
-    [
-        [],
-        ["fedavg", "fedrep", "outsiders:Plain"],
-        # Repeating an algorithm is allowed.
-        ["fedavg", "fedavg"],
-        ["outsiders:Plain", "outsiders:Plain"],
-    ],
-)
-def test_distinct_names_are_accepted(algorithms):
-    check_names(algorithms)
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_half_precision_in_messages_changes_little(
     algorithm: str, undisturbed: Outcome
 ) -> None:
     kind = settings_owners(settings_of(algorithm))[0]
-    if issubclass(kind, Wrapping) or kind.traits.uses_mean == "never":
+    if issubclass(kind, Wrapping) or kind._traits.uses_mean == "never":
         # Wrappers send another algorithm's messages; other messages are no averages.
         return
     result = run_tiny(algorithm, transport="float16")

@@ -333,7 +333,7 @@ def test_smallest_buffer_of_a_robust_rule(clients, more, size):
     def check(buffer_size: int) -> None:
         strategy = FedAvg(**{"aggregation": "clip", **more})
         FedBuff(strategy, concurrency=clients, buffer_size=buffer_size)
-        strategy.check_clients(clients)
+        strategy._check_clients(clients)
 
     check(size)
     if size > 1:

@@ -73,7 +73,7 @@ def run_on(
     wrapper.participation.last_version = versions
     run_rounds(
         strategy,
-        Inbox(grid, strategy.clients.name_of, timeout),
+        Inbox(grid, strategy._run.clients.name_of, timeout),
         to_record({"w": np.zeros(4)}),
         range(1, versions + 1),
         evaluated=lambda version: version == versions or version % every == 0,
@@ -126,7 +126,7 @@ def test_checkpoints_on_nodes_do_not_contain_clients_at_work(no_pauses):
 
     class Watched(Late):
         def push_messages(self, messages):
-            states.append(wrapper.strategy.snapshot()())
+            states.append(wrapper.strategy._snapshot()())
             return super().push_messages(messages)
 
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
@@ -206,7 +206,7 @@ def test_client_that_returns_as_another_node_keeps_its_name(no_pauses):
     assert all(row["clients"] == 1 for row in rows)
     names = {"000000", "000001", "000002"}
     assert wrapper.participation.updates.keys() == names
-    assert wrapper.strategy.ledger.acknowledged.keys() == names
+    assert wrapper.strategy._run.clients.acknowledged.keys() == names
     assert (grid.log.count(3), grid.log.count(13) > 1) == (1, True)
 
 

@@ -120,9 +120,9 @@ def test_invalid_value_is_rejected(setting, value):
 
 def test_checkpoint_restores_the_state():
     strategy = FedDyn()
-    strategy.identify(grid_of(3, honest))
+    strategy._identify(grid_of(3, honest))
     strategy.state["gradients"] = {"w": np.ones(2)}
     again = FedDyn()
-    again.restore(strategy.snapshot()())
+    again._restore(strategy._snapshot()())
     assert again.state["seen"] == ["000000", "000001", "000002"]
     np.testing.assert_allclose(again.gradient["w"], [1 / 3, 1 / 3])

@@ -19,6 +19,7 @@ from softmax_runs import (
 
 from flwr_frl.clients.fedfomo import FedFomoClient
 from flwr_frl.strategies import FedFomo
+from flwr_frl.strategies.server.round import Round
 
 NAMES = [f"{i:06d}" for i in range(N)]
 WHOLE = {"fomo_validation": 0.0}
@@ -159,7 +160,8 @@ def test_evaluation_sends_no_models_except_to_newcomers():
         result.between("evaluate")[0][0].content["arrays"],
     )
     config = result.between("evaluate")[0][0].content["config"]
-    (message,) = strategy.open_round([1], arrays, config, 3, "evaluate.newcomer")
+    round = Round(strategy, 3, arrays, config, [1], trains=False)
+    (message,) = strategy._open_round(round, "evaluate.newcomer")
     assert len(candidates_of(message)) == 2
 
 

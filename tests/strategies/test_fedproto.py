@@ -195,7 +195,7 @@ def reply_of(node: int, means, counts) -> Message:
 
 def strategy_that_has_sent(counts, weighting: str) -> FedProto:
     strategy = FedProto(weighting=weighting)
-    strategy.round.like["arrays"] = record_of([[0, 1], [2, 3], [4, 5]], counts)
+    strategy._run.round.like["arrays"] = record_of([[0, 1], [2, 3], [4, 5]], counts)
     return strategy
 
 
@@ -239,7 +239,7 @@ def test_huge_prototypes_are_rejected():
 def test_median_covers_the_clients_that_have_the_class():
     strategy = FedProto(aggregation="median")
     sent = record_of([[0, 1], [2, 3], [4, 5]], [5, 5, 5])
-    strategy.round.like["arrays"] = sent
+    strategy._run.round.like["arrays"] = sent
     replies = [
         reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0]),
         reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 0, 0]),

@@ -136,7 +136,7 @@ def test_private_moments_are_clipped_noised_and_counted():
     privacy = {"server_dp_noise": 0.5, "server_dp_clip": 3.0, "server_dp_delta": 1e-3}
     settings = settings_of(dimension=4, rank=2, samples=30, seed=2, **privacy)
     grid, strategy = InlineGrid(make_app(settings), 5), build_strategy(settings)
-    strategy.privacy.rng = np.random.default_rng(8)
+    strategy._run.privacy.rng = np.random.default_rng(8)
     start = strategy.initialize(grid)[WEIGHT].numpy()
     task, total = build(LinearTask, settings, num_clients=5), np.zeros((4, 4))
     for i in range(5):
@@ -147,5 +147,5 @@ def test_private_moments_are_clipped_noised_and_counted():
     u = np.linalg.eigh((noisy + noisy.T) / 2).eigenvectors[:, 2:]
     np.testing.assert_allclose(start.T @ start, u @ u.T, atol=1e-6)
     # One release by each of the five clients
-    assert set(strategy.privacy.asked.values()) == {1}
-    assert len(strategy.privacy.asked) == 5
+    assert set(strategy._run.privacy.asked.values()) == {1}
+    assert len(strategy._run.privacy.asked) == 5

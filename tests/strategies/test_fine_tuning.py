@@ -60,7 +60,7 @@ def test_any_global_method_has_a_fine_tuned_variant(name, path):
     strategy, client = strategy_class(settings), client_class(settings)
     assert strategy is strategy_class({**settings, "algorithm": path})
     assert f"{strategy.__module__}:{strategy.__qualname__}" == path
-    assert build_strategy(settings).traits.evaluate_last_round_only
+    assert build_strategy(settings)._traits.evaluate_last_round_only
     plain = {**settings, "algorithm": name.removesuffix("-ft")}
     assert issubclass(strategy, strategy_class(plain))
     assert issubclass(client, FineTuned)
@@ -72,7 +72,7 @@ def test_fine_tuning_commutes_with_srpfl():
     around = resolve({"algorithm": "srpfl-ft", "srpfl-base": "fedprox"})
     assert client_class(wrapped) is client_class(around)
     for settings in (wrapped, around):
-        assert build_strategy(settings).traits.evaluate_last_round_only
+        assert build_strategy(settings)._traits.evaluate_last_round_only
 
 
 def test_variant_is_a_single_class():

@@ -268,7 +268,7 @@ def test_invalid_class_masks_are_rejected(
     grid, strategy = Answers({1: "111", 2: mask}), FLUTE()
     with caplog.at_level(WARNING, "flwr"):
         strategy.initialize(grid)
-        assert strategy.identify(grid) == [1]
+        assert strategy._identify(grid) == [1]
     reported = "" if mask is None else mask
     (line,) = [m for m in caplog.messages if "takes no part" in m]
     assert (

@@ -12,7 +12,6 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, FedRep, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import server_settings
 
@@ -88,16 +87,15 @@ def test_client_with_a_late_reply_keeps_its_state(caplog):
     grid = Holding(make_app(settings), 2)
     arrays = strategy.initialize(grid)
     arrays = run_rounds(strategy, grid, arrays, range(1, 3))
-    assert strategy.ledger.acknowledged == {"000000": 1, "000001": 2}
+    assert strategy._run.clients.acknowledged == {"000000": 1, "000001": 2}
     messages = strategy.configure_train(3, arrays, ConfigRecord(), grid)
     replies = list(InlineGrid.send_and_receive(grid, messages))
-    assert not [reply for reply in replies if unused_state(reply)]
     strategy.aggregate_train(3, replies)
-    assert strategy.ledger.acknowledged == {"000000": 3, "000001": 3}
+    assert strategy._run.clients.acknowledged == {"000000": 3, "000001": 3}
     assert "goes on without" not in caplog.text
     # An older reply does not replace one that was counted later.
-    strategy.ledger.acknowledge({"000000": 2}, 4)
-    assert strategy.ledger.acknowledged["000000"] == 3
+    strategy._run.clients.acknowledge({"000000": 2}, 4)
+    assert strategy._run.clients.acknowledged["000000"] == 3
 
 
 def test_a_strategy_may_wrap_the_grid(tmp_path):
@@ -137,8 +135,8 @@ def test_defaults_of_a_strategy_in_simulation_apply_in_simulation_only():
 def test_wrapped_strategy_decides_when_to_evaluate():
     for name, once in (("flanp", False), ("flanp-ft", True)):
         strategy = build_strategy(server_settings({"algorithm": name}))
-        assert strategy.traits.evaluate_last_round_only is once
-        assert not strategy.participation.waits_for_all
+        assert strategy._traits.evaluate_last_round_only is once
+        assert not strategy._run.participation.waits_for_all
 
 
 def test_a_subclass_may_sample_with_numpy():

@@ -170,5 +170,5 @@ def test_model_that_cannot_be_re_initialized_is_rejected():
 
 
 def test_there_are_1_to_m_clusters():
-    IFCA(num_clusters=5).check_clients(5)
+    IFCA(num_clusters=5)._check_clients(5)
     assert code_of(lambda: IFCA(num_clusters=0)) == "num-clusters"

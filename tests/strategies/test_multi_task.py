@@ -221,7 +221,7 @@ def test_second_run_of_an_experiment_starts_from_scratch(tmp_path):
         for context in grid.contexts.values():
             context.node_config["state-dir"] = str(tmp_path)
         strategy = build_strategy(settings)
-        strategy.ledger.run_token = run_id
+        strategy._run.clients.run_token = run_id
         rows = []
         run_rounds(
             strategy,

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flwr.app import (
     ArrayRecord,
-    ConfigRecord,
     Context,
     Message,
     MessageType,
@@ -16,10 +15,8 @@ from function_clients import averaging, grid_of, honest
 from participants import properties_of
 
 from flwr_frl.clients.client_app import named
-from flwr_frl.clients.device.codec import check_config
 from flwr_frl.clients.device.setup import client_name
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
+from flwr_frl.strategies import DPSGD, FLUTE
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.nodes import RegisteredNames
@@ -59,7 +56,7 @@ class Keyed(InlineGrid):
 
 
 def keyed(strategy: Strategy) -> Strategy:
-    strategy.clients.keyed = True
+    strategy._run.clients.keyed = True
     return strategy
 
 
@@ -73,23 +70,23 @@ THIEF = {1: "a", 4: "b", 3: "c"}
 @pytest.mark.parametrize("wrap", [lambda g: g, Inbox])
 def test_name_of_an_offline_device_cannot_be_taken(wrap, caplog) -> None:
     strategy = keyed(averaging())
-    assert strategy.identify(wrap(Keyed(FIRST, NAMES))) == [1, 2, 3]
-    assert strategy.identify(wrap(Keyed(WITHOUT_B, THIEF))) == [1, 3]
-    assert "it calls itself 'b', which is the name of another key" in caplog.text
+    assert strategy._identify(wrap(Keyed(FIRST, NAMES))) == [1, 2, 3]
+    assert strategy._identify(wrap(Keyed(WITHOUT_B, THIEF))) == [1, 3]
+    assert "calls itself 'b', which is the name of another key" in caplog.text
     # Device b reconnects as another node with its key.
     back = {1: b"key of a", 4: b"of a thief", 9: b"key of b"}
-    assert strategy.identify(wrap(Keyed(back, {**THIEF, 9: "b"}))) == [1, 9]
-    assert strategy.clients.name_of(9) == "b"
+    assert strategy._identify(wrap(Keyed(back, {**THIEF, 9: "b"}))) == [1, 9]
+    assert strategy._run.clients.name_of(9) == "b"
     # A key may have several names, and unused names are available.
-    assert strategy.identify(wrap(Keyed(back, {1: "a", 4: "d", 9: "b"}))) == [1, 9, 4]
+    assert strategy._identify(wrap(Keyed(back, {1: "a", 4: "d", 9: "b"}))) == [1, 9, 4]
 
 
 def test_names_stay_bound_to_keys_after_a_resume() -> None:
     strategy = keyed(averaging())
-    strategy.identify(Keyed(FIRST, NAMES))
+    strategy._identify(Keyed(FIRST, NAMES))
     again = keyed(averaging())
-    again.restore(strategy.snapshot()())
-    assert again.identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
+    again._restore(strategy._snapshot()())
+    assert again._identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
 
 
 def test_impostor_receives_neither_head_nor_messages() -> None:
@@ -99,7 +96,7 @@ def test_impostor_receives_neither_head_nor_messages() -> None:
         "head.weight": np.zeros((2, 2), np.float32),
     }
     flute.initial_head = {"head.weight": start["head.weight"]}
-    flute.identify(Keyed(FIRST, NAMES))
+    flute._identify(Keyed(FIRST, NAMES))
     flute.heads["b"] = {"head.weight": np.ones((2, 2), np.float32)}
     messages = flute.configure_train(
         1,
@@ -109,22 +106,11 @@ def test_impostor_receives_neither_head_nor_messages() -> None:
     )
     assert {m.metadata.dst_node_id for m in messages} == {1, 3}
     gossip = keyed(DPSGD(graph="complete"))
-    assert gossip.identify(Keyed(FIRST, NAMES)) == [1, 2, 3]
+    assert gossip._identify(Keyed(FIRST, NAMES)) == [1, 2, 3]
     gossip.sent = {"a": {1: b"from a to b"}}
-    gossip.ledger.acknowledged = {"b": 1}
-    assert gossip.identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
+    gossip._run.clients.acknowledged = {"b": 1}
+    assert gossip._identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
     assert len(gossip.pending("b")) == 1
-
-
-def test_without_keys_names_are_not_bound() -> None:
-    strategy = FedAvg()
-    strategy.identify(Keyed(FIRST, NAMES))
-    assert strategy.identify(Keyed(WITHOUT_B, THIEF)) == [1, 4, 3]
-    assert strategy.clients.keys == {}
-    # A grid that reports no keys binds no names.
-    plain = keyed(FedAvg())
-    assert plain.identify(grid_of(2)) == [1, 2]
-    assert plain.clients.keys == {}
 
 
 # Registered names of SuperNodes
@@ -157,32 +143,6 @@ def test_registered_name_is_used_by_clients_without_a_name() -> None:
     assert names == ["pi-1", "other", "000004"]
 
 
-def test_ambiguous_or_empty_registered_names_are_not_sent() -> None:
-    names = RegisteredNames()
-    keys = dict.fromkeys(range(1, 5), b"")
-    grid = Named(keys, dict.fromkeys(keys, ""), {1: "pi", 2: "pi", 4: "a"})
-    queries = names.queries(grid, [1, 2, 3, 4], {"run": ""})
-    assert [bool(query.content) for query in queries] == [False, False, False, True]
-    assert names.config(4) == {"registered-name": "a"}
-    assert names.config(1) == {}
-
-
-def test_each_message_carries_the_registered_name() -> None:
-    strategy = averaging()
-    grid = Named(FIRST, NAMES, {1: "pi-1", 3: "pi-3"})
-    arrays = strategy.initialize(grid)
-    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
-    names = [m.content["config"].get("registered-name") for m in messages]
-    assert names == ["pi-1", None, "pi-3"]
-
-
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201, 7])
-def test_invalid_registered_name_is_rejected(name) -> None:
-    with pytest.raises(SettingsError) as caught:
-        check_config(ConfigRecord({"registered-name": name}))
-    assert caught.value.code == "settings"
-
-
 def test_registered_names_outlast_an_absence_and_a_second_node_of_the_name() -> None:
     names, nobody = RegisteredNames(), dict.fromkeys(range(1, 4), "")
 
@@ -205,19 +165,19 @@ def test_client_refused_for_its_model_is_asked_again():
     structures = {1: "other"}
     grid = grid_of(3, properties_of(structure=structures))
     strategy = averaging()
-    assert strategy.identify(grid) == [1, 3]
-    strategy.clients.settle()
-    assert strategy.identify(grid) == [1, 3]
+    assert strategy._identify(grid) == [1, 3]
+    strategy._run.clients.acknowledge({"000000": 1}, 1)
+    assert strategy._identify(grid) == [1, 3]
     structures.clear()
     # It is skipped a few times.
-    assert [1, 2, 3] in [strategy.identify(grid) for _ in range(4)]
-    assert strategy.clients.name_of(2) == "000001"
+    assert [1, 2, 3] in [strategy._identify(grid) for _ in range(4)]
+    assert strategy._run.clients.name_of(2) == "000001"
 
 
 def test_declared_number_is_that_of_the_client_that_replied():
     grid, strategy = grid_of(3), averaging()
-    strategy.identify(grid)
-    assert strategy.clients.declared(2, "num-examples") == 2
+    strategy._identify(grid)
+    assert strategy._run.clients.declared(2, "num-examples") == 2
     grid.contexts[99] = grid.contexts.pop(2)
-    strategy.identify(grid)
-    assert strategy.clients.declared(2, "num-examples") == 2
+    strategy._identify(grid)
+    assert strategy._run.clients.declared(2, "num-examples") == 2

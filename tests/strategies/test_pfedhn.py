@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord
 from softmax_runs import (
     CLASSES,
     DIMENSION,
@@ -23,6 +24,7 @@ from flwr_frl.clients.pfedhn import MOST_PARAMETERS, generated
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import PFedHN
 from flwr_frl.strategies.pfedhn import clipped, initial_network, outputs, pulled_back
+from flwr_frl.strategies.server.round import Round
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 NAMES = [f"{i:06d}" for i in range(N)]
@@ -88,9 +90,9 @@ class Reference:
     def __init__(self, result):
         # The initial values are those of an untrained strategy.
         first = PFedHN(**SMALL)
-        first.clients.known = dict.fromkeys(range(1, N + 1))
+        first._run.clients.known = dict.fromkeys(range(1, N + 1))
         initial = result.grid.replies[N].content["arrays"]
-        first.open_round([], initial, {}, 1, "query")
+        first._open_round(Round(first, 1, initial, ConfigRecord()), "query")
         self.h = hypernetwork(first.network["values"])
         self.v = [
             nn.Parameter(torch.tensor(first._embedding(name)["values"]))

@@ -5,7 +5,7 @@ from function_clients import START, grid_of
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies import FedAvg, build_strategy
+from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.algorithms import simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
@@ -85,11 +85,6 @@ def test_a_strategy_can_be_started_twice():
         assert result.arrays["b"].numpy().tolist() == [4.0] * 4
 
 
-def test_zero_rounds_are_valid():
-    strategy = FedAvg(fraction_train=1.0)
-    assert strategy.start(grid_of(3), to_record(START), num_rounds=0) is not None
-
-
 # SRPFL around other strategies
 
 
@@ -103,16 +98,6 @@ def test_zero_rounds_are_valid():
 def test_srpfl_has_the_simulation_defaults_of_its_base(base, expected):
     settings = resolve({"algorithm": "srpfl", "srpfl-base": base})
     assert simulation_defaults(settings) == expected
-
-
-def test_srpfl_orthonormalizes_the_linear_case():
-    linear = resolve({"algorithm": "srpfl", "task": "linear", "initial-nodes": 1})
-    assert build_strategy(linear).orthonormalize
-
-
-def test_a_trait_that_is_an_attribute_is_rejected():
-    with pytest.raises(SettingsError, match=r"^Mine\.client has no effect; use "):
-        type("Mine", (FedAvg,), {"client": None})
 
 
 def test_task_with_a_required_argument_that_is_not_a_setting_is_rejected():

@@ -132,7 +132,7 @@ def test_linear_transfer_equals_numpy(samples):
         x, y = data.draw(i, 1, 500)
         best = np.mean((y - x @ data.model(i)) ** 2)
         errors.append(np.mean((y - x @ second) ** 2) / best)
-        reported = strategy.evaluation.metrics[f"{i:06d}"]["error"]
+        reported = strategy._run.evaluation.metrics[f"{i:06d}"]["error"]
         assert reported == pytest.approx(errors[-1], rel=1e-9)
     assert rows[1]["error"] == pytest.approx(np.mean(errors), rel=1e-9)
     assert {"error-phase-1", "error-scratch", "loss"} <= set(rows[1])
@@ -193,7 +193,7 @@ def test_only_targets_with_a_model_are_evaluated():
     grid.absent = {6}
     rounds(strategy, grid, arrays, 2, 2)
     assert grid.asked(MessageType.EVALUATE) == [5, 7]
-    assert strategy.traits.evaluate_last_round_only
+    assert strategy._traits.evaluate_last_round_only
 
 
 def test_late_target_receives_the_basis_in_the_next_round():
@@ -206,7 +206,7 @@ def test_late_target_receives_the_basis_in_the_next_round():
     assert [m.metadata.dst_node_id for m in sent] == [6]
     basis = sent[0].content["arrays"][WEIGHT].numpy()
     np.testing.assert_array_equal(basis, arrays[WEIGHT].numpy())
-    assert set(strategy.evaluation.metrics) == {"000004", "000005", "000006"}
+    assert set(strategy._run.evaluation.metrics) == {"000004", "000005", "000006"}
 
 
 def test_failed_target_is_retried():
@@ -256,7 +256,7 @@ def test_invalid_source_is_ignored(bad):
     strategy, grid, start = started(app)
     arrays, (row,) = rounds(strategy, grid, start, 1, 1)
     assert (row["clients"], row["rejected"]) == (3, 1)
-    assert strategy.round.rejections[0][0] == "000001"
+    assert strategy._run.round.rejections[0][0] == "000001"
     good = [r for r in trained(grid) if r.metadata.src_node_id != 2]
     others = [r.content["arrays"][WEIGHT].numpy().T for r in good]
     v = arrays[WEIGHT].numpy().T
@@ -302,8 +302,8 @@ def test_sources_are_retried_until_one_is_valid():
 @pytest.mark.parametrize("role", ["target", "source"])
 def test_one_role_for_all_clients_gives_a_one_line_error(role: str):
     strategy, grid, _ = started(make_app(settings_of(role=role)))
-    strategy.identify(grid)
-    assert code_of(strategy.check_clients, 7) == "role"
+    strategy._identify(grid)
+    assert code_of(strategy._check_clients, 7) == "role"
     unstarted = build_strategy(settings_of(num_sources=7))
     assert code_of(unstarted.check_clients, 7) == "num-sources"
 

@@ -255,8 +255,8 @@ def test_client_weights_are_restored_on_resume():
     settings = resolve({"algorithm": "scaffold", "weighting": "examples"})
     other = build_strategy(settings)
     assert isinstance(other, SCAFFOLD)
-    other.restore(strategy.snapshot()())
-    assert other.snapshot()() == strategy.snapshot()()
+    other._restore(strategy._snapshot()())
+    assert other._snapshot()() == strategy._snapshot()()
     # Client i has 6 + 3 i examples.
     assert other.client_weights == {f"{i:06d}": len(draw(i)[1]) for i in EVERYBODY}
     assert sum(other.client_weights.values()) == other.state["total"] == 81
@@ -275,7 +275,7 @@ def test_a_client_with_another_model_is_not_counted():
         return reply
 
     strategy = SCAFFOLD(fraction_train=1.0)
-    assert strategy.identify(grid_of(4, client)) == [1, 2, 4]
+    assert strategy._identify(grid_of(4, client)) == [1, 2, 4]
     assert list(strategy.client_weights) == ["000000", "000001", "000003"]
 
 
@@ -285,7 +285,7 @@ def test_states_of_an_earlier_run_are_not_part_of_c(tmp_path, monkeypatch):
 
     def named(settings):
         strategy = build_strategy(settings)
-        strategy.ledger.run_token = next(tokens)
+        strategy._run.clients.run_token = next(tokens)
         return strategy
 
     monkeypatch.setattr("softmax_runs.build_strategy", named)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from disks import full
 from flwr.app import (
-    ArrayRecord,
     ConfigRecord,
     Context,
     Message,
@@ -79,32 +78,6 @@ def test_mean_is_added_in_each_round():
     assert all(row["accuracy"] == 1.5 / 4 for row in rows)
     assert all(row["loss"] == 0.5 for row in rows)
     assert all(row["train-loss"] == 1.0 for row in rows)
-
-
-def test_only_some_rounds_are_evaluated():
-    _, rows = rounds_of(averaging(), evaluated=lambda server_round: server_round == 2)
-    assert ["accuracy" in row for row in rows] == [False, True, False]
-
-
-def test_bytes_of_evaluation_are_counted_separately():
-    _, evaluated = rounds_of(averaging())
-    _, plain = rounds_of(averaging(), evaluated=lambda _: False)
-    for row, other in zip(evaluated, plain, strict=True):
-        for name in ("bytes-down", "bytes-up"):
-            assert row[name] == other[name] > 0
-        assert row["bytes-evaluate"] > 0
-
-
-def test_rounds_may_start_at_a_later_number():
-    final, rows = rounds_of(averaging(), range(7, 9))
-    assert [row["round"] for row in rows] == [7, 8]
-    assert final["w"].numpy().tolist() == [3.0] * 3
-
-
-def test_no_rounds_return_the_initial_arrays():
-    final, rows = rounds_of(averaging(), range(5, 5))
-    assert final["w"].numpy().tolist() == [0.0] * 3
-    assert rows == []
 
 
 def test_flower_s_own_fedavg_runs_as_well():
@@ -212,18 +185,6 @@ def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 4, 4, 4, 4, 4]
 
 
-def test_some_empty_rounds_do_not_end_the_run(tmp_path):
-    def sometimes(message: Message, context: Context) -> Message:
-        training = message.metadata.message_type == MessageType.TRAIN
-        if training and message.metadata.group_id in ("2", "3", "5"):
-            return Message(RecordDict({"arrays": ArrayRecord()}), reply_to=message)
-        return client(message, context)
-
-    settings = settings_of(tmp_path, num_server_rounds=6, max_empty_rounds=3)
-    run(InlineGrid(sometimes, 4), settings)
-    assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 0, 4]
-
-
 def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
     class Lossy(InlineGrid):
         def pull_messages(self, message_ids, *, timeout=None):
@@ -254,21 +215,6 @@ def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
 
 
 # Server settings
-
-
-def test_server_checks_built_in_settings():
-    assert server_settings({}) == defaults()
-    overrides = {"algorithm": "flute", "seed": 3, "momentum": 0}
-    assert server_settings(overrides) == {**defaults(), **overrides, "momentum": 0.0}
-    for wrong, line in (
-        ({"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
-        ({"seed": "3"}, "seed is '3'; expected "),
-        ({"fewest": 3}, "unknown setting 'fewest'"),
-        ({"algorithm": "fedrap"}, "unknown algorithm 'fedrap'"),
-        ({"algorithm": "srpfl", "srpfl-base": "flanp"}, "srpfl-base is 'flanp';"),
-    ):
-        with pytest.raises(SettingsError, match=f"^{line}"):
-            server_settings(wrong)
 
 
 @pytest.mark.parametrize(
@@ -340,28 +286,6 @@ def test_settings_errors_are_logged_in_one_line_and_others_with_traceback(
     assert first == "ServerApp of run 7 raised"
     assert second == "Traceback (most recent call last):"
     assert last == f"{type(error).__name__}: {error}"
-
-
-def test_messages_without_errors_are_logged_unchanged(caplog):
-    make_app()
-    with caplog.at_level(logging.INFO, "flwr"):
-        log(logging.INFO, "%d of %d nodes are here", 2, 3)
-    assert caplog.messages == ["2 of 3 nodes are here"]
-
-
-def test_app_without_settings_uses_those_of_the_context(tmp_path):
-    finished: list[dict] = []
-    app = make_app(finished=finished.append)
-    config = {
-        "algorithm": "fedavg",
-        "num-server-rounds": 2,
-        "fraction-train": 1.0,
-        "output": str(tmp_path),
-    }
-    app(InlineGrid(client, 4), Context(1, 0, {}, RecordDict(), config))
-    (summary,) = finished
-    assert summary["rounds"] == 2
-    assert len(rows_in(tmp_path)) == 2
 
 
 def test_app_whose_checkpoint_cannot_be_written_fails(tmp_path, monkeypatch):

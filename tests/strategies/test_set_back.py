@@ -12,7 +12,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.round_ledger import RoundLedger
+from flwr_frl.strategies.server.clients import Client, Clients
 from flwr_frl.strategies.server_app import run
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -236,15 +236,18 @@ def test_claim_of_a_single_client_does_not_end_gossip(tmp_path, caplog, late) ->
     ],
 )
 def test_invalid_claims_of_a_client_are_not_a_rollback(said: dict) -> None:
-    ledger = RoundLedger()
-    ledger.resumed = 5
-    assert not ledger.is_rolled_back("a", said)
+    clients = Clients()
+    clients.resumed, clients.known = 5, {1: Client("a", said)}
+    assert clients.rolled_back([1]) == []
 
 
 def test_after_a_rollback_a_client_continues_from_a_common_round() -> None:
-    ledger = RoundLedger()
-    ledger.resumed, ledger.acknowledged = 5, {"a": 4, "b": 4}
-    for name, rounds in (("a", [4, 11]), ("b", [10, 11])):
-        assert ledger.is_rolled_back(name, {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10})
-        ledger.continue_from(name)
-    assert ledger.acknowledged == {"a": 4, "b": 11}
+    clients = Clients()
+    clients.resumed, clients.acknowledged = 5, {"a": 4, "b": 4}
+    kept = {"a": [4, 11], "b": [10, 11]}
+    for node, (name, rounds) in enumerate(kept.items()):
+        said = {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10}
+        clients.known[node] = Client(name, said)
+    for name in clients.rolled_back([0, 1]):
+        clients.continue_from(name)
+    assert clients.acknowledged == {"a": 4, "b": 11}

@@ -18,7 +18,9 @@ from flwr_frl.strategies.stages import exact_stages, theory_stages
 
 
 def schedule(strategy: SRPFL | Strategy, sampled: int, rounds: int) -> list[int]:
-    return [strategy.participation.wanted(r, sampled) for r in range(1, rounds + 1)]
+    return [
+        strategy._run.participation.wanted(r, sampled) for r in range(1, rounds + 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def robust(initial_nodes: int, rule: str = "median", **more) -> Strategy:
     """Return a strategy with SRPFL's participation that samples 12 of 15 clients."""
     strategy = Strategy(fraction_train=0.8, aggregation=rule)
     SRPFL(strategy, initial_nodes=initial_nodes, num_rounds=8, **more)
-    strategy.check_clients(15)
+    strategy._check_clients(15)
     return strategy
 
 
@@ -58,7 +60,7 @@ def robust(initial_nodes: int, rule: str = "median", **more) -> Strategy:
 @pytest.mark.parametrize(("rule", "size"), [("median", 7), ("multi-krum", 9)])
 def test_robust_rules_need_enough_first_replies(rule, size) -> None:
     strategy = robust(size, rule)
-    assert "byzantine-fraction" not in strategy.unused_settings
+    assert "byzantine-fraction" not in strategy._unused_settings
     with pytest.raises(SettingsError) as error:
         robust(size - 1, rule)
     assert error.value.code == "initial-nodes"
@@ -75,9 +77,9 @@ def test_claimed_examples_cannot_end_rounds_with_a_robust_rule() -> None:
 
 def test_rules_assume_that_all_byzantine_clients_reply_first() -> None:
     strategy = robust(7, "trimmed-mean")
-    strategy.participation.sample(1, list(range(15)))
+    strategy._run.participation.sample(1, list(range(15)))
     replies = [lambda v=v: {"w": np.array([v])} for v in [1.0] * 4 + [1e6] * 3]
-    assert strategy.apply_rule([1.0] * 7, replies, {})["w"].tolist() == [1.0]
+    assert strategy._apply_rule([1.0] * 7, replies, {})["w"].tolist() == [1.0]
 
 
 @pytest.mark.parametrize("sample_for", ["round", "stage", "run"])
@@ -100,11 +102,11 @@ def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
         return build_strategy(settings_of("flanp", **more))
 
     first, longer = of(10), of(40)
-    longer.restore(first.snapshot()())
+    longer._restore(first._snapshot()())
     assert schedule(longer, 20, 12) == [2, 2, 4, 8, 16] + [20] * 7
     # The same holds when that run is resumed.
     again = of(80)
-    again.restore(longer.snapshot()())
+    again._restore(longer._snapshot()())
     assert schedule(again, 20, 12) == schedule(longer, 20, 12)
 
 
@@ -192,8 +194,8 @@ def test_stages_without_rounds_are_omitted() -> None:
     lengths = exact_stages(1, times, 0.1)
     assert lengths[0] == 0
     left = [length for length in lengths if length > 0]
-    assert strategy.participation.lengths == left
-    assert strategy.participation.wanted(1, 20) == 2 ** (len(lengths) - len(left))
+    assert strategy._run.participation.lengths == left
+    assert strategy._run.participation.wanted(1, 20) == 2 ** (len(lengths) - len(left))
 
 
 def test_sample_may_be_fixed_during_a_stage() -> None:
@@ -229,8 +231,8 @@ def test_examples_may_double_instead_of_clients() -> None:
     start = strategy.initialize(grid)
     sizes = np.array(
         [
-            int(strategy.clients.known[node].properties["num-examples"])
-            for node in strategy.identify(grid)
+            int(strategy._run.clients.known[node].properties["num-examples"])
+            for node in strategy._identify(grid)
         ]
     )
     assert len(set(sizes)) > 2
@@ -249,6 +251,6 @@ def test_examples_may_double_instead_of_clients() -> None:
 def test_examples_may_be_declared_as_floats() -> None:
     strategy = Strategy()
     declared = {0: 120.0, 1: 7, 2: 0}
-    nodes = strategy.identify(grid_of(3, properties_of(**{"num-examples": declared})))
+    nodes = strategy._identify(grid_of(3, properties_of(**{"num-examples": declared})))
     examples_of = SRPFL(strategy).participation.examples_of
     assert [examples_of(node) for node in [*nodes, 99]] == [120, 7, 1, 1]

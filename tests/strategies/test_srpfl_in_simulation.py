@@ -64,7 +64,7 @@ def test_srpfl_base_selects_the_wrapped_algorithm(base: str, tmp_path) -> None:
     }
     settings = settings_of("srpfl", srpfl_base=base, **options)
     strategy = build_strategy(settings)
-    assert isinstance(strategy.participation, FirstReplies)
+    assert isinstance(strategy._run.participation, FirstReplies)
     wrapped = {**settings, "algorithm": base}
     assert type(strategy) is type(build_strategy(wrapped))
     assert client_class(settings) is client_class(wrapped)

@@ -1,6 +1,5 @@
 """An app of Flower's PyTorch template with two changed lines in server_app.py."""
 
-import logging
 import re
 import sys
 import tomllib
@@ -11,16 +10,14 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
 APP = Path(__file__).parents[1] / "e2e" / "template_app"
@@ -77,8 +74,7 @@ def weights(result: Result) -> dict[str, np.ndarray]:
     "arguments",
     [
         'weighting="examples"',
-        'weighted_by_key="num-examples"',
-        'weighted_by_key="num-examples", min_evaluate_nodes=2',
+        'weighting="examples", min_evaluate_nodes=2',
     ],
 )
 def test_fedavg_equals_that_of_flower(arguments: str) -> None:
@@ -154,57 +150,7 @@ def test_missing_additional_arrays_are_an_error(name: str) -> None:
     assert caught.value.code == "initial-arrays"
 
 
-@pytest.mark.parametrize(
-    ("name", "needed"),
-    [("FLUTE", ["'classes'", "'properties'", "'head'"]), ("SCAFFOLD", ["'is-change'"])],
-)
-def test_error_explains_required_changes_of_the_client_app(
-    name: str, needed: list[str]
-) -> None:
-    with pytest.raises(SettingsError) as caught:
-        run(OURS.format(name), f"{name}(fraction_evaluate=fraction_evaluate)")
-    assert "\n" not in str(caught.value)
-    for text in needed:
-        assert text in str(caught.value)
-
-
 # Query handlers
-
-
-def test_only_one_node_is_queried_without_a_query_handler(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    kinds = []
-
-    def counting(message: Message, context: Context) -> Message:
-        kinds.append(message.metadata.message_type)
-        return client_app()(message, context)
-
-    with caplog.at_level(logging.INFO, "flwr"):
-        run(OURS.format("FedAvg"), "FedAvg()", counting)  # type: ignore[arg-type]
-    assert kinds.count("query") == 1
-    assert len([m for m in caplog.messages if "no query handler" in m]) == 1
-    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-
-
-def test_traceback_of_a_missing_query_handler_is_hidden(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    logger = logging.getLogger("flwr")
-
-    def logging_like_flowers_simulation(message: Message, context: Context) -> Message:
-        try:
-            return client_app()(message, context)
-        except Exception as error:
-            logger.error("Traceback\n%s", error)
-            raise
-
-    app: ClientApp = logging_like_flowers_simulation  # type: ignore[assignment]
-    run(OURS.format("FedAvg"), "FedAvg()", app)
-    assert not [m for m in caplog.messages if ANSWERS_NO_QUERY in m]
-    logger.error(ANSWERS_NO_QUERY)
-    # The traceback is hidden only during queries.
-    assert [m for m in caplog.messages if ANSWERS_NO_QUERY in m]
 
 
 # Arguments of Flower's FedAvg
@@ -222,95 +168,6 @@ def test_fraction_evaluate_and_min_evaluate_nodes(
     metrics = result.evaluate_metrics_clientapp.values()
     assert [m["evaluated"] for m in metrics] == [evaluated] * len(metrics)
     assert all(("eval_acc" in m) == (evaluated > 0) for m in metrics)
-
-
-def test_seed_determines_the_evaluated_clients() -> None:
-    samples = []
-    for seed in (1, 1, 2):
-        evaluation = FedAvg(fraction_evaluate=0.25, seed=seed).evaluation
-        rounds = [evaluation.sample(r, list(range(40))) for r in range(1, 9)]
-        assert all(sorted(nodes) == nodes and len(nodes) == 10 for nodes in rounds)
-        assert len({tuple(nodes) for nodes in rounds}) == 8
-        samples.append(rounds)
-    assert samples[0] == samples[1] != samples[2]
-
-
-def renamed() -> ClientApp:
-    """Return the app with other keys, and partition + 1 as metric ``votes``."""
-    app, template = ClientApp(), client_app()
-
-    def changed(message: Message, context: Context) -> Message:
-        content = message.content
-        content["arrays"], content["config"] = content["w"], content["c"]
-        reply = template(message, context)
-        metrics = reply.content["metrics"]
-        assert isinstance(metrics, MetricRecord)
-        votes = int(context.node_config["partition-id"]) + 1
-        metrics["votes"] = votes
-        metrics["constant"] = float(votes**2)
-        if "arrays" in reply.content:
-            reply.content["w"] = reply.content.pop("arrays")
-        return reply
-
-    app.train()(changed)
-    app.evaluate()(changed)
-    return app
-
-
-def test_keys_and_metric_functions_work_as_in_flower() -> None:
-    arguments = (
-        'fraction_train=1.0, weighted_by_key="votes", arrayrecord_key="w", '
-        'configrecord_key="c", train_metrics_aggr_fn=by_votes, '
-        "evaluate_metrics_aggr_fn=by_votes"
-    )
-    keys: list[str] = []
-
-    def by_votes(contents: list[RecordDict], key: str) -> MetricRecord:
-        keys.append(key)
-        mean = aggregate_metricrecords(contents, key)
-        return MetricRecord({f"own-{name}": value for name, value in mean.items()})
-
-    module = ModuleType("by_votes")
-    vars(module).update(by_votes=by_votes, FedAvg=FedAvg, Flower=FlowerFedAvg)
-    sys.modules["by_votes"] = module
-    try:
-        imported = "from by_votes import by_votes, FedAvg, Flower"
-        ours = run(imported, f"FedAvg({arguments})", renamed())
-        theirs = run(imported, f"Flower({arguments})", renamed())
-    finally:
-        del sys.modules["by_votes"]
-    assert set(keys) == {"votes"}
-    for name, array in weights(theirs).items():
-        np.testing.assert_allclose(weights(ours)[name], array, rtol=1e-5, atol=1e-6)
-    # (1 * 1 + 2 * 4 + 3 * 9 + 4 * 16) / 10
-    for metrics in (
-        ours.train_metrics_clientapp[1],
-        ours.evaluate_metrics_clientapp[1],
-    ):
-        assert metrics["own-constant"] == pytest.approx(10.0)
-    assert ours.evaluate_metrics_clientapp[1]["constant"] == pytest.approx(10.0)
-    assert "votes" not in ours.evaluate_metrics_clientapp[1]
-
-
-@pytest.mark.parametrize("votes", [-1.0, None])
-def test_a_reply_without_a_valid_weight_is_rejected(votes: float | None) -> None:
-    app, template = ClientApp(), client_app()
-
-    def train(message: Message, context: Context) -> Message:
-        reply = template(message, context)
-        first = context.node_config["partition-id"] == 0
-        value = votes if first else 1.0
-        if value is not None:
-            reply.content["metrics"]["votes"] = value
-        return reply
-
-    app.train()(train)
-    app.evaluate()(train)
-    arguments = 'fraction_train=1.0, weighted_by_key="votes"'
-    result = run(OURS.format("FedAvg"), f"FedAvg({arguments})", app)
-    metrics = result.train_metrics_clientapp[1]
-    assert (metrics["clients"], metrics["rejected"]) == (N - 1, 1)
-    assert result.evaluate_metrics_clientapp[1]["evaluation-rejected"] == 1
 
 
 # Our ClientApp in another app

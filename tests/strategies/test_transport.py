@@ -7,7 +7,6 @@ from flwr.app import Array, ArrayRecord, MessageType
 from function_clients import averaging, grid_of, honest, reply_with, train_once
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import as_float16
@@ -146,9 +145,3 @@ def test_reply_in_another_dtype_is_rejected(monkeypatch):
     _, rows, _ = arrays_after(1, algorithm="fedrep", transport="float16")
     assert rows[0]["clients"] == 0
     assert rows[0]["rejected"] == 2
-
-
-def test_unknown_transport_is_rejected():
-    with pytest.raises(SettingsError) as caught:
-        build_strategy(resolve({"transport": "float8"}))
-    assert caught.value.code == "transport"

@@ -46,7 +46,7 @@ def evaluated(algorithm="fedavg", rounds=1, **settings):
     """Return the clients' metrics by name."""
     strategy, grid, arrays = prepared(algorithm, **settings)
     run_rounds(strategy, grid, arrays, range(1, rounds + 1))
-    return strategy.evaluation.metrics
+    return strategy._run.evaluation.metrics
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "local", "fedavg-ft"])
@@ -91,6 +91,6 @@ def test_only_the_client_whose_examples_do_not_fit_fails(monkeypatch):
 
     monkeypatch.setattr(ExampleTask, "test_examples", grown)
     run_rounds(strategy, grid, arrays, range(1, 2))
-    assert sorted(strategy.evaluation.metrics) == ["000000", "000002", "000003"]
-    rejections = strategy.evaluation.round.rejections
+    assert sorted(strategy._run.evaluation.metrics) == ["000000", "000002", "000003"]
+    rejections = strategy._run.evaluation.round.rejections
     assert [name for name, _ in rejections] == ["000001"]

@@ -141,11 +141,11 @@ def versions(grid, context):
     base = Strategy(min_available_nodes=NODES)
     wrapper = FedBuff(base, concurrency=NODES, buffer_size=1, staleness_exponent=1.0)
     strategy = wrapper.strategy
-    strategy.participation.last_version = VERSIONS
-    grid = Inbox(grid, strategy.clients.name_of)
+    strategy._run.participation.last_version = VERSIONS
+    grid = Inbox(grid, strategy._run.clients.name_of)
 
     def after_round(version, arrays, metrics):
-        updates = dict(strategy.participation.updates)
+        updates = dict(strategy._run.participation.updates)
         x = arrays["x"].numpy().tolist()
         note(context, "server", **{**metrics, "x": x, "updates": updates})
 

@@ -48,7 +48,7 @@ def outcome(algorithm: str, size: object, rounds: int = 2, **more: object) -> di
     for node, context in grid.contexts.items():
         for key, record in deepcopy(context.state).items():
             state |= {f"{node}/{key}/{n}": a.numpy() for n, a in record.items()}
-    tested = strategy.evaluation.metrics
+    tested = strategy._run.evaluation.metrics
     state |= {
         f"{c}/{n}": v for c, metrics in tested.items() for n, v in metrics.items()
     }

@@ -49,14 +49,14 @@ class Hooked(
         super().__init__(**base)
         self.fewest = fewest
         validate(self)
-        self.participation.waits_for_all = self.waits
+        self._run.participation.waits_for_all = self.waits
 
-    def check_clients(self, num_clients):
-        super().check_clients(num_clients)
+    def _check_clients(self, num_clients):
+        super()._check_clients(num_clients)
         if num_clients < self.fewest:
             raise SettingsError(f"fewest is {self.fewest}; {num_clients} are too few")
 
-    def adapt_grid(self, grid):
+    def _adapt_grid(self, grid):
         self.grids.append(Passing(grid))
         return self.grids[-1]
 
@@ -66,7 +66,7 @@ class Unhooked(Hooked, evaluate_last_round_only=False):
 
     waits = True
 
-    def adapt_grid(self, grid):
+    def _adapt_grid(self, grid):
         return grid
 
 

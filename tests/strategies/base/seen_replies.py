@@ -4,17 +4,22 @@ from collections.abc import Callable
 
 from flwr.app import ArrayRecord, Message
 
-from flwr_frl.strategies.server.replies import Arrays, reply_metrics
+from flwr_frl.strategies import Strategy
+from flwr_frl.strategies.server.checks import reply_metrics
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
 
 
 def seen(message: Message) -> Reply:
     """Return a reply whose client is named by its node."""
     records = message.content.array_records.items()
-    decoded = {k: {n: a.numpy() for n, a in record.items()} for k, record in records}
-    about = 0, reply_metrics(message), decoded
-    name = str(message.metadata.src_node_id)
-    return Reply(name, message, *about, lambda reply: reply.decoded["arrays"])
+    reply = Reply(Strategy(), message, 0)
+    reply.metrics = reply_metrics(message)
+    reply.decoded = {
+        key: {name: array.numpy() for name, array in record.items()}
+        for key, record in records
+    }
+    return reply
 
 
 def round_of(
@@ -24,6 +29,8 @@ def round_of(
 ) -> Round:
     """Return the second round, with replies to the arrays that were sent."""
     nodes = [message.metadata.src_node_id for message in messages]
-    round = Round(2, sent or ArrayRecord(), nodes=nodes, combine=combine)
+    strategy = Strategy()
+    vars(strategy)["_mean"] = combine
+    round = Round(strategy, 2, sent or ArrayRecord(), nodes=nodes)
     round.replies = list(map(seen, messages))
     return round

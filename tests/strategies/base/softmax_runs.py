@@ -251,7 +251,7 @@ class Run:
     def client(self, i: int, server_round: int) -> Client:
         """Return a client as the next message would set it up."""
         about = ConfigRecord({"server-round": server_round + 1})
-        content = self.strategy.content(i + 1, ArrayRecord(), about)
+        content = self.strategy._content(i + 1, ArrayRecord(), about)
         context = copy(self.grid.contexts[i + 1])
         context.state = RecordDict(dict(context.state))
         setup = client_setup(context, self.settings)
@@ -260,14 +260,14 @@ class Run:
     def add(self, server_round: int, arrays: ArrayRecord, row: dict) -> None:
         self.rows.append(row)
         self.arrays.append({name: array.numpy() for name, array in arrays.items()})
-        counted = self.strategy.ledger.acknowledged
+        counted = self.strategy._run.clients.acknowledged
         now = [int(n) for n in sorted(counted) if counted[n] == server_round]
         self.trained.append(now)
         # Setting up a client tells it which replies counted, and may change its files.
         seen = () if self.grid.mortal else range(N)
         clients = [self.client(i, server_round) for i in seen]
         self.kept.append([client._state.load() or {} for client in clients])
-        tested = self.strategy.evaluation.metrics
+        tested = self.strategy._run.evaluation.metrics
         self.metrics.append([tested.get(f"{i:06d}", {}) for i in range(N)])
 
     def __getitem__(self, setting: str) -> Any:
@@ -321,7 +321,7 @@ def run(
     result = Run(inner, strategy, settings)
     run_rounds(
         strategy,
-        strategy.adapt_grid(grid),
+        strategy._adapt_grid(grid),
         strategy.initialize(grid),
         range(1, rounds + 1),
         evaluated=lambda r: evaluate if isinstance(evaluate, bool) else r in evaluate,

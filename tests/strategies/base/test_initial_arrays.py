@@ -74,25 +74,3 @@ def test_majority_decides_on_the_initial_arrays(lie, n, caplog):
     }
     lines = [m for m in caplog.messages if "client 000000" in m]
     assert len(lines) == 1
-
-
-def test_all_clients_are_asked_if_the_first_few_disagree():
-    # Clients 0 to 4 of nine are asked first, and three of them send wrong arrays.
-    other = {n: v + 1 for n, v in START.items()}
-    liars = {0: other, 1: LIES["1e30"], 2: {"x": START["w"]}}
-    asked = []
-
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == f"{MessageType.QUERY}.arrays":
-            asked.append(partition_of(context))
-        return arrays_of(liars)(message, context)
-
-    arrays = FedAvg().initialize(grid_of(9, client))
-    assert arrays["w"].numpy().tolist() == START["w"].tolist()
-    assert sorted(asked) == list(range(9))
-
-
-def test_first_clients_arrays_are_used_if_all_differ():
-    different = {i: {"w": np.full(2, float(i + 1))} for i in range(3)}
-    arrays = FedAvg().initialize(grid_of(3, arrays_of(different)))
-    assert arrays["w"].numpy().tolist() == [1, 1]

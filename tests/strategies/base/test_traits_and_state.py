@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from function_clients import grid_of, train_once
 
 from flwr_frl.clients import FedRepClient
@@ -14,14 +13,6 @@ from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.traits import StrategySettings, Traits
 
 
-def public(instance: object) -> set[str]:
-    return {name for name in dir(instance) if not name.startswith("_")}
-
-
-def test_base_strategy_adds_at_most_30_public_names() -> None:
-    assert len(public(Strategy()) - public(FlowerFedAvg())) <= 30
-
-
 def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
     class Mine(FedRep, client="mine:Client", takes_newcomers=False):
         pass
@@ -29,10 +20,10 @@ def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
     class Below(Mine, evaluate_last_round_only=True):
         pass
 
-    assert Mine.traits == Traits(client="mine:Client", takes_newcomers=False)
-    assert Below.traits.client == "mine:Client"
-    assert not Below.traits.takes_newcomers
-    assert FedRep.traits.takes_newcomers
+    assert Mine._traits == Traits(client="mine:Client", takes_newcomers=False)
+    assert Below._traits.client == "mine:Client"
+    assert not Below._traits.takes_newcomers
+    assert FedRep._traits.takes_newcomers
 
 
 def test_an_override_of_aggregate_may_use_more_than_the_mean() -> None:
@@ -54,7 +45,7 @@ def test_an_override_of_aggregate_may_use_more_than_the_mean() -> None:
         pass
 
     kinds = FedAvg, Mine, Below, Mixed, Stated
-    uses = [kind.traits.uses_mean for kind in kinds]
+    uses = [kind._traits.uses_mean for kind in kinds]
     assert uses == ["only", "also", "also", "also", "only"]
 
 
@@ -93,11 +84,11 @@ def test_state_round_trip() -> None:
     }
     strategy.state.update(state)
     heads = other.state.setdefault("heads", {"gone": 1})
-    state_then = strategy.snapshot()
+    state_then = strategy._snapshot()
     strategy.state["heads"]["a/b"] = {}
     snapshot = state_then()
     assert "heads/a/b/w" in snapshot.arrays
-    other.restore(State(snapshot.arrays, json.loads(json.dumps(snapshot.values))))
+    other._restore(State(snapshot.arrays, json.loads(json.dumps(snapshot.values))))
     # In place, so that an algorithm may hold a reference to a part of it.
     assert other.state["heads"] is heads
     assert list(heads) == ["a/b", "c"]
@@ -112,23 +103,18 @@ def test_unsupported_state_fails_with_a_one_line_error() -> None:
     strategy = Strategy()
     strategy.state["seen"] = {1, 2}
     with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
-        strategy.snapshot()
+        strategy._snapshot()
 
 
-def test_snapshot_is_encoded_only_when_it_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_snapshot_does_not_change_later() -> None:
     strategy = Strategy()
-    strategy.ledger.acknowledged = {"a": 1}
+    strategy._run.clients.acknowledged = {"a": 1}
     strategy.state["nested"] = {"list": [1, [2, {"x": 3}]], "pair": (4, None)}
-    encoded, dumps = [], json.dumps
-    monkeypatch.setattr(json, "dumps", lambda v: encoded.append(v) or dumps(v))
-    state_then = strategy.snapshot()
-    assert encoded == []
-    strategy.ledger.acknowledge({"a": 2, "b": 2}, 2)
+    state_then = strategy._snapshot()
+    strategy._run.clients.acknowledge({"a": 2, "b": 2}, 2)
     strategy.state["nested"]["list"][1][1]["x"] = 9
     strategy.state["nested"]["list"].append(5)
-    strategy.clients.keys["c"] = "key"
+    strategy._run.clients.keys["c"] = "key"
     values = state_then().values
     assert values["acknowledged"] == {"a": 1}
     assert values["keys"] == {}
@@ -143,7 +129,7 @@ def test_unsupported_nested_value_fails_in_snapshot(value: object) -> None:
     strategy = Strategy()
     strategy.state["values"] = {"inner": value}
     with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
-        strategy.snapshot()
+        strategy._snapshot()
 
 
 class Nearly(FedProx):

@@ -161,7 +161,7 @@ class Network:
         """Return a node's vectors after the exchanges that precede an evaluation."""
         self.strategy._exchanged_round = self.round
         start = ConfigRecord({"server-round": self.round})
-        content = self.strategy.content(i + 1, ArrayRecord(), start)
+        content = self.strategy._content(i + 1, ArrayRecord(), start)
         config = content.config_records["config"]
         context = self.grid.contexts[i + 1]
         client = build_client(context, client_setup(context, self.settings), config)

@@ -74,7 +74,7 @@ def test_invalid_replies_are_rejected(change, reason):
     network.grid.change = change
     for server_round in range(1, 7):
         network.go(evaluate=server_round in (3, 6))
-        rejections = network.strategy.round.rejections
+        rejections = network.strategy._run.round.rejections
         if server_round in (3, 4):
             ((name, why),) = rejections
             assert name == name_of(1)

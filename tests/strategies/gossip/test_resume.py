@@ -83,9 +83,9 @@ def test_queued_messages_are_part_of_the_state():
     )
     network.grid.down = lambda i, r: (i == 2 and r >= 2) or (i == 0 and r >= 5)
     network.go(7)
-    arrays, values = network.strategy.snapshot()()
+    arrays, values = network.strategy._snapshot()()
     other = build_strategy(network.settings)
-    other.restore(State(arrays, json.loads(json.dumps(values))))
+    other._restore(State(arrays, json.loads(json.dumps(values))))
     # Nodes 1 and 4 may have sent in rounds 4 to 7; its last reply was in round 4.
     name = name_of(0)
     assert other.pending(name) == network.strategy.pending(name)
@@ -111,17 +111,17 @@ def test_snapshot_is_unaffected_by_later_rounds():
     network.grid.down = lambda i, r: i == 2 and r >= 2
     network.go(3)
     strategy = network.strategy
-    former, then = copy.deepcopy(strategy.snapshot()()), strategy.snapshot()
+    former, then = copy.deepcopy(strategy._snapshot()()), strategy._snapshot()
     # Node 2 is lost, and other messages replace its queue.
     network.go(7)
     assert_same_state(then(), former)
     assert strategy.lost
     with pytest.raises(AssertionError):
-        assert_same_state(then(), strategy.snapshot()())
+        assert_same_state(then(), strategy._snapshot()())
 
     # State that a subclass adds is included.
     strategy.state["more"] = 1
-    assert strategy.snapshot()().values["state"]["more"] == 1
+    assert strategy._snapshot()().values["state"]["more"] == 1
 
 
 def test_resumed_run_keeps_its_saved_graph(tmp_path):
@@ -129,15 +129,15 @@ def test_resumed_run_keeps_its_saved_graph(tmp_path):
     file.write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
     network = Network("choco-sgd", graph=str(file))
     network.go(1)
-    arrays, values = network.strategy.snapshot()()
+    arrays, values = network.strategy._snapshot()()
     kept = json.loads(json.dumps(values))
     same = build_strategy(network.settings)
     same.restore(State(arrays, kept))
     file.write_text("0 1\n0 2\n0 3\n0 4\n")
     other = build_strategy(network.settings)
-    other.restore(State(arrays, kept))
+    other._restore(State(arrays, kept))
     file.unlink()
     without = build_strategy(network.settings)
-    without.restore(State(arrays, kept))
+    without._restore(State(arrays, kept))
     for strategy in (same, other, without):
         np.testing.assert_allclose(strategy.mixing_weights, RING)

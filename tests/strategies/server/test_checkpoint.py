@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 from function_clients import grid_of
 from safetensors.numpy import save
 
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.sealed import seal
-from flwr_frl.common.settings import SettingsError, facts, resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.results.output import prepare_directory
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
@@ -57,39 +56,6 @@ def test_checkpoint_round_trip(tmp_path):
     assert list(arrays) == ["sums"]
     np.testing.assert_array_equal(arrays["sums"], np.ones((2, 2)))
     assert values == {"acknowledged": {"000001": 12}}
-
-
-def test_order_of_the_state_arrays_is_restored(tmp_path):
-    arrays = {f"models/{client}/w": np.ones(1) for client in ("b", "c", "a")}
-    checkpoint_of(state=(arrays, {})).write(tmp_path)
-    assert list(Checkpoint.read(tmp_path, SETTINGS).state[0]) == list(arrays)
-
-
-@pytest.mark.parametrize("where", ["arrays", "state"])
-def test_fortran_ordered_arrays_round_trip(tmp_path, where):
-    values = np.asfortranarray(np.arange(6.0).reshape(2, 3))
-    if where == "arrays":
-        arrays, state = ArrayRecord({"w": Array(values)}), ({}, {})
-    else:
-        arrays, state = ArrayRecord(), ({"w": values}, {})
-    Checkpoint(1, arrays, state, 0.0, SETTINGS).write(tmp_path)
-    former = Checkpoint.read(tmp_path, SETTINGS)
-    state_arrays = former.state[0]
-    read = former.arrays["w"].numpy() if where == "arrays" else state_arrays["w"]
-    np.testing.assert_array_equal(read, values)
-
-
-def test_checkpoint_without_shared_arrays_round_trip(tmp_path):
-    checkpoint_of(arrays={}, state=({}, {"acknowledged": {}})).write(tmp_path)
-    former = Checkpoint.read(tmp_path, SETTINGS)
-    assert len(former.arrays) == 0
-    assert former.state == ({}, {"acknowledged": {}})
-
-
-def test_a_new_checkpoint_replaces_the_old_one(tmp_path):
-    checkpoint_of().write(tmp_path)
-    checkpoint_of(arrays={"only": np.zeros(1)}).write(tmp_path)
-    assert list(Checkpoint.read(tmp_path, SETTINGS).arrays) == ["only"]
 
 
 def test_unfinished_files_of_a_killed_server_are_removed(tmp_path, monkeypatch):
@@ -174,27 +140,6 @@ def test_error_names_the_settings_that_differ(tmp_path):
     assert message.count(" was ") == 3
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_settings_outside_may_differ_are_compared(tmp_path, name):
-    checkpoint_of().write(tmp_path)
-    value = SETTINGS[name]
-    other = {bool: lambda v: not v, str: lambda v: f"{v}-other"}.get(
-        type(value), lambda v: v + 1
-    )(value)
-    if name in facts("on-resume"):
-        assert Checkpoint.read(tmp_path, {**SETTINGS, name: other}).server_round == 12
-    else:
-        with pytest.raises(SettingsError, match=f"{name} was"):
-            Checkpoint.read(tmp_path, {**SETTINGS, name: other})
-
-
-def test_settings_that_affect_results_may_not_differ():
-    decisive = {"algorithm", "task", "seed", "fraction-train", "learning-rate", "model"}
-    assert not facts("on-resume") & decisive
-    assert {"num-server-rounds", "output", "resume"} <= facts("on-resume")
-    assert facts("always") < facts("on-resume") <= set(SETTINGS)
-
-
 # Checkpoints of a run that is interrupted, or whose disk is full
 
 
@@ -249,11 +194,3 @@ def test_interrupted_run_makes_up_for_a_failed_checkpoint(
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, 6, 3)
     assert round_kept(tmp_path) == kept
-
-
-def test_interrupt_during_the_checkpoint_after_a_failed_one(tmp_path, monkeypatch):
-    fail_once(monkeypatch, 3, OSError(errno.ENOSPC, "No space left on device"))
-    fail_once(monkeypatch, 4, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        go(tmp_path, 6, 1)
-    assert round_kept(tmp_path) == 4

@@ -112,10 +112,10 @@ def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
     strategy, report = averaging(), Report(server_settings(settings))
     watch, grid = Watch(strategy, report), Owing(honest, 3)
     for server_round in (1, 2):
-        strategy.identify(grid)
+        strategy._identify(grid)
         report.add({"round": server_round, "clients": 2, "seconds": 1.0})
         watch.after_round()
-    assert strategy.clients.here == {1, 2}
+    assert strategy._run.clients.here == {1, 2}
     assert caplog.messages[-1] == "round 2 of 3: 2 clients; 0:00:00 left"
 
 
@@ -175,7 +175,7 @@ def test_waiting_for_clients_is_logged_only_when_it_changes(monkeypatch, caplog)
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
     grid = grid_of(3)
     monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
-    name_of = averaging().clients.name_of
+    name_of = averaging()._run.clients.name_of
     assert nodes.connected_nodes(grid, 3, name_of) == [7, 8, 9]
     assert caplog.messages == [
         "waiting for clients: 0 of 3 nodes are here",
