@@ -24,7 +24,7 @@ def public_names() -> dict[str, str]:
 
     strategies = [load(path, "algorithm") for path in strategy_paths()]
     paths = [f"flwr_frl.clients.{path}" for path in _OTHERS]
-    paths += [strategy.traits.client for strategy in strategies]
+    paths += [strategy._traits.client for strategy in strategies]
     return {path.rpartition(":")[2]: path for path in filter(None, paths)}
 
 

@@ -82,7 +82,7 @@ BAD_INPUT = [
     ([*ANNA, "--export", "{root}/model.h5"], "a name that ends with .safetensors"),
     ([*ANNA, "--export", "{root}/text.png/m.safetensors"], "export '{root}/text.png/"),
     ([IMAGE, *ANNA, "--modell", "x"], "unrecognized arguments: --modell x"),
-    ([IMAGE, *ANNA, "--run-config", "a=["], "run-config is 'a=['; expected 'name=va"),
+    ([IMAGE, *ANNA, "--run-config", "a=["], "--run-config 'a=[' cannot be read"),
 ]
 
 

@@ -1,7 +1,6 @@
 """Unusual custom tasks: doubles, and no training examples."""
 
 import pytest
-from refusals import assert_says
 
 from flwr_frl import simulate
 
@@ -62,17 +61,3 @@ def test_models_in_double_precision_can_be_trained(algorithm, module, tmp_path):
 def test_clients_without_training_examples_are_tested(algorithm, module, tmp_path):
     rows = rows_of(algorithm, f"{module}:one_without", tmp_path)
     assert (rows[-1]["clients"], rows[-1]["evaluated"]) == (2, 3)
-
-
-def test_targets_that_cannot_be_evaluated_and_precisions_are_refused(module, tmp_path):
-    integers = "with 2 classes, there must be an output for each, and targets must be"
-    shapes = "integers are classes, which must be the outputs' second dimension"
-    for algorithm, task, line in (
-        ("fedavg", "soft", integers),
-        ("fedrod", "soft", integers),
-        ("fedavg", "places", shapes),
-    ):
-        call = (rows_of, algorithm, f"{module}:{task}", tmp_path)
-        assert_says(line, *call, num_clients=2)
-    call = (rows_of, "hf-maml", "digits", tmp_path)
-    assert_says("bfloat16 is True; expected false with", *call, bfloat16=True)

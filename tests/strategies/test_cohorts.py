@@ -71,7 +71,7 @@ def test_custom_proximal_term_does_not_see_padding():
         return model.representation[0].weight.detach().norm().item()
 
     # The clients have 9, 9 and 4 examples.
-    losses = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    losses = list(cohort.each_together([lambda i=i: work(i) for i in range(3)], 3))
     assert losses == pytest.approx([work(i) for i in range(3)], rel=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_a_user_s_code_runs_in_every_call(where, monkeypatch):
 
     for factor in (1.0, 3.0):
         monkeypatch.setitem(FACTOR, "now", factor)
-        losses = cohort.together([work] * 3, 3)
+        losses = list(cohort.each_together([work] * 3, 3))
         assert losses == pytest.approx([work()] * 3, rel=1e-5)
 
 
@@ -148,7 +148,7 @@ def test_batch_of_ignored_targets_is_skipped():
         return loss, model.head.weight.detach().clone()
 
     alone = [work(i) for i in range(3)]
-    batched = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    batched = list(cohort.each_together([lambda i=i: work(i) for i in range(3)], 3))
     for single, result in zip(alone, batched, strict=True):
         assert single[0] == pytest.approx(result[0], rel=1e-5)
         torch.testing.assert_close(single[1], result[1])
@@ -180,7 +180,7 @@ def test_no_grad_mode_does_not_reach_the_next_client():
         return torch.is_grad_enabled(), train(model, "all", examples, loss, 2, SGD())
 
     silent = [True, False, False]
-    results = cohort.together([lambda s=s: work(s) for s in silent], 3)
+    results = list(cohort.each_together([lambda s=s: work(s) for s in silent], 3))
     assert [enabled for enabled, _ in results] == [True] * 3
     assert [loss for _, loss in results] == pytest.approx([work(False)[1]] * 3)
     assert torch.is_grad_enabled()
@@ -199,7 +199,7 @@ def test_gradients_are_added_to_existing_ones(begins):
         assert model.representation[0].weight.grad is None
         return weight.grad
 
-    gradients = cohort.together([lambda s=s: work(s) for s in range(3)], 3)
+    gradients = list(cohort.each_together([lambda s=s: work(s) for s in range(3)], 3))
     for seed, value in enumerate(gradients):
         torch.testing.assert_close(value, work(seed))
 
@@ -213,7 +213,7 @@ def test_an_optimizer_can_use_the_gradients():
         optimizer.step()
         return dict(model.state_dict())
 
-    states = cohort.together([lambda s=s: work(s) for s in range(3)], 3)
+    states = list(cohort.each_together([lambda s=s: work(s) for s in range(3)], 3))
     for seed, state in enumerate(states):
         torch.testing.assert_close(state, work(seed))
 
@@ -248,7 +248,7 @@ def test_a_client_that_diverges_fails_alone(batched_calls):
         )
         for i in range(4)
     ]
-    results = cohort.together([lambda c=c: tried(c) for c in made_calls], 4)
+    results = list(cohort.each_together([lambda c=c: tried(c) for c in made_calls], 4))
     assert [type(r).__name__ for r in results] == [
         "float",
         "float",
@@ -276,7 +276,7 @@ def test_each_client_has_its_own_random_numbers():
         return [first, torch.rand(1).item(), torch.initial_seed()]
 
     works = [lambda seed=seed: work(seed) for seed in range(3)]
-    assert cohort.together(works, 3) == [work() for work in works]
+    assert list(cohort.each_together(works, 3)) == [work() for work in works]
 
 
 def test_clients_train_alone_if_a_cohort_is_not_faster(batched_calls, monkeypatch):
@@ -307,7 +307,7 @@ def test_clients_that_never_wait_use_the_same_model(monkeypatch):
         train(used[-1], "all", tasks.train[i], CE, 1, SGD(batch_size=4))
 
     works = [lambda i=i: work(i) for i in range(N)]
-    cohort.together(works, N, only_if_faster=True)
+    list(cohort.each_together(works, N, only_if_faster=True))
     assert len({id(model) for model in used}) == 1
 
 
@@ -325,11 +325,11 @@ def test_clients_form_smaller_cohorts_if_their_models_are_not_small(monkeypatch)
 
     tasks = dense()
     works = [lambda i=i % N: work(i) for i in range(N)]
-    cohort.together(works, N, only_if_faster=True)
+    list(cohort.each_together(works, N, only_if_faster=True))
     assert max(most) == N
     most.clear()
     monkeypatch.setattr(cohort, "SMALL", 10)
-    cohort.together(works, N, only_if_faster=True)
+    list(cohort.each_together(works, N, only_if_faster=True))
     assert max(most) == 3
 
 
@@ -359,7 +359,7 @@ def test_clients_of_a_large_model_share_it_and_run_in_sequence(
         return model.head.bias[0].item()
 
     works = [lambda seed=seed: work(seed) for seed in range(8)]
-    assert cohort.together(works, 8, only_if_faster=True) == list(range(8))
+    assert list(cohort.each_together(works, 8, only_if_faster=True)) == list(range(8))
     assert not any(batched_calls.values())
 
 
@@ -379,4 +379,4 @@ def test_large_model_stays_shared_if_a_small_one_is_used_as_well(monkeypatch):
         return model.head.bias[0].item()
 
     works = [lambda n=n: work(n) for n in range(8)]
-    assert cohort.together(works, 8, only_if_faster=True) == list(range(8))
+    assert list(cohort.each_together(works, 8, only_if_faster=True)) == list(range(8))

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_frl.task import ExampleSet, ExampleTask, SplitModel, train
-from flwr_frl.task.training import SGD
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 
 class Viewing(nn.Module):
@@ -50,16 +49,3 @@ def test_model_that_does_not_support_channels_last_is_unchanged(make):
     task = task_of(make, 2, 8, 8)
     assert not is_channels_last(task.initial_model())
     task.check(0)
-
-
-def test_training_equals_that_of_the_contiguous_model():
-    task = task_of(lambda: convolutional(nn.Flatten()), 2, 8, 8)
-    examples = task.train_examples(0)
-    ends = []
-    for model in (task.initial_model(), task._initial_model()):
-        torch.manual_seed(5)
-        loss = nn.functional.cross_entropy
-        train(model, "all", examples, loss, 3, SGD(learning_rate=0.1, batch_size=2))
-        ends.append(model.state_dict())
-    for name, value in ends[0].items():
-        torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-6)

@@ -240,10 +240,8 @@ def test_a_task_is_a_function_or_its_path(write_module, tmp_path):
     run = simulate("fedrep", "inline", task=task_maker(path), **more)
     same = simulate("fedrep", "inline", task=path, **more)
     assert run.summary["loss"] == same.summary["loss"]
-    line = "a function that returns the task"
-    assert_says(line, simulate, "fedrep", "inline", task=task_of(), **more)
-    line = "task is '__main__:mine'; expected of a module that workers can import"
-    assert_says(line, simulate, "fedrep", "ray", task="__main__:mine", **more)
+    assert code_of(simulate, "fedrep", "inline", task=task_of(), **more) == "task"
+    assert code_of(simulate, "fedrep", "ray", task="__main__:mine", **more) == "task"
 
 
 # Models, weights and metrics
