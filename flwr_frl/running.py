@@ -319,8 +319,9 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
         # A third-party task may have fewer clients than the run.
         tasks[0].check(num_clients - 1)
     unused: dict[str, str] = {}
-    for each in (*tasks, strategy):
-        unused |= getattr(each, "unused_settings", {})
+    for task in tasks:
+        unused |= getattr(task, "unused_settings", {})
+    unused |= strategy._unused_settings
     read = _declared_by([str(settings["algorithm"])], settings)
     for name, setting in read.items():
         for other, values in setting.facts.unused_if.items():

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 
 from flwr_frl.clients.algorithms import client_class, complete, takes_newcomers
 from flwr_frl.clients.base import Client, deployed_groups, digest
-from flwr_frl.clients.device import state_file
 from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import (
     CARD,
@@ -32,7 +31,13 @@ from flwr_frl.clients.device.parameter_groups import (
     personal_arrays,
 )
 from flwr_frl.clients.device.setup import seed_torch
-from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.state import (
+    PersonalState,
+    read_checked,
+    state_directory,
+    usable,
+    versions_in,
+)
 from flwr_frl.common import checkpoint
 from flwr_frl.common.files import refuse_links
 from flwr_frl.common.messages import FROZEN_DIGEST, SERVER_ROUND
@@ -154,8 +159,8 @@ def _personal_arrays(
         return {}, {}
     labels = sorted(run.values.labels.get(name, name) for name in names)
     require(bool(client), "client-name", client, f"one of {', '.join(labels)}")
-    every, last = state_file.versions_in(directory), acknowledged.get(client, 0)
-    versions = list(state_file.usable(every, run.values.run, last))
+    every, last = versions_in(directory), acknowledged.get(client, 0)
+    versions = list(usable(every, run.values.run, last))
     if not versions and client not in acknowledged:
         raise unknown("client", client, labels)
     rounds = sorted(each.round for each in every if each.run == run.values.run)
@@ -163,7 +168,7 @@ def _personal_arrays(
     require(len(versions) > 0, "state-dir", str(directory), allowed)
     about, path = algorithm_of(run.kind), versions[0].path
     try:
-        metadata, arrays = state_file.read_checked(path, client, None, about)
+        metadata, arrays = read_checked(path, client, None, about)
     except (SafetensorError, OSError, ValueError) as error:
         message = f"state-dir: {str(path)!r} cannot be used: {error}"
         raise SettingsError(message, "state-dir") from None
@@ -309,7 +314,7 @@ class TrainedRun:
         node: Settings = {"state-dir": state_dir} if state_dir else {"partition-id": 0}
         run, experiment = self.values.run, str(self.settings["experiment"])
         states = self.path.parent / "clients"
-        return state_file.state_directory(node, client, run, experiment, states)
+        return state_directory(node, client, run, experiment, states)
 
     def prepare(self, client: Client, name: str, directory: Path | None) -> None:
         """Set up a client's privacy and random state as in the last evaluation."""

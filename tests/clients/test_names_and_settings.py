@@ -23,7 +23,7 @@ from refusals import assert_says
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings, client_name
 from flwr_frl.clients.device.state import state_directory
-from flwr_frl.strategies.server.replies import unused_state
+from flwr_frl.strategies.server.checks import reply_properties
 
 
 def test_client_names():
@@ -80,9 +80,8 @@ def test_a_head_for_other_classes_is_not_used_and_the_reason_is_sent(tmp_path):
         config = {"server_round": server_round, "run": run}
         config["acknowledged_round"] = server_round - 1
         arrays = initial_arrays(app, context)
-        return unused_state(
-            app(message_of(MessageType.TRAIN, arrays, **config), context)
-        )
+        reply = app(message_of(MessageType.TRAIN, arrays, **config), context)
+        return reply_properties(reply).get("unused-state", "")
 
     assert told("a", images) == ""
     assert told("b", images) == ""

@@ -90,8 +90,8 @@ def test_devices_whose_images_do_not_fit_are_refused(folders, tmp_path, caplog):
     places |= {name: folders / name for name in CLASSES}
     assert list(reported(train_on(places, settings, tmp_path))) == ["anna", "bob"]
     lines = {r.getMessage() for r in caplog.records if "takes no part" in r.message}
-    for name, size in (("grey", "8 x 8"), ("large", "16 x 16")):
-        assert [size in line for line in lines if f"client {name} " in line] == [True]
+    for name, why in (("grey", "channels"), ("large", "height")):
+        assert [why in line for line in lines if f"client {name} " in line] == [True]
 
 
 def test_prediction_ignores_unacknowledged_versions_and_changes_no_file(

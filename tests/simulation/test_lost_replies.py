@@ -10,6 +10,7 @@ from refusals import code_of
 
 from flwr_frl import simulate
 from flwr_frl.clients.client_app import make_app as make_client_app
+from flwr_frl.clients.device.codec import pack
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import make_app
 from flwr_frl.task.training import TrainingDivergedError
@@ -24,12 +25,12 @@ def lost(monkeypatch):
     """Let clients of these indices fail in every round."""
     failing = set[int]()
 
-    def fail(client, result):
+    def fail(message, client, *rest):
         if client._index in failing:
             raise TrainingDivergedError("the loss is inf")
-        return result
+        return pack(message, client, *rest)
 
-    monkeypatch.setattr("flwr_frl.clients.client_app.checked", fail)
+    monkeypatch.setattr("flwr_frl.clients.client_app.pack", fail)
     return failing
 
 

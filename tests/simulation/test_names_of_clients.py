@@ -3,6 +3,7 @@
 import pytest
 
 from flwr_frl import simulate
+from flwr_frl.clients.device.codec import pack
 from flwr_frl.task.training import TrainingDivergedError
 
 TASK = """
@@ -26,12 +27,12 @@ def named():
 def test_logs_and_files_call_a_client_the_same(
     algorithm, write_module, tmp_path, monkeypatch, caplog
 ):
-    def fail(client, result):
+    def fail(message, client, *rest):
         if client._index == 1:
             raise TrainingDivergedError("the loss is inf")
-        return result
+        return pack(message, client, *rest)
 
-    monkeypatch.setattr("flwr_frl.clients.client_app.checked", fail)
+    monkeypatch.setattr("flwr_frl.clients.client_app.pack", fail)
     caplog.set_level("INFO", logger="flwr")
     task = f"{write_module('named', TASK)}:named"
     options = {"clients": 5, "rounds": 2, "fraction": 1.0}

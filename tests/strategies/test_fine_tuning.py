@@ -80,7 +80,7 @@ def test_variant_is_a_single_class():
     client = client_class(resolve({"algorithm": "fedavg"}))
     tuned = client_class(resolve({"algorithm": "fedavg-ft"}))
     assert tuned is fine_tuned(client)
-    assert FedAvgFT(fraction_train=0.25).fraction_train == 0.25
+    assert FedAvgFT(fraction_train=0.25).settings.fraction_train == 0.25
     assert issubclass(FedAvgFT, FedAvg)
 
 

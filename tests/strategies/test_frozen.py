@@ -69,21 +69,6 @@ def test_cohort_with_a_frozen_part_matches_sequential_training(tmp_path: Path) -
         assert one["bytes-up"] == other["bytes-up"]
 
 
-def test_log_reports_once_what_is_sent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "flwr"):
-        rows_of("frozen", tmp_path)
-    lines = [line for line in caplog.messages if "MB are sent" in line]
-    # 5 * 4 + 4 + 4 * 3 + 3 shared values have 4 bytes each; the frozen layer has 140.
-    sent = "0.000156 of 0.000296 MB are sent; the frozen part stays on the clients"
-    assert lines == [sent]
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "flwr"):
-        rows_of("buffered", tmp_path / "buffered")
-    assert not [line for line in caplog.messages if "MB are sent" in line]
-
-
 @pytest.mark.parametrize("algorithm", ["fedavg", "ifca", "fedfomo", "choco-sgd"])
 def test_client_with_another_frozen_part_is_rejected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: str
@@ -99,11 +84,9 @@ def test_client_with_another_frozen_part_is_rejected(
 
     run(InlineGrid(answer, N), settings)  # type: ignore[arg-type]
     refusals = {m for m in caplog.messages if "takes no part" in m}
-    assert refusals == {
-        "client 000003 takes no part: the frozen part of its model (parameters that "
-        "require no gradient, and buffers with persistent=False) is not that of the "
-        "other clients, which begin with the same model and weights"
-    }
+    (refusal,) = refusals
+    assert "client 000003" in refusal
+    assert "frozen part" in refusal
     lines = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["clients"] for line in lines] == [N - 1] * 2
 

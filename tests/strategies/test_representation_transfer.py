@@ -305,7 +305,7 @@ def test_one_role_for_all_clients_gives_a_one_line_error(role: str):
     strategy._identify(grid)
     assert code_of(strategy._check_clients, 7) == "role"
     unstarted = build_strategy(settings_of(num_sources=7))
-    assert code_of(unstarted.check_clients, 7) == "num-sources"
+    assert code_of(unstarted._check_clients, 7) == "num-sources"
 
 
 def test_task_selects_the_strategy_class():

@@ -18,9 +18,8 @@ from flwr_frl.strategies.stages import exact_stages, theory_stages
 
 
 def schedule(strategy: SRPFL | Strategy, sampled: int, rounds: int) -> list[int]:
-    return [
-        strategy._run.participation.wanted(r, sampled) for r in range(1, rounds + 1)
-    ]
+    holder = strategy if isinstance(strategy, SRPFL) else strategy._run
+    return [holder.participation.wanted(r, sampled) for r in range(1, rounds + 1)]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) 
         # Ten of 20 clients can be asked.
         nodes = srpfl.participation.sample(number, [*range(1, 11)], others=10)
         messages = [Message(RecordDict(), node, "train") for node in nodes]
-        srpfl.participation.open(Round(number), messages, grid)
+        srpfl.participation.open(Round(strategy, number), messages, grid)
         counts.append(grid._closing.missing)
     assert counts == [2] * 5 + [4] * 5 + [8] * 5 + [math.inf] * 5
 

@@ -65,8 +65,8 @@ def refused_metric(value: float) -> Callable:
         (without("metrics"), "lacks the metric 'refused'"),
         (without("arrays"), "has no arrays under 'arrays'"),
         (without("metrics", "refused"), "lacks the metric 'refused'"),
-        (refused_metric(float("nan")), "metric 'refused' is nan"),
-        (refused_metric(float("inf")), "metric 'refused' is inf"),
+        (refused_metric(float("nan")), "has the value 'refused' = nan"),
+        (refused_metric(float("inf")), "has the value 'refused' = inf"),
     ],
 )
 def test_invalid_replies_are_rejected(change, reason):

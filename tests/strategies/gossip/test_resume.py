@@ -132,7 +132,7 @@ def test_resumed_run_keeps_its_saved_graph(tmp_path):
     arrays, values = network.strategy._snapshot()()
     kept = json.loads(json.dumps(values))
     same = build_strategy(network.settings)
-    same.restore(State(arrays, kept))
+    same._restore(State(arrays, kept))
     file.write_text("0 1\n0 2\n0 3\n0 4\n")
     other = build_strategy(network.settings)
     other._restore(State(arrays, kept))
