@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
