@@ -1,8 +1,8 @@
 """Federated representation learning for Flower.
 
 Everything a user needs is imported from here: the strategies and clients of all
-algorithms, the parts of a task, and `simulate`. Names are loaded on first use, so that
-a server needs no torch.
+algorithms, the parts of a task, `simulate` and `load_run`. Names are loaded on first
+use, so that a server needs no torch.
 """
 
 # ruff: noqa: E402 - the path comes first, as other threads may import modules below.
@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr_frl.clients import *  # noqa: F403
+    from flwr_frl.predict import load_run as load_run
     from flwr_frl.running import Run as Run
     from flwr_frl.running import simulate as simulate
     from flwr_frl.strategies import *  # noqa: F403
     from flwr_frl.task import *  # noqa: F403
 
 _PACKAGES = ("task", "strategies", "clients")
+# Modules of the names that no package contains.
+_MODULES = {"Run": "running", "simulate": "running", "load_run": "predict"}
 __version__: str
 
 
@@ -32,8 +35,8 @@ def _load(name: str) -> Any:
     if name == "__version__":
         settings = import_module(f"{__name__}.common.settings")
         return settings.pyproject()["project"]["version"]
-    if name in ("Run", "simulate"):
-        return getattr(import_module(f"{__name__}.running"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
     # The import system looks up private names, which are never public API.
@@ -45,7 +48,7 @@ def _load(name: str) -> Any:
 
 def __dir__() -> list[str]:
     names = {name for each in map(_load, _PACKAGES) for name in each.public_names()}
-    return sorted({"__version__", "Run", "simulate", *names})
+    return sorted({"__version__", *_MODULES, *names})
 
 
 if not TYPE_CHECKING:

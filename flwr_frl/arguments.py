@@ -5,12 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flwr_frl.common.command_line import Parser, run_config
-from flwr_frl.common.settings import (
-    SettingsError,
-    defaults,
-    require,
-    similar,
-)
+from flwr_frl.common.settings import defaults, require
 
 # Flags that stand for a setting: the setting's name and the flag's help.
 SETTING_FLAGS = {
@@ -89,9 +84,7 @@ def parse(
         # argparse formats the help with the % operator.
         text, absent = text.replace("%", "%%"), argparse.SUPPRESS
         add(f"--{flag}", dest=name, type=type(default), default=absent, help=text)
-    namespace, unknown = parser.parse_known_intermixed_args(arguments)
-    if unknown:
-        raise _unknown_argument(unknown[0], parser)
+    namespace = parser.parse_intermixed_args(arguments)
     for name in namespace.algorithms:
         require("," not in name, "algorithm", name, "names separated by spaces")
     by_flag = {n: value for n, value in vars(namespace).items() if n in defaults()}
@@ -100,15 +93,3 @@ def parse(
     for texts in namespace.run_config:
         given |= run_config(texts)
     return namespace, given | by_flag
-
-
-def _unknown_argument(text: str, parser: Parser) -> SettingsError:
-    name = text.lstrip("-").replace("_", "-").partition("=")[0]
-    flags = [flag.lstrip("-") for flag in parser._option_string_actions]
-    near = [flag for flag in FLAGS if FLAGS[flag] == name] or similar(name, flags)
-    hints = [f"--{flag}" for flag in near]
-    if not hints:
-        settings = similar(name, defaults()) or ["name"]
-        hints = [f"--run-config '{setting}=…'" for setting in settings]
-    message = f"unknown argument {text!r}; did you mean {' or '.join(hints)}?"
-    return SettingsError(message, "command-line")

@@ -29,7 +29,7 @@ from flwr_frl.common.settings import (
 from flwr_frl.common.text import short_name
 from flwr_frl.results.output import archive_run, locked, prepare_directory
 from flwr_frl.results.page.serving import served_for
-from flwr_frl.results.report import Report, read_summary
+from flwr_frl.results.report import Report
 from flwr_frl.results.results import (
     LOST,
     METRICS,
@@ -92,8 +92,6 @@ def run(
     if options.resume:
         former: Path | None = Path(options.resume) / name
         start = _resumed(strategy, options, settings, Path(options.resume) / name)
-        if start.is_over and (summary := _summary(options, settings, start)):
-            return summary
     else:
         former = None
         clients.run_token = uuid4().hex[:12]
@@ -146,27 +144,7 @@ def _resumed(
     log(INFO, "going on after round %d", after)
     rows = [row for row in read_rows(former / METRICS) if row["round"] <= after]
     ended = after >= options.num_server_rounds or stopped_early(rows, options.patience)
-    return Start(checkpoint.arrays, after, checkpoint.seconds, ended, bool(rows))
-
-
-def _summary(
-    options: RunSettings, settings: Settings, start: Start
-) -> dict[str, Any] | None:
-    """Return the summary of a resumed run that has ended; None if it is missing.
-
-    Raises `SettingsError` if the output folder has nothing of the run, as it may hold
-    the results of another one.
-    """
-    if Path(options.resume).resolve() == Path(options.output).resolve():
-        summary = read_summary(settings, start.after)
-        if summary or start.has_rows:
-            return summary
-    is_last = start.after >= options.num_server_rounds
-    more, name = "num-server-rounds" if is_last else "patience", options.algorithm
-    raise SettingsError(
-        f"resume: the run of {short_name(name)} has ended, and {options.output!r} has "
-        f"nothing of it; leave {short_name(name)} out, or set a larger {more} to go on"
-    )
+    return Start(checkpoint.arrays, after, checkpoint.seconds, ended)
 
 
 def _clock(

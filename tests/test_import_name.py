@@ -124,7 +124,8 @@ def test_type_checkers_see_the_public_names(package: str) -> None:
 
 def test_the_public_names_are_those_of_the_packages_and_of_simulate() -> None:
     names = dir(flwr_frl)
-    assert {"simulate", "FedRep", "FedRepClient", "SplitModel", "Task"} <= set(names)
+    expected = {"simulate", "load_run", "FedRep", "FedRepClient", "SplitModel", "Task"}
+    assert expected <= set(names)
     for name in names:
         assert getattr(flwr_frl, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

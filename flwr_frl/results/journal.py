@@ -9,11 +9,8 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from flwr.common import log
 
 from flwr_frl.common.files import atomic_file, open_no_follow
 from flwr_frl.common.messages import CLASS_COUNTS
@@ -43,8 +40,7 @@ class Journal:
 
     Rows stay in memory until `flush` has written them, so that a full disk only delays
     them. A crash damages at most the last line, which is dropped when the run is
-    resumed. If another program cuts or removes the file, it is written again, without
-    the clients' metrics.
+    resumed.
 
     Parameters
     ----------
@@ -76,17 +72,12 @@ class Journal:
 
     def flush(self) -> None:
         """Write pending rows to the disk. After an `OSError` the next call retries."""
-        path = self.path
-        cut = path.is_symlink() or not path.is_file() or path.stat().st_size < self._end
-        if self._end and cut:
-            log(WARNING, "%s was cut or removed, and is written again", path)
-            self._pending, self._end = [_line(row) for row in self.rows], 0
         if not self._end:
-            with atomic_file(path) as file:
+            with atomic_file(self.path) as file:
                 file.writelines(self._pending)
                 end = file.tell()
         else:
-            with open(path, "r+b", opener=open_no_follow) as file:
+            with open(self.path, "r+b", opener=open_no_follow) as file:
                 file.seek(self._end)
                 # An earlier call may have written a part of its lines.
                 file.truncate()

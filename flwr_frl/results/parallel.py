@@ -78,21 +78,12 @@ def run_parallel(
     return [future.result() for future in futures]
 
 
-class _Worker:
-    """The state of this process, if it is a worker."""
-
-    # ``busy``: a call is in progress. ``ending``: the process was asked to end.
-    busy = ending = False
-
-
 def _start_worker(log_level: int) -> None:
-    # Ctrl-C reaches all processes of a terminal. Workers leave it to the parent, as a
-    # second signal could interrupt the writing of a checkpoint.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # `nohup` ignores SIGHUP, which must remain so.
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+    # Ctrl-C and a closing terminal reach all processes. Workers leave them to the
+    # parent, which sends SIGTERM.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The import sets a level of its own, so it must not come later.
     import_module("flwr.common")
@@ -109,23 +100,15 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """Interrupt the call in progress, but only once, as it may write a checkpoint.
-
-    An idle worker is left to the parent: if it exited here, it could hold the lock of
-    the queue that the other workers read.
-    """
-    first, _Worker.ending = not _Worker.ending, True
-    if first and _Worker.busy:
-        raise KeyboardInterrupt
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Interrupt the call in progress, but only once, as it may write a checkpoint."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _call(function: Callable[..., Result], *item: Any) -> Result:
-    _Worker.busy = True
     try:
-        # A call that a worker has already fetched cannot be cancelled.
-        if _Worker.ending:
-            raise KeyboardInterrupt
         return function(*item)
-    finally:
-        _Worker.busy = False
+    except KeyboardInterrupt:
+        # The pool would start the next call, which cannot be cancelled any more.
+        os._exit(1)

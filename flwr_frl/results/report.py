@@ -106,7 +106,7 @@ class Report:
         """
         self._latest |= row
         self._journal.add(row, clients or {})
-        if self.tracking and self.tracking.tracker:
+        if self.tracking:
             self.tracking.add(row)
         with log_os_errors(f"metrics of round {row['round']} in {METRICS}"):
             self._journal.flush()
@@ -179,18 +179,6 @@ def read_comparable(output: Path, config: Settings) -> dict[str, Any]:
     if single and _comparable(content["config"]) == _comparable(config):
         return content
     return {"algorithms": {}, "config": config}
-
-
-def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
-    """Read the summary of a run with these settings from ``summary.json``.
-
-    Returns None if the file has no summary of this algorithm over ``rounds`` rounds,
-    for example because the run had other metrics.
-    """
-    found = read_comparable(Path(str(settings["output"])), shared_config(settings))
-    summary = found["algorithms"].get(short_name(str(settings["algorithm"])))
-    same = isinstance(summary, dict) and summary.get("rounds") == rounds
-    return summary if same else None
 
 
 def _comparable(config: Settings) -> dict[str, Any]:

@@ -1,55 +1,16 @@
 """Output to the terminal, and signals that end a run."""
 
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, TextIO, cast
 
 from rich.console import Console
 
 
-class _SafeStream:
-    """Standard output that never raises.
-
-    It may be a file on a full disk or a pipe without a reader, which must not end a
-    run. After the first error all output is discarded.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        # rich replaces `sys.stdout` while it shows a progress bar.
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with self._discard_on_error():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._discard_on_error():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _discard_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
-            # Buffered text would otherwise raise again when the process exits.
-            with contextlib.suppress(OSError):
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, self._stream.fileno())
-                os.close(null)
-
-
 def console() -> Console:
-    """Return a console that writes to standard output and never raises `OSError`."""
-    # Without standard output, rich shows nothing.
-    return Console(file=cast(Any, _SafeStream(sys.stdout)) if sys.stdout else None)
+    """Return a console that writes to standard output."""
+    return Console()
 
 
 @contextlib.contextmanager

@@ -1,20 +1,16 @@
 """Experiment trackers: TensorBoard, MLflow, Weights & Biases, or a custom one.
 
-The tracker runs in a separate thread, so that a slow or unreachable server does not
-delay a round. Its exceptions are logged and end the tracking, not the run.
+An exception of a tracker is logged and ends the tracking, not the run.
 """
 
 import contextlib
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 from flwr.common import log
 
@@ -33,8 +29,6 @@ from flwr_frl.results.results import QUALITY, Row, is_number
 
 # The name of MLflow's experiment and of W&B's project.
 PROJECT = "flwr-frl"
-# Seconds that a tracker may take to send its remaining data.
-PATIENCE = 60.0
 # The most parameters that MLflow accepts in a request, and their greatest length.
 MAX_PARAMETERS, MAX_LENGTH = 100, 6000
 # The address with which W&B writes files only.
@@ -71,7 +65,7 @@ class About:
 class Tracker:
     """Base class of trackers. The setting ``tracker`` takes a subclass's import path.
 
-    All methods are called from one thread, in order. An exception ends the tracking.
+    An exception of a method ends the tracking.
 
     Parameters
     ----------
@@ -245,10 +239,8 @@ TRACKERS: dict[str, tuple[type[Tracker], str]] = {
 }
 
 
-class Tracking(threading.Thread):
-    """Calls the tracker that the settings name, in order, up to its ``end``.
-
-    A daemon thread, unlike those of an executor, does not keep the process alive.
+class Tracking:
+    """Calls the tracker that the settings name, until its end or first exception.
 
     Parameters
     ----------
@@ -262,18 +254,18 @@ class Tracking(threading.Thread):
     """
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(daemon=True)
-        self.tracker, self.uri = str(settings["tracker"]), str(settings["tracker-uri"])
-        named = bool(self.tracker) or not self.uri
+        self.name, self.uri = str(settings["tracker"]), str(settings["tracker-uri"])
+        named = bool(self.name) or not self.uri
         require(named, "tracker-uri", self.uri, "empty without a tracker")
-        self._class = _tracker_class(self.tracker)
-        self._calls: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
+        self._class = _tracker_class(self.name)
+        self._tracker: Tracker | None = None
 
     @contextlib.contextmanager
     def of(self, about: About) -> Iterator["Tracking"]:
         """Track a run. An exception in the context ends it as a stopped run."""
-        self.start()
-        self._calls.put(("start", (about,)))
+        with self._logging_failures():
+            self._tracker = self._class(self.uri)
+            self._tracker.start(about)
         try:
             yield self
         except BaseException:
@@ -282,33 +274,30 @@ class Tracking(threading.Thread):
 
     def add(self, row: Row) -> None:
         """Log the metrics of a round."""
-        self._calls.put(("add", (row["round"], numbers(row))))
-
-    def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
-        """End the run and wait until all data is sent, at most `PATIENCE` seconds."""
-        self._calls.put(("end", (finished, numbers(summary), files)))
-        self.join(PATIENCE)
-        if self.is_alive():
-            self._log_failure(f"it has not ended within {PATIENCE:g} s")
-
-    def run(self) -> None:
-        """Create the tracker and call its methods."""
-        method = ""
-        try:
-            tracker = self._class(self.uri)
-            while method != "end":
-                method, arguments = self._calls.get()
-                getattr(tracker, method)(*arguments)
-        except (Exception, SystemExit) as error:
-            self._log_failure(f"{type(error).__name__}: {error}")
-            # An open run would otherwise be shown as running forever.
-            if method == "add":
+        if tracker := self._tracker:
+            with self._logging_failures():
+                tracker.add(row["round"], numbers(row))
+            if self._tracker is None:
+                # An open run would otherwise be shown as running forever.
                 with contextlib.suppress(Exception, SystemExit):
                     tracker.end(False, {}, [])
 
-    def _log_failure(self, reason: str) -> None:
-        text = "tracker %r failed and is no longer used; the run continues: %s"
-        log(WARNING, text, self.tracker, one_line(reason))
+    def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
+        """End the run."""
+        if self._tracker:
+            with self._logging_failures():
+                self._tracker.end(finished, numbers(summary), files)
+        self._tracker = None
+
+    @contextlib.contextmanager
+    def _logging_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self._tracker = None
+            text = "tracker %r failed and is no longer used; the run continues: %s"
+            reason = one_line(f"{type(error).__name__}: {error}")
+            log(WARNING, text, self.name, reason)
 
 
 def numbers(row: Row) -> dict[str, float]:

@@ -108,25 +108,19 @@ def tune(
         return sweep.plan([algorithm], placed)
 
     # Everything is checked before anything runs.
-    planned: dict[str, dict[int, RunGroup]] = {}
+    planned: dict[str, list[RunGroup]] = {}
     for name in algorithms:
         plan(name, {**grid[0], **whole, "resume": ""}, "test-0")
-        planned[name], distinct = {}, []
-        for i, point in enumerate(grid):
-            runs = plan(name, {**point, **held_out}, f"point-{i}")
-            # Points that differ only in settings of other algorithms are the same run.
-            values = [{**run, "output": "", "resume": ""} for run in runs.settings]
-            if values not in distinct:
-                distinct.append(values)
-                planned[name][i] = runs
+        planned[name] = [
+            plan(name, {**point, **held_out}, f"point-{i}")
+            for i, point in enumerate(grid)
+        ]
     tuned: dict[str, dict[str, Any]] = {}
     for name, groups in planned.items():
         short = short_name(name)
-        outcomes = sweep.carry_out([*groups.values()], tolerant=True)
-        scores = {
-            i: _score(each, short) for i, each in zip(groups, outcomes, strict=True)
-        }
-        finite = [i for i, score in scores.items() if "failed" not in score]
+        outcomes = sweep.carry_out(groups, tolerant=True)
+        scores = [_score(each, short) for each in outcomes]
+        finite = [i for i, score in enumerate(scores) if "failed" not in score]
         why = (
             f"a point that {name} can run; the first failed: {scores[0].get('failed')}"
         )
@@ -138,7 +132,7 @@ def tune(
         assert not isinstance(test, SettingsError)
         tuned[short] = {
             "validation-fraction": fraction,
-            "points": [{"settings": grid[i]} | score for i, score in scores.items()],
+            "points": [{"settings": grid[i]} | each for i, each in enumerate(scores)],
             "picked": grid[best],
             "test": test[short],
         }

@@ -121,15 +121,12 @@ class Start(NamedTuple):
         Time that the run has taken so far.
     is_over : bool, default False
         True if all rounds have been completed, so at most the report is missing.
-    has_rows : bool, default False
-        True if the journal has rows of the completed rounds.
     """
 
     arrays: ArrayRecord
     after: int = 0
     seconds: float = 0.0
     is_over: bool = False
-    has_rows: bool = False
 
 
 @dataclass

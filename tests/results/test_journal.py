@@ -85,22 +85,6 @@ def test_full_disk_at_resume_keeps_earlier_rows(path, monkeypatch):
     assert rounds_in(path) == [1, 2]
 
 
-@pytest.mark.parametrize("kept", [0, -2])
-def test_a_truncated_file_is_written_again(path, caplog, kept):
-    journal = journal_of(path)
-    for number in (1, 2):
-        add(journal, number)
-        journal.flush()
-    text = path.read_text()
-    path.unlink()
-    if kept:
-        path.write_text(text[:kept])
-    add(journal, 3)
-    journal.flush()
-    assert rounds_in(path) == [1, 2, 3]
-    assert len(caplog.messages) == 1
-
-
 def test_csv_has_one_line_per_number(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()

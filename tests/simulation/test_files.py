@@ -1,12 +1,9 @@
 """Files of a run: no other file is lost, and every run can be resumed."""
 
-import errno
-import io
 import json
 import os
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,17 +68,6 @@ def test_other_signals_are_handled_as_ctrl_c(tmp_path, monkeypatch, number) -> N
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
-
-
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])
-def test_a_run_survives_a_lost_standard_output(tmp_path, monkeypatch, error) -> None:
-    class Lost(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(sys, "stdout", Lost())
-    go(tmp_path, "fedavg", rounds=1)
-    assert json.loads((tmp_path / "summary.json").read_text())["algorithms"]
 
 
 def test_a_second_run_archives_the_first(tmp_path, caplog) -> None:
