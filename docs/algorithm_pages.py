@@ -26,7 +26,6 @@ from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_clas
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.base import Gossip
-from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.task.tasks import GENERATED, build_task
 
 # Settings that are tried, in this order, to find an example that the algorithm can run.
@@ -237,12 +236,12 @@ def traits(each: Algorithm) -> list[str]:
         elif check is needs_classes:
             sentences.append("Targets must be classes.")
         else:
-            need = REQUIREMENTS[check.__name__]
-            sentences.append(f"Requirement of the model: {need}.")
+            need = prose(check.__doc__).partition("\n")[0]
+            sentences.append(need.replace("Refuse", "It refuses", 1))
     if server.evaluate_last_round_only:
         sentences.append("Only the last round is evaluated.")
-    if not wraps(each.strategy):
-        sentences += _capabilities(each)
+    if not (wraps(each.strategy) or server.takes_newcomers):
+        sentences.append("Clients that join after training get no model.")
     if tests_received(each.client):
         sentences.append(
             "The received model is tested as well: `accuracy-global` in the metrics."
@@ -252,51 +251,6 @@ def traits(each: Algorithm) -> list[str]:
             "[Noise on the device](/privacy.md) (`dp-noise`) can be counted."
         )
     return sentences
-
-
-def _capabilities(each: Algorithm) -> list[str]:
-    """Return sentences on the capabilities of a strategy that wraps no other one."""
-    sentences = []
-    if accepts(each.strategy, aggregation="median"):
-        sentences.append(
-            "Replies are averaged; robust rules (`aggregation`) can replace the mean."
-        )
-    private = {"server_dp_noise": 1.0, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
-    if accepts(each.strategy, **private):
-        sentences.append(
-            "[Noise on the server](/privacy.md) (`server-dp-noise`) can be counted."
-        )
-    if not SRPFL.allowed_base(each.strategy):
-        sentences.append("[SRPFL](/algorithms/srpfl.md) can wrap it (`srpfl-base`).")
-    joins = "Clients that join after training get a model (`new-clients`)."
-    refuses = "Clients that join after training get no model."
-    sentences.append(joins if each.strategy._traits.takes_newcomers else refuses)
-    return sentences
-
-
-def accepts(strategy: Any, **settings: Any) -> bool:
-    """Return whether a strategy can be built with these settings."""
-    try:
-        strategy(**settings)
-    except SettingsError:
-        return False
-    return True
-
-
-# Requirements on a model, by the name of the function in `Traits.requires` that
-# checks them.
-REQUIREMENTS = {
-    "batch_norms": "it has batch norms",
-    "biased_first_layer": "the first layer of its head is linear and has a bias",
-    "generated": "it has at most a million parameters and no buffers",
-    "linear_head": "its head is one linear layer",
-    "linear_head_with_bias": "its head is one linear layer with a bias",
-    "needs_lora": "it has LoRA adapters",
-    "needs_trained_a": "it has LoRA adapters whose matrices A are trained",
-    "only_parameters": "it has no buffers, such as those of batch norms",
-    "separate_head": "its head shares no parameter with the representation",
-    "trained_representation": "its representation has parameters",
-}
 
 
 def settings_table(each: Algorithm) -> str:

@@ -41,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 on success, 2 for invalid input, 1 if results could not be written, 3 if a run
-        lost most replies of its last rounds, 130 if interrupted. Each failure prints
-        one line to standard error.
+        0 on success, 2 for invalid input or results that could not be written, 3 if a
+        run lost most replies of its last rounds, 130 if interrupted. Each failure
+        prints one line to standard error.
     """
     # Custom tasks and algorithms are imported from here, as with `python -m`.
     sys.path.append(os.getcwd())

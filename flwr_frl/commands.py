@@ -19,7 +19,7 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.results import tune
 from flwr_frl.results.page.serving import served_for
-from flwr_frl.results.results import failure, not_written
+from flwr_frl.results.results import failure
 from flwr_frl.results.sweep import Sweep, have_begun
 from flwr_frl.results.tables import show
 from flwr_frl.results.terminal import console
@@ -46,13 +46,13 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     Returns
     -------
     int
-        0 on success, 1 if results could not be written, 3 if a run lost most replies of
-        its last rounds, 130 if interrupted.
+        0 on success, 3 if a run lost most replies of its last rounds, 130 if
+        interrupted.
 
     Raises
     ------
     SettingsError
-        If something is invalid.
+        If something is invalid, or results could not be written.
     """
     if not namespace.verbose:
         logging.getLogger("flwr").setLevel(WARNING)
@@ -95,9 +95,6 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     show(summaries, evaluated_on)
-    if sweep.lost:
-        print(f"error: {not_written(output, sweep.lost)}", file=sys.stderr)
-        return 1
     files = "metrics, clients, summary, tables and plot"
     if tuning:
         files = f"{tune.FILE} and tables"

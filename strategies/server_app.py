@@ -27,15 +27,18 @@ from flwr_frl.common.settings import (
     resolve,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.output import archive_run, locked, prepare_directory
+from flwr_frl.results.output import (
+    archive_run,
+    locked,
+    prepare_directory,
+    refuse_losses,
+)
 from flwr_frl.results.page.serving import served_for
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import (
     LOST,
     METRICS,
-    NOT_WRITTEN,
     failure,
-    not_written,
     read_rows,
     stopped_early,
 )
@@ -74,7 +77,8 @@ def run(
     ------
     SettingsError
         If a setting is out of its range, there is nothing to resume, no round had a
-        valid reply, or ``max-empty-rounds`` consecutive rounds had none.
+        valid reply, ``max-empty-rounds`` consecutive rounds had none, or files of the
+        run could not be written.
     """
     options = build(RunSettings, settings)
     options.check_validation(settings)
@@ -128,7 +132,9 @@ def run(
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
                 rounds.watch.end("finished")
-                return report.finish(*_final_clients(strategy, joined))
+                summary = report.finish(*_final_clients(strategy, joined))
+        refuse_losses(options.output, report.lost)
+        return summary
 
 
 def _resumed(
@@ -272,8 +278,6 @@ def make_app(
         settings = server_settings(overrides)
         with served_for(settings):
             summary = run(grid, settings)
-        if lost := summary.get(NOT_WRITTEN):
-            raise SettingsError(not_written(str(settings["output"]), lost), "output")
         if why := failure(short_name(str(settings["algorithm"])), summary):
             raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)

@@ -117,13 +117,12 @@ def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:
     """
 
     def check(task: Task) -> None:
+        """Refuse models whose head is not one linear layer."""
         layer = task.scratch_model.linear_head(algorithm)
         if bias and layer.bias is None:
             text = "it needs a head with a bias; this one has none"
             raise SettingsError(text, "no-bias")
 
-    # The documentation describes checks by their names.
-    check.__name__ = "linear_head_with_bias" if bias else "linear_head"
     return check
 
 

@@ -20,7 +20,7 @@ from flwr_frl.common.files import (
     unfinished,
     write_atomically,
 )
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.results.results import SUMMARY, objects_in, read_object, write_json
 
 # The folder of the simulated clients' states.
@@ -40,6 +40,13 @@ def log_os_errors(what: object, lost: set[str] | None = None) -> Iterator[None]:
     except OSError as error:
         log(ERROR, "%s not written: %s", what, error)
         lost.add(str(what))
+
+
+def refuse_losses(output: object, lost: set[str]) -> None:
+    """Raise `SettingsError` if files of an output folder could not be written."""
+    files = ", ".join(sorted(lost))
+    allowed = f"writable; not written: {files}; the log shows the reasons"
+    require(not lost, "output", str(output), allowed)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from flwr_frl.results.results import (
     METRICS,
     METRICS_CSV,
     NEWCOMERS,
-    NOT_WRITTEN,
     PAGE,
     PLOT,
     SUMMARY,
@@ -124,8 +123,7 @@ class Report:
     ) -> dict[str, Any]:
         """Write the files of a finished run and return its summary.
 
-        If files are missing because they could not be written, the returned summary
-        lists them as ``not-written``.
+        Files that cannot be written are added to `lost`.
 
         Parameters
         ----------
@@ -149,11 +147,11 @@ class Report:
         with log_os_errors(self.output, self.lost), locked(self.output, wait=True):
             content = read_comparable(self.output, shared_config(self.settings))
             content["algorithms"][self.algorithm] = summary
-            write_comparison(self.output, content, lost=self.lost)
+            self.lost |= write_comparison(self.output, content)
         if self.tracking:
             files = [self.output / name for name in (PLOT, PAGE)]
             self.tracking.end(True, summary, [p for p in files if p.is_file()])
-        return {**summary, NOT_WRITTEN: sorted(self.lost)} if self.lost else summary
+        return summary
 
     def _summarized_rounds(self) -> int:
         """Return how many of the last rounds to average, at least one evaluated one."""
@@ -189,8 +187,7 @@ def write_comparison(
     output: Path,
     summary: Mapping[str, Any],
     folders: Sequence[Path] = (),
-    lost: set[str] | None = None,
-) -> None:
+) -> set[str]:
     """Write the summary, ``metrics.csv``, tables, plots and page of an output folder.
 
     A file that cannot be written is logged, and the others are written nevertheless.
@@ -203,9 +200,13 @@ def write_comparison(
         The content of ``summary.json``.
     folders : sequence of Path
         The folders of several seeds. By default the runs are in ``output``.
-    lost : set of str, optional
-        Files that cannot be written are added to it.
+
+    Returns
+    -------
+    set of str
+        The files that could not be written.
     """
+    lost = set[str]()
     summaries, config = summary["algorithms"], summary["config"]
     evaluated_on, places = str(config["evaluate-on"]), folders or (output,)
     seeds = summary.get("seeds", [config["seed"]])
@@ -224,3 +225,4 @@ def write_comparison(
     for name, write in writers.items():
         with log_os_errors(name, lost):
             write()
+    return lost

@@ -18,9 +18,6 @@ METRICS, CLIENTS, STATUS = "metrics.jsonl", "clients.json", "status.json"
 NEWCOMERS = "newcomers.json"
 SUMMARY, METRICS_CSV = "summary.json", "metrics.csv"
 PLOT, PAGE = "accuracy.png", "report.html"
-# The entry of a run's summary with the files that could not be written. It is not
-# written itself.
-NOT_WRITTEN = "not-written"
 # The entry of a row with the metrics of each client that was evaluated.
 CLIENT_METRICS = "client-metrics"
 # Metrics by which runs are compared, the preferred one first.
@@ -79,12 +76,6 @@ def read_rows(path: Path) -> list[Row]:
 def without_clients(row: Row) -> Row:
     """Return a row without the metrics of each client, which may be many."""
     return {name: value for name, value in row.items() if name != CLIENT_METRICS}
-
-
-def not_written(output: str, lost: Iterable[str]) -> str:
-    """Return the error about files of an output folder that could not be written."""
-    files = ", ".join(sorted(lost))
-    return f"output is {output!r}; not written: {files}; the log shows the reasons"
 
 
 def summarize(

@@ -1,7 +1,7 @@
 """Runs of a command: points of a grid × algorithms × seeds, possibly in parallel."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +19,14 @@ from flwr_frl.common.settings import (
     require,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.output import archive_run
+from flwr_frl.results.output import archive_run, refuse_losses
 from flwr_frl.results.parallel import run_parallel
 from flwr_frl.results.report import (
     read_comparable,
     shared_config,
     write_comparison,
 )
-from flwr_frl.results.results import LATEST, LOST, NOT_WRITTEN, failure, objects_in
+from flwr_frl.results.results import LATEST, LOST, failure, objects_in
 from flwr_frl.results.tables import OVER_SEEDS
 
 # The folder of a seed is named by this prefix and the seed.
@@ -81,18 +81,12 @@ class Sweep:
         folder.
     jobs : int, default 1
         The number of parallel runs.
-
-    Attributes
-    ----------
-    lost : set of str
-        Files that could not be written.
     """
 
     check: Check
     run: RunOne
     count: int | None = None
     jobs: int = 1
-    lost: set[str] = field(default_factory=set, init=False)
 
     def plan(self, algorithms: Sequence[str], given: Settings) -> RunGroup:
         """Return runs of algorithms with checked settings, for each seed.
@@ -150,10 +144,9 @@ class Sweep:
         for summary in [summary for seed in by_seed for summary in seed.values()]:
             if isinstance(summary, SettingsError):
                 return summary
-            self.lost.update(summary.pop(NOT_WRITTEN, ()))
         if self.count is None:
             return by_seed[0]
-        return combine(group.folder, group.settings, by_seed, self.lost)
+        return combine(group.folder, group.settings, by_seed)
 
 
 def _summary(
@@ -196,7 +189,6 @@ def combine(
     output: Path,
     runs: Sequence[Settings],
     by_seed: Sequence[Mapping[str, Mapping[str, Any]]],
-    lost: set[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Write the summary, tables, plots and page over the runs of several seeds.
 
@@ -210,8 +202,6 @@ def combine(
         The settings of each seed.
     by_seed : sequence of mapping
         The summaries by algorithm of each seed.
-    lost : set of str, optional
-        Files that cannot be written are added to it.
 
     Returns
     -------
@@ -233,7 +223,7 @@ def combine(
         "config": {**configs[0], "output": str(output)},
         "seeds": [run["seed"] for run in runs],
     }
-    write_comparison(output, content, folders, lost)
+    refuse_losses(output, write_comparison(output, content, folders))
     return {name: of_all[name] for name in by_seed[0]}
 
 

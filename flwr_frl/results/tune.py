@@ -12,7 +12,7 @@ from rich.table import Table
 
 from flwr_frl.common.settings import Setting, Settings, SettingsError, require
 from flwr_frl.common.text import short_name
-from flwr_frl.results.output import log_os_errors
+from flwr_frl.results.output import log_os_errors, refuse_losses
 from flwr_frl.results.results import describe, objects_in, read_object, write_json
 from flwr_frl.results.sweep import Outcome, RunGroup, Sweep, in_folder
 from flwr_frl.results.tables import write_tables
@@ -115,7 +115,7 @@ def tune(
             plan(name, {**point, **held_out}, f"point-{i}")
             for i, point in enumerate(grid)
         ]
-    tuned: dict[str, dict[str, Any]] = {}
+    tuned, lost = dict[str, dict[str, Any]](), set[str]()
     for name, groups in planned.items():
         short = short_name(name)
         outcomes = sweep.carry_out(groups, tolerant=True)
@@ -136,13 +136,14 @@ def tune(
             "picked": grid[best],
             "test": test[short],
         }
-        with log_os_errors(FILE, sweep.lost):
+        with log_os_errors(FILE, lost):
             # Algorithms that were tuned earlier keep their entries.
             earlier = objects_in(read_object(output / FILE))
             write_json(output / FILE, {**earlier, **tuned})
-    with log_os_errors("tables", sweep.lost):
+    with log_os_errors("tables", lost):
         tested = {name: entry["test"] for name, entry in tuned.items()}
         write_tables(output, tested, "test")
+    refuse_losses(output, lost)
     return tuned
 
 

@@ -87,14 +87,14 @@ def lora_layers(model: nn.Module) -> Iterator[Any]:
 
 
 def needs_lora(task: Task) -> None:
-    """Raise `SettingsError` if the task's model has no LoRA adapters."""
+    """Refuse models without LoRA adapters."""
     if next(lora_layers(task.scratch_model), None) is None:
         allowed = "lora, or a task whose model has LoRA adapters of peft"
         require(False, "adapters", "none", allowed)
 
 
 def needs_trained_a(task: Task) -> None:
-    """Raise `SettingsError` if there are no LoRA adapters, or A is frozen in all."""
+    """Refuse models without LoRA adapters, or whose matrices A are all frozen."""
     needs_lora(task)
     if not any(is_lora(name, "A") for name in task.initial_state):
         require(False, "lora-share", "b", "both: the matrices A must be trained")
