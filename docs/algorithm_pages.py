@@ -23,7 +23,6 @@ from flwr_frl.clients.device.parameter_groups import (
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
-from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.task.tasks import GENERATED, build_task
@@ -202,28 +201,8 @@ def prose(docstring: str | None) -> str:
 
 
 def described(title: str, kind: type) -> str:
-    """Return the docstrings of a class and its methods as Markdown.
-
-    Parameters
-    ----------
-    title : str
-        Heading.
-    kind : type
-        The strategy or the client.
-    """
-    text = f"### {title}\n\n{prose(kind.__doc__)}\n"
-    seen = set[str]()
-    for base in kind.__mro__:
-        # The methods of these classes are the same for all algorithms.
-        if base in (Strategy, Client) or "wrapped_settings" in vars(base):
-            break
-        for name, method in vars(base).items():
-            public = not name.startswith("_") and inspect.isfunction(method)
-            if public and name not in seen and method.__doc__:
-                seen.add(name)
-                text += f"\n`{name}`\n: " + prose(method.__doc__).replace("\n", "\n  ")
-                text += "\n"
-    return text
+    """Return the docstring of a strategy or a client as a section."""
+    return f"### {title}\n\n{prose(kind.__doc__)}\n"
 
 
 def traits(each: Algorithm) -> list[str]:

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 
 from flwr_frl.arguments import parse
+from flwr_frl.common.command_line import exit_code
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.results.terminal import console, signals_as_ctrl_c
 from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
@@ -48,18 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Custom tasks and algorithms are imported from here, as with `python -m`.
     sys.path.append(os.getcwd())
     begin_run()
-    try:
-        namespace, overrides = parse(arguments, __doc__)
-        if namespace.list:
-            console().out(list_all(), highlight=False)
-            return 0
-        # Loads torch and Flower, which `--list` and `--help` do without.
-        from flwr_frl.commands import execute
+    return exit_code(lambda: _run(arguments))
 
-        return execute(namespace, overrides)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+
+def _run(arguments: Sequence[str] | None) -> int:
+    namespace, overrides = parse(arguments, __doc__)
+    if namespace.list:
+        console().out(list_all(), highlight=False)
+        return 0
+    # Loads torch and Flower, which `--list` and `--help` do without.
+    from flwr_frl.commands import execute
+
+    return execute(namespace, overrides)

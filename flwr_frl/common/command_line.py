@@ -1,10 +1,13 @@
 """Argument parsing with one-line errors."""
 
 import argparse
+import os
 import re
+import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, TrainingDivergedError
 
 # A pair ``name=value``, as in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
@@ -16,6 +19,25 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `SettingsError` with the parser's message."""
         raise SettingsError(f"{message}; see --help", "command-line")
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code; print each failure as one line."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (SettingsError, TrainingDivergedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # A reader such as `head` has closed the pipe. Without the redirection, flushing
+        # the remaining output at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def run_config(texts: list[str]) -> dict[str, Any]:

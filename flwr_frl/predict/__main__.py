@@ -12,7 +12,6 @@ line, its class and the probability, or the outputs if there are no classes, sep
 by tabs.
 """
 
-import os
 import shlex
 import sys
 from argparse import Namespace
@@ -21,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr_frl.common.command_line import Parser, run_config
-from flwr_frl.common.settings import SettingsError, TrainingDivergedError, require
+from flwr_frl.common.command_line import Parser, exit_code, run_config
+from flwr_frl.common.settings import require
 from flwr_frl.predict.file_settings import FLAGS
 from flwr_frl.predict.personalize import __doc__ as about_personalize
 from flwr_frl.predict.predictor import load_model
@@ -57,7 +56,7 @@ def named_in(options: Namespace) -> dict[str, Any]:
     return {**named, **{name: text for name, text in flags.items() if text}}
 
 
-def _predict(arguments: Sequence[str]) -> None:
+def _predict(arguments: Sequence[str]) -> int:
     parser = parser_of("flwr_frl.predict", __doc__)
     add = parser.add_argument
     add("files", nargs="*", help="images, folders of images, or text files")
@@ -75,10 +74,11 @@ def _predict(arguments: Sequence[str]) -> None:
     if options.export:
         predictor.export(options.export)
     for cells in predictor.rows(options.files):
-        _show("\t".join(cells))
+        print("\t".join(cells))
+    return 0
 
 
-def _personalize(arguments: Sequence[str]) -> None:
+def _personalize(arguments: Sequence[str]) -> int:
     parser = parser_of("flwr_frl.predict.personalize", about_personalize)
     options = parser.parse_args(arguments)
     name = options.client_name or Path(options.data_dir).resolve().name
@@ -88,33 +88,18 @@ def _personalize(arguments: Sequence[str]) -> None:
     results = {"loss": fitted.loss, **fitted.metrics}
     text = ", ".join(f"{key} {value:.4g}" for key, value in results.items())
     text += f" on {fitted.num_test_examples} test examples"
-    _show(f"fitted on {fitted.num_examples} examples, {text}; kept in {fitted.path}")
+    print(f"fitted on {fitted.num_examples} examples, {text}; kept in {fitted.path}")
     command = shlex.join(["--client-name", name, *arguments])
-    _show(f"python -m flwr_frl.predict FILES {command}")
-
-
-def _show(line: str) -> None:
-    # Names of files need not be valid Unicode.
-    text = line.encode("utf-8", "surrogateescape")
-    print(text.decode("utf-8", "backslashreplace"))
+    print(f"python -m flwr_frl.predict FILES {command}")
+    return 0
 
 
 def main(
     arguments: Sequence[str] | None = None,
-    command: Callable[[Sequence[str]], None] = _predict,
+    command: Callable[[Sequence[str]], int] = _predict,
 ) -> int:
     """Run a command; return 0, or 2 after printing a one-line error."""
-    try:
-        command(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
-    except (SettingsError, TrainingDivergedError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # A reader such as `head` has closed the pipe. Without the redirection, flushing
-        # the remaining output at exit would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return exit_code(lambda: command(sys.argv[1:] if arguments is None else arguments))
 
 
 personalize_main: Callable[..., int] = partial(main, command=_personalize)

@@ -1,7 +1,6 @@
 """Invalid input of the prediction command gives a one-line error."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -151,16 +150,6 @@ def test_a_shared_head_needs_the_classes_of_the_training(tmp_path, algorithm):
     assert load_run(checkpoint, "000000", data_dir=there).classes == ours
     others = {"data_dir": tmp_path / "others"}
     assert code_of(load_run, checkpoint, "000000", **others) == "data-dir"
-
-
-def test_file_names_that_are_not_unicode_are_printed(
-    devices, folders, tmp_path, capsys
-):
-    odd = tmp_path / os.fsdecode(b"photo-\xff.png")
-    shutil.copy(next((folders / "anna").glob("test/*/*")), odd)
-    arguments = [text.format(root=devices) for text in ANNA]
-    assert main([str(odd), *arguments]) == 0
-    assert r"photo-\xff.png" in capsys.readouterr().out
 
 
 def test_a_custom_model_that_does_not_fit_is_a_one_line_error(tmp_path, folders):

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flwr_frl.common.command_line import Parser
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.command_line import Parser, exit_code
+from flwr_frl.common.settings import require
 from flwr_frl.results.page.serving import LOOPBACK, PageServer
 
 PORT = 8765
@@ -20,20 +20,20 @@ PORT = 8765
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 after printing one line for invalid input."""
+    return exit_code(lambda: _serve(arguments))
+
+
+def _serve(arguments: Sequence[str] | None) -> int:
     parser = Parser(prog="python -m flwr_frl.results.page", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the results folder")
     text = "the port to listen on (default %(default)s); 0 picks a free port"
     parser.add_argument("--port", type=int, default=PORT, metavar="PORT", help=text)
     text = "the address to listen on (default %(default)s); 0.0.0.0 is all addresses"
     parser.add_argument("--host", default=LOOPBACK, help=text)
-    try:
-        options = parser.parse_args(arguments)
-        folder = options.folder.absolute()
-        require(folder.is_dir(), "DIR", str(folder), "a folder of results")
-        server = PageServer(folder, options.port, options.host)
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parser.parse_args(arguments)
+    folder = options.folder.absolute()
+    require(folder.is_dir(), "DIR", str(folder), "a folder of results")
+    server = PageServer(folder, options.port, options.host)
     print(f"{server.url} shows {folder}; stop with Ctrl-C", flush=True)
     with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()

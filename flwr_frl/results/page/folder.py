@@ -14,7 +14,6 @@ from typing import Any
 from flwr.common import log
 
 from flwr_frl.results.results import (
-    CLIENTS,
     METRICS,
     STATUS,
     Row,
@@ -47,7 +46,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
     """
     runs = list[dict[str, Any]]()
     for directory in _directories(folder):
-        stamps = tuple(_stamp(directory / name) for name in (METRICS, STATUS, CLIENTS))
+        stamps = tuple(_stamp(directory / name) for name in (METRICS, STATUS))
         try:
             run = _run(directory, stamps)
         except Exception as error:
@@ -86,11 +85,6 @@ def _run(directory: Path, stamps: tuple[tuple[float, int], ...]) -> dict[str, An
     rows, status = read_rows(directory / METRICS), read_object(directory / STATUS)
     columns = _columns(rows)
     main = quality(columns)
-    clients = status.get("clients")
-    if clients is None:
-        # The status is missing or damaged, for example because the disk was full.
-        final = read_object(directory / CLIENTS).items()
-        clients = [{"client": n, **c, "quality": c.get(main)} for n, c in final]
     lost = {
         kind: _count(rows, f"{kind}-clients") for kind in ("rejected", "unanswered")
     }
@@ -105,7 +99,7 @@ def _run(directory: Path, stamps: tuple[tuple[float, int], ...]) -> dict[str, An
         "columns": columns,
         "clients": [
             {**client, **{kind: each[client["client"]] for kind, each in lost.items()}}
-            for client in clients
+            for client in status.get("clients", [])
         ],
     }
 
