@@ -13,10 +13,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rich.console import Console
+
 from flwr_frl.arguments import parse
 from flwr_frl.common.command_line import exit_code
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.results.terminal import console, signals_as_ctrl_c
+from flwr_frl.results.terminal import signals_as_ctrl_c
 from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
 
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     namespace, overrides = parse(arguments, __doc__)
     if namespace.list:
-        console().out(list_all(), highlight=False)
+        Console().out(list_all(), highlight=False)
         return 0
     # Loads torch and Flower, which `--list` and `--help` do without.
     from flwr_frl.commands import execute

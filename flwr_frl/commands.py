@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.common import log
+from rich.console import Console
 
 from flwr_frl.common.settings import (
     Settings,
@@ -22,7 +23,6 @@ from flwr_frl.results.page.serving import served_for
 from flwr_frl.results.results import failure
 from flwr_frl.results.sweep import Sweep, have_begun
 from flwr_frl.results.tables import show
-from flwr_frl.results.terminal import console
 from flwr_frl.running import check, output_of, run
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
@@ -98,7 +98,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     files = "metrics, clients, summary, tables and plot"
     if tuning:
         files = f"{tune.FILE} and tables"
-    console().print(f"{files}: {output}", soft_wrap=True, markup=False)
+    Console().print(f"{files}: {output}", soft_wrap=True, markup=False)
     reasons = [failure(name, summary) for name, summary in summaries.items()]
     for reason in filter(None, reasons):
         print(f"error: {reason}", file=sys.stderr)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from rich.progress import track
 
 from flwr_frl.common.settings import ResourceError
-from flwr_frl.results.terminal import console
 
 Result = TypeVar("Result")
 
@@ -61,7 +60,7 @@ def run_parallel(
     try:
         futures = [pool.submit(_call, function, *item) for item in items]
         done = as_completed(futures)
-        for future in track(done, "runs", len(futures), console=console()):
+        for future in track(done, "runs", len(futures)):
             future.result()
     except BrokenProcessPool:
         raise ResourceError(

@@ -31,7 +31,6 @@ from flwr_frl.results.results import (
     write_json,
 )
 from flwr_frl.results.tables import write_tables
-from flwr_frl.results.terminal import console
 from flwr_frl.results.trackers import Tracking
 
 # Settings of a single run, which the summary's ``config`` leaves out.
@@ -78,7 +77,6 @@ class Report:
         self.progress = Progress(
             *("{task.description}", BarColumn(), "{task.completed}/{task.total}"),
             *(TimeRemainingColumn(), "{task.fields[state]}"),
-            console=console(),
         )
         rounds = int(settings["num-server-rounds"])
         self._bar = self.progress.add_task(

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import OF_CLIENTS
 from flwr_frl.results.results import LOST, is_number
-from flwr_frl.results.terminal import console
 
 MARKDOWN, LATEX = "table.md", "table.tex"
 # Entries of a summary: heading, number format, and divisor.
@@ -115,7 +115,7 @@ def show(summaries: Summaries, evaluated_on: str) -> None:
     for row in rows:
         table.add_row(*map(escape, row))
     # Lines of a table that is wider than the terminal are wrapped.
-    console().print(table, crop=False)
+    Console().print(table, crop=False)
 
 
 def write_tables(output: Path, summaries: Summaries, evaluated_on: str) -> None:

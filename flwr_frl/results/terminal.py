@@ -1,16 +1,9 @@
-"""Output to the terminal, and signals that end a run."""
+"""Signals that end a run."""
 
 import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
-
-from rich.console import Console
-
-
-def console() -> Console:
-    """Return a console that writes to standard output."""
-    return Console()
 
 
 @contextlib.contextmanager

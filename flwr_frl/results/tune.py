@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,7 +17,6 @@ from flwr_frl.results.output import log_os_errors, refuse_losses
 from flwr_frl.results.results import describe, objects_in, read_object, write_json
 from flwr_frl.results.sweep import Outcome, RunGroup, Sweep, in_folder
 from flwr_frl.results.tables import write_tables
-from flwr_frl.results.terminal import console
 
 FILE = "tune.json"
 # The fraction of the training examples that is held out by default.
@@ -168,4 +168,4 @@ def show_points(tuned: Mapping[str, Mapping[str, Any]]) -> None:
             score = point.get("failed") or describe(point, "validation")
             picked = "yes" if point["settings"] == entry["picked"] else ""
             table.add_row(name, escape(text), escape(score), picked)
-    console().print(table)
+    Console().print(table)

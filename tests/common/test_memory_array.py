@@ -53,12 +53,6 @@ def test_values_are_shared_and_cannot_be_written():
     assert values_of(array)[0] == 1.0
 
 
-def test_bytes_are_created_once_and_then_hold_the_values():
-    array = MemoryArray(np.ones(3))
-    assert array.data is array.data
-    assert np.shares_memory(values_of(array), np.frombuffer(array.data, np.uint8))
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_non_finite_values_are_detected(value, dtype):

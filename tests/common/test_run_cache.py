@@ -2,7 +2,7 @@
 
 import pytest
 
-from flwr_frl.common.run_cache import begin_run, current_run, run_cache, run_object
+from flwr_frl.common.run_cache import begin_run, run_cache, run_object
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +30,3 @@ def test_results_and_objects_live_until_the_next_run():
     assert double(1) == 2
     assert calls == [1, 2, 1, 1]
     assert run_object(dict) is not first
-
-
-def test_begin_run_with_the_current_id_keeps_objects():
-    first, run_id = run_object(list), current_run()
-    begin_run(run_id)
-    assert run_object(list) is first
-    begin_run("another")
-    assert current_run() == "another"
-    assert run_object(list) is not first

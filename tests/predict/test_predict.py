@@ -130,15 +130,6 @@ def test_a_closed_pipe_ends_the_command_without_error(devices, folders, nobody_r
         assert main([str(folders / "bob" / "test" / "cat"), *run]) == 0
 
 
-def test_images_of_another_size_and_colour_are_converted(devices, tmp_path):
-    pixels = np.full((20, 30), 90, np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "grey.png")
-    Image.fromarray(np.full((8, 8, 3), 90, np.uint8)).save(tmp_path / "usual.png")
-    predictor = of_device(devices, "anna")
-    _, (one, other) = predictor([tmp_path / "grey.png", tmp_path / "usual.png"])
-    np.testing.assert_array_equal(one, other)
-
-
 def test_colours_are_removed_if_the_training_images_are_grey(tmp_path):
     root = tmp_path / "grey"
     for name in CLASSES:

@@ -138,18 +138,6 @@ def test_signalled_command_writes_checkpoints_and_starts_no_jobs(
 
 
 @pytest.mark.e2e
-def test_idle_process_does_not_prevent_the_checkpoint_of_another(command):
-    ended = command(0, 100, 0)
-    assert ended.begun(1)
-    assert soon(lambda: [ended.said(i)[1:] for i in (0, 2)] == [["done"]] * 2)
-    time.sleep(0.5)
-    ended.first.send_signal(signal.SIGINT)
-    assert ended.first.wait(60)
-    assert ended.said(1)[1] == "written"
-    assert ended.gone()
-
-
-@pytest.mark.e2e
 def test_results_have_the_order_of_the_items():
     assert run_parallel(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
 

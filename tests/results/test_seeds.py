@@ -8,7 +8,6 @@ from command_line import json_of
 from refusals import code_of
 
 from flwr_frl.common.settings import resolve
-from flwr_frl.results.plot import curve
 from flwr_frl.results.sweep import Sweep, combine, in_folder, over_seeds
 from flwr_frl.results.tune import points
 
@@ -67,16 +66,6 @@ def test_means_and_sample_standard_deviations():
     # Privacy budgets are the maximum over seeds, not the mean.
     spent = [{"epsilon": e, "example-epsilon": 2 * e} for e in (1.0, 4.0, 2.0)]
     assert over_seeds(spent) == {"epsilon": 4.0, "example-epsilon": 8.0, "seeds": 3}
-
-
-def test_curves_cover_the_rounds_common_to_all_seeds():
-    runs = [
-        [{"round": 1, "loss": 1.0}, {"round": 2, "loss": 3.0}, {"round": 3}],
-        [{"round": 1, "loss": 2.0}, {"round": 2, "loss": None}],
-    ]
-    assert curve(runs, "loss") == ([1], [1.5], [pytest.approx(0.5**0.5)])
-    assert curve(runs[:1], "loss") == ([1, 2], [1.0, 3.0], [0.0, 0.0])
-    assert curve(runs, "accuracy") == ([], [], [])
 
 
 def test_files_of_several_seeds(tmp_path, figures):

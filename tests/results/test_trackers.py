@@ -93,8 +93,3 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, name):
     monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda package: None)
     settings = server_settings({"tracker": name})
     assert_says(f"pip install 'flwr-frl[{name}]'", Tracking, settings)
-
-
-def test_numbers_drops_values_that_are_not_finite_numbers():
-    row = {"a": 1, "b": 0.5, "c": None, "d": ["x"], "e": float("nan"), "f": True}
-    assert numbers(row) == {"a": 1, "b": 0.5}

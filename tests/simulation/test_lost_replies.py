@@ -4,15 +4,10 @@ import json
 
 import pytest
 from command_line import STEADY, json_of, run
-from flwr.app import Context, RecordDict
-from named_tasks import dashed
 from refusals import code_of
 
 from flwr_frl import simulate
-from flwr_frl.clients.client_app import make_app as make_client_app
-from flwr_frl.clients.device.codec import pack
-from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server_app import make_app
+from flwr_frl.clients import client_app
 from flwr_frl.task.training import TrainingDivergedError
 
 # Steps with which the models of multi-task optimisation overflow in round 4
@@ -23,14 +18,14 @@ QUICK = {**STEADY, "num_server_rounds": 2, "cohort": "off"}
 @pytest.fixture
 def lost(monkeypatch):
     """Let clients of these indices fail in every round."""
-    failing = set[int]()
+    failing, pack = set[int](), client_app.pack
 
     def fail(message, client, *rest):
         if client._index in failing:
             raise TrainingDivergedError("the loss is inf")
         return pack(message, client, *rest)
 
-    monkeypatch.setattr("flwr_frl.clients.client_app.pack", fail)
+    monkeypatch.setattr(client_app, "pack", fail)
     return failing
 
 
@@ -71,13 +66,3 @@ def test_tuning_does_not_pick_a_point_that_lost_most_replies(tmp_path):
     tuned = json.loads((tmp_path / "tune.json").read_text())["multi-task"]
     assert tuned["picked"] == {"saddle-step": 0.1}
     assert "lost" in tuned["points"][0]["failed"]
-
-
-def test_server_app_ends_with_the_same_error(lost, tmp_path):
-    lost.update({0, 1, 2})
-    settings = {**QUICK, "algorithm": "fedavg", "fraction-train": 1.0}
-    given = {**dashed(settings), "output": str(tmp_path)}
-    grid = InlineGrid(make_client_app(given), 5)
-    context = Context(0, 0, {}, RecordDict(), given)
-    assert code_of(make_app(), grid, context) == "lost-replies"
-    assert (tmp_path / "summary.json").is_file()

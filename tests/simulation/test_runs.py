@@ -79,12 +79,6 @@ def test_clients_and_summary_agree_with_the_rows(compared, algorithm):
     assert summary["bytes"] == sum(row["bytes-down"] + row["bytes-up"] for row in rows)
 
 
-def test_fedrep_is_clearly_above_fedavg(compared):
-    algorithms = json_of(compared / "summary.json")["algorithms"]
-    assert algorithms["fedrep"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.2
-    assert algorithms["fedrep"]["accuracy"] > 0.7
-
-
 def test_the_seed_determines_the_results(tmp_path):
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
         options = ("fedrep", "--rounds", "2", "--seed", seed)

@@ -184,20 +184,6 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 
 
-def test_weighted_accuracy_uses_the_numbers_of_test_examples(tmp_path):
-    uneven = {"partition": "dirichlet", "evaluate_last": 1, "fraction_train": 1.0}
-    go(tmp_path, "fedper", rounds=2, **uneven)
-    clients = json_of(tmp_path / "fedper" / "clients.json").values()
-    counts = [c["num-test-examples"] for c in clients]
-    accuracies = [c.get("accuracy", 0.0) for c in clients]
-    assert len(set(counts)) > 1
-    summary = json_of(tmp_path / "summary.json")["algorithms"]["fedper"]
-    expected = np.average(accuracies, weights=counts)
-    assert summary["accuracy-weighted"] == pytest.approx(expected)
-    worst = min(c["accuracy"] for c in clients if "accuracy" in c)
-    assert summary["accuracy-worst-decile"] == pytest.approx(worst)
-
-
 def test_results_of_newcomers_are_in_the_files(tmp_path):
     go(tmp_path, "fedrep", rounds=2, new_clients=2)
     clients = json_of(tmp_path / "fedrep" / "clients.json")
