@@ -15,7 +15,7 @@ from docs.algorithm_results import results
 from docs.links import DOCS
 from docs.settings import COMMON, Row, cases_of, descriptions, table, wraps
 from flwr_frl.clients.algorithms import client_class, complete, load_client
-from flwr_frl.clients.base import Client, deployed_groups, tests_received
+from flwr_frl.clients.base import Client, tests_received
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
     REPRESENTATION,
@@ -23,7 +23,6 @@ from flwr_frl.clients.device.parameter_groups import (
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
-from flwr_frl.strategies.flute import TrainedHeads
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.task.tasks import GENERATED, build_task
 
@@ -72,54 +71,13 @@ def algorithm(name: str) -> Algorithm:
     return Algorithm(name, about, strategy_class(settings), client_class(settings))
 
 
-# The families are those of the README.
-FAMILIES = (
-    HEADS := "A shared representation with personal heads, or the reverse",
-    PERSONAL := "A shared model with another personal part",
-    PER_CLIENT := "A model for each client or group of clients",
-    GLOBAL := "One global model",
-    SLOW := "Slow clients: rounds that end early, or asynchronous training",
-    NO_CENTRAL := "No central model: messages between neighbours",
-    ALONE := "No communication: the baseline without federation",
-)
-# Families that do not follow from the parameter groups, because the server computes
-# models for clients, or the personal part is computed from the training examples.
-ASSIGNED = {
-    **dict.fromkeys(("fedamp", "fedfomo", "ifca", "pfedhn"), PER_CLIENT),
-    "knn-per": PERSONAL,
-}
-
-
-def family(each: Algorithm) -> str:
-    """Return the family of an algorithm, derived from the groups that it shares."""
-    if each.name in ASSIGNED:
-        return ASSIGNED[each.name]
-    if each.relays:
-        return NO_CENTRAL
-    if wraps(each.strategy):
-        return SLOW
-    declared_groups = each.client.shared, each.client.personal
-    shared, personal = ({*g} if isinstance(g, tuple) else {""} for g in declared_groups)
-    if not shared:
-        return ALONE
-    if issubclass(each.strategy, TrainedHeads) or not shared >= {REPRESENTATION, HEAD}:
-        return HEADS
-    # Some personal groups, such as control variates, are used in training only.
-    return PERSONAL if personal and deployed_groups(each.client) else GLOBAL
-
-
 def overview(known: list[Algorithm]) -> str:
-    """Return a table for each family of algorithms."""
-    text = ""
-    for title in FAMILIES:
-        text += (
-            f"\n## {title}\n\n| name | algorithm | travels | stays on the client |\n"
-        )
-        text += "| --- | --- | --- | --- |\n"
-        for each in known:
-            if family(each) == title:
-                name = f"[`{each.name}`](/algorithms/{each.name}.md)"
-                text += f"| {name} | {each.about} | {travels(each)} | {stays(each)} |\n"
+    """Return a table of all algorithms."""
+    text = "| name | algorithm | travels | stays on the client |\n"
+    text += "| --- | --- | --- | --- |\n"
+    for each in known:
+        name = f"[`{each.name}`](/algorithms/{each.name}.md)"
+        text += f"| {name} | {each.about} | {travels(each)} | {stays(each)} |\n"
     return text
 
 
