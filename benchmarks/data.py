@@ -20,7 +20,7 @@ from PIL import Image
 
 from flwr_frl.common.settings import Setting, SettingsError
 from flwr_frl.results.results import METRICS, read_json, read_rows
-from flwr_frl.task.data.folders import ImageFolder
+from flwr_frl.task.data.folders import image_folder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
 
 Folders = Mapping[str, Path]
@@ -59,8 +59,9 @@ def usable_seeds(settings: Mapping[str, Any], count: int) -> list[int]:
     """
     names = "partition", "classes-per-client", "dirichlet-alpha"
     own = {n.replace("-", "_"): settings[n] for n in names if n in settings}
-    folder = ImageFolder(str(settings["data-dir"]), 0)
-    labels = folder.labels("train"), folder.labels("test")
+    _, read = image_folder(str(settings["data-dir"]), 0)
+    dataset = read()
+    labels = dataset.train.labels, dataset.test.labels
     found: list[int] = []
     for seed in range(1000):
         if len(found) == count:

@@ -12,6 +12,8 @@ arrays of numbers are rebuilt, from their bytes.
 
 import io
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -35,7 +37,8 @@ Array = npt.NDArray[Any]
 MAX_CLASSES = 100_000
 ARRAYS_FORM = (
     "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
-    "x width x channels) and labels (integers from 0)"
+    "x width x channels) and labels (integers from 0), of one shape and the same "
+    "classes in both, and in train.npz optionally the classes' names"
 )
 PFLLIB_FORM = (
     "train/<client>.npz and test/<client>.npz, as PFLlib writes them: 8-bit images n x "
@@ -62,12 +65,11 @@ def array_files(data_dir: str) -> tuple[str, Read]:
 
     def read() -> Dataset:
         (train, names), (test, _) = map(_read_images, paths)
-        last = int(train.labels.max())
-        classes = tuple(map(str, names)) or tuple(map(str, range(last + 1)))
+        classes = names or tuple(map(str, range(int(train.labels.max()) + 1)))
         for path, part in zip(paths, (train, test), strict=True):
-            same = part.images.shape[1:] == train.images.shape[1:]
-            in_range = 0 <= part.labels.min() <= part.labels.max() < len(classes)
-            _check(same and in_range and len(set(classes)) == len(classes), path)
+            with _reading(path, ARRAYS_FORM):
+                same = part.images.shape[1:] == train.images.shape[1:]
+                _check(same and part.labels.max() < len(set(classes)) == len(classes))
         return Dataset(train, test, classes)
 
     return f"arrays/2/{paths[0].parent.resolve()}/{stamp(paths)}", read
@@ -83,62 +85,61 @@ def client_files(data_dir: str) -> tuple[str, Read]:
         later, if a file is unreadable or has other values than images and classes.
     """
     root = Path(data_dir).expanduser()
-    names = [{path.stem for path in (root / part).glob("*.npz")} for part in PARTS]
-    exist = bool(data_dir) and all(names)
-    require(exist, "data-dir", data_dir, f"a directory with {PFLLIB_FORM}")
-    if unpaired := sorted(names[0] ^ names[1]):
-        line = f"data-dir {data_dir!r} has {unpaired[0]}.npz in one of train and test; "
-        raise SettingsError(f"{line}expected in both", "data-dir")
-    clients = sorted(names[0], key=lambda name: (len(name), name))
+    names, tested = ({p.stem for p in (root / part).glob("*.npz")} for part in PARTS)
+    exist = bool(data_dir) and bool(names) and names == tested
+    allowed = f"a directory with {PFLLIB_FORM}; both for every client"
+    require(exist, "data-dir", data_dir, allowed)
+    clients = sorted(names, key=lambda name: (len(name), name))
     paths = {c: [root / part / f"{c}.npz" for part in PARTS] for c in clients}
 
     def read() -> Dataset:
-        arrays = {
-            c: (*_read_pfllib(a), *_read_pfllib(b)) for c, (a, b) in paths.items()
-        }
-        try:
-            return from_clients(arrays)
-        except ValueError as error:
-            line = f"data-dir {data_dir!r} has images of different shapes, or none in "
-            raise SettingsError(
-                f"{line}a part: {reason_of(error)}", "data-dir"
-            ) from None
+        with _reading(root, PFLLIB_FORM):
+            return from_clients(
+                {c: (*_read_pfllib(a), *_read_pfllib(b)) for c, (a, b) in paths.items()}
+            )
 
     key = stamp(path for pair in paths.values() for path in pair)
     return f"pfllib/2/{root.resolve()}/{key}", read
 
 
-def _check(valid: bool, path: Path) -> None:
-    if not valid:
-        raise SettingsError(
-            f"{str(path)!r} does not fit; expected {ARRAYS_FORM}, of one shape and the "
-            "same classes in both, and in train.npz optionally the classes' names",
-            "data-dir",
-        )
-
-
-def _read_images(path: Path) -> tuple[ImageSet, Array]:
-    """Return the images of a file, and the names of the classes or an empty array."""
+@contextmanager
+def _reading(path: Path, form: str) -> Iterator[None]:
+    """Report the error of a file, which may be of nearly any type, in one line."""
     try:
-        # A pickle could run any code.
-        with np.load(path, allow_pickle=False) as file:
-            images, labels = file["images"], file["labels"]
-            names = file["classes"] if "classes" in file else np.empty(0, np.str_)
-    # Damaged files raise nearly any exception in numpy and zipfile.
+        yield
+    except SettingsError:
+        raise
     except Exception as error:
-        line = (
-            f"{str(path)!r} cannot be read: {reason_of(error)}; expected {ARRAYS_FORM}"
-        )
+        line = f"{str(path)!r} cannot be read: {reason_of(error)}; expected {form}"
         raise SettingsError(line, "data-dir") from None
-    images = images[..., None] if images.ndim == 3 else images
-    valid = images.dtype == np.uint8 and images.ndim == 4 and 0 not in images.shape
-    valid &= labels.dtype.kind in "iu" and labels.shape == images.shape[:1]
-    valid &= names.dtype.kind == "U" and names.ndim == 1
-    _check(valid, path)
-    # Channels first are a frequent mistake, and as many names would fill the memory.
-    is_first = images.shape[1] in (1, 3) and images.shape[3] > 4
-    _check(not is_first and labels.max() < MAX_CLASSES, path)
-    return ImageSet(images, labels.astype(np.int64)), names
+
+
+def _check(valid: bool) -> None:
+    if not valid:
+        raise ValueError("its arrays do not fit")
+
+
+def _labelled(images: Array, labels: Array) -> ImageSet:
+    """Return images, channels last, with their classes, if both are valid."""
+    _check(images.ndim == 4 and 0 not in images.shape)
+    _check(labels.dtype.kind in "iu" and labels.shape == images.shape[:1])
+    # As many names of classes would fill the memory.
+    _check(0 <= labels.min() <= labels.max() < MAX_CLASSES)
+    return ImageSet(images.astype(np.uint8, copy=False), labels.astype(np.int64))
+
+
+def _read_images(path: Path) -> tuple[ImageSet, tuple[str, ...]]:
+    """Return the images of a file, and the names of the classes if it has them."""
+    # A pickle could run any code.
+    with _reading(path, ARRAYS_FORM), np.load(path, allow_pickle=False) as file:
+        images = file["images"]
+        names = file["classes"] if "classes" in file else np.empty(0, np.str_)
+        images = images[..., None] if images.ndim == 3 else images
+        _check(images.dtype == np.uint8 and (names.dtype.kind, names.ndim) == ("U", 1))
+        part = _labelled(images, file["labels"])
+        # Channels first are a frequent mistake.
+        _check(images.shape[1] not in (1, 3) or images.shape[3] <= 4)
+        return part, tuple(map(str, names))
 
 
 class _StandIn:
@@ -173,7 +174,7 @@ def _array(pickled: Any) -> Array:
 
 def _read_pfllib(path: Path) -> tuple[Array, Array]:
     """Return 8-bit images, channels last, and labels of a client's file."""
-    try:
+    with _reading(path, PFLLIB_FORM):
         with ZipFile(path) as archive, archive.open("data.npy") as file:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)
@@ -183,20 +184,8 @@ def _read_pfllib(path: Path) -> tuple[Array, Array]:
             return np.zeros(0, np.uint8), np.zeros(0, np.int64)
         pixels = x.astype(np.float32) * 127.5 + 127.5
         rounded = np.rint(pixels)
-        valid = x.ndim == 4 and x.shape[1] in (1, 3) and 0 not in x.shape
         # Not true for NaN, either.
-        valid &= bool(np.abs(pixels - rounded).max() < ROUNDING)
-        valid &= bool(rounded.min() >= 0 and rounded.max() <= 255)
-        valid &= y.dtype.kind in "iu" and y.shape == x.shape[:1]
-        if not valid or not 0 <= y.min() <= y.max() < MAX_CLASSES:
-            raise ValueError(
-                f"x has the type {x.dtype} and the shape {x.shape}, y {y.dtype} and "
-                f"{y.shape}"
-            )
-    # Damaged and hostile files raise nearly any exception.
-    except Exception as error:
-        line = (
-            f"{str(path)!r} cannot be read: {reason_of(error)}; expected {PFLLIB_FORM}"
-        )
-        raise SettingsError(line, "data-dir") from None
-    return rounded.astype(np.uint8).transpose(0, 2, 3, 1), y.astype(np.int64)
+        _check(bool(np.abs(pixels - rounded).max() < ROUNDING))
+        _check(rounded.min() >= 0 and rounded.max() <= 255 and x.shape[1] in (1, 3))
+        part = _labelled(rounded.transpose(0, 2, 3, 1), y)
+        return part.images, part.labels

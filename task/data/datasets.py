@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.task.data.arrays import array_files, client_files
 from flwr_frl.task.data.cache import Dataset, ImageSet, Read, load_cached
-from flwr_frl.task.data.folders import ImageFolder
+from flwr_frl.task.data.folders import image_folder
 
 EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
 
@@ -133,7 +133,7 @@ def _digits(_: DataSettings) -> tuple[str, Read]:
     return "digits/2", read
 
 
-def _torchvision(name: str, **options: str) -> Callable[..., tuple[str, Read]]:
+def _torchvision(name: str) -> Callable[..., tuple[str, Read]]:
     """Return the source of a data set that torchvision downloads."""
 
     def source(settings: DataSettings) -> tuple[str, Read]:
@@ -141,6 +141,7 @@ def _torchvision(name: str, **options: str) -> Callable[..., tuple[str, Read]]:
         if settings.data_dir:
             root = Path(settings.data_dir).expanduser()
             require(root.is_dir(), "data-dir", settings.data_dir, "an existing folder")
+        options = {"split": settings.emnist_split} if name == "EMNIST" else {}
 
         def read() -> Dataset:
             try:
@@ -165,7 +166,12 @@ def _torchvision(name: str, **options: str) -> Callable[..., tuple[str, Read]]:
                 ) from None
             # Labels of EMNIST's letters begin with 1, after an unused class.
             first = int(np.min(np.asarray(train.targets)))
-            parts = [_from_torchvision(part, first) for part in (train, test)]
+            parts = []
+            for part in (train, test):
+                images = np.asarray(part.data)
+                images = images[..., None] if images.ndim == 3 else images
+                labels = np.asarray(part.targets, np.int64) - first
+                parts.append(ImageSet(images, labels))
             return Dataset(parts[0], parts[1], tuple(train.classes[first:]))
 
         return f"{name}/2/{options}/{root.resolve()}", read
@@ -173,22 +179,11 @@ def _torchvision(name: str, **options: str) -> Callable[..., tuple[str, Read]]:
     return source
 
 
-def _from_torchvision(dataset: Any, first: int) -> ImageSet:
-    images = np.asarray(dataset.data)
-    labels = np.asarray(dataset.targets, np.int64) - first
-    return ImageSet(images[..., None] if images.ndim == 3 else images, labels)
-
-
-def _emnist(settings: DataSettings) -> tuple[str, Read]:
-    return _torchvision("EMNIST", split=settings.emnist_split)(settings)
-
-
 def _image_folder(settings: DataSettings) -> tuple[str, Read]:
     names = [name.strip() for name in settings.classes.split(",") if name.strip()]
     unique = len(set(names)) == len(names)
     require(unique, "classes", settings.classes, "names without duplicates")
-    folder = ImageFolder(settings.data_dir, settings.image_size, names)
-    return folder.key, folder.read
+    return image_folder(settings.data_dir, settings.image_size, names)
 
 
 def _arrays(settings: DataSettings) -> tuple[str, Read]:
@@ -203,7 +198,7 @@ def _pfllib(settings: DataSettings) -> tuple[str, Read]:
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Read]]] = {
     "digits": _digits,
     "mnist": _torchvision("MNIST"),
-    "emnist": _emnist,
+    "emnist": _torchvision("EMNIST"),
     "femnist": _image_folder,
     "cifar10": _torchvision("CIFAR10"),
     "cifar100": _torchvision("CIFAR100"),

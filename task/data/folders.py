@@ -1,29 +1,29 @@
 """Image folders: their classes, clients and images."""
 
+import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.common.settings import SettingsError, require
-from flwr_frl.task.data.cache import PARTS, Dataset, ImageSet, stamp
+from flwr_frl.task.data.cache import PARTS, Dataset, ImageSet, Read, stamp
 from flwr_frl.task.data.images import (
     FORM,
+    IMAGE_SUFFIXES,
     INSPECTED,
     Pictures,
     Source,
     common_shape,
-    images_in,
 )
 
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 
 
 class Listed(NamedTuple):
-    """An image: its part of the data set, client or -1, class, and file."""
+    """An image: its part of the data set, client, class, and file."""
 
     part: str
     owner: int
@@ -31,13 +31,16 @@ class Listed(NamedTuple):
     path: str
 
 
-class ImageFolder:
-    """``train/<class>/*`` and ``test/<class>/*``, or ``<client>/train/<class>/*``.
+def image_folder(
+    data_dir: str, size: int, names: Sequence[str] = ()
+) -> tuple[str, Read]:
+    """Return the key of an image folder, and a function that reads it.
 
     Parameters
     ----------
     data_dir : str
-        The directory.
+        The directory, with ``train/<class>/*`` and ``test/<class>/*``, or
+        ``<client>/train/<class>/*`` and ``<client>/test/<class>/*``.
     size : int
         Side in pixels to which images are resized; 0 keeps the size of the first image.
     names : sequence of str, default ()
@@ -50,75 +53,64 @@ class ImageFolder:
         If the directory or a part of it is missing or empty, or if a folder's name is
         not among ``names``.
     """
+    root, clients = Path(data_dir).expanduser(), tuple[str, ...]()
+    exists = bool(data_dir) and root.is_dir()
+    require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
+    try:
+        if not (root / "train").is_dir():
+            folders = [
+                folder for folder in root.iterdir() if (folder / "train").is_dir()
+            ]
+            clients = tuple(sorted(folder.name for folder in folders))
+        images = list(_list(root, clients, names))
+    except OSError as error:
+        line = f"data-dir {data_dir!r} cannot be read: {error}"
+        raise SettingsError(line, "data-dir") from None
+    parts = [[image for image in images if image.part == part] for part in PARTS]
+    require(all(parts), "data-dir", data_dir, f"a directory with {LAYOUT}")
+    classes = tuple(names) or tuple(sorted({image.label for image in images}))
+    codes = {name: code for code, name in enumerate(classes)}
 
-    def __init__(self, data_dir: str, size: int, names: Sequence[str] = ()) -> None:
-        self.root, self.size, self.names = Path(data_dir).expanduser(), size, names
-        exists = bool(data_dir) and self.root.is_dir()
-        require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
-        self.clients: tuple[str, ...] = ()
-        try:
-            if not (self.root / "train").is_dir():
-                folders = [f for f in self.root.iterdir() if (f / "train").is_dir()]
-                self.clients = tuple(sorted(folder.name for folder in folders))
-            self.images = list(self._list())
-        except OSError as error:
-            line = f"data-dir {data_dir!r} cannot be read: {error}"
-            raise SettingsError(line, "data-dir") from None
-        for part in PARTS:
-            if not self.of(part):
-                line = f"data-dir {data_dir!r} has no images in {part!r}; expected "
-                raise SettingsError(line + LAYOUT, "data-dir")
-        found = {image.label for image in self.images}
-        self.classes = tuple(names) or tuple(sorted(found))
-
-    def _list(self) -> Iterator[Listed]:
-        """Yield all images, by client, part, class and name."""
-        for owner, client in enumerate(self.clients or [""]):
-            for part in PARTS:
-                folder = self.root / client / part
-                labels = sorted(f for f in folder.glob("*") if f.is_dir())
-                for label in labels:
-                    if self.names and label.name not in self.names:
-                        allowed = f"one of the classes {', '.join(self.names)}"
-                        require(False, "class folder", str(label), allowed, "classes")
-                    if self.names and not any(label.iterdir()):
-                        continue
-                    for image in images_in(label, "class folder"):
-                        yield Listed(part, owner, label.name, image.path)
-
-    @property
-    def key(self) -> str:
-        """A key that changes when a file does."""
-        texts = self.clients, self.names
-        settings = f"{self.root.resolve()}/{self.size}/{texts}{FORM}"
-        return f"{settings}/{stamp(Path(image.path) for image in self.images)}"
-
-    def of(self, part: str) -> list[Listed]:
-        """Return the images of a part."""
-        return [image for image in self.images if image.part == part]
-
-    def labels(self, part: str) -> npt.NDArray[np.int64]:
-        """Return the class of each image of a part."""
-        codes = {name: code for code, name in enumerate(self.classes)}
-        return np.array([codes[image.label] for image in self.of(part)], np.int64)
-
-    def read(self) -> Dataset:
-        """Return the data set; its images are decoded when it is written."""
-        parts = []
-        for part in PARTS:
-            images = self.of(part)
-            owners = np.array([image.owner for image in images], np.int64)
-            pictures = Pictures(map(_source, images), len(images), self.shape)
-            of_clients = owners if self.clients else None
-            parts.append(ImageSet(pictures, self.labels(part), of_clients))
-        return Dataset(parts[0], parts[1], self.classes, self.clients)
-
-    @cached_property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the images after decoding."""
-        ordered = [*self.of("train"), *self.of("test")]
+    def read() -> Dataset:
+        ordered = [image for part in parts for image in part]
         some = ordered[:: -(-len(ordered) // INSPECTED)]
-        return common_shape(map(_source, some), self.size)
+        shape, sets = common_shape(map(_source, some), size), []
+        for part in parts:
+            labels = np.array([codes[image.label] for image in part], np.int64)
+            owners = np.array([image.owner for image in part], np.int64)
+            pictures = Pictures(map(_source, part), len(part), shape)
+            sets.append(ImageSet(pictures, labels, owners if clients else None))
+        return Dataset(sets[0], sets[1], classes, clients)
+
+    files = stamp(Path(image.path) for image in images)
+    return f"{root.resolve()}/{size}/{(clients, names)}{FORM}/{files}", read
+
+
+def _list(root: Path, clients: Sequence[str], names: Sequence[str]) -> Iterator[Listed]:
+    """Yield all images, by client, part, class and name."""
+    for owner, client in enumerate(clients or [""]):
+        for part in PARTS:
+            for label in sorted((root / client / part).glob("*")):
+                if not label.is_dir():
+                    continue
+                if names and label.name not in names:
+                    allowed = f"one of the classes {', '.join(names)}"
+                    require(False, "class folder", str(label), allowed, "classes")
+                with os.scandir(label) as entries:
+                    files = sorted(entries, key=lambda entry: entry.name)
+                # Opening a pipe would block. Broken links are kept: decoding reports
+                # them.
+                images = [
+                    file.path
+                    for file in files
+                    if Path(file.name).suffix.lower() in IMAGE_SUFFIXES
+                    and (file.is_symlink() or file.is_file())
+                ]
+                if not images and not (names and not files):
+                    line = f"class folder {str(label)!r} has no images"
+                    raise SettingsError(line, "data-dir")
+                for path in images:
+                    yield Listed(part, owner, label.name, path)
 
 
 def _source(image: Listed) -> Source:

@@ -5,14 +5,11 @@ which takes a second.
 """
 
 import glob
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -42,8 +39,6 @@ from flwr_frl.task.data.partitions import parse_arguments
 
 Values = npt.NDArray[Any]
 
-# Largest number of columns that a notice lists.
-LISTED = 10
 # Readers of `datasets` by suffix; their files cannot refer to others, as those of HDF5
 # can. A folder is read by the first of them for which it has files.
 READERS = {
@@ -63,8 +58,6 @@ SPLITS = {
 # Common names of label columns, for data sets without a `ClassLabel` column.
 LABEL_NAMES = ("label", "labels", "target", "class")
 NUMERIC = ("int", "uint", "float", "bool")
-# Held while a function of `datasets` is replaced.
-LOCK = Lock()
 
 
 @dataclass(frozen=True)
@@ -90,8 +83,7 @@ class ColumnSettings(DataSettings):
         Fraction of the training split that is held out; the same examples for all
         seeds. With `NaturalIdPartitioner`, it is a fraction of each client's examples.
     data_subset : str, default ""
-        Name of the configuration of a data set of the hub, if it has several, or of a
-        folder in a local one.
+        A folder in the data set, to use only its files.
     """
 
     input_columns: str = setting("", form="columns, separated by commas", safe=True)
@@ -99,15 +91,15 @@ class ColumnSettings(DataSettings):
     train_split: str = setting("train", form="a split", safe=True)
     test_split: str = setting("", form="a split", safe=True)
     test_fraction: float = setting(0.2, gt=0, lt=1)
-    data_subset: str = setting("", form="a configuration", safe=True)
+    data_subset: str = setting("", form="a folder", safe=True)
 
 
 class HubData:
     """A ``datasets`` data set that can be read into the cache.
 
     Paths and URLs in the files of a data set are not trusted. Only files below its
-    folder are read, without its metadata, or, for a data set of the hub, files of its
-    repository.
+    folder are read, without its metadata. A data set of the hub is downloaded, and then
+    read like a folder.
 
     Parameters
     ----------
@@ -133,15 +125,19 @@ class HubData:
         self.path = Path(self.name).expanduser()
         exists = self.path.exists() or not self.name.startswith((".", "/", "~"))
         require(exists, "data-dir", self.name, "the path of a data set")
+        self.is_local = self.path.exists()
         if self.path.is_dir():
-            self.path /= settings.data_subset
-            exists = self.path.exists()
-            require(exists, "data-subset", settings.data_subset, "a folder in the data")
+            self._choose_subset()
         # The column whose values are the clients; empty for other partitions.
         self.client_column = ""
         if getattr(settings, "partition", "").endswith(":NaturalIdPartitioner"):
             arguments = parse_arguments(getattr(settings, "partitioner_arguments", ""))
             self.client_column = str(arguments.get("partition_by", ""))
+
+    def _choose_subset(self) -> None:
+        subset = self.settings.data_subset
+        self.path /= subset
+        require(self.path.exists(), "data-subset", subset, "a folder in the data")
 
     @property
     def key(self) -> str:
@@ -153,7 +149,7 @@ class HubData:
         columns = s.input_columns, s.label_column, s.train_split, s.test_split
         others = s.test_fraction, s.data_subset, s.image_size, self.client_column
         version = self.name
-        if self.path.exists():
+        if self.is_local:
             files = sorted(p for p in self.path.rglob("*") if p.is_file())
             version = f"{self.path.resolve()}/{stamp(files or [self.path])}"
         return f"hf/3{FORM}/{version}/{columns}/{others}"
@@ -168,10 +164,6 @@ class HubData:
         used = np.unique(np.concatenate([*labels.values()]))
         if empty := len(classes) - len(used):
             notes += (f"{empty} of the {len(classes)} classes have no examples",)
-        if self.settings.input_columns == "*":
-            others = [n for n in parts["train"].features if n not in (*columns, label)]
-            text = f"the inputs are {_listed(columns)}"
-            notes += (text + (f", without {_listed(others)}" if others else ""),)
         inputs: dict[str, Any]
         if isinstance(parts["train"].features[columns[0]], datasets.Image):
             n = len(parts["train"])
@@ -220,13 +212,15 @@ class HubData:
 
         datasets.disable_progress_bars()
         try:
-            splits = self._from_files() if self.path.exists() else self._from_hub()
-            parts, notes = self._split({n: _undecoded(x) for n, x in splits.items()})
+            if not self.is_local:
+                self._download()
+            splits = {n: _undecoded(x) for n, x in self._from_files().items()}
+            parts, notes = self._split(splits)
         except SettingsError:
             raise
         # Files and the network raise nearly any exception.
         except Exception as error:
-            here = "" if self.path.exists() else " (not a local path)"
+            here = "" if self.is_local else " (not a local path)"
             raise SettingsError(
                 f"the data set {self.name!r}{here} cannot be loaded: "
                 f"{error_line(error)}",
@@ -240,14 +234,18 @@ class HubData:
                 require(valid, "partitioner-arguments", clients, allowed)
         return parts, notes
 
-    @cached_property
-    def _cache(self) -> str:
-        """The folder into which ``datasets`` writes tables."""
-        import datasets
+    def _download(self) -> None:
+        """Download a data set of the hub, without its metadata and code."""
+        from huggingface_hub import snapshot_download
 
-        if self.settings.cache_dir:
-            return str((cache_root(self.settings) / "huggingface").resolve())
-        return str(Path(datasets.config.HF_DATASETS_CACHE).expanduser().resolve())
+        self.path = Path(
+            snapshot_download(
+                self.name,
+                repo_type="dataset",
+                allow_patterns=[f"{self.settings.data_subset}*{s}" for s in READERS],
+            )
+        )
+        self._choose_subset()
 
     def _from_files(self) -> dict[str, Any]:
         """Return the splits of a folder or a file.
@@ -270,7 +268,9 @@ class HubData:
                 # `datasets` takes names for patterns.
                 splits.setdefault(split, []).append(glob.escape(self._own(path)))
         # One by one, as each split may number its classes otherwise.
-        options = {"split": "train", "cache_dir": self._cache}
+        options: dict[str, Any] = {"split": "train"}
+        if self.settings.cache_dir:
+            options["cache_dir"] = str(cache_root(self.settings) / "huggingface")
         return {
             split: datasets.load_dataset(reader, data_files=files, **options)
             for split, files in splits.items()
@@ -285,35 +285,15 @@ class HubData:
         known = [SPLITS[word] for word in words if word in SPLITS]
         return known[0] if known and self.path.is_dir() else "train"
 
-    def _from_hub(self) -> dict[str, Any]:
-        """Return the splits of a data set of the hub."""
-        import datasets
-
-        subset = self.settings.data_subset or None
-        with _only_files_of(self.name):
-            # Since version 4, `datasets` cannot run code of a data set.
-            builder = datasets.load_dataset_builder(
-                self.name, subset, cache_dir=self._cache
-            )
-        # The reader of an earlier download is called `cache`.
-        if builder.name not in (*READERS.values(), "webdataset", "cache"):
-            raise ValueError(f"its format is {builder.name}")
-        # The metadata of a data set can set the version, which is part of this path.
-        if not Path(builder.cache_dir).resolve().is_relative_to(self._cache):
-            version = str(builder.config.version)
-            raise ValueError(f"its version is {version!r}; expected x.y.z")
-        builder.download_and_prepare()
-        return dict(builder.as_dataset())
-
     def _own(self, path: Path) -> str:
         """Return the real path of a file of the data set; refuse any other."""
         from huggingface_hub.constants import HF_HUB_CACHE
 
         folder = self.path.parent if self.path.is_file() else self.path
-        roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
-        if self.path.exists() and not roots[0].is_relative_to(roots[1]):
-            # Only folders of downloads consist of links to others.
-            roots = roots[:1]
+        roots, downloads = [folder.resolve()], Path(HF_HUB_CACHE).resolve()
+        if roots[0].is_relative_to(downloads):
+            # Folders of downloads consist of links to others.
+            roots.append(downloads)
         real = path.resolve()
         # The user may name a link. `datasets` takes :: for a chain of URLs.
         own = path == self.path or any(map(real.is_relative_to, roots))
@@ -361,38 +341,8 @@ class HubData:
     def _decoded(self, decoder: Any, image: dict[str, Any]) -> Any:
         """Return an image from its bytes, or from a file of the data set."""
         if image["bytes"] is None and image["path"] is not None:
-            inside, mark, place = image["path"].rpartition("::")
-            if "://" in place or (mark and not inside.startswith("zip://")):
-                raise ValueError(f"it names {image['path']!r}")
-            image = {"bytes": None, "path": inside + mark + self._own(Path(place))}
+            image = {"bytes": None, "path": self._own(Path(image["path"]))}
         return decoder.decode_example(image)
-
-
-@contextmanager
-def _only_files_of(name: str) -> Iterator[None]:
-    """Make ``datasets`` refuse patterns of files outside of a repository of the hub.
-
-    The metadata of a data set can name any file or URL, which `datasets` would open at
-    once.
-    """
-    from datasets import data_files
-
-    resolve, root = data_files.resolve_pattern, f"hf://datasets/{name}"
-
-    def own(pattern: str, base_path: str, *args: Any, **named: Any) -> Any:
-        for place in base_path, os.path.join(base_path, pattern):
-            rest = place.removeprefix(root)
-            inside = rest != place and rest[:1] in ("", "/", "@")
-            if not inside or "://" in rest or "::" in rest or ".." in rest.split("/"):
-                raise ValueError(f"it names {place!r}; only its own files are read")
-        return resolve(pattern, base_path, *args, **named)
-
-    with LOCK:
-        data_files.resolve_pattern = own
-        try:
-            yield
-        finally:
-            data_files.resolve_pattern = resolve
 
 
 def choose_columns(
@@ -521,9 +471,3 @@ def _kind(feature: Any) -> str:
 
 def _is_numeric(kind: str) -> bool:
     return kind.rpartition(" ")[2].rstrip("0123456789") in NUMERIC
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first names of columns, and the number of the others."""
-    more = f" and {len(names) - LISTED} others" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more

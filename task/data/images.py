@@ -1,4 +1,4 @@
-"""Discovery and decoding of image files."""
+"""Decoding of image files."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -30,36 +30,6 @@ BLOCK = 16 * 2**20
 IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
-
-
-def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
-    """Return the image files directly in a folder, sorted by name.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    kind : str, default "folder"
-        Name of the folder's kind in error messages.
-
-    Raises
-    ------
-    SettingsError
-        If it contains no images.
-    """
-    with os.scandir(folder) as entries:
-        named = [e for e in entries if Path(e.name).suffix.lower() in IMAGE_SUFFIXES]
-    # Opening a pipe would block. Broken links are kept: decoding reports them.
-    images = [e for e in named if e.is_symlink() or e.is_file()]
-    if not images:
-        raise SettingsError(f"{kind} {str(folder)!r} has no images", "data-dir")
-    return sorted(images, key=lambda entry: entry.name)
-
-
-def channels_of(image: "Image") -> int:
-    """Return the number of channels an image needs: 1 if it is grey, else 3."""
-    grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
-    return 1 if grey else 3
 
 
 def upright(image: "Image") -> "Image":
@@ -132,7 +102,8 @@ def common_shape(sources: Iterable[Source], size: int) -> Shape:
         # Damaged files raise nearly any exception; `Pictures.write` reports them.
         with suppress(Exception), load() as image:
             first = first or upright(image).size
-            channels = max(channels, channels_of(image))
+            grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
+            channels = channels if grey else 3
     width, height = (size, size) if size else first or (1, 1)
     return height, width, channels
 

@@ -127,18 +127,10 @@ def _shards_per_class(num_classes: int, num_clients: int, per_client: int) -> in
         per_client,
         f"from 1 to {num_classes}, the number of classes",
     )
-    copies, rest = divmod(num_clients * per_client, num_classes)
-    if rest or copies == 0:
-        step = num_classes // int(np.gcd(num_classes, per_client))
-        lower = num_clients // step * step
-        near = f"{lower} or {lower + step}" if lower else f"{step}"
-        raise SettingsError(
-            f"num-clients is {num_clients}: {num_clients} x {per_client} classes per "
-            f"client are no multiple of {num_classes} classes, so shards cannot be "
-            f"equal; the nearest possible values are {near}",
-            "num-clients",
-        )
-    return copies
+    step = num_classes // int(np.gcd(num_classes, per_client))
+    allowed = f"a multiple of {step} for equal shards of {num_classes} classes"
+    require(num_clients % step == 0, "num-clients", num_clients, allowed)
+    return num_clients * per_client // num_classes
 
 
 def _count(drawn: npt.NDArray[np.int64], num_classes: int) -> Proportions:
@@ -355,8 +347,14 @@ def partition(
     rng = np.random.default_rng([settings.seed, 0x9A27])
     client_names: tuple[str, ...] = ()
     if is_path(name):
-        labels = np.concatenate([train_labels, test_labels])
-        metadata = columns() if columns else _label_column(labels)
+        if columns is None:
+            need("datasets", "hf", "a partitioner by its import path")
+            from datasets import Dataset
+
+            labels = np.concatenate([train_labels, test_labels])
+            metadata = Dataset.from_dict({"label": labels})
+        else:
+            metadata = columns()
         arguments = settings.partitioner_arguments
         given = name, arguments, metadata, num_clients, settings.seed
         parts, client_names = partition_rows(*given)
@@ -378,13 +376,11 @@ def partition(
         test = split(test_labels, proportions, rng)
     if settings.test_partition == "all":
         test = [np.arange(len(test_labels))] * num_clients
-    empty = [i for i, part in enumerate(train) if len(part) == 0]
-    if empty:
-        first = client_names[empty[0]] if client_names else empty[0]
+    if empty := [i for i, part in enumerate(train) if len(part) == 0]:
         raise SettingsError(
             f"partition {name!r} leaves {len(empty)} of {num_clients} clients without "
-            f"training examples (the first: client {first}); use fewer clients, "
-            "or a partition with less uneven proportions",
+            f"training examples (the first: client {empty[0]}); use fewer clients, or "
+            "a partition with less uneven proportions",
             "num-clients",
         )
     if settings.client_examples:
@@ -453,7 +449,9 @@ def partition_rows(
         ids = getattr(partitioner, "partition_id_to_natural_id", {})
         names = tuple(str(ids[i]) for i in range(count) if i in ids)
         usable = len(set(names)) == count
-        return [_rows_of(part) for part in parts], names if usable else ()
+        columns = (part.with_format("numpy", [ROW])[:][ROW] for part in parts)
+        found = [np.sort(np.asarray(column, np.int64)) for column in columns]
+        return found, names if usable else ()
     except SettingsError:
         raise
     # Third-party partitioners may raise any exception.
@@ -470,8 +468,7 @@ def parse_arguments(arguments: str) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        If the text does not have the form ``name=value ...``, or sets the seed to
-        null: several processes compute the same partition, so it must have a seed.
+        If the text does not have the form ``name=value ...``.
     """
     setting = "partitioner-arguments"
     allowed = "'name=value ...', with no blanks in a value"
@@ -487,18 +484,4 @@ def parse_arguments(arguments: str) -> dict[str, Any]:
             options[name] = json.loads(text)
         except ValueError:
             options[name] = text
-    seeded = options.get("seed", 0) is not None
-    require(seeded, setting, arguments, "arguments with another seed than null")
     return options
-
-
-def _rows_of(part: Any) -> npt.NDArray[np.int64]:
-    rows = part.select_columns([ROW]).with_format("numpy")[:][ROW]
-    return np.sort(np.asarray(rows, np.int64))
-
-
-def _label_column(labels: npt.NDArray[np.int64]) -> Any:
-    need("datasets", "hf", "a partitioner by its import path")
-    from datasets import Dataset
-
-    return Dataset.from_dict({"label": labels})

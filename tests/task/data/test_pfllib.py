@@ -125,7 +125,7 @@ def test_invalid_folders_are_an_error(tmp_path):
     assert_says("<client>.npz", task_of, tmp_path)
     clients(tmp_path)
     (tmp_path / "test" / "2.npz").unlink()
-    assert_says("2.npz in one of train and test", task_of, tmp_path)
+    assert_says("both for every client", task_of, tmp_path)
     for part in ("train", "test"):
         (tmp_path / part / "2.npz").write_text("no archive")
     assert_says("cannot be read", task_of, tmp_path)

@@ -121,33 +121,26 @@ def test_folder_of_images_equals_the_image_folder_task(home, tmp_path):
         assert ours.targets.bincount().tolist() == theirs.targets.bincount().tolist()
 
 
-def test_data_set_of_the_hub_is_loaded_by_name_once(tmp_path, monkeypatch):
-    import datasets
+def test_data_set_of_the_hub_is_downloaded_once_and_read_like_a_folder(
+    home, tmp_path, monkeypatch
+):
+    import huggingface_hub
 
     asked = []
 
-    class Builder:
-        name, cache_dir = "parquet", str(tmp_path / "cache" / "huggingface" / "femnist")
+    def snapshot_download(name, *, repo_type, allow_patterns):
+        asked.append((name, repo_type))
+        return str(home)
 
-        def __init__(self, *given, **named):
-            asked.append((given, named))
-
-        def download_and_prepare(self):
-            pass
-
-        def as_dataset(self):
-            return datasets.DatasetDict({"train": letters()})
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", Builder)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     cache = str(tmp_path / "cache")
     options = {"task": "hf:flwrlabs/femnist", "cache-dir": cache, **BY_WRITER}
+    options["data-subset"] = "saved"
     config = " ".join(f"{name}={value!r}" for name, value in options.items())
     flags = ("--clients", str(WRITERS), "--rounds", "2", "--run-config", config)
     assert run(tmp_path / "out", "fedavg", *flags) == 0
     assert len(rows_of(tmp_path / "out", "fedavg")) == 2
-    # The data set is loaded once and serves all clients.
-    where = {"cache_dir": str(tmp_path / "cache" / "huggingface")}
-    assert asked == [(("flwrlabs/femnist", None), where)]
+    assert asked == [("flwrlabs/femnist", "dataset")]
 
 
 def test_the_header_of_a_table_may_have_blanks_around_names(home, tmp_path):
@@ -398,7 +391,6 @@ def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
         # A fifth of each client's 20 rows
         assert len(task.train_examples(client)) == 16
         assert len(task.test_examples(client)) == 4
-    assert task.notes[-1] == "the inputs are size, ward, without hospital"
 
 
 def test_small_clients_share_the_held_out_examples(tmp_path):
@@ -437,12 +429,10 @@ def test_spellings_of_a_label_are_one_class(tmp_path):
 
 
 def test_the_error_of_a_name_says_that_it_is_no_local_path(tmp_path, monkeypatch):
-    import datasets
-
     def unreachable(*given, **named):
         raise ConnectionError("no network")
 
-    monkeypatch.setattr(datasets, "load_dataset_builder", unreachable)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     given = resolve({"task": "hf:patiens", "cache-dir": str(tmp_path)})
     error = str(refusal(build_task, given, 2))
     assert error.startswith("the data set 'patiens' (not a local path) cannot be loade")

@@ -203,37 +203,6 @@ def test_formats_that_can_link_to_other_files_are_refused(tmp_path):
     assert code_of(tmp_path) == "task"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "folder"),
-    [
-        ("{url}/s.csv", ""),
-        ("zip://s.csv::{url}/s.zip", ""),
-        ("hf://datasets/another/one/s.csv", ""),
-        ("../../another/one@main/s.csv", ""),
-        ("{secret}/table/s.csv", ""),
-        ("s.csv", "{secret}/table"),
-    ],
-)
-def test_metadata_on_the_hub_names_its_own_files(
-    tmp_path, secret, url, pattern, folder, monkeypatch
-):
-    import datasets
-
-    pattern, folder = (
-        text.format(secret=secret, url=url) for text in (pattern, folder)
-    )
-
-    def load_dataset_builder(name, *_, **__):
-        base = folder or f"hf://datasets/{name}@0123"
-        files = datasets.data_files.DataFilesList.from_patterns([pattern], base)
-        raise AssertionError(files)
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
-    cache = {"cache-dir": str(tmp_path / "cache")}
-    given = resolve({"task": "hf:owner/name", **cache})
-    assert refusals.code_of(build_task, given, 0) == "task"
-
-
 # Relative paths
 
 
@@ -250,10 +219,6 @@ def test_a_relative_path_is_not_the_name_of_a_reader(tmp_path, monkeypatch):
         cache = str(tmp_path / "cache")
         task = build_task(resolve({**own, "cache-dir": cache}), 0)
         assert len(task.train_examples(0)) + len(task.test_examples(0)) == 2 * count
-    # A name of a reader without such a path is looked up on the hub.
-    own = {"task": "hf:parquet", "cache-dir": cache}
-    error = refusals.refusal(build_task, resolve(own), 0)
-    assert "not a local path" in str(error)
 
 
 @pytest.mark.parametrize("name", ["p[1]/rows.csv", "p[1]", "p1/r*s.csv", "p1/r?ws.csv"])
