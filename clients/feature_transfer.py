@@ -12,6 +12,7 @@ from flwr_frl.clients.base import Arrays, Config, Evaluation, Reply, TrainingSet
 from flwr_frl.clients.device.conversions import Tensors, to_numpy, to_tensors, under
 from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION, array_names
+from flwr_frl.clients.device.traits import trained_representation
 from flwr_frl.clients.representation_transfer import RoleSettings, TransferClient
 from flwr_frl.common.settings import require, setting
 from flwr_frl.task.examples import ExampleSet
@@ -34,7 +35,7 @@ class RoleTrainingSettings(TrainingSettings, RoleSettings):
     """Local training of split models, and the roles of clients."""
 
 
-class FeatureTransferClient(TransferClient):
+class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
     """Representation transfer for nonlinear models, which the theory does not cover.
 
     A source trains its whole model for ``source-epochs`` and sends the representation

@@ -7,22 +7,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
-from flwr_frl.common.settings import SettingsError, setting
-from flwr_frl.task.base import Task
+from flwr_frl.clients.device.traits import trained_representation
+from flwr_frl.common.settings import setting
 from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.training import freeze, loop
 
 PREVIOUS = "previous."
-
-
-def trained_representation(task: Task) -> None:
-    """Refuse representations without parameters: there are no features to contrast."""
-    if not any(True for _ in task.scratch_model.representation.parameters()):
-        raise SettingsError(
-            "it needs a representation with parameters; this one has none, so its "
-            "features are the same in all models",
-            "no-features",
-        )
 
 
 class MOONClient(Client, requires=(trained_representation,)):

@@ -134,3 +134,13 @@ def separate_head(task: Task) -> None:
     if task.scratch_model.is_tied:
         text = "it needs a head without parameters of the representation (tied weights)"
         raise SettingsError(text, "tied-head")
+
+
+def trained_representation(task: Task) -> None:
+    """Refuse representations without parameters, such as that of ``logistic``."""
+    if not any(True for _ in task.scratch_model.representation.parameters()):
+        raise SettingsError(
+            "it needs a representation with parameters; this one has none, so its "
+            "features are the same in all models",
+            "no-features",
+        )
