@@ -255,18 +255,6 @@ def test_perturbations_have_the_covariance_of_an_unbiased_gradient(direction):
 
 
 @pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
-def test_gradients_match_finite_differences(kind):
-    problem, rng = kind.create(range(4), 1), np.random.default_rng(0)
-    x, h = rng.standard_normal((4, 10)), 1e-6
-    samples = np.array([problem.draw(row, rng, 1)[0] for row in range(4)])
-    slopes = [
-        (problem.value(x + e, samples) - problem.value(x - e, samples)) / (2 * h)
-        for e in h * np.eye(10)
-    ]
-    assert_allclose(problem.gradient(x, samples), np.transpose(slopes), atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
 def test_expected_costs_are_the_mean_over_samples(kind):
     # 200,000 samples; a normal mean deviates by 6 standard errors twice in 1e9.
     problem, rng = kind.create([3], 1), np.random.default_rng(0)
@@ -300,13 +288,6 @@ def test_true_models_minimize_the_loss_and_are_close():
     exact = 2 * (20 + math.pi**2 / 120) / math.sqrt(2 * math.pi)
     assert_allclose(both, exact, atol=1e-3)
     assert (far > 0).all()
-
-
-def test_proximity_by_hand():
-    constraint = Proximity(np.array([[0, 1], [0, 2]]), np.array([-1.0, -30.0]))
-    x_i, x_j = np.array([[1.0, 2], [1, 2]]), np.array([[4.0, -2], [4, -2]])
-    assert_array_equal(constraint.value(x_i, x_j), [24, -5])
-    assert_array_equal(constraint.gradient(x_i, x_j), [[-6, 8], [-6, 8]])
 
 
 def test_offsets_are_equal_at_both_ends_of_an_edge():

@@ -5,8 +5,6 @@ import pytest
 from gossip_network import GOSSIP, RING, D, N, Network, away
 from gossip_numpy import SQUARM, data_of, gradient, plain_dpsgd, plain_squarm
 
-from flwr_frl.strategies.gossip.mixing import spectrum
-
 
 def test_dpsgd_equals_plain_numpy_step_by_step():
     network = Network("dpsgd")
@@ -151,32 +149,6 @@ def test_automatic_consensus_step(compressor, share):
     network.go(1)
     expected = share / (2 - share)
     assert network.strategy.step == pytest.approx(expected, rel=0.1)
-
-
-def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
-    # From iteration 3 on, the learning rate is practically 0. Sketches are linear, so
-    # the estimated distance shrinks like the exact one: after a round, at most
-    # (1 - delta)^2 of it remains.
-    schedule = "steps:0:3:1e15"
-    dpsgd = Network("dpsgd", learning_rate_schedule=schedule)
-    choco = Network(
-        "choco-sgd",
-        learning_rate_schedule=schedule,
-        compressor="top-k",
-        compressor_k=0.3,
-        consensus_step=0.2,
-    )
-    dpsgd.go(12, evaluate=True)
-    choco.go(40, evaluate=True)
-    rate = (1 - spectrum(RING).delta) ** 2
-    distances = [row["consensus-distance"] for row in dpsgd.rows]
-    assert distances[2] > 1e-3
-    for now, then in zip(distances[3:], distances[2:], strict=False):
-        assert now <= rate * then * 1.001
-    assert rate == pytest.approx(((1 + 2 * np.cos(2 * np.pi / 5)) / 3) ** 2)
-    assert (
-        choco.rows[-1]["consensus-distance"] < choco.rows[3]["consensus-distance"] / 20
-    )
 
 
 # Assumptions of the theorems

@@ -70,48 +70,6 @@ def test_edges_are_known_ones(edges, expected):
     assert text(edges) == expected
 
 
-def test_nodes_of_a_torus_have_four_neighbours():
-    # Three rows of four: 0 1 2 3, 4 5 6 7, 8 9 10 11.
-    near = np.flatnonzero(metropolis(torus(12))[6])
-    assert near.tolist() == [2, 5, 6, 7, 10]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(3, 14), st.integers(2, 6), st.integers(0, 2**64))
-def test_k_regular_gives_every_node_the_same_degree(n, degree, seed):
-    if degree >= n or n * degree % 2:
-        degree = 2
-    assert np.bincount(k_regular(n, degree, seed).ravel()).tolist() == [degree] * n
-
-
-def test_small_world_rewires_edges_with_the_given_probability():
-    lattice = set(map(tuple, small_world(200, 4, 0.0).tolist()))
-    rewired = set(map(tuple, small_world(200, 4, 0.25).tolist()))
-    assert len(rewired) == 400
-    # On average a quarter of the 400 edges, with standard deviation 8.7.
-    assert abs(len(lattice - rewired) - 100) < 6 * 8.7
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(2, 9), st.floats(0.2, 1), st.integers(0, 2**64))
-def test_erdos_renyi_follows_the_documented_rule(n, probability, seed):
-    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    for attempt in range(1000):
-        words = np.random.PCG64([seed, attempt]).random_raw(len(pairs)).tolist()
-        edges = [
-            pair
-            for pair, word in zip(pairs, words, strict=True)
-            if (word >> 11) / 2**53 < probability
-        ]
-        adjacency = np.eye(n)
-        for i, j in edges:
-            adjacency[i, j] = adjacency[j, i] = 1
-        # Connected if every two nodes have a path of n steps.
-        if np.linalg.matrix_power(adjacency, n).all():
-            break
-    assert erdos_renyi(n, probability, seed).tolist() == list(map(list, edges))
-
-
 def test_graph_is_read_from_a_file_of_edges(tmp_path):
     file = tmp_path / "graph.txt"
     file.write_text("# a tree\n1 0\n1 2  # the leaf\n\n3\t1\n3 4\n")
@@ -209,18 +167,6 @@ def test_spectrum_of_the_ring(n):
         delta, lambda_max = spectrum(weights)
         assert delta == pytest.approx(1 - max(map(abs, eigenvalues[1:])), abs=1e-12)
         assert lambda_max == pytest.approx(1 - min(eigenvalues), abs=1e-12)
-
-
-def test_spectrum_of_the_torus():
-    # 3 rows, 5 columns, weights 1/5: lambda = (1 + 2 cos a + 2 cos b) / 5.
-    eigenvalues = sorted(
-        (1 + 2 * math.cos(2 * math.pi * r / 3) + 2 * math.cos(2 * math.pi * c / 5)) / 5
-        for r in range(3)
-        for c in range(5)
-    )
-    delta, lambda_max = spectrum(metropolis(torus(15)))
-    assert delta == pytest.approx(1 - max(eigenvalues[-2], -eigenvalues[0]), abs=1e-12)
-    assert lambda_max == pytest.approx(1 - eigenvalues[0], abs=1e-12)
 
 
 def test_spectrum_matches_hand_computed_eigenvalues():

@@ -64,21 +64,6 @@ def test_round_without_messages_has_no_bits(trigger):
     np.testing.assert_allclose(network.models(), plain.x, rtol=0, atol=1e-6)
 
 
-def test_train_loss_is_the_loss_of_the_batches():
-    # With full batches and one step, this is the loss before the step.
-    network = Network("dpsgd")
-    network.go(2)
-    models, data = network.models(), data_of(network)
-    network.go(1)
-    total = 0.0
-    for x, (inputs, targets) in zip(models, data, strict=True):
-        logits = inputs @ x[:-10].reshape(10, -1).T + x[-10:]
-        log_sum = np.log(np.exp(logits).sum(1))
-        total += (log_sum - logits[np.arange(len(targets)), targets]).sum()
-    expected = total / sum(len(targets) for _, targets in data)
-    assert network.rows[-1]["train-loss"] == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("seed", range(6))
 @GOSSIP
 def test_consensus_distance_is_estimated_within_its_error(algorithm, seed):

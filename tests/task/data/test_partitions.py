@@ -145,18 +145,6 @@ def test_dirichlet_is_even_for_a_large_and_uneven_for_a_small_concentration():
         assert np.isclose(drawn.var(), variance, rtol=0.2)
 
 
-def test_log_normal_sizes():
-    # One class, so that a client's share is its weight over the sum of weights.
-    sigma, n = 1.5, 4000
-    shares = log_normal(1, n, 1, sigma, np.random.default_rng(2))[0]
-    logs = np.log(shares)
-    # The logarithm of a share is normal up to a constant; 4 standard errors of its
-    # standard deviation are 4 sigma / sqrt(2 n).
-    assert abs(logs.std() - sigma) < 4 * sigma / np.sqrt(2 * n)
-    centred = (logs - logs.mean()) / logs.std()
-    assert abs((centred**3).mean()) < 4 * np.sqrt(6 / n)
-
-
 def test_log_normal_has_s_classes_and_equal_shards_without_spread():
     train, test = labels_of(10, 300), labels_of(10, 30)
     parts, tests = split_of(

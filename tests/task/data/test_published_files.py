@@ -4,15 +4,12 @@ import os
 import pickle
 import struct
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 import torchvision
 from pictures import load, numbers
 from refusals import code_of, refusal
-
-from flwr_frl.task.data.datasets import EmnistSplit
 
 # Data sets of torchvision in their published files
 
@@ -68,10 +65,6 @@ def test_classes_of_emnist_splits(tmp_path):
     letters = load(root, tmp_path, task="emnist", emnist_split="letters")
     assert letters.train.labels.tolist() == list(range(26))
     assert letters.classes == tuple("abcdefghijklmnopqrstuvwxyz")
-
-
-def test_emnist_splits_equal_those_of_torchvision():
-    assert set(get_args(EmnistSplit)) == set(torchvision.datasets.EMNIST.splits)
 
 
 def test_failed_downloads_and_truncated_files_are_an_error(tmp_path, monkeypatch):

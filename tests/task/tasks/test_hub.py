@@ -320,14 +320,6 @@ def test_missing_numbers_and_irregular_rows_are_an_error(tmp_path, columns, code
     assert code_of(task_of, tmp_path, "rows", 0, input_columns="x") == code
 
 
-def test_a_damaged_image_is_named(tmp_path):
-    for name in "ab":
-        write_images(tmp_path / "photos" / "train" / name, [letter(0, 0)] * 2)
-    (tmp_path / "photos" / "train" / "b" / "1.png").write_bytes(b"no image")
-    assert code_of(task_of, tmp_path, "photos", 0, test_fraction=0.1) == "data-dir"
-    assert not list((tmp_path / "cache").glob("*/*.npy"))
-
-
 # Classes, clients and held-out examples
 
 
@@ -368,15 +360,6 @@ def test_parts_have_the_same_classes_in_the_same_order(tmp_path):
         assert code_of(task_of, tmp_path, f"others-{i}", 0) == "label-column"
 
 
-def test_other_columns_of_the_test_split_may_have_other_classes(tmp_path):
-    label = ["cat", "dog"]
-    train, test = {"writer": ["w1", "w2"]}, {"writer": ["w3"]}
-    parts = {"train": {**train, "label": label}, "test": {**test, "label": label}}
-    save(tmp_path / "written", **parts)
-    task = task_of(tmp_path, "written", 0, label_column="label")
-    assert len(task.test_examples(0)) == 10
-
-
 def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
     rows = [f"{i % 7}.5,{i % 3},{10 + i % 3},{'ab'[i % 2]}" for i in range(60)]
     write_table(tmp_path / "rows.csv", "size,ward,hospital,label", rows)
@@ -401,14 +384,6 @@ def test_small_clients_share_the_held_out_examples(tmp_path):
     tested = [len(task.test_examples(i)) for i in range(20)]
     # A fifth of 40 examples, of which no client can lose more than one
     assert sorted(tested) == [0] * 12 + [1] * 8
-
-
-def test_a_column_that_names_no_clients_is_an_input(tmp_path):
-    rows = [f"{i % 7}.5,{i % 3},{'ab'[i % 2]}" for i in range(60)]
-    write_table(tmp_path / "rows.csv", "size,ward,label", rows)
-    unused = {"partitioner-arguments": "partition_by=ward"}
-    task = task_of(tmp_path, "rows.csv", 3, input_columns="*", **unused)
-    assert task.train_examples(0).inputs.shape[1] == 2
 
 
 def test_spellings_of_a_label_are_one_class(tmp_path):

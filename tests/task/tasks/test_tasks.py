@@ -194,11 +194,3 @@ def test_images_of_a_large_client_are_read_batch_by_batch(tmp_path, monkeypatch)
         for (x, y), (u, v) in zip(some.batches(3), others.batches(3), strict=True):
             assert torch.equal(x, u)
             assert torch.equal(y, v)
-
-
-def test_a_few_grey_images_at_the_beginning_do_not_make_a_folder_grey(tmp_path):
-    write_grey(tmp_path, mode="RGB")
-    for name, value, count in ("c", (9, 9, 9), 200), ("z", (9, 0, 0), 100):
-        images = [np.full((16, 16, 3), value, np.uint8)] * count
-        write_images(tmp_path / "train" / name, images)
-    assert folder_task(tmp_path, partition="iid").natural
