@@ -60,10 +60,9 @@ def build_graph(
     import networkx
 
     require(n >= 2, "the number of nodes", n, "at least 2")
-    if name == "ring":
-        return connected(networkx.cycle_graph(n).edges, n)
-    if name == "complete":
-        return connected(networkx.complete_graph(n).edges, n)
+    named = {"ring": networkx.cycle_graph, "complete": networkx.complete_graph}
+    if name in named:
+        return connected(named[name](n).edges, n)
     if name == "star":
         return connected(networkx.star_graph(n - 1).edges, n)
     if name == "torus":

@@ -27,7 +27,7 @@ from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 from flwr_frl.task.tasks.text import TextTask
 from flwr_frl.task.tasks.transfer import TransferTask
-from flwr_frl.task.tasks.transformer_text import FromTransformer
+from flwr_frl.task.tasks.transformer_text import TransformerText
 
 # The name of a task, and the settings that it reads with their values.
 TaskKey = tuple[str, tuple[tuple[str, Setting], ...]]
@@ -36,7 +36,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
     "hf": FromHub(),
     "text-folder": TextTask,
-    "hf-text": FromTransformer(),
+    "hf-text": partial(TransformerText, ""),
     "linear": LinearTask,
     "transfer": TransferTask,
     "qcqp": partial(MultiTaskSetup, "qcqp"),
@@ -82,7 +82,7 @@ def task_maker(name: str) -> Callable[..., Task]:
     if name.startswith("hf:"):
         return FromHub(name.removeprefix("hf:"))
     if name.startswith("hf-text:"):
-        return FromTransformer(name.removeprefix("hf-text:"))
+        return partial(TransformerText, name.removeprefix("hf-text:"))
     if name not in TASKS:
         raise unknown("task", name, TASKS, others="package.module:function")
     return TASKS[name]

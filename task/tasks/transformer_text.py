@@ -19,7 +19,6 @@ from flwr_frl.common.settings import (
     setting,
     unknown,
 )
-from flwr_frl.task.base import Task
 from flwr_frl.task.data.labels import HELD_OUT_SEED, class_name
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -71,32 +70,13 @@ class TransformerSettings(Checked):
     frozen_layers: int = setting(0, ge=-1)
 
 
-@dataclass(frozen=True)
-class FromTransformer:
-    """Make the task of a transformer.
-
-    Parameters
-    ----------
-    name : str, default ""
-        The transformer, as for `flwr_frl.task.models.transformer.locate`.
-    """
-
-    name: str = ""
-
-    _settings_type: ClassVar[type] = TransformerSettings
-
-    def __call__(self, settings: TransformerSettings, num_clients: int) -> Task:
-        """Return the task; ``num_clients`` 0 gives client 0 all files."""
-        return TransformerText(self.name, settings, num_clients)
-
-
 class TransformerText(FileTask):
     """Classification of texts by a pretrained transformer and a linear head.
 
     Parameters
     ----------
     name : str
-        The transformer.
+        The transformer, as for `flwr_frl.task.models.transformer.locate`.
     settings : TransformerSettings
         Tables of texts, and which part of the transformer is trained.
     num_clients : int
@@ -109,6 +89,7 @@ class TransformerText(FileTask):
         is malformed.
     """
 
+    _settings_type: ClassVar[type] = TransformerSettings
     loss: Loss = staticmethod(nn.functional.cross_entropy)
 
     def __init__(

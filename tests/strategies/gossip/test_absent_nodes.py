@@ -62,18 +62,6 @@ def test_missed_messages_are_queued_delivered_once_and_cleared(how):
     assert unanswered == (expected if how in ("down", "lost") else [0] * 8)
 
 
-def test_dpsgd_queues_no_messages_of_missed_rounds():
-    network = Network("dpsgd")
-    network.grid.down = lambda i, r: i == 2 and r in (3, 4, 5)
-    network.go(6)
-    for r in (3, 4, 5, 6):
-        (message,) = network.messages("train", r, 2)
-        assert relayed(message) == both_neighbours_of_2(2)
-    # Its neighbours get nothing from it for a round that it missed.
-    (message,) = network.messages("train", 5, 1)
-    assert relayed(message) == [(4, name_of(0))]
-
-
 @GOSSIP
 @pytest.mark.parametrize("how", ["lost", "too long"])
 def test_rejected_reply_equals_an_absence(algorithm, how):

@@ -52,15 +52,6 @@ def test_bad_setting_fails_with_a_one_line_error(
     assert_refused(["squarm-sgd"], text, line, tmp_path, capfd)
 
 
-@pytest.mark.parametrize("text", ["graph='rign'", "graph='torus'", "local-steps=0"])
-def test_settings_of_all_algorithms_are_checked_before_the_first_run(
-    text, tmp_path, monkeypatch, capfd
-):
-    monkeypatch.chdir(tmp_path)
-    line = text.split("=")[1].strip("'").replace("torus", "a torus is 5")
-    assert_refused(["fedavg", "squarm-sgd"], text, line, tmp_path, capfd)
-
-
 def test_graph_of_one_node_is_an_error(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     line = "the number of nodes is 1"

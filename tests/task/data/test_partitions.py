@@ -243,16 +243,9 @@ def test_unused_settings_do_not_change_the_partition(name):
 
 def test_all_clients_may_test_on_all_examples():
     train, test = labels_of(10, 30), labels_of(10, 7)
-    parts, tests = split_of(train, test, 10, test_partition="all")
+    _, tests = split_of(train, test, 10, test_partition="all")
     for held_out in tests:
         assert held_out.tolist() == list(range(70))
-    # The training examples equal those of any other run with this seed.
-    usual, usual_tests = split_of(train, test, 10, test_partition="same")
-    default, default_tests = split_of(train, test, 10)
-    assert all(map(np.array_equal, parts, usual))
-    assert all(map(np.array_equal, parts, default))
-    assert_disjoint_and_complete(usual_tests, 70)
-    assert all(map(np.array_equal, usual_tests, default_tests))
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))

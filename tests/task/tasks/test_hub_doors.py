@@ -102,8 +102,6 @@ def code_of(home: Path, **settings) -> str:
         "zip://s.png::{secret}/s.zip",
         "{url}/s.png",
         "zip://s.png::{url}/s.zip",
-        "zip://s.png::zip://s.zip::{url}/t.zip",
-        "simplecache::{url}/s.png",
     ],
 )
 def test_images_outside_of_the_data_are_not_read(tmp_path, secret, url, place):
