@@ -230,18 +230,13 @@ class TextTask(FileTask):
         self.classes = self._classes() if self.labelled else tuple(CHARACTERS)
         for file in () if self.labelled else chain(*self.files):
             # A character has at most four bytes, so most files need not be read.
-            if int(file.stat().st_size / 4 * TEST_FRACTION) <= self.length:
-                self._check_length(file, len(_text(file)))
-
-    def _check_length(self, path: Path, count: int) -> None:
-        """Raise `SettingsError` unless a file's last part has a window."""
-        if int(count * TEST_FRACTION) <= self.length:
-            raise SettingsError(
-                f"{str(path)!r} has {count} characters; with sequence-length "
-                f"{self.length} there must be at least "
-                f"{int((self.length + 1) / TEST_FRACTION)}",
-                "sequence-length",
-            )
+            count = file.stat().st_size // 4
+            if int(count * TEST_FRACTION) <= self.length:
+                count = len(_text(file))
+            least = int((self.length + 1) / TEST_FRACTION)
+            allowed = f"less, or files of at least {least} characters ({file} has less)"
+            valid = int(count * TEST_FRACTION) > self.length
+            require(valid, "sequence-length", self.length, allowed)
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
@@ -288,7 +283,6 @@ class TextTask(FileTask):
     def _windows_of(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
         """Return a text's training and test examples; windows do not overlap both."""
         codes = _characters(_text(path))
-        self._check_length(path, len(codes))
         cut = len(codes) - int(len(codes) * TEST_FRACTION)
         return self._windows(codes[:cut]), self._windows(codes[cut:])
 
