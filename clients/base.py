@@ -35,9 +35,9 @@ from flwr_frl.clients.device.traits import Traits, extend
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
     SettingsError,
-    extended,
     require,
     setting,
+    settings_of,
     warn_about_similar,
 )
 from flwr_frl.task import training
@@ -149,7 +149,7 @@ class Client(NumPyClient):
                 names = (groups,) if isinstance(groups, str) else groups
                 setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
         warn_about_similar(cls, HOOKS)
-        cls._settings_type = extended(_settings_of_bases(cls), cls)
+        cls._settings_type = settings_of(cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # The trait describes these methods; after an override it is declared anew.
         names = "fit", "update", "train"
@@ -522,21 +522,6 @@ class Client(NumPyClient):
             self.train(own[0] if len(own) == 1 else "all", epochs)
         elif groups:
             fit_rounds(self, epochs)
-
-
-def _settings_of_bases(kind: type[Client]) -> type:
-    """Return a class's settings without the fields that it declares itself.
-
-    If several bases declare settings, the class has all of them.
-    """
-    if "_settings_type" in vars(kind):
-        return kind._settings_type
-    types = [base._settings_type for base in kind.__bases__ if issubclass(base, Client)]
-    bases = [t for t in types if sum(issubclass(other, t) for other in types) == 1]
-    if len(bases) <= 1:
-        return (bases or types)[0]
-    made = type(kind.__name__, tuple(bases), {"__module__": kind.__module__})
-    return dataclass(frozen=True)(made)
 
 
 def deployed_groups(kind: type[Client]) -> Groups:

@@ -1,6 +1,5 @@
 """The base class of all strategies."""
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +28,6 @@ from flwr_frl.common.memory_array import memory_record, values_of
 from flwr_frl.common.settings import (
     Settings,
     SettingsError,
-    build,
-    declared,
     require,
     require_all_of_noise,
 )
@@ -114,8 +111,12 @@ class Strategy(Algorithm, uses_mean="only"):
         replaced rather than changed in place.
     """
 
+    _settings_type = StrategySettings
+    settings: StrategySettings
+
     def __init__(self, *, min_evaluate_nodes: int = 1, **arguments: Any) -> None:
-        self.settings = settings = StrategySettings(**arguments)
+        self._set_settings(arguments)
+        settings = self.settings
         noise, clip = settings.server_dp_noise, settings.server_dp_clip
         # The private mean has equal weights.
         valid = not noise or type(self).weights is Strategy.weights
@@ -137,23 +138,8 @@ class Strategy(Algorithm, uses_mean="only"):
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Any:
-        """Return the strategy with its declared arguments taken from settings.
-
-        Raises
-        ------
-        SettingsError
-            If a setting is out of its range, or an ``__init__`` does not pass on the
-            arguments of its bases: their settings would silently keep their defaults.
-        """
-        for kind in cls.__mro__[: cls.__mro__.index(Strategy)]:
-            init = vars(kind).get("__init__")
-            if init and "**" not in str(inspect.signature(init)):
-                raise SettingsError(
-                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
-                    "its bases, such as fraction-train and seed, have no effect; add "
-                    "**base to its arguments and call super().__init__(**base)"
-                )
-        return build(cls, settings)
+        """Return the strategy with its settings; see `Algorithm._from`."""
+        return cls._from(settings)
 
     # Hooks: what an algorithm overrides.
 
@@ -603,12 +589,6 @@ class Strategy(Algorithm, uses_mean="only"):
         log(INFO, "\t├──> %s", type(self).__name__)
         log(INFO, "\t├──> Sampling: %.3g, at least %d nodes, seed %d", *sampled)
         log(INFO, "\t└──> Mean: %s", settings.weighting)
-
-
-# Its signature shows the fields of `StrategySettings`.
-_me, _least, _ = inspect.signature(Strategy.__init__).parameters.values()
-_fields = [each.parameter for each in declared(StrategySettings).values()]
-vars(Strategy.__init__)["__signature__"] = inspect.Signature([_me, _least, *_fields])
 
 
 def averages_on_arrival(strategy: FlowerStrategy) -> bool:

@@ -28,8 +28,8 @@ class FedAsync(AsynchronousRounds):
     from_sent = False
 
     def __init__(self, strategy: Strategy, **base: Any) -> None:
-        self.global_learning_rate = self.fedasync_alpha
         super().__init__(strategy, **base)
+        self.global_learning_rate = self.fedasync_alpha
         rule = strategy.settings.aggregation
         allowed = "mean with fedasync, where a version takes the model of one client, "
         allowed += "which no other can outvote; fedbuff supports the other rules"

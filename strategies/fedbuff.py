@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.memory_array import memory_record
 from flwr_frl.common.messages import ARRAYS, SERVER_ROUND
-from flwr_frl.common.settings import Settings, build, require, setting
+from flwr_frl.common.settings import Settings, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing
@@ -296,8 +296,8 @@ class AsynchronousRounds(Wrapping):
     global_learning_rate: float
     from_sent: ClassVar[bool]
 
-    def __init__(self, strategy: Strategy) -> None:
-        self.wrap(strategy)
+    def __init__(self, strategy: Strategy, **settings: Any) -> None:
+        self.wrap(strategy, settings)
         active, size, limit = self.concurrency, self.buffer_size, self.max_staleness
         allowed = f"at most {active}, the number of clients at work (concurrency)"
         require(size <= active, "buffer-size", size, allowed)
@@ -321,7 +321,7 @@ class AsynchronousRounds(Wrapping):
     def from_settings(cls, settings: Settings) -> Strategy:
         """Return the base that the settings name, with asynchronous participation."""
         wrapped = build_strategy(cls.wrapped_settings(settings))
-        wrapper = build(cls, settings, strategy=wrapped)
+        wrapper = cls._from(settings, wrapped)
         wrapper.set_rounds(int(settings["num-server-rounds"]))
         return wrapped
 

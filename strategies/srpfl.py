@@ -6,14 +6,13 @@ whose reply comes later keeps its previous personal part.
 
 from collections.abc import Sequence
 from logging import INFO
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.common import log
 
 from flwr_frl.common.settings import (
     Setting,
     Settings,
-    build,
     declared,
     require,
     setting,
@@ -98,8 +97,9 @@ class SRPFL(Wrapping):
         num_rounds: int | None = None,
         speeds: SpeedModel | None = None,
         communication_time: float = 0.0,
+        **settings: Any,
     ) -> None:
-        self.wrap(strategy)
+        self.wrap(strategy, settings)
         noise, rule = strategy.settings.server_dp_noise, strategy.settings.aggregation
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
@@ -158,10 +158,9 @@ class SRPFL(Wrapping):
         # The theory needs the speeds of at least one client.
         allowed = f"at most {total - 1}, so that one of {total} clients trains"
         require(newcomers < total, "new-clients", newcomers, allowed)
-        build(
-            cls,
+        cls._from(
             settings,
-            strategy=wrapped,
+            wrapped,
             num_rounds=int(settings["num-server-rounds"]),
             speeds=speed_model(settings, total - newcomers),
             communication_time=float(settings["communication-time"]),

@@ -1,5 +1,6 @@
 """The base of strategies that change who takes part in another strategy's rounds."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
@@ -106,8 +107,9 @@ class Wrapping(Algorithm):
         """Return "" if a strategy can be wrapped, or else which strategies can be."""
         raise NotImplementedError
 
-    def wrap(self, strategy: Strategy) -> None:
-        """Store the strategy; raise `SettingsError` if it cannot be wrapped."""
+    def wrap(self, strategy: Strategy, values: Mapping[str, Any]) -> None:
+        """Store the arguments; raise `SettingsError` if they are not allowed."""
+        self._set_settings(values)
         allowed = "a strategy object of this package, such as FedRep()"
         require(isinstance(strategy, Strategy), "strategy", strategy, allowed)
         self._check_base(type(strategy), "strategy", type(strategy).__name__)

@@ -4,7 +4,7 @@ A setting is an annotated field of a client, a strategy or a dataclass::
 
     head_epochs: int = setting(10, ge=0)
 
-or an argument of a function or constructor::
+or an argument of a task's function or constructor::
 
     head_epochs: Annotated[int, setting(ge=0)] = 10
 
@@ -52,6 +52,8 @@ Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
 MayDiffer = Literal["never", "on resume", "always"]
 
+# Attribute of a dataclass with its fields by name, inherited ones among them.
+FIELDS = "__dataclass_fields__"
 # Key of a setting's facts in the metadata of a dataclass's field.
 KEY = "setting"
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -433,16 +435,6 @@ class Declared:
         return self.annotation.__origin__ if annotated else self.annotation
 
     @property
-    def parameter(self) -> inspect.Parameter:
-        """The setting as a keyword argument of a constructor."""
-        return inspect.Parameter(
-            self.argument,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=self.default,
-            annotation=Annotated[self.annotation, self.facts],
-        )
-
-    @property
     def is_safe(self) -> bool:
         """True if a stranger's file may set a string."""
         return self.facts.safe or get_origin(self.kind) is Literal
@@ -496,23 +488,12 @@ def made_by(maker: Maker) -> Any:
 def _parameters(maker: Maker) -> Mapping[str, inspect.Parameter]:
     """Return a maker's parameters by name, with evaluated annotations."""
     function = made_by(maker)
-    if "__dataclass_fields__" in getattr(function, "__dict__", {}):
+    if FIELDS in getattr(function, "__dict__", {}):
         # Fields may be inherited from a dataclass of another module.
         hints = get_type_hints(function, include_extras=True)
         fields = inspect.signature(maker).parameters
         return {n: p.replace(annotation=hints[n]) for n, p in fields.items()}
-    if not inspect.isclass(maker):
-        return inspect.signature(maker, eval_str=True).parameters
-    parameters: dict[str, inspect.Parameter] = {}
-    for base in maker.__mro__[:-1]:
-        if init := vars(base).get("__init__"):
-            of_base = inspect.signature(init, eval_str=True).parameters
-            # Subclasses override their bases and are listed after them.
-            parameters = {**of_base, **parameters}
-            # Only a class that passes on **kwargs accepts the arguments of its bases.
-            if all(p.kind is not p.VAR_KEYWORD for p in of_base.values()):
-                break
-    return parameters
+    return inspect.signature(maker, eval_str=True).parameters
 
 
 @run_cache(maxsize=None)
@@ -522,8 +503,8 @@ def declared(maker: Maker) -> dict[str, Declared]:
     Parameters
     ----------
     maker : callable
-        Class (including its bases), dataclass, function or partial. If it has an
-        attribute ``_settings_type``, the fields of that dataclass are its settings.
+        Class, dataclass, function or partial. If it has an attribute
+        ``_settings_type``, the fields of that dataclass are its settings.
 
     Returns
     -------
@@ -544,7 +525,7 @@ def declared(maker: Maker) -> dict[str, Declared]:
         # Names that are imported only for type checkers are undefined.
         line = f"an annotation of {function.__module__}:{function.__qualname__}"
         raise SettingsError(f"{line} cannot be evaluated: {error}") from None
-    fields = getattr(function, "__dataclass_fields__", {})
+    fields = getattr(function, FIELDS, {})
     settings: dict[str, Declared] = {}
     for name, parameter in parameters.items():
         annotation, default = parameter.annotation, parameter.default
@@ -565,46 +546,6 @@ def declared(maker: Maker) -> dict[str, Declared]:
     return settings
 
 
-def take_fields(kind: type, others: type) -> dict[str, Declared]:
-    """Remove the settings that a class declares as fields, and return them.
-
-    Parameters
-    ----------
-    kind : type
-        The class.
-    others : type
-        The dataclass of the settings that it has beside these.
-
-    Returns
-    -------
-    dict of str to Declared
-        By the field's name.
-
-    Raises
-    ------
-    SettingsError
-        If a field has no annotation or the name of an attribute, or if a setting is
-        replaced by a plain value.
-    """
-    inherited = getattr(others, "__dataclass_fields__", {})
-    taken, annotations = {}, inspect.get_annotations(kind)
-    for name, value in list(vars(kind).items()):
-        is_field = isinstance(value, dataclasses.Field)
-        if not is_field and not (name in inherited and isinstance(value, Setting)):
-            continue
-        delattr(kind, name)
-        is_attribute = hasattr(kind, name) or callable(getattr(others, name, None))
-        if not is_field or name not in annotations or is_attribute:
-            field = f"{name}{'_' * is_attribute}: int = setting(...)"
-            line = f"{kind.__qualname__}.{name} is no setting; write {field}, with the "
-            line += "type of its values and a name that no attribute has"
-            raise SettingsError(line, name.replace("_", "-"))
-        evaluated = inspect.get_annotations(kind, eval_str=True)
-        facts = value.metadata[KEY]
-        taken[name] = Declared(name, value.default, evaluated[name], facts)
-    return taken
-
-
 def warn_about_similar(kind: type, hooks: Iterable[str]) -> None:
     """Warn of methods that a class adds and whose names resemble those of hooks."""
     for name, value in vars(kind).items():
@@ -618,28 +559,57 @@ def warn_about_similar(kind: type, hooks: Iterable[str]) -> None:
             getLogger("flwr").warning(text, kind.__qualname__, name, near[0])
 
 
-def extended(base: type, kind: type) -> type:
-    """Return a frozen dataclass of settings with the fields that a class declares.
+def settings_of(kind: type[Any]) -> type[Any]:
+    """Return a frozen dataclass of the settings that a class declares or inherits.
 
     Parameters
     ----------
-    base : type
-        The dataclass to extend, which is returned if the class declares no settings.
     kind : type
-        The class. Its docstring describes the settings. Its static method
-        ``check_settings``, if any, raises `SettingsError` for values that do not fit
-        each other.
+        The class, whose settings are removed from its attributes. Its docstring
+        describes them. Its static method ``check_settings``, if any, raises
+        `SettingsError` for values that do not fit each other. It may name another
+        dataclass to extend, as ``_settings_type``.
+
+    Raises
+    ------
+    SettingsError
+        If a field has no annotation or the name of an attribute, or if a setting is
+        replaced by a plain value.
     """
-    if not (fields := take_fields(kind, base)):
-        return base
-    listed = [
-        (n, each.parameter.annotation, each.default) for n, each in fields.items()
-    ]
+    types: list[type[Any]]
+    if "_settings_type" in vars(kind):
+        types = [kind._settings_type]
+    else:
+        of_bases = (getattr(base, "_settings_type", None) for base in kind.__bases__)
+        types = list(dict.fromkeys(filter(None, of_bases)))
+    # Types that others extend are contained in these.
+    bases = [t for t in types if sum(issubclass(other, t) for other in types) == 1]
+    inherited = {n for each in bases for n in vars(each).get(FIELDS, {})}
+    fields, annotations = [], inspect.get_annotations(kind)
+    for name, value in list(vars(kind).items()):
+        is_field = isinstance(value, dataclasses.Field)
+        if not is_field and not (name in inherited and isinstance(value, Setting)):
+            continue
+        delattr(kind, name)
+        is_attribute = hasattr(kind, name) or any(
+            callable(getattr(each, name, None)) for each in bases
+        )
+        if not is_field or name not in annotations or is_attribute:
+            field = f"{name}{'_' * is_attribute}: int = setting(...)"
+            line = f"{kind.__qualname__}.{name} is no setting; write {field}, with the "
+            line += "type of its values and a name that no attribute has"
+            raise SettingsError(line, name.replace("_", "-"))
+        evaluated = inspect.get_annotations(kind, eval_str=True)
+        fields.append((name, evaluated[name], value))
+    if not fields and len(bases) == 1:
+        return bases[0]
     namespace = {"__doc__": kind.__doc__, "__module__": kind.__module__}
     if check := vars(kind).get("check_settings"):
         namespace["check_settings"] = check
     name = f"{kind.__qualname__}._settings_type"
-    return make_dataclass(name, listed, bases=(base,), namespace=namespace, frozen=True)
+    return make_dataclass(
+        name, fields, bases=tuple(bases), namespace=namespace, frozen=True
+    )
 
 
 def validate(instance: object) -> None:

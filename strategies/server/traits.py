@@ -7,20 +7,19 @@ A subclass declares its traits in its class statement::
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.settings import (
     Checked,
-    Declared,
+    Settings,
     SettingsError,
+    build,
     require,
     setting,
-    take_fields,
-    validate,
+    settings_of,
     warn_about_similar,
 )
 from flwr_frl.strategies.server.aggregation import RULES, WEIGHED, RuleName
@@ -202,9 +201,11 @@ def unused_settings(settings: StrategySettings, traits: Traits) -> dict[str, str
 
 
 class Algorithm(FlowerStrategy):
-    """A strategy that declares traits in its class statement."""
+    """A strategy that declares traits in its class statement and settings as fields."""
 
     _traits: ClassVar[Traits] = Traits()
+    _settings_type: ClassVar[type[Any]] = Checked
+    settings: Any
 
     def __init_subclass__(cls, **traits: Any) -> None:
         """Derive the subclass's traits from the inherited ones.
@@ -219,13 +220,12 @@ class Algorithm(FlowerStrategy):
         # A class, which a strategy beside it names, or its import path.
         if isinstance(client := traits.get("client"), type):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"
-        if settings := take_fields(cls, StrategySettings):
-            declare(cls, settings)
-        fields = Traits.__dataclass_fields__.keys()
-        for name in (traits.keys() - fields) | (vars(cls).keys() & fields):
+        cls._settings_type = settings_of(cls)
+        known = Traits.__dataclass_fields__.keys()
+        for name in (traits.keys() - known) | (vars(cls).keys() & known):
             raise SettingsError(
                 f"{cls.__qualname__} declares {name!r}; expected class keywords "
-                f"{', '.join(fields)}, as in `class Mine(Strategy, client=...)`"
+                f"{', '.join(known)}, as in `class Mine(Strategy, client=...)`"
             )
         parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
         # An overriding method may use more than the mean. It may also be that of a base
@@ -239,43 +239,30 @@ class Algorithm(FlowerStrategy):
             traits = {"uses_mean": "also", **traits}
         cls._traits = replace(cls._traits, **traits)
 
+    def _set_settings(self, values: Mapping[str, Any]) -> None:
+        """Validate settings, and make those of the algorithm attributes."""
+        self.settings = self._settings_type(**values)
+        common = fields(StrategySettings)
+        own = [each.name for each in fields(self.settings) if each not in common]
+        vars(self).update({name: getattr(self.settings, name) for name in own})
 
-def declare(cls: type[Any], settings: Mapping[str, Declared]) -> None:
-    """Give a strategy an ``__init__`` that takes its settings as keyword arguments.
+    @classmethod
+    def _from(cls, settings: Settings, *positional: Any, **others: Any) -> Any:
+        """Return the strategy with its declared arguments taken from settings.
 
-    They are set as attributes, and then the rest is passed to the ``__init__`` that the
-    class defines or inherits.
-
-    Parameters
-    ----------
-    cls : type
-        The class.
-    settings : mapping of str to Declared
-        The settings that it declares as fields, by name.
-    """
-    defined = vars(cls).get("__init__")
-
-    def init(self: Any, *positional: Any, **arguments: Any) -> None:
-        # A subclass that declares a setting again has set it already.
-        own = {
-            name: arguments.pop(name, vars(self).get(name, each.default))
-            for name, each in settings.items()
-        }
-        vars(self).update(own)
-        validate(self)
-        for name in own.keys() & StrategySettings.__dataclass_fields__.keys():
-            arguments[name] = own[name]
-        inner = partial(defined, self) if defined else super(cls, self).__init__
-        inner(*positional, **arguments)
-
-    parameters = [each.parameter for each in settings.values()]
-    further = inspect.signature(defined or _accepts_all).parameters.values()
-    me, *others = further
-    others = [me, *(other for other in others if other.name not in settings)]
-    every = sorted([*others, *parameters], key=lambda parameter: parameter.kind)
-    vars(init)["__signature__"] = inspect.Signature(every)
-    init.__module__, init.__doc__ = cls.__module__, getattr(defined, "__doc__", None)
-    cls.__init__ = init
-
-
-def _accepts_all(self: Any, **base: Any) -> None: ...
+        Raises
+        ------
+        SettingsError
+            If a setting is out of its range, or an ``__init__`` does not accept the
+            declared settings or needs others.
+        """
+        arguments = vars(build(cls._settings_type, settings))
+        try:
+            return cls(*positional, **others, **arguments)
+        except TypeError as error:
+            raise SettingsError(
+                f"{cls.__qualname__} cannot be called with its settings: {error}; an "
+                "__init__ must take **base, call super().__init__(**base), and have no "
+                "required argument of its own",
+                "undeclared-argument",
+            ) from error

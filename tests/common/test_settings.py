@@ -3,7 +3,7 @@
 import math
 from functools import partial
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from flwr_frl.common.settings import (
     load,
     require,
     setting,
-    validate,
 )
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.base import Strategy
@@ -83,32 +82,6 @@ def test_message_has_the_value_and_what_is_allowed(declaration, value, line):
 # Declarations
 
 
-class Parent:
-    name: ClassVar[str] = "parent"
-
-    def __init__(
-        self,
-        position: int = 0,
-        *,
-        rate: Annotated[float, RATE] = 0.5,
-        kind: Annotated[Literal["a", "b"], setting()] = "a",
-    ) -> None:
-        self.position, self.rate, self.kind = position, rate, kind
-        validate(self)
-
-
-class Child(Parent):
-    def __init__(
-        self,
-        *,
-        rate: Annotated[float, RATE] = 0.75,
-        more: Annotated[bool, setting()] = True,
-        **parent: Any,
-    ) -> None:
-        super().__init__(rate=rate, **parent)
-        self.more = more
-
-
 class Whole:
     """Takes all of its settings as one object."""
 
@@ -127,8 +100,6 @@ def unused(rate: Annotated[Any, RATE]) -> None:
     [
         # Dataclasses have the fields of their bases, too.
         (MoreSteps, {"step-size": 0.25, "num-steps": 7}),
-        # Forwarded arguments count, and a class may override a default.
-        (Child, {"rate": 0.75, "kind": "a", "more": True}),
         (Whole, {"step-size": 0.25, "num-steps": 7}),
         (function, {"rate": 0.5, "max-size": 8}),
         # Keyword arguments of a partial are new defaults, and remain settings.
@@ -176,8 +147,7 @@ class MoreData(Data):
     other: int = 1
 
 class Child(Parent):
-    def __init__(self, **parent):
-        super().__init__(**parent)
+    pass
 """
 
 
@@ -200,8 +170,6 @@ def test_build_uses_only_declared_settings():
     settings = {"rate": 0.25, "position": 9, "plain": 9, "num-clients": 9, "x": 1}
     assert build(function, settings, num_clients=2) == (2, 0.25, 8)
     assert build(partial(function, max_size=3), {}, num_clients=1) == (1, 0.5, 3)
-    child = build(Child, settings, position=4)
-    assert (child.position, child.rate, child.kind, child.more) == (4, 0.25, "a", True)
     # The settings object of a class
     whole = build(partial(Whole, "me"), {"num-steps": 2, "size": 5}, size=6)
     assert (whole.name, whole.size) == ("me", 6)
@@ -212,7 +180,6 @@ def test_build_uses_only_declared_settings():
     ("maker", "name", "value"),
     [
         (MoreSteps, "step-size", math.nan),
-        (Child, "kind", "c"),
         (partial(function, 1), "max-size", 0),
         (partial(Whole, "me"), "step-size", -1.0),
     ],

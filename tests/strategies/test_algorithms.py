@@ -92,7 +92,7 @@ def test_classes_whose_settings_apply():
     assert path_of(owners[1]) == "flwr_frl.strategies.averaging:FedAvg"
 
 
-CUT_OFF = "CutOff.__init__ takes no **base, so the settings of its bases, such as frac"
+CUT_OFF = "CutOff cannot be called with its settings: "
 WRONG = {
     "fedrap": "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: apfl, ",
     "nowhere.at_all:Strategy": "cannot be imported: ModuleNotFoundError: No module",
@@ -105,7 +105,7 @@ WRONG = {
     "outsiders:ASYNCHRONOUS": "algorithm 'outsiders:ASYNCHRONOUS' is no strategy; ",
     "outsiders:WithoutHooks": "algorithm 'outsiders:WithoutHooks' is no strategy; ",
     "outsiders:WithoutClient": "has the client ''; declare the import path",
-    "outsiders:Needy": "missing a required argument: 'thing'",
+    "outsiders:Needy": "missing 1 required positional argument: 'thing'",
     "outsiders:CutOff": CUT_OFF,
     "outsiders:BelowCutOff": CUT_OFF,
 }

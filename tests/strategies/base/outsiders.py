@@ -1,12 +1,12 @@
 """Third-party strategies, for the setting ``algorithm=outsiders:Class``."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_frl.common.settings import SettingsError, setting, validate
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.grids.closing import GridDecorator
 
@@ -42,13 +42,13 @@ class Hooked(
         Minimum number of clients.
     """
 
+    fewest: int = setting(2, ge=1, le=99)
+
     grids: ClassVar[list[Passing]] = []
     waits = False
 
-    def __init__(self, *, fewest: Annotated[int, setting(ge=1, le=99)] = 2, **base):
+    def __init__(self, **base):
         super().__init__(**base)
-        self.fewest = fewest
-        validate(self)
         self._run.participation.waits_for_all = self.waits
 
     def _check_clients(self, num_clients):
@@ -84,9 +84,10 @@ class Needy(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
 class CutOff(Plain):
     """Does not pass keyword arguments on to its base class."""
 
-    def __init__(self, *, caution: Annotated[float, setting(gt=0, le=1)] = 0.5):
+    caution: float = setting(0.5, gt=0, le=1)
+
+    def __init__(self):
         super().__init__()
-        self.caution = caution
 
 
 class BelowCutOff(CutOff):

@@ -158,7 +158,7 @@ def test_an_init_that_drops_inherited_settings_is_an_error() -> None:
         def __init__(self):
             super().__init__()
 
-    with pytest.raises(SettingsError, match=r"takes no \*\*base"):
+    with pytest.raises(SettingsError, match=r"must take \*\*base"):
         CutOff.from_settings({"own": 5, "seed": 3})
 
 
