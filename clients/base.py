@@ -254,8 +254,8 @@ class Client(NumPyClient):
             of the shared arrays), and ``structure``, a digest of everything that all
             clients must have in common. If two structures differ, ``num-classes``,
             ``classes-digest`` and ``frozen-digest`` show whether the classes or the
-            frozen parts of shared groups are the reason. ``frozen-bytes`` is the size
-            of all frozen parts. Without frozen parts both are absent.
+            frozen parts of shared groups are the reason; without frozen parts the
+            latter is absent.
 
         Raises
         ------
@@ -290,10 +290,7 @@ class Client(NumPyClient):
             return {}
         frozen = frozen_tensors(model)
         common = tuple(n for n in frozen if self._group_of(n) in self._exchanged_groups)
-        return {
-            keys.FROZEN_DIGEST: frozen_digest(model, common),
-            keys.FROZEN_BYTES: sum(tensor.nbytes for tensor in frozen.values()),
-        }
+        return {keys.FROZEN_DIGEST: frozen_digest(model, common)}
 
     def get_parameters(self, config: Config) -> NDArrays:
         """Return the common initial values of the shared arrays."""

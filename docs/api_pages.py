@@ -38,7 +38,6 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "flwr_frl.task.training:freeze",
             "flwr_frl.task.training:loop",
             "flwr_frl.task.training:features_of",
-            "flwr_frl.common.settings:validate",
         ),
     ),
 }

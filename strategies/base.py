@@ -427,7 +427,8 @@ class Strategy(Algorithm, uses_mean="only"):
             }
             run.clients.acknowledge(asked_in, number)
             run.participation.note(list(asked_in), round.record, arrays)
-        round.forget_replies()
+        # Replies hold whole messages.
+        round.replies, round.running = [], None
         metrics |= run.participation.close()
         if run.privacy:
             metrics |= run.privacy.spent()

@@ -49,11 +49,11 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
     def check(self, reply: Reply) -> None:
         """Reject negative variances and huge features as well."""
         super().check(reply)
-        largest = float(np.abs(reply.arrays[CLASS_FEATURES]).max(initial=0.0))
+        largest = float(np.abs(reply.read()[CLASS_FEATURES]).max(initial=0.0))
         if largest > LARGEST_ENTRY:
             text = f"has {CLASS_FEATURES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
             raise InvalidReplyError(text)
-        if float(reply.arrays[VARIANCE].item()) < 0:
+        if float(reply.read()[VARIANCE].item()) < 0:
             raise InvalidReplyError(f"has {VARIANCE!r} below 0")
 
     def aggregate(self, round: Round) -> Arrays:
@@ -63,11 +63,11 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
         centre = _representation_of(self._centre())
         mean = self._apply_rule(self.weights(replies), decoded, centre) or centre
         weights = combination_weights(
-            np.stack([r.arrays[CLASS_FEATURES] for r in replies]).astype(np.float64),
-            np.array([r.arrays[VARIANCE] for r in replies], np.float64),
+            np.stack([r.read()[CLASS_FEATURES] for r in replies]).astype(np.float64),
+            np.array([r.read()[VARIANCE] for r in replies], np.float64),
         )
         heads = self.initial_head
-        stacked = {n: np.stack([r.arrays[n] for r in replies]) for n in heads}
+        stacked = {n: np.stack([r.read()[n] for r in replies]) for n in heads}
         combined: list[Arrays] = [
             {n: np.tensordot(row, a, 1).astype(a.dtype) for n, a in stacked.items()}
             for row in weights

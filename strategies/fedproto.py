@@ -32,14 +32,14 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
         """Reject negative numbers of examples and huge prototypes."""
         if (self.counts(reply) < 0).any():
             raise InvalidReplyError(f"has {PROTOTYPE_COUNTS!r} below 0")
-        largest = float(np.abs(reply.arrays[PROTOTYPES]).max(initial=0.0))
+        largest = float(np.abs(reply.read()[PROTOTYPES]).max(initial=0.0))
         if largest > LARGEST_ENTRY:
             text = f"has {PROTOTYPES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
             raise InvalidReplyError(text)
 
     def counts(self, reply: Reply) -> npt.NDArray[np.float64]:
         """Return the number of examples of each class that a client reports."""
-        return reply.arrays[PROTOTYPE_COUNTS].astype(np.float64)
+        return reply.read()[PROTOTYPE_COUNTS].astype(np.float64)
 
     def aggregate(self, round: Round) -> Arrays:
         """Return the prototypes, and the number of clients that each averages.
@@ -49,7 +49,7 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
         """
         before, replies = self._centre(), round.replies
         means, counts = before[PROTOTYPES].copy(), before[PROTOTYPE_COUNTS].copy()
-        prototypes = [reply.arrays[PROTOTYPES] for reply in replies]
+        prototypes = [reply.read()[PROTOTYPES] for reply in replies]
         reported, weights = list(map(self.counts, replies)), self.weights(replies)
         for j in range(len(means)):
             have = [i for i in range(len(replies)) if reported[i][j] > 0]

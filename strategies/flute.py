@@ -88,14 +88,14 @@ class TrainedHeads(HeadsOnServer):
     def save_weights(self, round: Round, weights: npt.NDArray[Any]) -> None:
         """Store the returned heads with new weights, of shape (n, m, k)."""
         improved = [
-            {**{n: reply.arrays[n] for n in self.initial_head}, HEAD_WEIGHT: weight}
+            {**{n: reply.read()[n] for n in self.initial_head}, HEAD_WEIGHT: weight}
             for reply, weight in zip(round.replies, weights, strict=True)
         ]
         self.save_heads([reply.client for reply in round.replies], improved)
 
     def returned_weights(self, round: Round) -> npt.NDArray[Any]:
         """Return the weights of the returned heads, of shape (n, m, k)."""
-        return np.stack([reply.arrays[HEAD_WEIGHT] for reply in round.replies])
+        return np.stack([reply.read()[HEAD_WEIGHT] for reply in round.replies])
 
 
 class FLUTE(
@@ -262,8 +262,8 @@ class FLUTELinear(
         grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
         name_b = f"gradient.{REPRESENTATION_WEIGHT}"
         for i, reply in enumerate(replies):
-            grad_b += np.asarray(reply.arrays[name_b].T, np.float64)
-            grad_w[:, i] = reply.arrays[f"gradient.{HEAD_WEIGHT}"][0]
+            grad_b += np.asarray(reply.read()[name_b].T, np.float64)
+            grad_w[:, i] = reply.read()[f"gradient.{HEAD_WEIGHT}"][0]
         if (
             self.settings.aggregation != "mean"
             and (combined := round.mean()) is not None

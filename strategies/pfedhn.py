@@ -204,7 +204,7 @@ class PFedHN(
         embeddings: dict[str, Network] = {}
         for reply in replies:
             embedding = _copies(self._embedding(reply.client))
-            flat = [change.ravel() for change in reply.arrays.values()]
+            flat = [change.ravel() for change in reply.read().values()]
             direction = np.concatenate(flat).astype(np.float32)
             gradients = clipped(pulled_back(values, embedding["values"], -direction))
             self._step(

@@ -167,17 +167,6 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
     return names
 
 
-def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
-    """Raise `SettingsError`, with both names, if an algorithm cannot use a task."""
-    try:
-        kind._traits.check(task)
-    except SettingsError as error:
-        algorithm, name = settings["algorithm"], settings["task"]
-        raise SettingsError(
-            f"algorithm {algorithm!r} and task {name!r}: {error}", error.code
-        ) from None
-
-
 def seed_torch(context: Context, seed: int, config: Mapping[str, Any]) -> None:
     """Seed torch with `torch_seed`."""
     devices.seed(torch_seed(context, seed, config.get(keys.SERVER_ROUND, 0)))
@@ -241,6 +230,8 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     ------
     ResourceError
         If a simulated client's examples are not those of the start of the run.
+    SettingsError
+        If the algorithm cannot use the task.
     """
     node, kind = context.node_config, setup.kind
     index, num_clients = partition(node, setup.run)
@@ -262,8 +253,12 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         name,
         about,
     )
-    check_task(task, kind, setup.run)
-    client = kind(task, index, state, setup.algorithm)
+    try:
+        client = kind(task, index, state, setup.algorithm)
+    except SettingsError as error:
+        algorithm, task_name = setup.run["algorithm"], setup.run["task"]
+        line = f"algorithm {algorithm!r} and task {task_name!r}: {error}"
+        raise SettingsError(line, error.code) from None
     client.config = cast(Config, config)
     client._own_data = "partition-id" not in node
     if setup.device.dp_noise:

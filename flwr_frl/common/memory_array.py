@@ -68,11 +68,6 @@ class MemoryArray(Array):
         array.__dict__["_chunks"] = self.slice_array()
         return array.deflate()
 
-    @property
-    def size(self) -> int:
-        """Number of bytes of ``data``."""
-        return len(header(self.values.shape, self.values.dtype)) + self.values.nbytes
-
     @cached_property
     def all_finite(self) -> bool:
         """True if no value is NaN or infinite."""
@@ -96,7 +91,9 @@ def values_of(array: Array) -> NDArray:
 
 def num_bytes(array: Array) -> int:
     """Return the number of an Array's bytes, without serialising it."""
-    return array.size if isinstance(array, MemoryArray) else len(array.data)
+    if not isinstance(array, MemoryArray):
+        return len(array.data)
+    return len(header(array.values.shape, array.values.dtype)) + array.values.nbytes
 
 
 def memory_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:

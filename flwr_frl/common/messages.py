@@ -74,7 +74,6 @@ CLASSES_DIGEST = "classes-digest"
 # Size in bytes of the arrays that the client shares.
 SHARED_BYTES = "shared-bytes"
 FROZEN_DIGEST = "frozen-digest"
-FROZEN_BYTES = "frozen-bytes"
 # Why client-level noise cannot be added to the client's model.
 INCOMPATIBLE_WITH_NOISE = "incompatible-with-noise"
 # Rounds of a run whose state the client has saved, and the newest checkpoint that the

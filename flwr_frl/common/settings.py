@@ -38,7 +38,6 @@ from typing import (
     Any,
     Literal,
     TypeVar,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -612,28 +611,13 @@ def settings_of(kind: type[Any]) -> type[Any]:
     )
 
 
-def validate(instance: object) -> None:
-    """Check an instance's attributes that are named like its declared settings.
-
-    Attributes that are not set yet are skipped.
-
-    Raises
-    ------
-    SettingsError
-        If a value is not allowed.
-    """
-    values, kind = vars(instance), cast(Maker, type(instance))
-    for name, setting in declared(kind).items():
-        if setting.argument in values:
-            setting.check(name, values[setting.argument])
-
-
 class Checked:
     """Base class of dataclasses of settings that are validated on construction."""
 
     def __post_init__(self) -> None:
         """Validate all fields, and how their values fit each other."""
-        validate(self)
+        for name, setting in declared(type(self)).items():
+            setting.check(name, getattr(self, setting.argument))
         for kind in type(self).__mro__:
             if check := vars(kind).get("check_settings"):
                 check.__func__(self)

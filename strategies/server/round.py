@@ -1,7 +1,7 @@
 """A round: the messages to some clients, and their replies, which are checked once."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from logging import INFO, WARNING
@@ -35,25 +35,6 @@ if TYPE_CHECKING:
 # Total size in bytes of the replies that are requested before they are averaged, if
 # clients of this process train on demand. One by one, small models take 6 % longer.
 CHUNK_BYTES = 2**26
-
-
-class _Copies(Mapping[str, npt.NDArray[Any]]):
-    """Arrays by name, each copied when it is first read."""
-
-    def __init__(self, views: Arrays) -> None:
-        self._views = views
-        self._copies: Arrays = {}
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._copies:
-            self._copies[name] = self._views[name].copy()
-        return self._copies[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        return len(self._views)
 
 
 class Reply:
@@ -90,12 +71,12 @@ class Reply:
         return self._strategy._arrays(self)
 
     @cached_property
-    def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Its arrays, by name, those that this client alone has received among them.
 
-        They are writable copies, made when they are first read.
+        They are writable copies, made at the first access.
         """
-        return _Copies(self.read())
+        return {name: array.copy() for name, array in self.read().items()}
 
     def metric(self, name: str) -> float:
         """Return a metric; raise `InvalidReplyError` if the reply lacks it."""
@@ -353,10 +334,6 @@ class Round:
             self.unused[name] = one_line(reason)
             text = "client %s goes on without what it had kept last: %s"
             log(WARNING, text, clients.label(name), self.unused[name])
-
-    def forget_replies(self) -> None:
-        """Free the replies' memory, as they hold whole messages."""
-        self.replies, self.running = [], None
 
     # Summary of the replies.
 

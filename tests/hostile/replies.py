@@ -111,7 +111,7 @@ class Target:
         self.owner.round = round = copy.copy(asked)
         round.asked, round.asked_in = set(asked.asked), dict(asked.asked_in)
         round.like, round.rejections, round.unused = dict(asked.like), [], {}
-        round.forget_replies()
+        round.replies, round.running = [], None
         if isinstance(self.arrived, Asynchronous):
             self.inner._run.participation = work = copy.copy(self.arrived)
             work._since, work.at_work = dict(work._since), dict(work.at_work)

@@ -15,7 +15,9 @@ from refusals import assert_says, code_of
 from safetensors.numpy import load_file
 
 from flwr_frl import simulate
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.messages import FROZEN_DIGEST
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import load_run
 from flwr_frl.predict.__main__ import main as predict
@@ -208,6 +210,14 @@ def test_a_device_of_private_training_is_not_trained_without_noise(root, tmp_pat
     (tmp_path / "x" / "pi-2" / "privacy.json").write_text(json.dumps(account))
     line = "counts private training, and the run has"
     assert_says(line, load_run, run, "pi-2", tmp_path, data_dir=data)
+
+
+def test_another_frozen_part_is_refused(tmp_path, late, monkeypatch):
+    with monkeypatch.context() as patched:
+        frozen = {FROZEN_DIGEST: "0123456789abcdef"}
+        patched.setattr(Client, "_about_frozen", lambda self: frozen)
+        folder = train(tmp_path, "fedrep")
+    assert code_of(personalize, folder, late, "pi-9") == "weights"
 
 
 def test_a_task_that_reads_no_data_of_a_device_is_refused(tmp_path, late):
