@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 FULL = "flwr_frl."
@@ -28,7 +29,9 @@ class _Aliases(MetaPathFinder, Loader):
         # A package of the same name that is not ours is left alone.
         if not rest or ours is None or sys.modules.get(package) is not ours:
             return None
-        return ModuleSpec(fullname, self)
+        # Flower reads the file of a component to look for its app.
+        real = find_spec(FULL + fullname)
+        return real and ModuleSpec(fullname, self, origin=real.origin)
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system returns the module that is in `sys.modules` afterwards.
