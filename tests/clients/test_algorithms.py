@@ -10,7 +10,6 @@ import pytest
 import torch
 from client_messages import new_context
 from flwr.app import Context
-from named_tasks import task_of
 
 from flwr_frl.clients import (
     APFLClient,
@@ -25,7 +24,6 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.clients.fedrep import FedRepClient
-from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.clients.local import LocalClient
 from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.base import ExampleTask
@@ -234,41 +232,3 @@ def test_fine_tuning_trains_the_head_only_for_the_test():
         assert metrics == {}
     assert len(context.state) == 0
     assert_near(sent[1], w)
-
-
-def test_fine_tuning_reports_the_global_model_s_accuracy_too():
-    task = task_of("digits", 20, head_layers=1)
-    settings = FineTuned._settings_type(learning_rate=0.05, finetune_epochs=20)
-    metrics, before = {}, {}
-    torch.manual_seed(0)
-    for kind, found in ((FedAvgFTClient, metrics), (FedAvgClient, before)):
-        client = kind(task, 0, PersonalState(new_context()), settings)
-        sent = client.get_parameters({})
-        found |= client.evaluate(sent, {"server-round": 1})[2]
-    assert metrics["accuracy-global"] == before["accuracy"]
-    assert metrics["accuracy"] > before["accuracy"]
-
-
-def test_zero_epochs_return_the_received_arrays():
-    settings = FedRepClient._settings_type(head_epochs=0, representation_epochs=0)
-    client = FedRepClient(TASK, 0, PersonalState(new_context()), settings)
-    sent = np.arange(8, dtype=np.float32).reshape(2, 4)
-    arrays, _, metrics = client.fit([sent], {"server-round": 1})
-    np.testing.assert_array_equal(arrays[0], sent)
-    assert metrics == {"train-loss": 0.0}
-
-
-@pytest.mark.parametrize("augment_head", [True, False])
-def test_augment_head_controls_augmentation_in_head_epochs(augment_head, monkeypatch):
-    seen = []
-    colour = [ExampleSet(torch.zeros(3, 2, 2, 3), torch.zeros(3, 1), augment=True)]
-    monkeypatch.setattr(
-        "flwr_frl.task.training.train",
-        lambda model, part, examples, *_: seen.append(examples.augment),
-    )
-    settings = FedRepClient._settings_type(augment_head=augment_head)
-    task, state = ExampleTask(TASK.initial_model, colour, colour), PersonalState
-    client = FedRepClient(task, 0, state(new_context()), settings)
-    client.train("head", 1)
-    client.train("representation", 1)
-    assert seen == [augment_head, True]

@@ -5,7 +5,6 @@ import pytest
 import torch
 from client_messages import new_context
 from named_tasks import dashed
-from refusals import assert_says
 
 from flwr_frl.clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from flwr_frl.clients.device.parameter_groups import array_names
@@ -111,7 +110,3 @@ def test_linear_gradients_match_autograd_of_the_paper_s_loss() -> None:
         pytest.approx(error**2 / 2),
         pytest.approx(error),
     )
-
-
-def test_head_of_two_layers_is_refused() -> None:
-    assert_says("one linear layer", client(head_layers=2).get_properties, {})

@@ -22,14 +22,7 @@ from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import (
-    SGD,
-    GradientCall,
-    Proximal,
-    TrainCall,
-    freeze,
-    train,
-)
+from flwr_frl.task.training import SGD, Proximal, TrainCall, train
 
 
 class Tied(SplitModel):
@@ -127,50 +120,6 @@ def test_features_of_random_layers_are_not_cached(module, drawing):
     assert all(m.training for m in model.modules())
 
 
-class Looked(nn.Module):
-    """Embeds words with a function instead of a module."""
-
-    def __init__(self, bag=False, **options):
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((5, 4), 2.0))
-        self.function = nn.functional.embedding_bag if bag else nn.functional.embedding
-        self.options = options
-
-    def forward(self, x):
-        embedded = self.function(x, self.weight, **self.options)
-        return embedded if embedded.dim() == 2 else embedded.mean(1)
-
-
-class Pooled(nn.Embedding):
-    def forward(self, x):
-        return super().forward(x).mean(1)
-
-
-@pytest.mark.parametrize(
-    ("words", "stacked"),
-    [
-        (Looked(), True),
-        (Looked(padding_idx=0), False),
-        (Looked(max_norm=1.0), False),
-        (Looked(bag=True), True),
-        (Looked(bag=True, max_norm=1.0), False),
-        (Pooled(5, 4), True),
-        (Pooled(5, 4, max_norm=1.0), False),
-        (nn.EmbeddingBag(5, 4), True),
-        (nn.EmbeddingBag(5, 4, max_norm=1.0), False),
-    ],
-)
-def test_embeddings_with_padding_or_max_norm_are_not_stacked(words, stacked):
-    model = SplitModel(words, nn.Linear(4, 2))
-    before = state_of(model)
-    examples = ExampleSet(torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1]))
-    call = TrainCall(model, "all", examples, CE, 1, SGD(), None, None)
-    assert (call.key is not None) is stacked
-    one = GradientCall(model, examples.inputs, examples.targets, CE, SGD())
-    assert (one.key is not None) is stacked
-    assert same_bits(model.state_dict(), before)
-
-
 def test_training_a_head_with_tied_weights_equals_torch():
     torch.manual_seed(0)
     model, sgd = Tied(), SGD(0.1, 0.0, 0.0, batch_size=2)
@@ -183,14 +132,6 @@ def test_training_a_head_with_tied_weights_equals_torch():
         CE(expected(x), y).backward()
         optimizer.step()
     assert_close(model, expected)
-
-
-def test_a_frozen_norm_keeps_its_statistics():
-    norm = nn.InstanceNorm1d(2, track_running_stats=True)
-    model = SplitModel(norm, nn.Sequential(nn.Flatten(), nn.Linear(8, 2)))
-    freeze(model, "head")
-    model(torch.randn(3, 2, 4) + 5)
-    assert norm.running_mean.tolist() == [0, 0]
 
 
 MASKED = """

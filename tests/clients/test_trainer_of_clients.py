@@ -6,8 +6,6 @@ from client_messages import (
     context_of,
     equal,
     initial_arrays,
-    message_of,
-    metrics_of,
     trained,
     values_of,
 )
@@ -28,16 +26,6 @@ def test_round_2_trains_with_half_the_learning_rate(algorithm):
     scheduled = trained_by(algorithm, 2, learning_rate=0.04, **SCHEDULE)
     assert equal(scheduled, trained_by(algorithm, 2, learning_rate=0.02))
     assert not equal(scheduled, trained_by(algorithm, 2, learning_rate=0.04))
-
-
-def test_fine_tuning_before_evaluation_ignores_the_schedule():
-    losses = set()
-    for more in ({}, SCHEDULE):
-        app = app_of(algorithm="fedavg-ft", finetune_epochs=1, **more)
-        arrays = initial_arrays(app, context_of())
-        message = message_of("evaluate", arrays, server_round=3)
-        losses.add(metrics_of(app(message, context_of()))["loss"])
-    assert len(losses) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "apfl", "per-fedavg", "fedrod"])

@@ -127,14 +127,3 @@ def test_a_class_has_the_settings_of_all_its_bases():
     assert (settings.growth, settings.decay, settings.batch_size) == (3, 0.25, 10)
     for name, value in (("growth", 0), ("decay", -1.0), ("decay", 0.125)):
         assert code_of(build, kind, {name: value}) == name
-
-
-def test_a_personal_array_keeps_its_shape():
-    class Longer(Keeps):
-        def update(self):
-            self.saved["memory.x"] = torch.zeros(3)
-            return 0.0
-
-    client = client_of(Longer)
-    given = client.get_parameters({}), {"server-round": 1}
-    assert_says("'memory.x' of shape (3,); expected", client.fit, *given)

@@ -1,10 +1,9 @@
 """Three devices with partitions of a task's data match the simulation.
 
-One SuperLink with TLS and three SuperNodes with keys run the dissertation's algorithms,
-the linear cases and Flower's template app, two runs at the same time: a SuperNode that
-finds no message pauses for three seconds, which rarely happens with two runs. The disk
-of one device is full and that of another is read-only, so these keep their states in
-memory.
+One SuperLink with TLS and three SuperNodes with keys run one algorithm for each kind of
+message and Flower's template app, two runs at the same time: a SuperNode that finds no
+message pauses for three seconds, which rarely happens with two runs. The disk of one
+device is full and that of another is read-only, so these keep their states in memory.
 """
 
 import shutil
@@ -28,30 +27,26 @@ SHARED = (
     "evaluate-last=1 min-available-nodes=3 seed=3"
 )
 DIGITS = 'task="digits" partition="iid" learning-rate=0.05 batch-size=50'
-GRAPH = f'{DIGITS} model="logistic" local-steps=2'
-TRANSFER = "num-sources=2 source-epochs=1 head-epochs=1"
 ON_DISK = "FedRep with a state of 18 kB"
+# One case for each way in which nodes exchange messages
 CASES = {
     ON_DISK: (
         "fedrep",
         f'{DIGITS} model="digits-cnn" head-layers=2 head-epochs=1 experiment="disk"',
     ),
-    "dpsgd": ("dpsgd", GRAPH),
-    "choco-sgd": ("choco-sgd", f'{GRAPH} compressor="top-k" compressor-k=0.1'),
-    "squarm-sgd": ("squarm-sgd", f'{GRAPH} compressor="sign-top-k" trigger="1"'),
-    "multi-task": ("multi-task", 'task="qcqp"'),
+    "squarm-sgd": (
+        "squarm-sgd",
+        f'{DIGITS} model="logistic" local-steps=2 compressor="sign-top-k" trigger="1"',
+    ),
     "multi-task of models": (
         "multi-task",
         f'{DIGITS} model="logistic" saddle-step=0.05 primal-steps=2',
     ),
     "transfer of images": (
         "representation-transfer",
-        f'{DIGITS} model="mlp-2" {TRANSFER}',
+        f'{DIGITS} model="mlp-2" num-sources=2 source-epochs=1 head-epochs=1',
     ),
-    "linear transfer": ("representation-transfer", 'task="transfer" num-sources=2'),
     "linear FedRep": ("fedrep", 'task="linear" learning-rate=0.1'),
-    "linear FLUTE": ("flute", 'task="linear" learning-rate=0.03'),
-    "linear SRPFL": ("srpfl", 'task="linear" learning-rate=0.1 initial-nodes=3'),
 }
 TEMPLATE = Path(__file__).parent / "template_app"
 # Changes to Flower's template that replace its FedAvg by ours.

@@ -10,17 +10,7 @@ from paper_rounds import (
     assert_same_arrays,
     run_variant,
 )
-from softmax_runs import (
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    gradient,
-    loss_of,
-    matrix,
-    run,
-    start,
-)
+from softmax_runs import RATE, STEPS, N, gradient, loss_of, run, start
 
 
 def numpy_apfl(found):
@@ -88,37 +78,6 @@ def test_global_model_equals_that_of_fedavg_bitwise():
     plain = run("fedavg", 3, **SMALL_BATCHES)
     for alpha in (0.0, 0.7):
         assert_same_arrays(run("apfl", 3, apfl_alpha=alpha, **SMALL_BATCHES), plain)
-
-
-def test_alpha_0_uses_the_global_model():
-    options = {"apfl_alpha": 0.0, "apfl_adaptive": False}
-    result = run("apfl", 3, evaluate=True, cohort="off", **options)
-    plain = run("fedavg", 3, evaluate=True, cohort="off")
-    for metrics, others in zip(result.metrics, plain.metrics, strict=True):
-        for reported, other in zip(metrics, others, strict=True):
-            assert reported["loss"] == pytest.approx(other["loss"], abs=1e-7)
-            assert (
-                reported["accuracy"] == reported["accuracy-global"] == other["accuracy"]
-            )
-            assert reported["alpha"] == 0
-    # v has not moved.
-    for i in result.trained[-1]:
-        assert_near(matrix(result.kept[-1][i], "model."), start(), 1e-7)
-
-
-@pytest.mark.parametrize("epochs", [1, 4])
-def test_alpha_takes_one_step_per_round(epochs):
-    result = run("apfl", apfl_alpha=0.625, representation_epochs=epochs)
-    visits = {i: [r for r in range(4) if i in result.trained[r]] for i in range(N)}
-    i, (first, second, *_) = next((i, v) for i, v in visits.items() if len(v) > 1)
-    # In round 1, v equals w, so the inner product is 0 and α does not move.
-    assert all(alpha_of(result.kept[0][j], 0.0) == 0.625 for j in result.trained[0])
-    alpha = alpha_of(result.kept[first][i], 0.625)
-    w, v = matrix(result.arrays[second - 1]), matrix(result.kept[first][i], "model.")
-    slope = np.sum((v - w) * gradient(alpha * v + (1 - alpha) * w, i))
-    after = alpha_of(result.kept[second][i], 0.625)
-    assert after == pytest.approx(alpha - RATE * slope, abs=1e-5)
-    assert abs(after - alpha) > 1e-3
 
 
 def test_alpha_stays_within_0_and_1():

@@ -37,16 +37,3 @@ def test_a_personal_batch_norm_has_its_own_statistics(algorithm):
     # The shared statistics are the mean over the clients, so they differ.
     shared = result.arrays[0][f"{NORM}.running_mean"]
     assert np.abs(shared - kept[f"model.{NORM}.running_mean"]).max() > 1e-3
-
-
-def test_newcomer_of_apfl_leaves_out_a_last_batch_of_one_example():
-    # Client 0 has six examples.
-    own = {"task": "softmax_runs:normed", "batch_size": 5, "newcomer_epochs": 2}
-    result = run("apfl", 1, **own)
-    client, arrays = result.client(0, 1), list(result.arrays[-1].values())
-    client.evaluate(arrays, {})
-    client._receive(arrays, {})
-    client.personalize()
-    # One step in each epoch
-    before = client.received[f"{NORM}.num_batches_tracked"]
-    assert client.saved[f"model.{NORM}.num_batches_tracked"] == before + 2

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cohort_tasks import N, dense, normed
+from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import SplitModel, split_model
 from flwr_frl.task.training import (
@@ -17,13 +16,16 @@ from flwr_frl.task.training import (
     Proximal,
     calls,
     cohort,
-    evaluate,
     gradient,
     scratch_model,
     train,
 )
 
 CE = torch.nn.functional.cross_entropy
+
+
+def together(works, size, **how):
+    return list(cohort.each_together(works, size, **how))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_custom_proximal_term_does_not_see_padding():
         return model.representation[0].weight.detach().norm().item()
 
     # The clients have 9, 9 and 4 examples.
-    losses = list(cohort.each_together([lambda i=i: work(i) for i in range(3)], 3))
+    losses = together([lambda i=i: work(i) for i in range(3)], 3)
     assert losses == pytest.approx([work(i) for i in range(3)], rel=1e-5)
 
 
@@ -108,7 +110,7 @@ def test_a_user_s_code_runs_in_every_call(where, monkeypatch):
 
     for factor in (1.0, 3.0):
         monkeypatch.setitem(FACTOR, "now", factor)
-        losses = list(cohort.each_together([work] * 3, 3))
+        losses = together([work] * 3, 3)
         assert losses == pytest.approx([work()] * 3, rel=1e-5)
 
 
@@ -148,7 +150,7 @@ def test_batch_of_ignored_targets_is_skipped():
         return loss, model.head.weight.detach().clone()
 
     alone = [work(i) for i in range(3)]
-    batched = list(cohort.each_together([lambda i=i: work(i) for i in range(3)], 3))
+    batched = together([lambda i=i: work(i) for i in range(3)], 3)
     for single, result in zip(alone, batched, strict=True):
         assert single[0] == pytest.approx(result[0], rel=1e-5)
         torch.testing.assert_close(single[1], result[1])
@@ -162,60 +164,6 @@ def test_batch_of_ignored_targets_is_skipped():
     loss = train(model, "all", one, CE, 2, SGD(0.5, 0.9, 0.1, batch_size=1))
     assert loss == pytest.approx(alone[1][0], rel=1e-5)
     torch.testing.assert_close(model.head.weight.detach(), alone[1][1])
-
-
-def test_models_with_hooks_are_not_batched(batched_calls):
-    outcome("fedavg", N, task="cohort_tasks:hooked")
-    assert not any(batched_calls.values())
-
-
-def test_no_grad_mode_does_not_reach_the_next_client():
-    def work(silent: bool) -> tuple[bool, float]:
-        model = dense().initial_model()
-        examples, loss = dense().test[0], torch.nn.functional.cross_entropy
-        if silent:
-            with torch.no_grad():
-                evaluate(model, examples, loss)
-        torch.manual_seed(0)
-        return torch.is_grad_enabled(), train(model, "all", examples, loss, 2, SGD())
-
-    silent = [True, False, False]
-    results = list(cohort.each_together([lambda s=s: work(s) for s in silent], 3))
-    assert [enabled for enabled, _ in results] == [True] * 3
-    assert [loss for _, loss in results] == pytest.approx([work(False)[1]] * 3)
-    assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("begins", [None, 2.0])
-def test_gradients_are_added_to_existing_ones(begins):
-    def work(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        model, batch = dense().initial_model(), torch.randn(4, 6)
-        model.representation.requires_grad_(False)
-        weight = model.head.weight
-        weight.grad = None if begins is None else torch.full_like(weight, begins)
-        targets = torch.zeros(4, dtype=torch.int64)
-        gradient(model, batch, targets, torch.nn.functional.cross_entropy, SGD())
-        assert model.representation[0].weight.grad is None
-        return weight.grad
-
-    gradients = list(cohort.each_together([lambda s=s: work(s) for s in range(3)], 3))
-    for seed, value in enumerate(gradients):
-        torch.testing.assert_close(value, work(seed))
-
-
-def test_an_optimizer_can_use_the_gradients():
-    def work(seed: int) -> dict[str, torch.Tensor]:
-        torch.manual_seed(seed)
-        model, loss = dense().initial_model(), torch.nn.functional.cross_entropy
-        optimizer = SGD(learning_rate=0.5).optimizer(model)
-        gradient(model, torch.randn(4, 6), torch.arange(4) % 3, loss, SGD())
-        optimizer.step()
-        return dict(model.state_dict())
-
-    states = list(cohort.each_together([lambda s=s: work(s) for s in range(3)], 3))
-    for seed, state in enumerate(states):
-        torch.testing.assert_close(state, work(seed))
 
 
 @pytest.mark.parametrize("name", ["unusual", "dropping"])
@@ -248,7 +196,7 @@ def test_a_client_that_diverges_fails_alone(batched_calls):
         )
         for i in range(4)
     ]
-    results = list(cohort.each_together([lambda c=c: tried(c) for c in made_calls], 4))
+    results = together([lambda c=c: tried(c) for c in made_calls], 4)
     assert [type(r).__name__ for r in results] == [
         "float",
         "float",
@@ -266,78 +214,10 @@ def tried(call):
         return error
 
 
-def test_each_client_has_its_own_random_numbers():
-    def work(seed: int) -> list[float]:
-        torch.manual_seed(seed)
-        first = torch.rand(1).item()
-        model = dense().initial_model()
-        batch = torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64)
-        gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())
-        return [first, torch.rand(1).item(), torch.initial_seed()]
-
-    works = [lambda seed=seed: work(seed) for seed in range(3)]
-    assert list(cohort.each_together(works, 3)) == [work() for work in works]
-
-
 def test_clients_train_alone_if_a_cohort_is_not_faster(batched_calls, monkeypatch):
     monkeypatch.setattr(split_model, "LARGE", 10)
     assert_same(outcome("fedrep", "auto"), outcome("fedrep", "off"), 0)
     assert not any(batched_calls.values())
-
-
-@pytest.mark.parametrize("task", ["dense", "normed"])
-def test_small_heads_of_large_models_train_together(task, batched_calls, monkeypatch):
-    # The heads have 18 values, the models 53 and more.
-    monkeypatch.setattr(split_model, "LARGE", 20)
-    monkeypatch.setattr(calls, "FEWEST", 3)
-    options = {"task": f"cohort_tasks:{task}", "rounds": 2}
-    together = outcome("fedrep", "auto", **options)
-    # The heads of a round's four clients; the representations train one by one.
-    assert batched_calls == {"TrainCall": [4, 4], "GradientCall": []}
-    assert_same(together, outcome("fedrep", "off", **options), 1e-6)
-
-
-def test_clients_that_never_wait_use_the_same_model(monkeypatch):
-    monkeypatch.setattr(split_model, "LARGE", 10)
-    tasks, used = dense(), []
-
-    def work(i: int) -> None:
-        torch.manual_seed(i)
-        used.append(scratch_model(tasks))
-        train(used[-1], "all", tasks.train[i], CE, 1, SGD(batch_size=4))
-
-    works = [lambda i=i: work(i) for i in range(N)]
-    list(cohort.each_together(works, N, only_if_faster=True))
-    assert len({id(model) for model in used}) == 1
-
-
-def test_clients_form_smaller_cohorts_if_their_models_are_not_small(monkeypatch):
-    monkeypatch.setattr(cohort, "MOST_NOT_SMALL", 3)
-    held, most = set(), []
-
-    def work(i: int) -> None:
-        torch.manual_seed(i)
-        model = scratch_model(tasks)
-        held.add(i)
-        train(model, "all", tasks.train[i], CE, 1, SGD(batch_size=4))
-        most.append(len(held))
-        held.remove(i)
-
-    tasks = dense()
-    works = [lambda i=i % N: work(i) for i in range(N)]
-    list(cohort.each_together(works, N, only_if_faster=True))
-    assert max(most) == N
-    most.clear()
-    monkeypatch.setattr(cohort, "SMALL", 10)
-    list(cohort.each_together(works, N, only_if_faster=True))
-    assert max(most) == 3
-
-
-@pytest.mark.parametrize("size", ["0", "-1", "many", "1.5"])
-def test_invalid_cohort_is_rejected(size):
-    with pytest.raises(SettingsError) as caught:
-        outcome("fedrep", size)
-    assert caught.value.code == "cohort"
 
 
 def test_clients_of_a_large_model_share_it_and_run_in_sequence(
@@ -359,24 +239,10 @@ def test_clients_of_a_large_model_share_it_and_run_in_sequence(
         return model.head.bias[0].item()
 
     works = [lambda seed=seed: work(seed) for seed in range(8)]
-    assert list(cohort.each_together(works, 8, only_if_faster=True)) == list(range(8))
+    assert together(works, 8, only_if_faster=True) == list(range(8))
     assert not any(batched_calls.values())
 
 
-def test_large_model_stays_shared_if_a_small_one_is_used_as_well(monkeypatch):
-    large, small = normed(), dense()
-    sizes = [task.scratch_model.structure.num_values for task in (large, small)]
-    assert sizes[0] > sizes[1]
-    monkeypatch.setattr(cohort, "MOST_HELD", sizes[1])
-
-    def work(number: int) -> float:
-        torch.manual_seed(number)
-        model, other = map(scratch_model, (large, small))
-        with torch.no_grad():
-            model.head.bias.fill_(number)
-        batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
-        gradient(other, *batch, torch.nn.functional.cross_entropy, SGD())
-        return model.head.bias[0].item()
-
-    works = [lambda n=n: work(n) for n in range(8)]
-    assert list(cohort.each_together(works, 8, only_if_faster=True)) == list(range(8))
+def test_models_with_hooks_are_not_batched(batched_calls):
+    outcome("fedavg", N, task="cohort_tasks:hooked")
+    assert not any(batched_calls.values())

@@ -208,8 +208,7 @@ def test_invalid_reply_counts_as_no_training(
     absent = [*others, first][0]
     result, expected = (
         run_tiny(
-            algorithm,
-            grid=partial(DisturbedGrid, changes=changes, away=[(absent, 3)]),
+            algorithm, grid=partial(DisturbedGrid, changes=changes, away=[(absent, 3)])
         )
         for changes in (invalid, dict.fromkeys(invalid))
     )

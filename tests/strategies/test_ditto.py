@@ -9,16 +9,7 @@ from paper_rounds import (
     assert_same_arrays,
     run_variant,
 )
-from softmax_runs import (
-    RATE,
-    N,
-    assert_near,
-    gradient,
-    loss_of,
-    matrix,
-    run,
-    start,
-)
+from softmax_runs import N, loss_of, run, start
 
 OWN = {"ditto_lambda": 0.7, "personal_epochs": 2}
 
@@ -62,19 +53,3 @@ def test_global_model_equals_that_of_fedavg_bitwise():
             reported = [m["accuracy-global"] for m in metrics]
             assert reported == [m["accuracy"] for m in others]
             assert reported != [m["accuracy"] for m in metrics]
-
-
-def test_rate_times_lambda_1_starts_each_step_at_the_global_model():
-    # v − η (∇F(v) + λ (v − w)) = w − η ∇F(v): a step from w, regardless of v − w.
-    result = run("ditto", 3, ditto_lambda=1 / RATE)
-    for i in result.trained[2]:
-        before = result.kept[1][i]
-        v = matrix(before, "model.") if before else start()
-        expected = matrix(result.arrays[1]) - RATE * gradient(v, i)
-        assert_near(matrix(result.kept[2][i], "model."), expected)
-
-
-def test_no_personal_epochs_keep_the_initial_model():
-    result = run("ditto", 2, personal_epochs=0)
-    for i in result.trained[-1]:
-        assert_near(matrix(result.kept[-1][i], "model."), start(), 1e-7)

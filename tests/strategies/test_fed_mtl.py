@@ -2,21 +2,8 @@
 
 import numpy as np
 import pytest
-from paper_rounds import (
-    VARIANTS,
-    assert_losses,
-    assert_rounds,
-    run_variant,
-)
-from softmax_runs import (
-    RATE,
-    N,
-    assert_near,
-    gradient,
-    matrix,
-    run,
-    start,
-)
+from paper_rounds import VARIANTS, assert_losses, assert_rounds, run_variant
+from softmax_runs import N, assert_near, matrix, run, start
 
 
 def numpy_fed_mtl(found, pull):
@@ -82,14 +69,3 @@ def test_noise_does_not_add_up_in_the_mean(algorithm, monkeypatch):
     models = [matrix(state, "model.") for state in result.kept[-1]]
     gap = matrix(result.arrays[-1]) - np.mean(models, axis=0)
     assert np.linalg.norm(gap) < 0.6
-
-
-def test_rate_times_lambda_one_half_starts_each_step_at_the_mean():
-    # w − η (∇f(w) + 2λ (w − w̄)) = w̄ − η ∇f(w).
-    result = run("fed-mtl", 3, mtl_lambda=0.5 / RATE, representation_epochs=1)
-    mean = matrix(result.arrays[1])
-    for i in result.trained[2]:
-        before = result.kept[1][i]
-        w = matrix(before, "model.") if before else mean
-        expected = mean - RATE * gradient(w, i)
-        assert_near(matrix(result.kept[2][i], "model."), expected)

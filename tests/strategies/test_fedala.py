@@ -3,22 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from layered import gradients, loss_of, model, parts, start
-from paper_rounds import (
-    SMALL_BATCHES,
-    assert_same_arrays,
-)
-from softmax_runs import (
-    DIMENSION,
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    assert_same,
-    mean,
-    run,
-    weights,
-)
+from layered import descend, gradients, loss_of, model, parts, start
+from softmax_runs import DIMENSION, N, assert_near, mean, run, weights
 
 import flwr_frl.task.examples
 from flwr_frl.clients.device.parameter_groups import array_names
@@ -64,11 +50,7 @@ class Numpy:
             self.weights[i] = self.learned_weights(i)
             self.started[i] = self.has_trained[i]
             self.has_trained[i] = True
-            a, w = self.a, self.mixed_head(i, self.weights[i])
-            for _ in range(STEPS):
-                of_a, of_w, _ = gradients(a, w, i)
-                a, w = a - RATE * of_a, w - RATE * of_w
-            self.old[i] = a, w
+            self.old[i] = descend(self.a, self.mixed_head(i, self.weights[i]), i)
         shares = weights(clients, weighting)
         self.a, self.w = (
             mean([self.old[i][p] for i in clients], shares) for p in (0, 1)
@@ -101,43 +83,6 @@ def test_every_round_matches_the_paper(weighting):
     assert learned.min() == 0
     assert (learned == 1).any()
     assert ((learned > 0) & (learned < 1)).any()
-
-
-def test_constant_weights_of_1_equal_fedavg_bitwise():
-    usual = {"evaluate": True, **SMALL_BATCHES, **TASK}
-    plain = run("fedavg", 3, **usual)
-    result = run("fedala", 3, ala_learning_rate=0.0, **usual)
-    assert_same_arrays(result, plain)
-    for metrics, others in zip(result.metrics, plain.metrics, strict=True):
-        assert [m["loss"] for m in metrics] == [m["loss"] for m in others]
-
-
-def test_weights_are_learned_only_after_local_training():
-    result = run("fedala", 6, evaluate=True, **PLAIN, **TASK)
-    first = {}
-    for now, clients in enumerate(result.trained):
-        for i in clients:
-            first.setdefault(i, now)
-    # Some clients train for the first time after the global model has changed.
-    assert max(first.values()) > 0
-    for i, now in first.items():
-        kept = result.kept[now][i]
-        assert (kept["weights.head.weight"] == 1).all()
-        assert kept["started.value"] == 0
-        for before in range(now):
-            a, w = parts(result.arrays[before])
-            loss = result.metrics[before][i]["loss"]
-            assert loss == pytest.approx(loss_of(a, w, i), abs=1e-5)
-
-
-def test_evaluation_does_not_change_the_client_state(tmp_path):
-    tested, untested = (run("fedala", 3, evaluate=e, **TASK) for e in (True, False))
-    assert tested.trained == untested.trained
-    for one, other in zip(tested.kept[-1], untested.kept[-1], strict=True):
-        assert_same(one, other)
-    # The same holds if each message meets a new process with its state on disk.
-    restarted = run("fedala", 3, evaluate=True, state_dir=tmp_path, **TASK)
-    assert restarted.metrics == tested.metrics
 
 
 def test_without_examples_the_last_weights_are_used():

@@ -8,7 +8,6 @@ from softmax_runs import (
     N,
     assert_near,
     assert_same,
-    code_of,
     gradient,
     loss_of,
     matrix,
@@ -16,7 +15,6 @@ from softmax_runs import (
     start,
 )
 
-from flwr_frl.clients.fedamp import FedAMPClient
 from flwr_frl.strategies import FedAMP
 
 NAMES = [f"{i:06d}" for i in range(N)]
@@ -107,30 +105,6 @@ def test_equal_models_have_equal_weights_and_stay(kind, moved):
     np.testing.assert_allclose(weights, [0.25] * 4, rtol=1e-12)
 
 
-def test_lambda_0_and_no_attention_to_others_is_local_training():
-    usual = {"momentum": 0.5, "weight_decay": 1e-3, "cohort": "off"}
-    alone = {"fedamp_self_weight": 1.0, "fedamp_lambda": 0.0, "fraction_train": 1.0}
-    result = run("fedamp", evaluate=True, **alone, **usual)
-    local = run("local", evaluate=True, fraction_train=1.0, **usual)
-    for i, kept in enumerate(local.kept[-1]):
-        assert_same(result.strategy.models[NAMES[i]], kept)
-    assert result.metrics == local.metrics
-
-
-def test_clients_train_from_their_own_mean_and_test_their_own_model():
-    result = run("fedamp", 3, evaluate=True, fraction_train=1.0)
-    for kind, distinct in (("train", N), ("evaluate", N)):
-        sent = [
-            m.content["arrays"]["head.weight"].data for m, _ in result.between(kind)
-        ]
-        assert len(set(sent[-N:])) == distinct
-    assert len(set(sent[:N])) == N
-    first = [
-        m.content["arrays"]["head.weight"].data for m, _ in result.between("train")
-    ]
-    assert len(set(first[:N])) == 1
-
-
 @pytest.mark.parametrize("scale", [700.0, 1e4])
 def test_large_scale_selects_the_nearest_model(scale):
     strategy = FedAMP(fedamp_scale=scale, fedamp_self_weight=0.25)
@@ -138,18 +112,3 @@ def test_large_scale_selects_the_nearest_model(scale):
     weights = strategy.attention(changes @ changes.T, 0)
     assert_near(weights, [0.25, 0, 0.75, 0], 1e-12)
     assert_near(strategy.attention(np.ones((1, 1)), 0), [1])
-
-
-@pytest.mark.parametrize(
-    ("make", "arguments", "code"),
-    [
-        (FedAMP, {"fedamp_attention": "dot"}, "fedamp-attention"),
-        (FedAMP, {"fedamp_alpha": 0.0}, "fedamp-alpha"),
-        (FedAMP, {"fedamp_sigma": -1.0}, "fedamp-sigma"),
-        (FedAMP, {"fedamp_self_weight": 1.5}, "fedamp-self-weight"),
-        (FedAMP, {"server_dp_noise": 1.0, "server_dp_clip": 1.0}, "server-dp-noise"),
-        (FedAMPClient._settings_type, {"fedamp_lambda": -1.0}, "fedamp-lambda"),
-    ],
-)
-def test_invalid_setting_is_rejected_with_its_code(make, arguments, code):
-    assert code_of(lambda: make(**arguments)) == code

@@ -4,37 +4,25 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
-from layered import WIDTH, features, gradients, loss_of, parts, start
-from seen_replies import seen
-from softmax_runs import (
-    CLASSES,
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    assert_same,
-    draw,
-    mean,
-    run,
+from layered import (
+    WIDTH,
+    class_means,
+    descend,
+    features,
+    gradients,
+    loss_of,
+    parts,
+    start,
 )
+from seen_replies import seen
+from softmax_runs import CLASSES, N, assert_near, draw, mean, run
 
-from flwr_frl.clients import FedASClient
 from flwr_frl.clients.fedas import COUNTS, MEANS
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FedAS
 from flwr_frl.strategies.server.checks import InvalidReplyError
 
 ALIGNMENT = {"fedas_learning_rate": 0.7, "fedas_epochs": 2}
 TASK = {"task": "layered:layered"}
-
-
-def class_means(a, i):
-    x, y = draw(i)
-    z = features(a, x)
-    present = np.isin(np.arange(CLASSES), y)
-    return np.array(
-        [z[y == c].mean(0) if present[c] else np.zeros(WIDTH) for c in range(CLASSES)]
-    )
 
 
 def aligned(a, i, means):
@@ -51,13 +39,6 @@ def aligned(a, i, means):
     return a
 
 
-def trained(a, w, i):
-    for _ in range(STEPS):
-        of_a, of_w, _ = gradients(a, w, i)
-        a, w = a - RATE * of_a, w - RATE * of_w
-    return a, w
-
-
 def trace(a, w, i):
     """Return the squared norm of the gradient of a single batch."""
     of_a, of_w, _ = gradients(a, w, i)
@@ -72,8 +53,8 @@ def test_every_round_matches_the_paper():
     for now, clients in enumerate(result.trained):
         models = []
         for i in clients:
-            body, heads[i] = trained(aligned(a, i, prototypes[i]), heads[i], i)
-            prototypes[i] = class_means(body, i)
+            body, heads[i] = descend(aligned(a, i, prototypes[i]), heads[i], i)
+            prototypes[i] = class_means(body, i)[0]
             models.append((body, trace(body, heads[i], i)))
         shares = np.array([weight for _, weight in models])
         a = mean([body for body, _ in models], shares / shares.sum())
@@ -88,20 +69,6 @@ def test_every_round_matches_the_paper():
                 means = kept["prototypes.means"]
                 np.testing.assert_allclose(means, prototypes[i], atol=2e-6)
     assert shares.max() > 1.1 * shares.min()
-
-
-def test_without_alignment_training_equals_fedper():
-    usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, **TASK}
-    result = run("fedas", 1, fedas_learning_rate=0.0, cohort="off", **usual)
-    others = run("fedper", 1, cohort="off", **usual)
-    for (_, reply), (_, other) in zip(
-        result.between("train"), others.between("train"), strict=True
-    ):
-        arrays, expected = (
-            {n: a.numpy() for n, a in r.content["arrays"].items()}
-            for r in (reply, other)
-        )
-        assert_same(arrays, expected)
 
 
 def test_fisher_trace_does_not_use_cudnn():
@@ -180,10 +147,3 @@ def test_reply_without_a_valid_trace_is_rejected(metrics):
     strategy.check(seen(reply_of(1, fisher_trace=0.5)))
     with pytest.raises(InvalidReplyError):
         strategy.check(seen(reply_of(2, **metrics)))
-
-
-@pytest.mark.parametrize("setting", ["fedas_learning_rate", "fedas_epochs"])
-def test_invalid_value_is_rejected(setting):
-    with pytest.raises(SettingsError) as error:
-        FedASClient._settings_type(**{setting: -1})
-    assert error.value.code == setting.replace("_", "-")

@@ -5,16 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from layered import gradients, loss_of, start
-from paper_rounds import (
-    run_variant,
-)
-from softmax_runs import (
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    run,
-)
+from paper_rounds import run_variant
+from softmax_runs import RATE, STEPS, N, assert_near, run
 
 TASK = {"task": "layered:layered"}
 
@@ -61,16 +53,6 @@ def test_every_round_matches_the_paper(part, weighting):
             tuned = fine_tuned(a, start()[1], i, part, 4)
             loss = result.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(*tuned, i), abs=1e-5)
-
-
-def test_head_without_fine_tuning_is_the_initial_head():
-    # Without fine-tuning, this is FedAvg with a common, untrained head.
-    result = run("fedbabu", 3, evaluate=True, finetune_epochs=0, **TASK)
-    a = numpy_fedbabu(result)[-1]
-    for i in range(N):
-        metrics = result.metrics[-1][i]
-        assert metrics["loss"] == pytest.approx(loss_of(a, start()[1], i), abs=1e-5)
-        assert metrics["accuracy"] == metrics["accuracy-global"]
 
 
 def test_head_is_never_sent_and_no_state_is_kept():

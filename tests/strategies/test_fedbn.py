@@ -6,20 +6,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from paper_rounds import (
-    run_variant,
-)
-from softmax_runs import (
-    CLASSES,
-    DIMENSION,
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    draw,
-    matrix,
-    run,
-)
+from paper_rounds import run_variant
+from softmax_runs import CLASSES, DIMENSION, RATE, STEPS, N, assert_near, draw, matrix
 from torch import nn
 
 from flwr_frl.clients.device.parameter_groups import array_names
@@ -104,17 +92,6 @@ def test_every_round_matches_the_paper(weighting):
     assert np.abs(scales - scales.mean(0)).max() > 1e-2
 
 
-def test_identical_clients_that_all_train_equal_fedavg():
-    # All clients have the same examples, so their norms are equal.
-    more = {"task": "softmax_runs:scaled_twins", "fraction_train": 1.0}
-    result, plain = run("fedbn", 3, **more), run("fedavg", 3, **more)
-    for i in range(N):
-        merged = {**result.arrays[-1], **result.kept[-1][i]}
-        assert merged.keys() == plain.arrays[-1].keys()
-        for name, value in plain.arrays[-1].items():
-            np.testing.assert_allclose(merged[name], value, atol=1e-6)
-
-
 class OneNorm(FedBNClient):
     """Keeps a single norm of resnet20, chosen by name."""
 
@@ -137,20 +114,6 @@ def test_personal_layers_are_chosen_by_type_or_name(kind, count):
     assert "representation.block2.conv1.weight" in shared
     assert {*kept, *shared} == set(task.initial_state)
     assert not {*kept} & {*shared}
-
-
-def test_norm_in_the_head_is_personal_as_well():
-    def model() -> SplitModel:
-        head = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-        return SplitModel(nn.Flatten(), head)
-
-    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
-    settings = build(FedBNClient._settings_type, resolve({}))
-    client = FedBNClient(
-        ExampleTask(model, sets, sets), 0, PersonalState.holding({}), settings
-    )
-    kept = [name.rpartition(".")[0] for name in array_names(client, client.personal)]
-    assert set(kept) == {"head.1"}
 
 
 class TwoNames(nn.Module):

@@ -5,12 +5,11 @@ import json
 import inline_runs
 import numpy as np
 import pytest
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from inline_runs import rows_of
 from quadratic_clients import CLIENTS, TARGETS, quadratic, step
 
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies import SCAFFOLD, FedAsync, FedAvg, FedBuff, build_strategy
+from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -164,20 +163,6 @@ def test_invalid_reply_does_not_reduce_the_updates_of_a_version(
     assert np.isfinite(rows[-1][0]).all()
 
 
-class EverySecond(FedAvg, uses_mean="only"):
-    """Has no usable result in even versions."""
-
-    def aggregate(self, round):
-        return round.mean() if round.number % 2 else None
-
-
-def test_changes_count_only_in_versions_with_a_result():
-    wrapper = FedBuff(EverySecond(), concurrency=6, buffer_size=3)
-    rows = versions_of(wrapper, SpeedModel("dynamic", CLIENTS, seed=5), 4, 0.0)
-    assert [len(metrics["staleness"]) for _, metrics in rows] == [3, 0, 3, 0]
-    assert sum(wrapper.participation.updates.values()) == 6
-
-
 # Complete runs
 
 
@@ -210,46 +195,6 @@ def test_buffer_of_all_active_clients_equals_the_synchronous_base(tmp_path, base
     for row, other in zip(synchronous, asynchronous, strict=True):
         assert {n: row[n] for n in SAME} == {n: other[n] for n in SAME}
         assert other["staleness-max"] == other["dropped"] == 0
-
-
-@pytest.mark.parametrize(
-    ("base", "more"),
-    [
-        ("fedrep", {}),
-        (
-            "flute",
-            {"aggregation": "median", "buffer_size": 3, "byzantine_fraction": 0.1},
-        ),
-        ("ditto", {}),
-    ],
-)
-def test_resumed_run_continues_with_the_active_clients(tmp_path, base, more):
-    options = {
-        "async_base": base,
-        "concurrency": 5,
-        "buffer_size": 2,
-        "speed_model": "dynamic",
-        "checkpoint_every": 1,
-        **more,
-    }
-    undisturbed = rows_of(
-        settings_of(tmp_path, "fedbuff", num_server_rounds=9, **options)
-    )
-    stopped = {"output": str(tmp_path / "stopped"), **options}
-    rows_of(settings_of(tmp_path, "fedbuff", num_server_rounds=4, **stopped))
-    resumed = rows_of(
-        settings_of(
-            tmp_path,
-            "fedbuff",
-            num_server_rounds=9,
-            resume=stopped["output"],
-            **stopped,
-        )
-    )
-    assert any(row["staleness-max"] > 0 for row in resumed[4:])
-    names = (*SAME[:4], "staleness-mean", "dropped")
-    for row, other in zip(undisturbed, resumed, strict=True):
-        assert {n: row.get(n) for n in names} == {n: other.get(n) for n in names}
 
 
 @pytest.mark.parametrize(
@@ -392,13 +337,6 @@ def test_invalid_setting_is_rejected(algorithm, more, code):
     with pytest.raises(SettingsError) as error:
         build_strategy(resolve({"algorithm": algorithm, **more}))
     assert error.value.code == code
-
-
-@pytest.mark.parametrize("strategy", [FlowerFedAvg(), SCAFFOLD()])
-def test_unsupported_strategy_cannot_be_wrapped(strategy):
-    with pytest.raises(SettingsError) as error:
-        FedBuff(strategy)
-    assert error.value.code == "strategy"
 
 
 def test_missing_speeds_or_too_few_clients_are_rejected(tmp_path):

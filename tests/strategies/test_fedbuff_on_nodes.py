@@ -1,8 +1,6 @@
 """FedBuff on nodes that reply late or never."""
 
-import copy
 import math
-import time
 
 import numpy as np
 import pytest
@@ -102,25 +100,6 @@ def test_clients_at_work_are_not_unanswered(no_pauses):
     assert sum(row["dropped"] for row in rows) >= 1
 
 
-def test_all_replies_are_read_before_clients_are_given_up(no_pauses, monkeypatch):
-    class Slow(Late):
-        def get_node_ids(self):
-            # An evaluation may take longer than the time to wait for a reply.
-            began = time.monotonic()
-            while time.monotonic() < began + 0.1:
-                pass
-            return super().get_node_ids()
-
-    # As with more than 100 clients at work
-    monkeypatch.setattr(inbox, "LOOKED_AT", 1)
-    grid = Slow({1: 0, 2: 0, 3: 0})
-    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1)
-    rows = run_on(grid, wrapper, 6, timeout=0.05)
-    assert sum(row["unanswered"] for row in rows) == 0
-    # All but the last two trainings count.
-    assert len(grid.log) == 6 + 2
-
-
 def test_checkpoints_on_nodes_do_not_contain_clients_at_work(no_pauses):
     states = []
 
@@ -161,20 +140,6 @@ def test_last_evaluation_waits_for_clients_at_work(no_pauses):
     assert grid.log.count(4) == 1
 
 
-def test_last_evaluation_of_start_waits_for_clients_at_work(no_pauses):
-    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
-    start = to_record({"w": np.zeros(4)})
-    result = wrapper.start(Late({1: 1, 2: 1, 3: 40}), start, num_rounds=5)
-    rows = result.evaluate_metrics_clientapp
-    assert [rows[version]["evaluated"] for version in range(1, 6)] == [2, 2, 2, 2, 3]
-
-
-def test_last_evaluation_leaves_out_silent_client(no_pauses):
-    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
-    rows = run_on(Late({1: 1, 2: 1, 3: math.inf}), wrapper, 5, timeout=0.2)
-    assert rows[-1]["evaluated"] == 2
-
-
 def test_silent_nodes_are_paused(no_pauses):
     grid = Late({1: 1, 2: math.inf, 3: math.inf})
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
@@ -210,29 +175,6 @@ def test_client_that_returns_as_another_node_keeps_its_name(no_pauses):
     assert (grid.log.count(3), grid.log.count(13) > 1) == (1, True)
 
 
-def test_node_that_is_renamed_while_it_works_counts_once(no_pauses):
-    class Renaming(Late):
-        def get_node_ids(self):
-            # Node 3 leaves while its reply is on its way, and node 13 takes its name.
-            # Then node 3 returns under another name.
-            if self.now <= 3:
-                return [1, 2, 3]
-            if self.now <= 8:
-                return [1, 2, 13]
-            self.contexts[3].node_config["partition-id"] = 4
-            return [1, 2, 3, 13]
-
-    grid = Renaming({1: 1, 2: 1, 3: 15, 13: 1})
-    grid.contexts[13] = copy.deepcopy(grid.contexts[3])
-    wrapper = FedBuff(FedAvg(), concurrency=4, buffer_size=1)
-    rows = run_on(grid, wrapper, 60)
-    assert all(row["clients"] == 1 for row in rows)
-    names = {"000000", "000001", "000002", "000004"}
-    assert wrapper.participation.updates.keys() == names
-    # It was not asked again before it had replied, and its reply counted.
-    assert grid.log.count(3) - wrapper.participation.updates["000004"] <= 1
-
-
 def test_report_that_a_node_has_left_is_no_update(no_pauses):
     class Left(Late):
         def pull_messages(self, message_ids):
@@ -250,12 +192,3 @@ def test_report_that_a_node_has_left_is_no_update(no_pauses):
     assert grid.log.count(4) > 1
     assert "000000" not in wrapper.participation.updates
     assert all(len(row["staleness"]) == row["clients"] for row in rows)
-
-
-def test_second_start_asks_the_clients_of_the_first(no_pauses):
-    grid = Late({1: 1, 2: 1, 3: 1})
-    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=3)
-    arrays = to_record({"w": np.zeros(4)})
-    for _ in range(2):
-        wrapper.start(grid, arrays, num_rounds=1)
-    assert set(wrapper.participation.updates.values()) == {2}

@@ -3,20 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from paper_rounds import (
-    run_variant,
-)
-from softmax_runs import (
-    CLASSES,
-    DIMENSION,
-    N,
-    draw,
-    run,
-    task_of,
-)
+from paper_rounds import run_variant
+from softmax_runs import CLASSES, DIMENSION, N, draw, run, task_of
 from torch import nn
 
-from flwr_frl import simulate
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
 from flwr_frl.task import SplitModel
@@ -172,16 +162,6 @@ def test_discrepancy_of_a_short_batch_is_weighted_by_its_size():
         np.testing.assert_allclose(sent[name], expected[name], rtol=0, atol=1e-5)
 
 
-def test_default_lambda_is_no_worse_than_fedper_on_bundled_digits(tmp_path):
-    more = {"clients": 10, "rounds": 8, "evaluate_every": 0, "evaluate_last": 2}
-    # λ = 5 reaches 0.57, the default 0.71, and FedPer 0.67.
-    accuracy = {
-        name: simulate(name, "inline", output=tmp_path, **more).summary["accuracy"]
-        for name in ("fedper", "fedcp")
-    }
-    assert accuracy["fedcp"] >= accuracy["fedper"]
-
-
 def test_clients_are_tested_with_both_heads():
     result = run("fedcp", 2, evaluate=True, **OWN)
     for i, metrics in enumerate(result.metrics[-1]):
@@ -206,16 +186,6 @@ def test_discrepancy_of_a_sample_with_itself_is_0():
         mmd(x.numpy(), y.numpy()), abs=1e-5
     )
     assert discrepancy(x, y).item() > 0.01
-
-
-def test_with_equal_heads_the_policy_has_no_effect():
-    # Since s + r = 1, equal heads receive each feature once and add the bias twice.
-    client = run("fedcp", 0, **OWN).client(0, 0)
-    client._receive(client.get_parameters({}), {})
-    model = client.deployed_model()
-    x = torch.randn(5, DIMENSION, generator=torch.Generator().manual_seed(0))
-    expected = client.model(x) + client.model.head.bias
-    torch.testing.assert_close(model(x), expected)
 
 
 def test_features_of_several_positions_are_split_per_position():

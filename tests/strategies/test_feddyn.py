@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from function_clients import grid_of, honest
 from softmax_runs import (
     RATE,
     STEPS,
@@ -14,9 +13,6 @@ from softmax_runs import (
     run,
     start,
 )
-
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import FedDyn
 
 ALPHA = 0.3
 
@@ -74,24 +70,6 @@ def test_every_round_matches_the_paper():
         assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
 
 
-def test_h_is_the_mean_gradient_of_all_clients():
-    more = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
-    result = run("feddyn", 6, feddyn_alpha=0.1, **more)
-    assert len({i for clients in result.trained for i in clients}) == N
-    gradients = [matrix(state, "gradient.") for state in result.kept[-1]]
-    h = matrix(result.strategy.gradient)
-    assert_near(h, np.mean(gradients, axis=0), 1e-6)
-    assert np.abs(h).max() > 1e-3
-
-
-def test_first_round_moves_by_the_mean_change_plus_its_share():
-    # With h = 0, θ moves by the mean change, and through −h/α by |P|/m of it again.
-    dyn = run("feddyn", 1, feddyn_alpha=ALPHA)
-    prox = run("fedprox", 1, proximal_mu=ALPHA)
-    moved, mean = (matrix(result.arrays[0]) - start() for result in (dyn, prox))
-    assert_near(moved, 1.5 * mean, 1e-6)
-
-
 def test_rejected_reply_has_no_effect():
     first = run("feddyn", 5, feddyn_alpha=ALPHA)
     i = next(i for i in first.trained[1] if i in first.trained[0])
@@ -107,22 +85,3 @@ def test_lost_gradient_resets_the_gradients_of_all_clients(caplog):
     assert f"client {i:06d} lacks the one in h" in caplog.text
     for now, (theta, _, _) in enumerate(numpy_feddyn(result.trained, (3, i))):
         assert_near(matrix(result.arrays[now]), theta, 2e-6)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"), [("feddyn_alpha", 0.0), ("weighting", "examples")]
-)
-def test_invalid_value_is_rejected(setting, value):
-    with pytest.raises(SettingsError) as error:
-        FedDyn(**{setting: value})
-    assert error.value.code == setting.replace("_", "-")
-
-
-def test_checkpoint_restores_the_state():
-    strategy = FedDyn()
-    strategy._identify(grid_of(3, honest))
-    strategy.state["gradients"] = {"w": np.ones(2)}
-    again = FedDyn()
-    again._restore(strategy._snapshot()())
-    assert again.state["seen"] == ["000000", "000001", "000002"]
-    np.testing.assert_allclose(again.gradient["w"], [1 / 3, 1 / 3])

@@ -5,22 +5,20 @@ from itertools import combinations
 import numpy as np
 import pytest
 from flwr.app import Array
-from layered import WIDTH, features, gradients, loss_of, parts, start
-from seen_replies import seen
-from softmax_runs import (
-    CLASSES,
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    draw,
-    mean,
-    run,
-    weights,
+from layered import (
+    WIDTH,
+    average_classes,
+    class_means,
+    features,
+    gradients,
+    loss_of,
+    parts,
+    start,
 )
+from seen_replies import seen
+from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, weights
 
 from flwr_frl.clients import FedPACClient
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.fedpac import combination_weights, simplex_minimum
 from flwr_frl.strategies.server.checks import InvalidReplyError
 
@@ -29,17 +27,8 @@ LAMBDA = 2.0
 MEANS, COUNTS = "prototypes.means", "prototypes.counts"
 
 
-def by_class(a, i):
-    x, y = draw(i)
-    z, counts = features(a, x), np.bincount(y, minlength=CLASSES)
-    means = [
-        z[y == c].mean(0) if counts[c] else np.zeros(WIDTH) for c in range(CLASSES)
-    ]
-    return np.array(means), counts, z
-
-
 def statistics(a, i):
-    means, counts, z = by_class(a, i)
+    z, (means, counts) = features(a, draw(i)[0]), class_means(a, i)
     h = means * counts[:, None] / len(z)
     return h, (np.square(z).sum() / len(z) - np.square(h).sum()) / len(z)
 
@@ -95,13 +84,8 @@ def test_every_round_matches_the_paper(weighting, more, head_rate):
             away = np.array([(h - other).ravel() for other, _ in sent])
             alpha = smallest(np.diag([v for _, v in sent]) + away @ away.T)
             heads[i] = mean([head for _, head in results], alpha)
-        own = [by_class(r[0], i) for i, r in zip(clients, results, strict=True)]
-        for c in range(CLASSES):
-            have = [(m[c], n[c]) for m, n, _ in own if n[c]]
-            if have:
-                by = [n if weighting == "examples" else 1.0 for _, n in have]
-                centroids[c] = np.average([m for m, _ in have], axis=0, weights=by)
-                known[c] = True
+        own = [class_means(r[0], i) for i, r in zip(clients, results, strict=True)]
+        average_classes(centroids, known, own, weighting)
         arrays = {**outcome.arrays[now], **outcome.strategy.initial_head}
         assert_near(parts(arrays)[0], a, 2e-6)
         np.testing.assert_allclose(arrays[MEANS], centroids, atol=2e-6)
@@ -130,15 +114,6 @@ def test_the_active_set_method_finds_the_minimum():
             alpha, expected = simplex_minimum(matrix, 0), smallest(matrix)
             value = alpha @ matrix @ alpha
             assert value <= (1 + 1e-6) * (expected @ matrix @ expected)
-
-
-def test_clients_with_equal_statistics_receive_the_mean_head():
-    h = np.tile(np.random.default_rng(1).standard_normal((1, 3, 2)), (4, 1, 1))
-    alpha = combination_weights(h, np.full(4, 0.2))
-    np.testing.assert_allclose(alpha, np.full((4, 4), 0.25), atol=1e-12)
-    # Heads of clients with a larger variance, from fewer examples, get less weight.
-    alpha = combination_weights(h, np.array([1.0, 1.0, 2.0, 2.0]))
-    np.testing.assert_allclose(alpha, [[1 / 3, 1 / 3, 1 / 6, 1 / 6]] * 4, atol=1e-12)
 
 
 def test_only_client_with_a_class_keeps_its_head():
@@ -183,17 +158,3 @@ def test_newcomer_trains_its_head_with_the_learning_rate_of_heads():
     arrays = {n: value.numpy() for n, value in client.model.state_dict().items()}
     for found, expected in zip(parts(arrays), (a, w), strict=True):
         assert_near(found, expected, 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("fedpac_lambda", -1.0),
-        ("fedpac_head_epochs", -1),
-        ("fedpac_head_learning_rate", -0.1),
-    ],
-)
-def test_invalid_value_is_rejected(setting, value):
-    with pytest.raises(SettingsError) as error:
-        FedPACClient._settings_type(**{setting: value})
-    assert error.value.code == setting.replace("_", "-")

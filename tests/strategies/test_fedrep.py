@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from seen_replies import round_of
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError, build, resolve
-from flwr_frl.strategies import FedRep, FedRepLinear, build_strategy
+from flwr_frl.common.settings import SettingsError, build
+from flwr_frl.strategies import FedRepLinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 
@@ -18,11 +18,6 @@ WEIGHT = "representation.weight"
 
 
 settings_of = partial(algorithm_runs.settings_of, "fedrep", task="linear")
-
-
-def test_task_selects_the_fedrep_class():
-    assert type(build_strategy(resolve({"algorithm": "fedrep"}))) is FedRep
-    assert type(build_strategy(settings_of())) is FedRepLinear
 
 
 def test_start_consists_of_leading_eigenvectors_of_the_mean_moment():
@@ -42,15 +37,6 @@ def test_start_consists_of_leading_eigenvectors_of_the_mean_moment():
     assert start.shape == (3, 7)
     np.testing.assert_allclose(start @ start.T, np.eye(3), atol=1e-9)
     assert principal_angle_distance(start.T, leading) < 1e-9
-
-
-def test_start_from_many_examples_is_near_the_true_representation():
-    # E[y² x xᵀ] = (‖φ‖² + σ²) I + 2 φ φᵀ, so the leading eigenvectors span all φ_i.
-    settings = settings_of(samples=20_000)
-    grid = InlineGrid(make_app(settings), 20)
-    start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
-    truth = build(LinearTask, settings, num_clients=20).representation
-    assert principal_angle_distance(start.T, truth) < 0.03
 
 
 def test_random_start_is_orthonormal():

@@ -5,24 +5,14 @@ from logging import WARNING
 
 import numpy as np
 import pytest
-import torch
 from algorithm_runs import settings_of
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FLUTE, FLUTELinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.linear import LinearTask
 
@@ -82,40 +72,6 @@ class Answers:
 @pytest.fixture(autouse=True)
 def inside_a_run():
     InlineGrid(make_app({}), 1)
-
-
-def test_linear_step_by_hand() -> None:
-    # B = I, w_1 = (1, 0), w_2 = (0, 2): BᵀB = I and WWᵀ = diag(1, 4). With γ1 = 1/4 and
-    # γ2 = 1/8 the regularizer's gradients are 2 B (I/4 - WWᵀ/4) = diag(0, -3/2) in B
-    # and 2 (WWᵀ/4 - I/4) W = (0, 3) in w_2, nothing in w_1. The clients' gradients are
-    # summed: diag(1, 2). With η = 0.1: B = diag(1 - 0.1, 1 - 0.1 (2 - 1.5)),
-    # w_1 = (1, 0) - 0.1 (1, 1), w_2 = (0, 2) - 0.1 ((0, 1) + (0, 3)).
-    strategy = FLUTELinear(dimension=2, rank=2, learning_rate=0.1, fraction_train=1.0)
-    strategy.heads = {
-        "c1": {WEIGHT: np.array([[1.0, 0.0]])},
-        "c2": {WEIGHT: np.array([[0.0, 2.0]])},
-    }
-    b, grid = to_record({REPRESENTATION: np.eye(2)}), Answers({1: None, 2: None})
-    gradients = {
-        1: (np.diag([1.0, 0.0]), np.array([[1.0, 1.0]])),
-        2: (np.diag([0.0, 2.0]), np.array([[0.0, 1.0]])),
-    }
-    replies = []
-    for sent in strategy.configure_train(1, b, ConfigRecord(), grid):
-        assert set(sent.content) == {"arrays", "head", "config"}
-        in_b, in_w = gradients[sent.metadata.dst_node_id]
-        slopes = {
-            f"gradient.{REPRESENTATION}": in_b.T.copy(),
-            f"gradient.{WEIGHT}": in_w,
-        }
-        metrics = MetricRecord({"is-change": 1})
-        content = RecordDict({"arrays": to_record(slopes), "metrics": metrics})
-        replies.append(Message(content, reply_to=sent))
-    new, metrics = strategy.aggregate_train(1, replies)
-    assert (metrics["clients"], metrics["rejected"]) == (2, 0)
-    np.testing.assert_allclose(new[REPRESENTATION].numpy(), np.diag([0.9, 0.95]))
-    np.testing.assert_allclose(strategy.heads["c1"][WEIGHT], [[0.9, -0.1]])
-    np.testing.assert_allclose(strategy.heads["c2"][WEIGHT], [[0.0, 1.6]])
 
 
 def test_linear_run_equals_plain_numpy() -> None:
@@ -194,41 +150,6 @@ def test_gamma1_above_twice_gamma2_warns_and_can_converge(caplog) -> None:
     assert error < 1.8 * task.best_errors.mean()
 
 
-def test_gamma1_up_to_twice_gamma2_does_not_warn(caplog) -> None:
-    settings = linear_settings()
-    build_strategy(settings).initialize(InlineGrid(make_app(settings), 3))
-    assert not caplog.records
-
-
-def test_order_of_replies_does_not_matter() -> None:
-    rng = np.random.default_rng(0)
-    heads = {n: rng.standard_normal((3, 2)).astype(np.float32) for n in (1, 2, 3)}
-    masks = {1: "110", 2: "011", 3: "111"}
-
-    def run(order):
-        grid = Answers(masks, heads)
-        strategy = FLUTE(server_learning_rate=0.5, fraction_train=1.0)
-        arrays = strategy.initialize(grid)
-        messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
-        replies = [grid.answer(messages[i]) for i in order]
-        strategy.aggregate_train(1, replies)
-        return strategy
-
-    strategy, shuffled = run([0, 1, 2]), run([2, 0, 1])
-    for node, head in heads.items():
-        name = f"c{node}"
-        # One step on the mean over three clients; each head has its own gradient.
-        weight = torch.from_numpy(head).requires_grad_(True)
-        mask = torch.tensor([[c == "1" for c in masks[node]]])
-        neural_collapse(weight[None], mask).backward()
-        expected = head - 0.5 / 3 * weight.grad.numpy()
-        np.testing.assert_allclose(strategy.heads[name][WEIGHT], expected, atol=1e-6)
-        np.testing.assert_array_equal(strategy.heads[name]["head.bias"], [node] * 3)
-        np.testing.assert_array_equal(
-            strategy.heads[name][WEIGHT], shuffled.heads[name][WEIGHT]
-        )
-
-
 def test_clients_receive_their_own_or_the_initial_head() -> None:
     heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2, 3, 4)}
     grid = Answers(dict.fromkeys(heads, "111"), heads)
@@ -297,13 +218,6 @@ def test_reconnected_client_updates_its_classes(monkeypatch) -> None:
         # Client 2 has reconnected as another node with an additional class.
         grid.masks, grid.names = {1: "111", 3: "111"}, {3: "c2"}
     assert used == [[[True] * 3, [True, True, False]], [[True] * 3] * 2]
-
-
-def test_head_of_several_layers_is_rejected() -> None:
-    settings = resolve({"algorithm": "flute", "head-layers": 2, "num-clients": 5})
-    strategy = build_strategy(settings)
-    with pytest.raises(SettingsError, match="FLUTE needs a head that is one linear"):
-        strategy.initialize(InlineGrid(make_app(settings), 5))
 
 
 def test_custom_regularizer() -> None:

@@ -1,7 +1,6 @@
 """FLUTE for regression compared with NumPy and with finite differences."""
 
 import sys
-from logging import WARNING
 from types import ModuleType
 
 import numpy as np
@@ -131,10 +130,3 @@ def test_both_steps_follow_the_gradient_of_the_regularizer() -> None:
     # Each head has the share 1 / clients of the mean.
     in_w = 2 * (2 * GAMMA2 * g - GAMMA1 * s) @ w / CLIENTS
     np.testing.assert_allclose(slope(lambda w: regularizer(b, w), w), in_w, atol=1e-8)
-
-
-def test_unbounded_regularizer_is_logged_as_a_warning(caplog) -> None:
-    FLUTERegression(gamma1=0.3, gamma2=0.125)
-    (record,) = caplog.records
-    assert record.levelno == WARNING
-    assert "gamma1 is 0.3, more than 2 gamma2 = 0.25" in record.getMessage()

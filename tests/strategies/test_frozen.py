@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import inline_runs
-import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
-from frozen_tasks import FROZEN_BYTES, buffered, frozen
+from frozen_tasks import FROZEN_BYTES, frozen
 from refusals import code_of
 from safetensors.torch import load_file
 from torch import nn
@@ -22,12 +21,7 @@ from flwr_frl.predict import load_model, load_run
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import run
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.frozen import (
-    copy_sharing_frozen,
-    frozen_tensors,
-    new_model,
-    set_apart,
-)
+from flwr_frl.task.models.frozen import frozen_tensors, set_apart
 from flwr_frl.task.models.weights import pack_model, read_safetensors
 
 N = 5
@@ -131,16 +125,6 @@ def test_a_run_is_not_loaded_with_another_frozen_part(
 # Models
 
 
-def test_copies_share_the_frozen_part() -> None:
-    model = new_model(frozen())
-    duplicate = copy_sharing_frozen(model)
-    frozen_of = frozen_tensors(duplicate)
-    assert frozen_of.keys() == frozen_tensors(model).keys()
-    for name, tensor in frozen_tensors(model).items():
-        assert frozen_of[name] is tensor
-    assert duplicate.head.weight is not model.head.weight
-
-
 def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None:
     layer = nn.Linear(2, 2)
     layer.weight.requires_grad_(False)
@@ -152,16 +136,3 @@ def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None
     assert "representation.0.weight" not in model.state_dict()
     assert "representation.0.bias" in dict(model.named_parameters())
     torch.testing.assert_close(model.eval()(inputs), before)
-
-
-def test_frozen_parameter_used_twice_stays_shared() -> None:
-    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-    second.weight = first.weight.requires_grad_(False)
-    model = SplitModel(first, second)
-    set_apart(model)
-    first.weight.fill_(3.0)
-    np.testing.assert_array_equal(second.weight.numpy(), 3.0)
-
-
-def test_a_model_without_a_frozen_part_reports_none() -> None:
-    assert frozen_tensors(buffered().scratch_model) == {}

@@ -6,21 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from softmax_runs import (
-    CLASSES,
-    DIMENSION,
-    N,
-    draw,
-    example_sets,
-    mean,
-    run,
-    weights,
-)
+from softmax_runs import CLASSES, DIMENSION, N, draw, example_sets, mean, run, weights
 from torch import nn
 
-from flwr_frl.clients import GPFLClient
 from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 K, RATE, STEPS = 4, 0.3, 3
@@ -187,10 +176,3 @@ def test_class_shares_are_stored_for_prediction():
     kept = result.kept[-1][i]["shares.value"]
     y = draw(i)[1]
     np.testing.assert_allclose(kept, np.bincount(y, minlength=CLASSES) / len(y))
-
-
-@pytest.mark.parametrize("setting", ["gpfl_lambda", "gpfl_mu"])
-def test_invalid_value_is_rejected(setting):
-    with pytest.raises(SettingsError) as error:
-        GPFLClient._settings_type(**{setting: -1.0})
-    assert error.value.code == setting.replace("_", "-")

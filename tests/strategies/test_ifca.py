@@ -11,9 +11,7 @@ from softmax_runs import (
     STEPS,
     N,
     assert_near,
-    assert_same,
     code_of,
-    draw,
     gradient,
     loss_of,
     mean,
@@ -39,14 +37,8 @@ def matrices(arrays) -> list[np.ndarray]:
     ]
 
 
-def train_loss(theta: np.ndarray, i: int) -> float:
-    x, y = draw(i)
-    scores = np.column_stack([x, np.ones(len(x))]) @ theta.T
-    return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
-
-
 def chosen_by(models, i: int) -> int:
-    return int(np.argmin([train_loss(theta, i) for theta in models]))
+    return int(np.argmin([loss_of(theta, i, test=False) for theta in models]))
 
 
 def numpy_ifca(models, trained, weighting):
@@ -88,16 +80,6 @@ def test_every_round_matches_the_paper(weighting):
     assert len(everywhere) > 1
 
 
-def test_one_cluster_equals_fedavg():
-    usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4}
-    result = run("ifca", evaluate=True, num_clusters=1, **usual)
-    other = run("fedavg", evaluate=True, **usual)
-    for arrays, others in zip(result.arrays, other.arrays, strict=True):
-        model = {n.removeprefix("clusters."): value[0] for n, value in arrays.items()}
-        assert_same(model, others)
-    assert result.metrics == other.metrics
-
-
 def test_first_model_is_that_of_the_task_and_others_are_random():
     result = run("ifca", 1, num_clusters=CLUSTERS)
     stacked = initial_models(result.client(0, 1).task, CLUSTERS)
@@ -116,15 +98,6 @@ def test_seeds_may_be_large():
     _, *models = initial_models(task, CLUSTERS + 1)["head.weight"]
     assert all(model.abs().max() > 0 for model in models)
     assert not torch.equal(models[0], models[1])
-
-
-def test_cluster_without_clients_keeps_its_model():
-    result = run("ifca", 3, num_clusters=N)
-    first, _ = result.between("train")[0]
-    before = matrices({n: a.numpy() for n, a in first.content["arrays"].items()})
-    chosen = {chosen_by(before, i) for i in result.trained[0]}
-    for j, theta in enumerate(matrices(result.arrays[0])):
-        assert np.array_equal(theta, before[j]) == (j not in chosen)
 
 
 def test_clients_return_one_model_and_its_cluster_index():
@@ -167,8 +140,3 @@ def test_model_that_cannot_be_re_initialized_is_rejected():
     task = fixed(1)
     assert code_of(lambda: initial_models(task, 2)) == "num-clusters"
     assert initial_models(task, 1)["head.weight"].shape == (1, 3)
-
-
-def test_there_are_1_to_m_clusters():
-    IFCA(num_clusters=5)._check_clients(5)
-    assert code_of(lambda: IFCA(num_clusters=0)) == "num-clusters"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from layered import features, layered, parts, with_ones
-from softmax_runs import CLASSES, N, assert_same, code_of, draw, run
+from softmax_runs import CLASSES, N, assert_same, draw, run
 from torch import nn
 
-from flwr_frl.clients.knn_per import KNNPerClient, MixedHead, neighbours
+from flwr_frl.clients.knn_per import MixedHead, neighbours
 from flwr_frl.task import ExampleSet, SplitModel
 
 TASK = {"task": "layered:layered"}
@@ -51,19 +51,6 @@ def test_every_client_mixes_its_neighbours_with_the_global_model():
             other = plain.metrics[now][i]["accuracy"]
             assert metrics["accuracy-global"] == pytest.approx(other)
     assert any(m["accuracy"] != m["accuracy-global"] for m in result.metrics[-1])
-
-
-def test_lambda_0_is_fedavg():
-    usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, **TASK}
-    result = run("knn-per", evaluate=True, knn_lambda=0.0, **usual)
-    plain = run("fedavg", evaluate=True, **usual)
-    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
-        assert_same(arrays, others)
-    for metrics, others in zip(result.metrics, plain.metrics, strict=True):
-        values = [
-            {n: v for n, v in m.items() if n != "accuracy-global"} for m in metrics
-        ]
-        assert values == others
 
 
 def test_prediction_is_the_class_of_the_nearest_stored_example():
@@ -166,15 +153,3 @@ def test_client_without_labels_deploys_the_model_alone():
     result = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
     metrics = result.metrics[0][0]
     assert metrics["accuracy"] == metrics["accuracy-global"]
-
-
-@pytest.mark.parametrize(
-    ("given", "code"),
-    [
-        ({"knn_lambda": 1.1}, "knn-lambda"),
-        ({"knn_neighbours": 0}, "knn-neighbours"),
-        ({"knn_scale": 0.0}, "knn-scale"),
-    ],
-)
-def test_invalid_setting_is_rejected_with_its_code(given, code):
-    assert code_of(lambda: KNNPerClient._settings_type(**given)) == code

@@ -112,14 +112,6 @@ def test_ffa_lora_averages_products_exactly():
     torch.testing.assert_close(mean, torch.stack(products).mean(0))
 
 
-@pytest.mark.parametrize("algorithm", ["fedrep", "ditto", "flute", "fedbabu", "apfl"])
-def test_only_adapters_and_heads_are_sent(algorithm):
-    result = run(algorithm, 2, **ADAPTERS)
-    names = {n for m, r in result.between("train") for n in r.content["arrays"]}
-    assert names <= {*ALL}
-    assert {A, B} <= names
-
-
 @pytest.mark.parametrize(
     "algorithm",
     [

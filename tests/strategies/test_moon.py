@@ -2,21 +2,8 @@
 
 import numpy as np
 import pytest
-from layered import features, gradients, loss_of, parts, start
-from softmax_runs import (
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    assert_same,
-    draw,
-    mean,
-    run,
-    weights,
-)
-
-from flwr_frl.clients import MOONClient
-from flwr_frl.common.settings import SettingsError
+from layered import descend, features, loss_of, parts, start
+from softmax_runs import N, assert_near, draw, mean, run, weights
 
 TASK = {"task": "layered:layered"}
 MU, TAU = 3.0, 0.7
@@ -41,10 +28,7 @@ def trained(a, w, i, previous):
         wrong = 1 / (1 + np.exp((to_global - to_previous) / TAU))
         return MU * wrong * (by_previous - by_global) / TAU / len(z)
 
-    for _ in range(STEPS):
-        of_a, of_w, _ = gradients(a, w, i, extra=contrast)
-        a, w = a - RATE * of_a, w - RATE * of_w
-    return a, w
+    return descend(a, w, i, extra=contrast)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -67,30 +51,3 @@ def test_every_round_matches_the_paper(weighting):
             if kept := outcome.kept[now][i]:
                 weight, bias = kept["previous.0.weight"], kept["previous.0.bias"]
                 assert_near(np.column_stack([weight, bias]), previous[i], 2e-6)
-
-
-def test_mu_0_equals_fedavg_bitwise():
-    usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
-    plain = run("fedavg", evaluate=True, **usual, **TASK)
-    result = run("moon", evaluate=True, moon_mu=0.0, **usual, **TASK)
-    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
-        assert_same(arrays, others)
-    assert result.metrics == plain.metrics
-
-
-def test_contrastive_loss_has_no_gradient_in_the_first_round():
-    # The previous model equals the received one, so both similarities are equal.
-    result, plain = (run(name, 2, **TASK) for name in ("moon", "fedavg"))
-    for name, array in plain.arrays[0].items():
-        np.testing.assert_allclose(result.arrays[0][name], array, atol=1e-6)
-    pairs = [(result.arrays[1][n], a) for n, a in plain.arrays[1].items()]
-    assert max(np.abs(a - b).max() for a, b in pairs) > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"), [("moon_mu", -1.0), ("moon_temperature", 0.0)]
-)
-def test_invalid_value_is_rejected(setting, value):
-    with pytest.raises(SettingsError) as error:
-        MOONClient._settings_type(**{setting: value})
-    assert error.value.code == setting.replace("_", "-")

@@ -7,7 +7,7 @@ import algorithm_runs
 import numpy as np
 import pytest
 from client_messages import new_context
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.app import Message, MessageType
 from refusals import code_of
 
 from benchmarks.multi_task import directed
@@ -109,10 +109,7 @@ def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
     ("given", "expected"),
     [
         ({}, {}),
-        (
-            {"compressor": "identity"},
-            {"operator": Identity()},
-        ),
+        ({"compressor": "identity"}, {"operator": Identity()}),
         (
             {"compressor": "sign-top-k", "bandit_radius": 1e-4},
             {"operator": TopK(2, Sign()), "zeta": 1e-4},
@@ -198,45 +195,6 @@ def test_node_that_is_offline_for_too_long_ends_the_run():
         run(9, away=[(4, r) for r in range(3, 9)], max_missed_rounds=3)
 
 
-def test_invalid_metrics_are_not_an_error():
-    _, _, grid, strategy = run(5)
-    messages = list(strategy.configure_evaluate(5, ArrayRecord(), ConfigRecord(), grid))
-    replies = list(grid.send_and_receive(messages))
-    del replies[0].content.metric_records["metrics"]["constraint"]
-    replies[1].content.metric_records["metrics"]["num-examples"] = 0
-    metrics = strategy.aggregate_evaluate(5, replies)
-    assert np.isfinite(metrics["constraint"])
-    # The same holds in training.
-    messages = list(strategy.configure_train(6, ArrayRecord(), ConfigRecord(), grid))
-    replies = list(grid.send_and_receive(messages))
-    del replies[3].content.metric_records["metrics"]["iterations"]
-    _, metrics = strategy.aggregate_train(6, replies)
-    assert metrics["rejected"] == 1
-
-
-def test_second_run_of_an_experiment_starts_from_scratch(tmp_path):
-    def rows_of(run_id):
-        settings = settings_of(experiment="x")
-        grid = Tampering(make_app(settings), NODES)
-        for context in grid.contexts.values():
-            context.node_config["state-dir"] = str(tmp_path)
-        strategy = build_strategy(settings)
-        strategy._run.clients.run_token = run_id
-        rows = []
-        run_rounds(
-            strategy,
-            grid,
-            strategy.initialize(grid),
-            range(1, 7),
-            after_round=lambda r, a, m: rows.append(m),
-        )
-        return rows
-
-    first, second = rows_of("a"), rows_of("b")
-    assert second[-1]["iterations"] == 5
-    assert second[-1]["loss"] == first[-1]["loss"]
-
-
 def test_bits_are_those_of_the_messages():
     _, rows, _, _ = run(4)
     assert rows[0]["bits"] == NODES * 8 * 40
@@ -269,20 +227,6 @@ def client_of(**given) -> SyntheticMultiTaskClient:
     settings = build(SyntheticMultiTaskClient._settings_type, given)
     state = PersonalState(new_context())
     return SyntheticMultiTaskClient(MultiTaskSetup("qcqp"), 0, state, settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("dual-regularizer", value) for value in (1e7, -1.0, "none")),
-        *(("radius", value) for value in ("-1.0", 0.0, "wide")),
-        ("saddle-step", 0.0),
-        # At least the radius of X
-        *(("bandit-radius", value) for value in (-1.0, "wide", 30.0)),
-    ],
-)
-def test_bad_settings_are_rejected(name, value):
-    assert code_of(client_of, **{name: value}) == name
 
 
 def test_steps_and_sets_that_the_theorems_exclude_are_rejected():

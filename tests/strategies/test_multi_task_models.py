@@ -101,15 +101,7 @@ def initial():
 
 
 def plain(
-    iterations,
-    *,
-    eta=0.05,
-    delta=1.0,
-    b=0.01,
-    entries=None,
-    steps=1,
-    k=0,
-    zeta=0.0,
+    iterations, *, eta=0.05, delta=1.0, b=0.01, entries=None, steps=1, k=0, zeta=0.0
 ):
     """Run Algorithms 2 and 3 node by node, with local steps."""
     entries = np.arange(sum(SIZES)) if entries is None else entries
@@ -208,15 +200,3 @@ def test_saved_run_predicts_with_the_model_of_each_node(tmp_path):
         for name, value in predictor.model.state_dict().items():
             kept = outcome.arrays[f"{client}/{name}"]
             np.testing.assert_array_equal(value.numpy(), kept)
-
-
-def test_a_resumed_run_may_have_more_rounds(tmp_path):
-    options = {"num_server_rounds": 2, "task": "curve_tasks:curves"}
-    algorithm_runs.run_tiny("multi-task", tmp_path, **options)
-    options |= {"num_server_rounds": 4, "resume": str(tmp_path)}
-    resumed = algorithm_runs.run_tiny("multi-task", tmp_path, **options)
-    uninterrupted = algorithm_runs.run_tiny(
-        "multi-task", num_server_rounds=4, task="curve_tasks:curves"
-    )
-    assert resumed.rows[-1]["iterations"] == 3
-    algorithm_runs.assert_same(resumed, uninterrupted)

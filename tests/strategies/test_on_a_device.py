@@ -7,18 +7,16 @@ rejects.
 import numpy as np
 import pytest
 import torch
-from cohort_tasks import N, dense, dropping
+from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
 from flwr_frl import simulate
-from flwr_frl.clients.device.evaluation import evaluate_model
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict.personalize import Fitted, personalize
 from flwr_frl.task import devices, resident
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.training import scratch_model
 
 double = pytest.importorskip("double_device", exc_type=(ImportError, AttributeError))
 
@@ -139,19 +137,6 @@ def test_a_test_set_of_all_clients_is_moved_once():
     for i in (0, 3, 5):
         assert resident.train_examples(task, i) is not first
         assert resident.test_examples(task, i) is first
-
-
-def test_model_of_the_task_stays_on_the_cpu():
-    task = dropping()
-    devices.use("gpu")
-    model = scratch_model(task)
-    assert model.tensors["head.weight"].device == double.GPU
-    assert task.scratch_model.tensors["head.weight"].device == double.CPU
-    task.check(0)
-    loss, n, metrics = evaluate_model(task, 0, model)
-    assert n == 7
-    assert 0 <= metrics["accuracy"] <= 1
-    assert loss > 0
 
 
 def test_newcomers_are_fitted_on_the_device(tmp_path):

@@ -11,7 +11,6 @@ from inline_runs import rows_of, settings_of
 from peft_tasks import N, bert_model, examples, words_model
 from safetensors.torch import load_file
 
-from flwr_frl import simulate
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import load_model, load_run
@@ -93,15 +92,3 @@ def test_a_client_s_model_is_exported_and_loaded(algorithm, tmp_path):
     again = load_model(tmp_path / "model.safetensors", task=task).model
     with torch.no_grad():
         np.testing.assert_allclose(again(tests.inputs), outputs, atol=1e-6)
-
-
-def test_an_adapted_image_model_is_exported_and_loaded(tmp_path):
-    settings = {"backend": "inline", "clients": 5, "rounds": 1, "fraction": 1.0}
-    output = str(tmp_path / "out")
-    simulate("fedsa-lora", output=output, checkpoint_every=1, **settings)
-    predictor = load_run(tmp_path / "out" / "fedsa-lora", "000002")
-    predictor.export(tmp_path / "model.safetensors")
-    again = load_model(tmp_path / "model.safetensors")
-    pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), dtype=np.uint8)
-    expected = predictor(pixels).outputs
-    np.testing.assert_allclose(again(pixels).outputs, expected, atol=1e-6)

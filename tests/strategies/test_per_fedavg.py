@@ -5,11 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from paper_rounds import (
-    VARIANTS,
-    assert_losses,
-    run_variant,
-)
+from paper_rounds import VARIANTS, assert_losses, run_variant
 from softmax_runs import (
     RATE,
     STEPS,
@@ -83,50 +79,6 @@ def test_every_round_matches_the_paper(algorithm, variant):
     assert not any(result.kept[-1])
 
 
-def test_meta_gradient_matches_the_objective():
-    # F_i(w) = f_i(w − α ∇f_i(w)) by central differences, and one meta-step of SGD
-    def objective(w, i):
-        x, y = draw(i)
-        there = w - ALPHA * gradient(w, i)
-        scores = np.column_stack([x, np.ones(len(x))]) @ there.T
-        target_scores = scores[np.arange(len(y)), y]
-        return np.mean(np.log(np.exp(scores).sum(1)) - target_scores)
-
-    more = {"inner_learning_rate": ALPHA, "representation_epochs": 1}
-    result, first = (run(a, 1, **more) for a in ("hf-maml", "per-fedavg"))
-    w, slopes = start(), []
-    for i in result.trained[0]:
-        slope = np.zeros(w.size)
-        for k, entry in enumerate(np.eye(w.size)):
-            move = 1e-5 * entry.reshape(w.shape)
-            slope[k] = (objective(w + move, i) - objective(w - move, i)) / 2e-5
-        slopes.append(slope.reshape(w.shape))
-    expected = w - RATE * np.mean(slopes, axis=0)
-    assert_near(matrix(result.arrays[0]), expected)
-    # First order differs.
-    assert np.abs(matrix(first.arrays[0]) - expected).max() > 1e-3
-
-
-@BOTH
-def test_alpha_0_equals_fedavg(algorithm):
-    usual = {"momentum": 0.5, "weight_decay": 1e-3, "evaluate": True}
-    result = run(algorithm, inner_learning_rate=0.0, **usual)
-    plain = run("fedavg", **usual)
-    for arrays, others in zip(result.arrays, plain.arrays, strict=True):
-        assert_near(matrix(arrays), matrix(others), 1e-6)
-    for metrics, others in zip(result.metrics[-1], plain.metrics[-1], strict=True):
-        assert metrics["accuracy"] == metrics["accuracy-global"] == others["accuracy"]
-
-
-def test_adaptation_step_uses_the_mean_over_all_batches(monkeypatch):
-    monkeypatch.setattr("flwr_frl.task.training.calls.EVALUATION_BATCH", 4)
-    result = run("per-fedavg", 1, evaluate=True, inner_learning_rate=ALPHA)
-    w = matrix(result.arrays[-1])
-    for i, metrics in enumerate(result.metrics[-1]):
-        adapted = loss_of(w - ALPHA * gradient(w, i), i)
-        assert metrics["loss"] == pytest.approx(adapted, abs=1e-5)
-
-
 def test_adaptation_epochs_are_local_sgd():
     result = run("per-fedavg", 2, evaluate=True, adaptation_epochs=3, weight_decay=0.1)
     for i, metrics in enumerate(result.metrics[-1]):
@@ -180,40 +132,10 @@ def test_proximal_mu_from_the_server_is_applied(algorithm):
     assert_near(np.column_stack([held[0], held[1]]), local)
 
 
-def test_both_sides_of_the_hessian_product_use_the_same_dropout(monkeypatch):
-    client = run("hf-maml", 0).client(3, 0)
-    asked = []
-    original = client.gradient
-
-    def noted(point, batch):
-        asked.append(torch.get_rng_state())
-        torch.rand(1)  # Dropout would draw, too.
-        return original(point, batch)
-
-    monkeypatch.setattr(client, "gradient", noted)
-    client.fit(client.get_parameters({}), {"server-round": 1})
-    steps = [asked[k : k + 4] for k in range(0, len(asked), 4)]
-    assert len(steps) == STEPS
-    for inner, outer, ahead, behind in steps:
-        assert torch.equal(ahead, behind)
-        assert not torch.equal(inner, outer)
-        assert not torch.equal(outer, ahead)
-    # The next step uses other random numbers.
-    assert not torch.equal(steps[0][2], steps[1][2])
-
-
 def test_clients_that_are_evaluated_together_leave_cudnn_as_it_was():
     # It is turned off for gradients in evaluation mode.
     run("per-fedavg", 1, evaluate=True)
     assert torch.backends.cudnn.enabled
-
-
-def test_last_single_examples_are_skipped_before_batch_norms():
-    # Client 1 has 9 examples; all of its streams of batches must have the same length.
-    task = {"task": "softmax_runs:normed", "batch_size": 4, "representation_epochs": 3}
-    result = run("hf-maml", 2, **task)
-    assert [row["rejected"] for row in result.rows] == [0, 0]
-    assert any(1 in trained for trained in result.trained)
 
 
 def test_adaptation_step_averages_over_targets_that_are_not_ignored():

@@ -6,29 +6,11 @@ import numpy as np
 import pytest
 import torch
 from layered import WIDTH, features, gradients, layered, loss_of, parts, start
-from softmax_runs import (
-    CLASSES,
-    RATE,
-    STEPS,
-    N,
-    assert_near,
-    draw,
-    mean,
-    run,
-    weights,
-)
+from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, weights
 
 from flwr_frl.clients import PFedFDAClient
-from flwr_frl.clients.device.parameter_groups import (
-    array_names,
-    personal_arrays,
-)
-from flwr_frl.clients.pfedfda import (
-    Gaussians,
-    minimum_in_unit_interval,
-    stratified_halves,
-)
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.clients.device.parameter_groups import array_names, personal_arrays
+from flwr_frl.clients.pfedfda import Gaussians, minimum_in_unit_interval
 from flwr_frl.task import ExampleSet
 
 TASK = {"task": "layered:layered"}
@@ -169,12 +151,6 @@ def test_client_with_global_beta_returns_the_received_gaussians():
             np.testing.assert_allclose(back, sent, atol=1e-6)
 
 
-def test_folds_alternate_within_each_class():
-    first, second = stratified_halves(torch.tensor([2, 0, 2, 1, 0, 2]))
-    assert first.tolist() == [1, 0, 5]
-    assert second.tolist() == [4, 2]
-
-
 def test_single_example_per_class_gives_beta_0():
     client = run("pfedfda", 0, **TASK).client(0, 0)
     client._receive(client.get_parameters({}), {})
@@ -205,16 +181,6 @@ def test_few_examples_need_no_ridge(task, beta):
     assert all(np.isfinite(m["loss"]) for m in result.metrics[-1])
 
 
-def test_zero_covariance_is_replaced_by_the_identity():
-    means = torch.tensor([[1.0, 2.0], [0.0, -1.0]]).double()
-    priors = torch.tensor([0.25, 0.75]).double()
-    zero, one = (Gaussians(means, f * torch.eye(2).double()) for f in (0, 1))
-    for found, expected in zip(
-        zero.classifier(priors), one.classifier(priors), strict=True
-    ):
-        torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("best", [0.0, 0.3, 1.0])
 def test_search_finds_the_minimum(best):
     minimum = minimum_in_unit_interval(lambda beta: (beta - best) ** 2)
@@ -227,12 +193,3 @@ def test_indefinite_covariance_is_projected_to_the_nearest_valid_one():
     client.received[COVARIANCE] = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, -3.0]))
     expected = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])).double()
     torch.testing.assert_close(client.received_gaussians().covariance, expected)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"), [("pfedfda_beta", "half"), ("pfedfda_ridge", -1.0)]
-)
-def test_invalid_value_is_rejected(setting, value):
-    with pytest.raises(SettingsError) as error:
-        PFedFDAClient._settings_type(**{setting: value})
-    assert error.value.code == setting.replace("_", "-")

@@ -19,9 +19,7 @@ from softmax_runs import (
 )
 from torch import nn
 
-from flwr_frl import running
 from flwr_frl.clients.pfedhn import MOST_PARAMETERS, generated
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import PFedHN
 from flwr_frl.strategies.pfedhn import clipped, initial_network, outputs, pulled_back
 from flwr_frl.strategies.server.round import Round
@@ -166,39 +164,12 @@ def test_rejected_reply_makes_no_step():
         np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
 
 
-def test_srpfl_makes_a_step_along_the_mean():
-    result = run("pfedhn", 1, srpfl=True, **SMALL, **FAST)
-    reference = Reference(result)
-    reference.step(result.trained[0])
-    state = result.strategy.network["values"]
-    for name, parameter in zip(state, reference.h.parameters(), strict=True):
-        np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
-
-
 def test_large_gradient_is_clipped():
     # The norm is 100, so the gradient is halved; a short one is not changed.
     gradient = clipped({"a": np.array([60.0, 0.0]), "b": np.array([80.0])})
     np.testing.assert_allclose(gradient["a"], [30, 0], rtol=1e-6)
     np.testing.assert_allclose(gradient["b"], [40], rtol=1e-6)
     assert clipped({"a": np.array([3.0, 4.0])})["a"].tolist() == [3, 4]
-
-
-def test_clients_send_changes_of_their_generated_models():
-    result = run("pfedhn", 2, fraction_train=1.0, **SMALL)
-    pairs = result.between("train")[-N:]
-    sent = [
-        matrix({n: a.numpy() for n, a in m.content["arrays"].items()}) for m, _ in pairs
-    ]
-    replied = [
-        matrix({n: a.numpy() for n, a in r.content["arrays"].items()}) for _, r in pairs
-    ]
-    clients = [m.metadata.dst_node_id - 1 for m, _ in pairs]
-    for n, (i, theta, change) in enumerate(zip(clients, sent, replied, strict=True)):
-        trained = theta
-        for _ in range(STEPS):
-            trained = trained - RATE * gradient(trained, i)
-        assert_near(change, trained - theta, 1e-6)
-        assert all(np.abs(theta - other).max() > 1e-3 for other in sent[:n])
 
 
 def task_of(*layers, width=3):
@@ -213,25 +184,3 @@ def test_large_models_and_batch_norms_are_rejected():
     assert code_of(lambda: generated(task_of(nn.BatchNorm1d(3)))) == "model"
     wide = task_of(nn.Linear(3, MOST_PARAMETERS), nn.Linear(MOST_PARAMETERS, 3))
     assert code_of(lambda: generated(wide)) == "model"
-
-
-@pytest.mark.parametrize(
-    ("given", "code"),
-    [
-        ({"hypernetwork_width": 0}, "hypernetwork-width"),
-        ({"hypernetwork_layers": -1}, "hypernetwork-layers"),
-        ({"embedding_width": -1}, "embedding-width"),
-        ({"hypernetwork_learning_rate": 0.0}, "hypernetwork-learning-rate"),
-        ({"hypernetwork_momentum": 1.0}, "hypernetwork-momentum"),
-        ({"hypernetwork_weight_decay": -1.0}, "hypernetwork-weight-decay"),
-        ({"hypernetwork_steps": "all"}, "hypernetwork-steps"),
-        ({"aggregation": "median"}, "aggregation"),
-    ],
-)
-def test_invalid_setting_is_rejected_with_its_code(given, code):
-    assert code_of(lambda: PFedHN(**given)) == code
-
-
-def test_newcomers_are_rejected():
-    with pytest.raises(SettingsError, match="new-clients is 1; expected 0 with pfedhn"):
-        running.check(["pfedhn"], {"new-clients": 1}, "inline")

@@ -5,23 +5,12 @@ from functools import partial
 import algorithm_runs
 import numpy as np
 import pytest
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    Context,
-    Message,
-    MessageType,
-)
-from refusals import code_of
+from flwr.app import Array, ArrayRecord, Context, Message, MessageType
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.representation_transfer import (
-    RepresentationTransfer,
-    RepresentationTransferLinear,
-)
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.tasks.transfer import TransferTask
 
@@ -285,32 +274,7 @@ def test_zeros_from_the_only_available_source_do_not_end_the_run():
     assert np.linalg.matrix_rank(arrays[WEIGHT].numpy()) >= 1
 
 
-def test_sources_are_retried_until_one_is_valid():
-    asleep = {1, 2, 3, 4}
-    strategy, grid, start = started(failing(asleep))
-    arrays, (row,) = rounds(strategy, grid, start, 1, 1)
-    assert (row["clients"], row["rejected"], strategy.built) == (0, 4, False)
-    np.testing.assert_array_equal(arrays[WEIGHT].numpy(), np.zeros((1, 12)))
-    asleep.clear()
-    arrays, (row,) = rounds(strategy, grid, arrays, 2, 2)
-    assert (row["clients"], strategy.built) == (4, True)
-
-
 # Settings and other models
-
-
-@pytest.mark.parametrize("role", ["target", "source"])
-def test_one_role_for_all_clients_gives_a_one_line_error(role: str):
-    strategy, grid, _ = started(make_app(settings_of(role=role)))
-    strategy._identify(grid)
-    assert code_of(strategy._check_clients, 7) == "role"
-    unstarted = build_strategy(settings_of(num_sources=7))
-    assert code_of(unstarted._check_clients, 7) == "num-sources"
-
-
-def test_task_selects_the_strategy_class():
-    assert type(build_strategy(settings_of())) is RepresentationTransferLinear
-    assert type(build_strategy(settings_of(task="digits"))) is RepresentationTransfer
 
 
 def test_image_models_are_stacked_and_their_targets_learn():

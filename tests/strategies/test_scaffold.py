@@ -4,16 +4,12 @@ import numpy as np
 import pytest
 import torch
 from function_clients import grid_of, honest
-from paper_rounds import (
-    VARIANTS,
-    run_variant,
-)
+from paper_rounds import VARIANTS, run_variant
 from softmax_runs import (
     RATE,
     STEPS,
     N,
     assert_near,
-    draw,
     gradient,
     linear,
     matrix,
@@ -23,12 +19,8 @@ from softmax_runs import (
     start,
     weights,
 )
-from torch import nn
 
-from flwr_frl.clients import SCAFFOLDClient, TrainingSettings
-from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.settings import resolve
-from flwr_frl.strategies import SCAFFOLD, build_strategy
+from flwr_frl.strategies import SCAFFOLD
 from flwr_frl.task import ExampleSet, ExampleTask
 
 EVERYBODY = list(range(N))
@@ -166,17 +158,6 @@ def test_scaffold_reaches_the_optimum_and_fedavg_does_not(weighting):
     assert slopes["fedavg"] > 1e-2
 
 
-def test_two_steps_with_momentum():
-    # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀), so g₀ has the weight
-    # 1 + β = 3/2 and g₁ the weight 1.
-    result = run("scaffold", 1, representation_epochs=2, momentum=0.5)
-    for i in result.trained[0]:
-        g_0 = gradient(start(), i)
-        g_1 = gradient(start() - RATE * g_0, i)
-        variate = matrix(result.kept[0][i], "own-control.")
-        assert_near(variate, (1.5 * g_0 + g_1) / 2.5)
-
-
 def slope(num_clients):
     """A task with losses linear in θ; client i's gradient is g_i for any batch."""
 
@@ -229,39 +210,6 @@ def test_batch_norm_statistics_are_averaged_for_any_global_rate():
         assert np.abs(moved).max() > 1e-3
 
 
-def test_single_last_example_before_a_norm_is_not_a_step():
-    torch.manual_seed(0)
-    examples = ExampleSet(torch.randn(11, 3), torch.arange(11) % 2)
-
-    def model():
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-
-    task = ExampleTask(model, [examples], [examples], head="2")
-    settings = TrainingSettings(batch_size=5, learning_rate=0.1, momentum=0.0)
-    client = SCAFFOLDClient(task, 0, PersonalState.holding({}), settings)
-    # Each epoch has two batches of five.
-    assert client.total_step(3) == pytest.approx(6 * 0.1)
-
-
-def test_double_precision_models_are_supported():
-    result = run("scaffold", 2, task="softmax_runs:doubles")
-    assert [row["rejected"] for row in result.rows] == [0, 0]
-    assert {array.dtype for array in result.arrays[-1].values()} == {np.dtype("f8")}
-    assert_all_near(result, numpy_scaffold(result))
-
-
-def test_client_weights_are_restored_on_resume():
-    strategy = run("scaffold", 2, weighting="examples").strategy
-    settings = resolve({"algorithm": "scaffold", "weighting": "examples"})
-    other = build_strategy(settings)
-    assert isinstance(other, SCAFFOLD)
-    other._restore(strategy._snapshot()())
-    assert other._snapshot()() == strategy._snapshot()()
-    # Client i has 6 + 3 i examples.
-    assert other.client_weights == {f"{i:06d}": len(draw(i)[1]) for i in EVERYBODY}
-    assert sum(other.client_weights.values()) == other.state["total"] == 81
-
-
 def test_robust_rules_give_c_equal_weights():
     strategy = run("scaffold", 2, weighting="examples", aggregation="clip").strategy
     assert set(strategy.client_weights.values()) == {1.0}
@@ -277,26 +225,6 @@ def test_a_client_with_another_model_is_not_counted():
     strategy = SCAFFOLD(fraction_train=1.0)
     assert strategy._identify(grid_of(4, client)) == [1, 2, 4]
     assert list(strategy.client_weights) == ["000000", "000001", "000003"]
-
-
-def test_states_of_an_earlier_run_are_not_part_of_c(tmp_path, monkeypatch):
-    # Runs of an experiment share a folder of client states, but x and c start anew.
-    tokens = iter(("first", "second"))
-
-    def named(settings):
-        strategy = build_strategy(settings)
-        strategy._run.clients.run_token = next(tokens)
-        return strategy
-
-    monkeypatch.setattr("softmax_runs.build_strategy", named)
-    usual = {"state_dir": tmp_path, "experiment": "lab"}
-    run("scaffold", 3, **usual)
-    result = run("scaffold", 3, **usual)
-    assert len(list(tmp_path.rglob("*-first-*"))) > 0
-    expected = numpy_scaffold(result)
-    for arrays, (x, c, _) in zip(result.arrays, expected, strict=True):
-        assert_near(matrix(arrays), x)
-        assert_near(matrix(arrays, "control."), c)
 
 
 def test_lost_c_i_resets_all_control_variates(caplog):
@@ -323,3 +251,10 @@ def test_c_does_not_grow_if_clients_lose_their_state_repeatedly():
     assert [control.any() for control in controls] == [True, False, True, False]
     variates = [matrix(state, "own-control.") for state in result.kept[2]]
     assert_near(controls[2], np.mean(variates, axis=0))
+
+
+def test_double_precision_models_are_supported():
+    result = run("scaffold", 2, task="softmax_runs:doubles")
+    assert [row["rejected"] for row in result.rows] == [0, 0]
+    assert {array.dtype for array in result.arrays[-1].values()} == {np.dtype("f8")}
+    assert_all_near(result, numpy_scaffold(result))

@@ -12,7 +12,7 @@ from srpfl_runs import recorded, settings_of, simulated
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import SRPFL, LGFedAvg, build_strategy
+from flwr_frl.strategies import SRPFL, build_strategy
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -36,32 +36,10 @@ def test_only_the_fastest_clients_train(algorithm: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "counts"),
-    [("auto", [5, 10, 20, 20]), ("1,2", [5, 10, 10, 20]), ("2", [5, 5, 10, 10])],
-)
-def test_stages_of_a_run(stages: str, counts: list[int], tmp_path) -> None:
-    more = {} if stages == "auto" else {"rounds_per_stage": stages}
-    settings = settings_of("flanp", output=str(tmp_path), **more)
-    run(InlineGrid(make_app(settings), 20), settings)
-    lines = (tmp_path / "flanp" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["clients"] for line in lines] == counts
-
-
-def test_more_initial_nodes_than_clients_are_rejected(tmp_path) -> None:
-    settings = settings_of("srpfl", output=str(tmp_path), initial_nodes=21)
-    with pytest.raises(SettingsError, match="at most 20"):
-        run(InlineGrid(make_app(settings), 20), settings)
-
-
-@pytest.mark.parametrize(
     "base", ["fedavg", "flwr_frl.strategies.averaging:FedAvg", "flute"]
 )
 def test_srpfl_base_selects_the_wrapped_algorithm(base: str, tmp_path) -> None:
-    options = {
-        "output": str(tmp_path),
-        "num_server_rounds": 3,
-        "rounds_per_stage": "2",
-    }
+    options = {"output": str(tmp_path), "num_server_rounds": 3, "rounds_per_stage": "2"}
     settings = settings_of("srpfl", srpfl_base=base, **options)
     strategy = build_strategy(settings)
     assert isinstance(strategy._run.participation, FirstReplies)
@@ -78,11 +56,6 @@ def test_srpfl_base_selects_the_wrapped_algorithm(base: str, tmp_path) -> None:
         rows.append([{**json.loads(line), "seconds": 0} for line in lines])
     assert rows[0] == rows[1]
     assert [row["clients"] for row in rows[0]] == [5, 5, 10]
-
-
-def test_variants_with_a_fixed_base_ignore_srpfl_base() -> None:
-    strategy = build_strategy(settings_of("lg-srpfl", srpfl_base="flute"))
-    assert type(strategy) is LGFedAvg
 
 
 @pytest.mark.parametrize(

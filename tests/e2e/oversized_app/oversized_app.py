@@ -1,21 +1,20 @@
-"""Unmodified FedRep, with one node that adds a large record to each valid reply."""
+"""Unmodified FedRep, with one node that adds a large record to its second reply."""
 
-from pathlib import Path
-
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies.server_app import run, server_settings
 
+SIZE = 100_000_000
+
 
 def add_record(message: Message, context: Context, call_next) -> Message:
-    """Add a record, whose size in bytes is in a file named by the node config."""
     reply = call_next(message, context)
-    size = Path(str(context.node_config.get("extra", "nowhere")))
-    if size.exists():
-        data = bytes(int(size.read_text()))
-        reply.content["extra"] = ConfigRecord({"data": data})
+    trains = message.metadata.message_type == MessageType.TRAIN
+    second = trains and message.content["config"]["server-round"] == 2
+    if second and "extra" in context.node_config:
+        reply.content["extra"] = ConfigRecord({"data": bytes(SIZE)})
     return reply
 
 

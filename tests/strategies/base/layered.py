@@ -6,7 +6,17 @@ Its parameters are matrices [A | a] and [W | b]: the outputs are W tanh(A x + a)
 from collections.abc import Callable
 
 import numpy as np
-from softmax_runs import CLASSES, DIMENSION, Arrays, Matrix, N, draw, example_sets
+from softmax_runs import (
+    CLASSES,
+    DIMENSION,
+    RATE,
+    STEPS,
+    Arrays,
+    Matrix,
+    N,
+    draw,
+    example_sets,
+)
 from torch import nn
 
 from flwr_frl.task import ExampleTask, SplitModel
@@ -72,3 +82,31 @@ def loss_of(a: Matrix, w: Matrix, i: int, memory: Matrix | float = 0.0) -> float
     x, y = draw(i, test=True)
     scores = with_ones(features(a, x) + memory) @ w.T
     return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
+
+
+def descend(a: Matrix, w: Matrix, i: int, **extra) -> tuple[Matrix, Matrix]:
+    """Return both matrices after a client's steps; ``extra`` as in `gradients`."""
+    for _ in range(STEPS):
+        of_a, of_w, _ = gradients(a, w, i, **extra)
+        a, w = a - RATE * of_a, w - RATE * of_w
+    return a, w
+
+
+def class_means(a: Matrix, i: int) -> tuple[Matrix, np.ndarray]:
+    """Return a client's mean features of each class, or zeros, and its examples."""
+    x, y = draw(i)
+    z, counts = features(a, x), np.bincount(y, minlength=CLASSES)
+    means = [z[y == c].mean(0) if n else np.zeros(WIDTH) for c, n in enumerate(counts)]
+    return np.array(means), counts
+
+
+def average_classes(
+    means: Matrix, known: np.ndarray, own: list, weighting: str
+) -> None:
+    """Replace the means of the classes that some of the clients have."""
+    for c in range(CLASSES):
+        have = [(m[c], n[c]) for m, n in own if n[c]]
+        if have:
+            by = [n if weighting == "examples" else 1.0 for _, n in have]
+            means[c] = np.average([m for m, _ in have], axis=0, weights=by)
+            known[c] = True

@@ -61,8 +61,8 @@ def draw(i: int, test: bool = False) -> tuple[Matrix, np.ndarray]:
     return x, np.argmax(x @ (common + specific) + noise, axis=1)
 
 
-def example_sets(test: bool, owner=lambda i: i) -> list[ExampleSet]:
-    drawn = (draw(owner(i), test) for i in range(N))
+def example_sets(test: bool) -> list[ExampleSet]:
+    drawn = (draw(i, test) for i in range(N))
     return [ExampleSet(torch.from_numpy(x).float(), torch.tensor(y)) for x, y in drawn]
 
 
@@ -75,9 +75,8 @@ def normed_layers() -> SplitModel:
     return SplitModel(layers, nn.Linear(5, CLASSES))
 
 
-def task_of(model, owner=lambda i: i, **more) -> ExampleTask:
-    sets = [example_sets(test, owner) for test in (False, True)]
-    return ExampleTask(model, *sets, **more)
+def task_of(model, **more) -> ExampleTask:
+    return ExampleTask(model, example_sets(False), example_sets(True), **more)
 
 
 def softmax(num_clients: int) -> ExampleTask:
@@ -97,11 +96,6 @@ def scaled_linear() -> SplitModel:
 def scaled(num_clients: int) -> ExampleTask:
     """Softmax regression on the outputs of a batch norm."""
     return task_of(scaled_linear)
-
-
-def scaled_twins(num_clients: int) -> ExampleTask:
-    """Like `scaled`, but all clients have the data of client 2."""
-    return task_of(scaled_linear, lambda i: 2)
 
 
 def doubles(num_clients: int) -> ExampleTask:
@@ -125,9 +119,9 @@ def gradient(theta: Matrix, i: int, decay: float = 0.0) -> Matrix:
     return slope.T @ x / len(y) + decay * theta * ([1.0] * DIMENSION + [0.0])
 
 
-def loss_of(theta: Matrix, i: int) -> float:
-    """Return the mean cross-entropy on the test examples."""
-    x, y = draw(i, test=True)
+def loss_of(theta: Matrix, i: int, test: bool = True) -> float:
+    """Return the mean cross-entropy on the test or the training examples."""
+    x, y = draw(i, test)
     scores = np.column_stack([x, np.ones(len(x))]) @ theta.T
     return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
 
