@@ -33,7 +33,7 @@ from flwr_frl.task.compression import (
     from_settings,
 )
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.training import evaluate
+from flwr_frl.task.training.local_training import evaluate
 
 # Speed of a link in bits per second (dissertation, section 3.5.3)
 LINK = 100_000

@@ -25,7 +25,8 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.training import SGD, train
+from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.sgd import SGD
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -38,7 +38,7 @@ from flwr_frl.strategies.algorithms import (
     settings_owners,
 )
 from flwr_frl.task.tasks import task_key, task_maker
-from flwr_frl.task.training import TrainerSettings
+from flwr_frl.task.training.trainer import TrainerSettings
 
 
 @run_cache(maxsize=None)

@@ -10,7 +10,7 @@ from flwr_frl.clients.device.personal_model import PERSONAL_MODEL
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.training import freeze, loop
+from flwr_frl.task.training.sgd import freeze, loop
 
 ALPHA = "alpha."
 

@@ -19,7 +19,7 @@ from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.conversions import Tensors, to_numpy, to_tensors
 from flwr_frl.clients.device.evaluation import evaluate_model
 from flwr_frl.clients.device.parameter_groups import (
-    HEAD,
+    REPRESENTATION,
     WHOLE,
     Arrays,
     Config,
@@ -40,7 +40,6 @@ from flwr_frl.common.settings import (
     settings_of,
     warn_about_similar,
 )
-from flwr_frl.task import training
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current, random_state, set_random_state
 from flwr_frl.task.examples import ExampleSet
@@ -51,7 +50,12 @@ from flwr_frl.task.models.frozen import (
     frozen_tensors,
 )
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.training.class_weights import weighted
+from flwr_frl.task.training.calls import TrainCall
+from flwr_frl.task.training.cohort import scratch_model
+from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.sgd import Proximal, Regularizer
+from flwr_frl.task.training.trainer import TrainerSettings, weighted
+from flwr_frl.task.types import Loss
 
 Evaluation = tuple[float, int, Config]
 # A training loss, and the arrays to send if they are not those of the model
@@ -65,7 +69,7 @@ HOOKS = (
 
 
 @dataclass(frozen=True)
-class TrainingSettings(training.TrainerSettings):
+class TrainingSettings(TrainerSettings):
     """Local training of a split model.
 
     Parameters
@@ -163,7 +167,7 @@ class Client(NumPyClient):
         self._traits.check(task)
         self.task = task
         self.settings = settings
-        self.model: SplitModel = training.scratch_model(task)
+        self.model: SplitModel = scratch_model(task)
         self.received: Tensors = {}
         self.saved: Tensors = {}
         self.metrics: Config = {}
@@ -218,13 +222,15 @@ class Client(NumPyClient):
         """Return everything that all clients of a run must have in common.
 
         By default these are the names, shapes and dtypes of the shared arrays and,
-        if a head is shared, the classes, so that its outputs have one meaning.
+        if more than the representation is shared, the classes, so that outputs of
+        heads, prototypes and the like have one meaning.
         """
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
             for name, array in initial_arrays(self, self.shared).items()
         ]
-        return [*structure, self.task.classes] if HEAD in self.shared else structure
+        has_classes = any(group != REPRESENTATION for group in self.shared)
+        return [*structure, self.task.classes] if has_classes else structure
 
     @property
     def train_examples(self) -> ExampleSet:
@@ -235,7 +241,7 @@ class Client(NumPyClient):
         return examples
 
     @cached_property
-    def _loss(self) -> training.Loss:
+    def _loss(self) -> Loss:
         """The task's loss with ``class-weights``, for custom training steps as well."""
         text = getattr(self.settings, "class_weights", "none")
         if text == "none":
@@ -414,7 +420,7 @@ class Client(NumPyClient):
         self,
         part: Part,
         epochs: int,
-        regularizer: training.Regularizer | None = None,
+        regularizer: Regularizer | None = None,
         correction: Mapping[str, Tensor] | None = None,
         examples: ExampleSet | None = None,
         learning_rate: float | None = None,
@@ -428,7 +434,8 @@ class Client(NumPyClient):
         epochs : int
             Passes over the examples.
         regularizer, correction
-            As of `flwr_frl.task.training.train`; FedProx's proximal term is added.
+            As of `flwr_frl.task.training.local_training.train`; FedProx's proximal
+            term is added.
         examples : ExampleSet, optional
             Examples to train on; by default all of this client's training examples.
         learning_rate : float, optional
@@ -445,15 +452,15 @@ class Client(NumPyClient):
         if part == "head" and not self.settings.augment_head:
             examples = examples.without_augmentation()
         if self._proximal_weight:
-            near = training.Proximal(self._proximal_weight, self.received)
+            near = Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
         loss, sgd = self._loss, self.settings
         if learning_rate is not None:
             sgd = replace(sgd, learning_rate=learning_rate)
         call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
         if self._private:
-            return self._private.train(training.TrainCall(*call))
-        return training.train(*call)
+            return self._private.train(TrainCall(*call))
+        return train(*call)
 
     def _proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
         """Return FedProx's term μ/2 ‖w − w_received‖², for a custom training step.
@@ -462,7 +469,7 @@ class Client(NumPyClient):
         """
         if not self._proximal_weight:
             return 0.0
-        near = training.Proximal(self._proximal_weight, self.received)
+        near = Proximal(self._proximal_weight, self.received)
         return near(features, None, model)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
@@ -590,8 +597,8 @@ def digest(value: object) -> str:
 class _Sum:
     """The sum of two regularizers."""
 
-    first: training.Regularizer
-    second: training.Regularizer
+    first: Regularizer
+    second: Regularizer
 
     def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
         arguments = features, targets, model

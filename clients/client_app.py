@@ -46,7 +46,7 @@ from flwr_frl.common.memory_array import memory_record
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
-from flwr_frl.task.training import each_together
+from flwr_frl.task.training.cohort import each_together
 
 
 class App(ClientApp):

@@ -3,7 +3,7 @@
 from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.common.settings import setting
-from flwr_frl.task.training import Proximal
+from flwr_frl.task.training.sgd import Proximal
 
 
 class DittoClient(PersonalModelClient, supports_example_dp=True):

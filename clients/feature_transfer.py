@@ -23,7 +23,8 @@ from flwr_frl.task.models.combined import (
     one_per_row,
 )
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.training import evaluation_size, train
+from flwr_frl.task.training.calls import evaluation_size
+from flwr_frl.task.training.local_training import train
 from flwr_frl.task.transfer import basis
 
 # Prefixes of arrays that a target saves after phase 2.

@@ -2,7 +2,7 @@
 
 from flwr_frl.clients.base import Client
 from flwr_frl.common.settings import setting
-from flwr_frl.task.training import Proximal
+from flwr_frl.task.training.sgd import Proximal
 
 
 class FedAMPClient(Client, supports_example_dp=True):

@@ -12,7 +12,7 @@ from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import differentiable
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import SGD, freeze, loop
+from flwr_frl.task.training.sgd import SGD, freeze, loop
 
 PROTOTYPES = "prototypes."
 MEANS, COUNTS = f"{PROTOTYPES}means", f"{PROTOTYPES}counts"

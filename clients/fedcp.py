@@ -13,7 +13,7 @@ from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.training import freeze, loop
+from flwr_frl.task.training.sgd import freeze, loop
 
 PERSONAL_HEAD, POLICY = "personal-head.", "policy."
 # Widths a of the kernel Σ_a exp(−‖x − y‖² / 2a), from the authors' code.

@@ -10,7 +10,7 @@ from flwr_frl.common.messages import CONSENSUS
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import freeze, loop
+from flwr_frl.task.training.sgd import freeze, loop
 
 MEMORY = "memory."
 

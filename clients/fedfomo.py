@@ -12,7 +12,7 @@ from flwr_frl.common.messages import CANDIDATES, FOMO_WEIGHTS
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split
-from flwr_frl.task.training import evaluate
+from flwr_frl.task.training.local_training import evaluate
 
 BEFORE = "before."
 WEIGHTS = FOMO_WEIGHTS.partition(".")[0] + "."
@@ -66,10 +66,6 @@ class FedFomoClient(PersonalModelClient):
         if group == WEIGHTS:
             return {"values": torch.zeros(self.settings.fomo_models)}
         return super().initial_group(group)
-
-    def _structure(self) -> list[object]:
-        """Add the classes, which the heads of all models must share."""
-        return [*super()._structure(), self.task.classes]
 
     def update(self) -> Update:
         """Combine the candidates, train, and send the model and the weights."""
@@ -126,7 +122,7 @@ class FedFomoClient(PersonalModelClient):
         both sets contain all of them.
         """
         examples, share = self.train_examples, self.settings.fomo_validation
-        overlap = int(getattr(self.task, "overlap", 0))
+        overlap = self.task.overlap
         count = int(len(examples) * share + 0.5)
         if count < 1 or len(examples) - count - overlap < 1:
             return examples, examples.without_augmentation()

@@ -106,10 +106,6 @@ class FedProtoClient(
         }
         return under(PROTOTYPE_GROUP, empty)
 
-    def _structure(self) -> list[object]:
-        """Add the classes, which the prototypes stand for."""
-        return [*super()._structure(), self.task.classes]
-
     def update(self) -> Update:
         """Train towards the prototypes C̄; send the local prototypes C_j."""
         settings, near = self.settings, None

@@ -18,7 +18,7 @@ from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.tasks.linear import LinearTask
-from flwr_frl.task.training import SGD
+from flwr_frl.task.training.sgd import SGD
 
 
 class FedRepClient(Client, supports_example_dp=True):

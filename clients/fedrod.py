@@ -12,7 +12,9 @@ from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import Loss, Proximal, train
+from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.sgd import Proximal
+from flwr_frl.task.types import Loss
 
 PERSONAL_HEAD = "personal-head."
 

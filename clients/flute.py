@@ -13,10 +13,9 @@ from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.traits import needs_classes, separate_head
 from flwr_frl.clients.fedrep import FedRepLinearClient
 from flwr_frl.common.messages import IS_CHANGE
-from flwr_frl.common.settings import Checked, setting
+from flwr_frl.common.settings import Checked, TrainingDivergedError, setting
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
-from flwr_frl.task.training import TrainingDivergedError
 
 
 @dataclass(frozen=True)

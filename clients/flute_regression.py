@@ -11,7 +11,7 @@ from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.common.messages import COUPLING
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import features_of
+from flwr_frl.task.training.calls import features_of
 
 COUPLING_GROUP = "coupling."
 

@@ -14,7 +14,7 @@ from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import IGNORED
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import freeze, loop
+from flwr_frl.task.training.sgd import freeze, loop
 
 EMBEDDING, VALVE, SHARES = "embedding.", "valve.", "shares."
 
@@ -121,10 +121,6 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
             embedding = torch.randn(weight.shape, dtype=weight.dtype)
             valve = ConditionalValve(weight.shape[1], weight.dtype)
         return valve.state_dict() if group == VALVE else {"weight": embedding}
-
-    def _structure(self) -> list[object]:
-        """Add the classes, which the embeddings stand for."""
-        return [*super()._structure(), self.task.classes]
 
     def update(self) -> Update:
         """Train all parts for ``representation-epochs``."""

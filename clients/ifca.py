@@ -14,7 +14,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import new_model
-from flwr_frl.task.training import evaluate
+from flwr_frl.task.training.local_training import evaluate
 
 # Distinguishes the seeds of the clusters' initial models from others.
 STARTS = 0x1FCA
@@ -44,10 +44,6 @@ class IFCAClient(Client):
     def initial_group(self, group: str) -> Tensors:
         """Return the initial models of all clusters, stacked."""
         return initial_models(self.task, self.settings.num_clusters)
-
-    def _structure(self) -> list[object]:
-        """Add the classes, which the heads of all models must share."""
-        return [*super()._structure(), self.task.classes]
 
     def update(self) -> float:
         """Choose a cluster, and train its model for ``representation-epochs``."""

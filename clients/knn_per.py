@@ -9,7 +9,7 @@ from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import EVALUATION_BATCH
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.combined import has_positions
-from flwr_frl.task.training import features_of
+from flwr_frl.task.training.calls import features_of
 
 # Number of candidates in addition to the neighbours.
 EXTRA = 32

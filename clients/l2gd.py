@@ -9,13 +9,9 @@ import torch
 from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.common.messages import COINS
-from flwr_frl.common.settings import SettingsError, setting
-from flwr_frl.task.training import (
-    TrainingDivergedError,
-    freeze,
-    gradient,
-    trainable_examples,
-)
+from flwr_frl.common.settings import SettingsError, TrainingDivergedError, setting
+from flwr_frl.task.training.local_training import gradient
+from flwr_frl.task.training.sgd import freeze, trainable_examples
 
 
 class L2GDClient(AllClientsMeanClient, assumes_sgd=True):

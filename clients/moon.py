@@ -10,7 +10,7 @@ from flwr_frl.clients.device.parameter_groups import REPRESENTATION
 from flwr_frl.clients.device.traits import trained_representation
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.training import freeze, loop
+from flwr_frl.task.training.sgd import freeze, loop
 
 PREVIOUS = "previous."
 

@@ -21,7 +21,7 @@ from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import GraphClient, exchanges
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import number_or, require, setting
+from flwr_frl.common.settings import TrainingDivergedError, number_or, require, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression import CompressionSettings, Identity
 from flwr_frl.task.examples import Batch, ExampleSet, count_targets
@@ -42,13 +42,9 @@ from flwr_frl.task.saddle_point import (
     theory_regularizer,
 )
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
-from flwr_frl.task.training import (
-    SGD,
-    Loss,
-    TrainingDivergedError,
-    gradient,
-    trainable_examples,
-)
+from flwr_frl.task.training.local_training import gradient
+from flwr_frl.task.training.sgd import SGD, trainable_examples
+from flwr_frl.task.types import Loss
 
 # Prefix of unused messages of neighbours in a node's saved state.
 INBOX = "inbox."

@@ -12,13 +12,9 @@ from flwr_frl.common.settings import require, setting
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.examples import count_targets
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import (
-    evaluation_size,
-    freeze,
-    gradient,
-    loop,
-    trainable_examples,
-)
+from flwr_frl.task.training.calls import evaluation_size
+from flwr_frl.task.training.local_training import gradient
+from flwr_frl.task.training.sgd import freeze, loop, trainable_examples
 
 Batch = tuple[Tensor, Tensor]
 

@@ -116,10 +116,6 @@ class PFedFDAClient(
             means = torch.rand(shape, dtype=dtype)
         return {"means": means, "covariance": torch.eye(shape[1], dtype=dtype)}
 
-    def _structure(self) -> list[object]:
-        """Add the classes, which the means stand for."""
-        return [*super()._structure(), self.task.classes]
-
     def update(self) -> Update:
         """Train the representation, and adapt the Gaussians to its features."""
         targets = self.task.train_examples(self._index).targets.flatten()

@@ -7,7 +7,7 @@ from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.training import Proximal, freeze, loop
+from flwr_frl.task.training.sgd import Proximal, freeze, loop
 
 
 class PFedMeClient(PersonalModelClient, assumes_sgd=True):

@@ -6,7 +6,7 @@ from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.common.messages import CONTROL, FROM_SHARED, IN_MEAN, IS_CHANGE
-from flwr_frl.task.training import steps_an_epoch
+from flwr_frl.task.training.sgd import steps_an_epoch
 
 OWN_CONTROL = "own-control."
 

@@ -34,10 +34,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Tasks, models and local training",
         "flwr_frl.task",
         (
-            "flwr_frl.task.training:Proximal",
-            "flwr_frl.task.training:freeze",
-            "flwr_frl.task.training:loop",
-            "flwr_frl.task.training:features_of",
+            "flwr_frl.task.training.sgd:Proximal",
+            "flwr_frl.task.training.sgd:freeze",
+            "flwr_frl.task.training.sgd:loop",
+            "flwr_frl.task.training.calls:features_of",
         ),
     ),
 }

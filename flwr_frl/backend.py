@@ -11,7 +11,8 @@ from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.settings import Settings, declared
 from flwr_frl.task.base import Task
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.training import SGD, train
+from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.sgd import SGD
 
 # Seconds that Ray takes to start and to end; 10 s on two cores
 # (benchmarks/results/speed.md).

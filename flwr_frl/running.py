@@ -327,4 +327,4 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
         for other, values in setting.facts.unused_if.items():
             if other in read and settings[other] in values:
                 unused[name] = f"{other} is {settings[other]!r}"
-    return unused, [note for task in tasks for note in getattr(task, "notes", ())]
+    return unused, [note for task in tasks for note in task.notes]

@@ -10,7 +10,8 @@ _MODULES = {
     "task.tasks": ("build_task",),
     "task.tasks.image": ("ImageTask",),
     "task.tasks.linear": ("LinearTask", "principal_angle_distance"),
-    "task.training": ("SGD", "evaluate", "train"),
+    "task.training.local_training": ("evaluate", "train"),
+    "task.training.sgd": ("SGD",),
 }
 
 

@@ -9,6 +9,6 @@ from flwr_frl.task.tasks import build_task as build_task
 from flwr_frl.task.tasks.image import ImageTask as ImageTask
 from flwr_frl.task.tasks.linear import LinearTask as LinearTask
 from flwr_frl.task.tasks.linear import principal_angle_distance as principal_angle_distance
-from flwr_frl.task.training import SGD as SGD
-from flwr_frl.task.training import evaluate as evaluate
-from flwr_frl.task.training import train as train
+from flwr_frl.task.training.local_training import evaluate as evaluate
+from flwr_frl.task.training.local_training import train as train
+from flwr_frl.task.training.sgd import SGD as SGD

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,9 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import check_metrics
 from flwr_frl.task.models.frozen import new_model
-from flwr_frl.task.models.memory_format import (
-    computes_the_same_channels_last,
-    has_dense_convolutions,
-)
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.types import Loss, Metric, Task
+from flwr_frl.task.types import Loss, Metric
 
 __all__ = ["BaseTask", "ExampleTask", "Matrix", "Metric", "RegressionTask", "Task"]
 
@@ -33,7 +29,19 @@ Matrix = npt.NDArray[np.float64]
 
 
 class BaseTask(ABC):
-    """A task whose clients all start from the same model."""
+    """A learning problem: a model, each client's examples, a loss and metrics.
+
+    All clients start from the same model.
+
+    Attributes
+    ----------
+    loss : callable
+        Loss of a batch's outputs and targets: the mean over the batch.
+    classes : tuple of str
+        Class names in the order of the outputs; empty if targets are numbers.
+    metrics : mapping of str to callable
+        Metrics besides loss and accuracy.
+    """
 
     # Reason why local training cannot be used for this task; empty if it can.
     untrainable: ClassVar[str] = ""
@@ -44,6 +52,10 @@ class BaseTask(ABC):
     # Remarks on how the task was set up, for the user.
     notes: tuple[str, ...] = ()
     metrics: Mapping[str, Metric] = MappingProxyType({})
+    loss: Loss
+    classes: tuple[str, ...]
+    # True if some training examples were set aside for validation.
+    held_out: bool = False
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
@@ -53,6 +65,14 @@ class BaseTask(ABC):
     @abstractmethod
     def initial_model(self) -> SplitModel:
         """Return a new model, the same for every client and every call."""
+
+    @abstractmethod
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return the training examples of a client, whose index starts at 0."""
+
+    @abstractmethod
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test examples."""
 
     @cached_property
     def _initial(self) -> tuple[SplitModel, dict[str, Tensor]]:
@@ -96,7 +116,7 @@ class BaseTask(ABC):
             try:
                 if not self._trials.accepted:
                     self.check_model(examples)
-                self._trials.check(cast(Task, self), part, examples)
+                self._trials.check(self, part, examples)
             except SettingsError as error:
                 name = self.client_names[client] if self.client_names else client
                 line = f"{part} examples of client {name}: {error}"
@@ -199,11 +219,7 @@ class ExampleTask(BaseTask):
                 )
 
     def initial_model(self) -> SplitModel:
-        """Return a new model, initialised from the seed or the weights' file.
-
-        It is in channels-last format if it has dense 2D convolutions and then computes
-        the same outputs, because convolutions on a CPU are faster in this format.
-        """
+        """Return a new model, initialised from the seed or the weights' file."""
         with seeded(self.seed or 0):
             module = self.model()
         if not isinstance(module, nn.Module):
@@ -215,22 +231,7 @@ class ExampleTask(BaseTask):
             model = SplitModel.wrap(module, self.head)
         if self.weights:
             load_weights(model, self.weights, name)
-        # Decided once, as a forward pass takes time.
-        if "_channels_last" not in vars(self):
-            vars(self)["_channels_last"] = self._allows_channels_last(model)
-        elif vars(self)["_channels_last"]:
-            model = model.to(memory_format=torch.channels_last)
         return model
-
-    def _allows_channels_last(self, model: SplitModel) -> bool:
-        """Decide by the examples of client 0, so that all processes decide alike."""
-        if not has_dense_convolutions(model) or not len(self.train):
-            return False
-        examples = self.train_examples(0)
-        if not isinstance(examples, ExampleSet) or not len(examples):
-            return False
-        inputs = examples.on(torch.device("cpu")).first(2)
-        return computes_the_same_channels_last(model, inputs)
 
     def check_model(self, examples: ExampleSet) -> None:
         """Check that each model is a new one, and that its head is its last layer."""
@@ -270,6 +271,10 @@ class ExampleTask(BaseTask):
         return super().read(line) if self.reader is None else self.reader(line)
 
 
+# The type of all tasks.
+Task = BaseTask
+
+
 class RegressionTask(BaseTask):
     """Linear regression y ≈ wᵀ Bᵀ x on random examples, trained by SGD.
 
@@ -307,11 +312,7 @@ class RegressionTask(BaseTask):
             Outputs; the model learns the first.
         """
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Empty, because the outputs are numbers."""
-        return ()
-
+    classes = ()
     # Outputs and targets have shape (n, 1).
     loss: Loss = staticmethod(nn.functional.mse_loss)
 

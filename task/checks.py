@@ -1,15 +1,14 @@
 """One pass that tries a task on a few examples before the first round.
 
 It finds what users most often get wrong: types and shapes that do not fit, classes out
-of range, losses that are no mean, heads that are not last, and models that cannot be
+of range, losses that are no number, heads that are not last, and models that cannot be
 trained or sent. Models, losses and metrics are the user's and may raise any exception.
 """
 
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,10 @@ from flwr_frl.task.models.pretrained import logits_of
 from flwr_frl.task.models.side_effects import uses_batch_statistics
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.sgd import freeze
-from flwr_frl.task.types import Loss, Task
+from flwr_frl.task.types import Loss
+
+if TYPE_CHECKING:
+    from flwr_frl.task.base import Task
 
 # Number of examples of a training step that is tried.
 FEW = 10
@@ -35,7 +37,7 @@ class Trials:
     """The forms of examples that a task has accepted, so that few clients are tried.
 
     A process may have 100,000 clients. Examples of an accepted form are not tried again
-    unless they have values that are not finite or tokens above all that were tried.
+    unless they have tokens above all that were tried.
     """
 
     def __init__(self) -> None:
@@ -44,19 +46,20 @@ class Trials:
         # Number of classes: those of the task, or the outputs for integer targets.
         self.classes = 0
 
-    def check(self, task: Task, part: str, examples: ExampleSet) -> None:
+    def check(self, task: "Task", part: str, examples: ExampleSet) -> None:
         """Raise `SettingsError` unless the task can be used with the examples."""
         inputs, targets = examples.inputs, examples.targets
         check_range(targets, self.classes or len(task.classes), task.loss)
         tensors = ((tuple(t.shape[1:]), t.dtype) for t in (inputs, targets))
         form = part, *tensors
-        highest, finite = 0, True
+        highest = 0
         # Rows of mapped files are not read.
-        if examples.rows is None and inputs.is_floating_point():
-            finite = math.isfinite(inputs.sum().item())
-        elif examples.rows is None and inputs.dtype == torch.int64 and inputs.numel():
-            highest = int(inputs.max())
-        if finite and form in self.accepted and highest <= self.highest:
+        if examples.rows is None:
+            check_finite("inputs", inputs)
+            if inputs.dtype == torch.int64 and inputs.numel():
+                highest = int(inputs.max())
+        check_finite("targets", targets)
+        if form in self.accepted and highest <= self.highest:
             return
         # Models, losses and metrics may draw random numbers.
         with seeded(0):
@@ -68,7 +71,7 @@ class Trials:
         self.highest = max(self.highest, highest)
 
 
-def try_examples(task: Task, examples: ExampleSet, training: bool) -> Tensor:
+def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
     """Return the outputs for a batch; `SettingsError` if a part does not accept it.
 
     Parameters
@@ -76,37 +79,26 @@ def try_examples(task: Task, examples: ExampleSet, training: bool) -> Tensor:
     task : Task
         The task. Its models stay as they are.
     examples : ExampleSet
-        At least one example. The first ones are tried, and those that are not finite.
+        At least one example. The first ones are tried.
     training : bool
         Also try a training step.
     """
     model = copy_sharing_frozen(task.scratch_model).eval()
-    rows = _rows_to_try(examples)
-    inputs, targets = next(examples.subset(rows).batches(len(rows)))
+    inputs, targets = next(examples.batches(EVALUATION_BATCH))
     outputs = _outputs(model, inputs)
     _check_shapes(task, outputs, targets)
     value = _loss_of(task, outputs, targets)
     if not value.isfinite():
-        for name, values in (("inputs", inputs), ("targets", targets)):
-            odd = ~values.isfinite().reshape(len(values), -1).all(1)
-            if odd.any():
-                row = int(rows[odd.nonzero()[0]])
-                raise SettingsError(f"the {name} of row {row} are not finite")
         line = f"the loss of the first batch is {value.item()}; expected finite"
         raise SettingsError(line)
     outputs = outputs.detach()
-    if _is_sum(task.loss, outputs, targets, value.item()):
-        raise SettingsError(
-            "the loss of a batch and the same again is twice the loss; expected the "
-            "mean over the batch (reduction='mean' in torch's losses), not the sum"
-        )
     try_metrics(task, outputs, targets)
     if training:
         _try_training(task, model, inputs[:FEW], targets[:FEW])
     return outputs
 
 
-def try_metrics(task: Task, outputs: Tensor, targets: Tensor) -> None:
+def try_metrics(task: "Task", outputs: Tensor, targets: Tensor) -> None:
     """Raise `SettingsError` unless metrics return numbers.
 
     A metric may be undefined for some targets, and then raise an exception, but not one
@@ -121,6 +113,15 @@ def try_metrics(task: Task, outputs: Tensor, targets: Tensor) -> None:
         except Exception:
             continue
         number(name, value)
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise `SettingsError` if a row has a value that is not finite."""
+    if values.is_floating_point() and not math.isfinite(values.sum().item()):
+        odd = (~values.isfinite()).nonzero()
+        # The sum of large numbers may overflow.
+        if len(odd):
+            raise SettingsError(f"the {name} of row {int(odd[0, 0])} are not finite")
 
 
 def check_range(targets: Tensor, count: int, loss: Loss) -> None:
@@ -225,7 +226,7 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     )
 
 
-def _loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+def _loss_of(task: "Task", outputs: Tensor, targets: Tensor) -> Tensor:
     with warnings.catch_warnings():
         # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
         warnings.filterwarnings("error", message="Using a target size")
@@ -244,29 +245,11 @@ def _loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return value
 
 
-def _rows_to_try(examples: ExampleSet) -> Tensor:
-    """Return the rows of the first batch, and of later inputs that are not finite."""
-    inputs, first = examples.inputs, min(len(examples), EVALUATION_BATCH)
-    rows = torch.arange(first)
-    # Memory-mapped inputs are images of bytes.
-    if inputs.is_floating_point() and examples.rows is None:
-        odd = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:, 0]
-        rows = torch.cat([rows, odd[odd >= first][:EVALUATION_BATCH]])
-    return rows
-
-
-def _check_shapes(task: Task, outputs: Tensor, targets: Tensor) -> None:
+def _check_shapes(task: "Task", outputs: Tensor, targets: Tensor) -> None:
     """Raise `SettingsError` unless the targets' form fits the outputs and the loss."""
     shapes = f"outputs have the shape {tuple(outputs.shape)}, targets "
     shapes += f"({targets.dtype}) the shape {tuple(targets.shape)}"
     width, classes = outputs.shape[1:2].numel(), len(task.classes)
-    keywords = task.loss.keywords if isinstance(task.loss, partial) else {}
-    ignored = getattr(task.loss, "ignore_index", keywords.get("ignore_index", IGNORED))
-    if ignored != IGNORED:
-        raise SettingsError(
-            f"the loss ignores the target {ignored}; expected {IGNORED}, which "
-            "accuracy ignores too"
-        )
     if classes and (targets.is_floating_point() or width < classes):
         raise SettingsError(
             f"{shapes}; with {classes} classes, there must be an output for each, and "
@@ -288,27 +271,8 @@ def _check_shapes(task: Task, outputs: Tensor, targets: Tensor) -> None:
         )
 
 
-@torch.no_grad()
-def _is_sum(loss: Loss, outputs: Tensor, targets: Tensor, value: float) -> bool:
-    """Return True if a loss is a sum over the examples instead of a mean.
-
-    A sum doubles with the batch, and equals the sum of the losses of both halves. A
-    loss of pairs may fulfil the first condition.
-    """
-    half = len(outputs) // 2
-    try:
-        twice = float(loss(torch.cat([outputs] * 2), torch.cat([targets] * 2)))
-        halves = float(loss(outputs[:half], targets[:half]))
-        halves += float(loss(outputs[half:], targets[half:]))
-    # A loss for a fixed number of examples is not a sum over them.
-    except Exception:
-        return False
-    doubles = math.isclose(twice, 2 * value, rel_tol=1e-3)
-    return value != 0 and doubles and math.isclose(halves, value, rel_tol=1e-3)
-
-
 def _try_training(
-    task: Task, model: SplitModel, inputs: Tensor, targets: Tensor
+    task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor
 ) -> None:
     """Raise `SettingsError` unless a model can be trained, also on one example."""
     # Batch norms refuse a single example.

@@ -7,9 +7,9 @@ import torch
 
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import ResourceError
+from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.types import Task
 
 # Largest number of rows of a set that are read, and of values per row that count, so
 # that a fingerprint takes about a millisecond of any mapped data.

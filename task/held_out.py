@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from flwr_frl.common.settings import Checked, SettingsError, setting
+from flwr_frl.task.base import Task
 from flwr_frl.task.checks import try_examples
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import named_metrics
-from flwr_frl.task.types import Task
 
 # Number of clients whose splits are cached; the most recent ones.
 CACHED_CLIENTS = 32
@@ -76,10 +76,9 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
 
     @lru_cache(maxsize=CACHED_CLIENTS)
     def parts(client: int) -> tuple[ExampleSet, ExampleSet]:
-        overlap = int(getattr(task, "overlap", 0))
-        names = getattr(task, "client_names", ())
-        name = names[client] if client < len(names) else str(client)
-        return split(task.train_examples(client), client, settings, overlap, name)
+        name = task.client_names[client] if task.client_names else str(client)
+        examples = task.train_examples(client)
+        return split(examples, client, settings, task.overlap, name)
 
     changes: dict[str, Any] = {}
     if settings.validation_fraction:

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from flwr_frl.common.settings import (
     require,
     unknown,
 )
-from flwr_frl.task.types import Metric, Task
+from flwr_frl.task.types import Metric
+
+if TYPE_CHECKING:
+    from flwr_frl.task.base import Task
 
 # Largest number that a server accepts.
 LARGEST = torch.finfo(torch.float32).max
@@ -74,7 +77,7 @@ def _scored(
         return float(score(targets[counted], outputs.argmax(1)[counted]))
 
 
-def named_metrics(text: str, task: Task) -> dict[str, Metric]:
+def named_metrics(text: str, task: "Task") -> dict[str, Metric]:
     """Return the metrics that the setting ``metrics`` names.
 
     Parameters

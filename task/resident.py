@@ -4,9 +4,9 @@ from collections import OrderedDict
 from typing import Any
 
 from flwr_frl.common.run_cache import run_object
+from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, current, memory
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.types import Task
 
 # The cache takes at most 1/PART of the device's memory, as several Ray workers, each
 # with a cache, may share the device.
@@ -19,8 +19,6 @@ class ResidentExamples:
     def __init__(self) -> None:
         self.owner: tuple[Any, Any] | None = None
         self.sets: OrderedDict[tuple[str, int], ExampleSet] = OrderedDict()
-        # The latest test set that was moved, and its key: clients may share it.
-        self.latest: tuple[ExampleSet | None, tuple[str, int]] = None, ("", 0)
 
     def get(self, task: Task, part: str, client: int) -> ExampleSet:
         """Return a client's examples, on the device if they fit."""
@@ -31,14 +29,11 @@ class ResidentExamples:
         if self.owner is None or self.owner[0] is not task or self.owner[1] != device:
             self.owner = task, device
             self.sets.clear()
-            self.latest = None, ("", 0)
         key = part, client
         if key in self.sets:
             self.sets.move_to_end(key)
             return self.sets[key]
         examples, limit = read(client), memory() // PART
-        if examples is self.latest[0] and self.latest[1] in self.sets:
-            return self.sets[self.latest[1]]
         if examples.num_bytes > limit:
             return examples.on(device)
         used = sum(examples.num_bytes for examples in self.sets.values())
@@ -46,8 +41,6 @@ class ResidentExamples:
             _, oldest = self.sets.popitem(last=False)
             used -= oldest.num_bytes
         self.sets[key] = examples.moved(device)
-        if part == "test":
-            self.latest = examples, key
         return self.sets[key]
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client
-from flwr_frl.task.training import features_of
+from flwr_frl.task.training.calls import features_of
 
 
 def labelled_features(client: Client) -> tuple[Tensor, Tensor]:

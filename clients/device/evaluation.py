@@ -17,7 +17,7 @@ from flwr_frl.task.metrics import number
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.training import evaluate, evaluate_each
+from flwr_frl.task.training.local_training import evaluate, evaluate_each
 
 
 def evaluate_model(

@@ -5,7 +5,7 @@ from flwr_frl.clients.device.conversions import Tensors, difference, under, with
 from flwr_frl.clients.device.parameter_groups import Groups
 from flwr_frl.common import messages as keys
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import Proximal
+from flwr_frl.task.training.sgd import Proximal
 
 PERSONAL_MODEL = "model."
 

@@ -36,8 +36,8 @@ from flwr_frl.task.fingerprint import check_examples, fingerprint
 from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.tasks import TaskKey, built_task, reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
-from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
+from flwr_frl.task.training.trainer import TrainerSettings
 
 # Keys of a node config besides the settings that a device may override.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")

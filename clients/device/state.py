@@ -23,8 +23,12 @@ from flwr_frl.common.flower_messages import entries_of, fill
 from flwr_frl.common.memory_array import memory_record, values_of
 from flwr_frl.common.npy import is_finite
 from flwr_frl.common.sealed import Arrays, seal, unseal
-from flwr_frl.common.settings import Settings, is_possible, require
-from flwr_frl.task.training import TrainingDivergedError
+from flwr_frl.common.settings import (
+    Settings,
+    TrainingDivergedError,
+    is_possible,
+    require,
+)
 
 PREFIX = "personal-"
 # Number of other runs, the newest ones, whose files a run does not delete.

@@ -43,7 +43,7 @@ class Traits:
     def check(self, task: Task) -> None:
         """Raise `SettingsError` if the task does not meet the requirements."""
         generic = not any(isinstance(check, TaskOf) for check in self.requires)
-        if generic and (reason := getattr(task, "untrainable", "")):
+        if generic and (reason := task.untrainable):
             raise SettingsError(f"there is nothing to train on; {reason}")
         for check in self.requires:
             check(task)
@@ -95,7 +95,7 @@ class TaskOf:
             names = [n for n, m in TASKS.items() if made_by(m) is self.kind]
             example = f", as of {' or '.join(names)}" if names else ""
             raise SettingsError(f"it needs a {self.kind.__name__}{example}")
-        if getattr(task, "held_out", False):
+        if task.held_out:
             raise SettingsError("validation-fraction must be 0: it draws its examples")
 
 

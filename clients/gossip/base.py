@@ -28,11 +28,13 @@ from flwr_frl.clients.gossip.relayed import (
 )
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.common.messages import SERVER_ROUND
+from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression import Identity
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.training import TrainingDivergedError, gradient, trainable_examples
+from flwr_frl.task.training.local_training import gradient
+from flwr_frl.task.training.sgd import trainable_examples
 
 VECTORS = "gossip."
 # Vector with the mean of ``x`` over the iterations.

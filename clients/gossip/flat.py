@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.task.training import SGD
+from flwr_frl.task.training.sgd import SGD
 
 # Entries of a sketch. The standard error of a squared length is at most
 # √(2 / SKETCH) = 9 %.

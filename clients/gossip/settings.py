@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from flwr_frl.common.settings import checked_by, setting
 from flwr_frl.task.compression import CompressionSettings
-from flwr_frl.task.training import SGD
+from flwr_frl.task.training.sgd import SGD
 
 Schedule = Callable[[int], float]
 

@@ -7,17 +7,17 @@ h = W x + (α/r) B A x, with A of shape (r, inputs) and B of shape (outputs, r).
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from flwr_frl.common.settings import Checked, need, require, setting, unknown
-from flwr_frl.task.base import BaseTask, RegressionTask
+from flwr_frl.task.base import RegressionTask, Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.types import Task
 
 # Layers that ``peft`` can adapt. Types must be equal: the weight of a subclass may be
 # read without calling the layer, as in `nn.MultiheadAttention`, and an adapter would
@@ -109,47 +109,39 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
     ------
     SettingsError
         If ``peft`` is missing, or the task cannot have adapters; later, when the model
-        is built, if it has no layer for them or a layer is narrower than the rank.
+        is built, if it has no layer for them.
     """
     if settings.adapters == "none" and settings.lora_share == "both":
         return task
     if settings.adapters == "lora":
         need("peft", "transformers", "adapters='lora'")
-    has_model = isinstance(task, BaseTask) and not task.untrainable
-    valid = has_model and not isinstance(task, RegressionTask)
+    valid = not (task.untrainable or isinstance(task, RegressionTask))
     given: tuple[str, str, str] = "lora-share", settings.lora_share, "both"
     if settings.adapters != "none":
         given = "adapters", settings.adapters, "none"
     name, value, default = given
-    allowed = f"{default} for a {type(task).__name__}, which is no BaseTask with layers"
+    allowed = f"{default} for a {type(task).__name__}, which has no layers for them"
     require(valid, name, value, allowed)
-    twin = changed(task, {"initial_model": AdaptedModel(task, settings)})
+    twin = changed(task, {"initial_model": partial(adapted_model, task, settings)})
     # These attributes are cached for the model without adapters.
-    for name in ("_initial", "_tried_examples"):
+    for name in ("_initial", "_trials"):
         vars(twin).pop(name, None)
     return twin
 
 
-@dataclass(frozen=True)
-class AdaptedModel:
-    """A function that returns a task's initial model with adapters."""
-
-    task: Task
-    settings: AdapterSettings
-
-    def __call__(self) -> SplitModel:
-        """Return a new model, the same for every client and every call."""
-        model, settings = self.task.initial_model(), self.settings
-        if next(lora_layers(model), None) is None:
-            allowed = "both: the model has no adapters"
-            valid = settings.adapters == "lora"
-            require(valid, "lora-share", settings.lora_share, allowed)
-            add_lora(model, settings)
-        if settings.lora_share == "b":
-            for name, parameter in model.named_parameters():
-                if is_lora(name, "A"):
-                    parameter.requires_grad_(False)
-        return model
+def adapted_model(task: Task, settings: AdapterSettings) -> SplitModel:
+    """Return a task's initial model with adapters, the same in every call."""
+    model = task.initial_model()
+    if next(lora_layers(model), None) is None:
+        allowed = "both: the model has no adapters"
+        valid = settings.adapters == "lora"
+        require(valid, "lora-share", settings.lora_share, allowed)
+        add_lora(model, settings)
+    if settings.lora_share == "b":
+        for name, parameter in model.named_parameters():
+            if is_lora(name, "A"):
+                parameter.requires_grad_(False)
+    return model
 
 
 def add_lora(model: SplitModel, settings: AdapterSettings) -> None:
@@ -158,13 +150,10 @@ def add_lora(model: SplitModel, settings: AdapterSettings) -> None:
 
     targets = _targets(model, settings.lora_targets)
     for name, layer in targets.items():
-        rank, groups = settings.lora_rank, int(getattr(layer, "groups", 1))
-        outputs, inputs_of_group = layer.get_parameter("weight").shape[:2]
-        width = min(outputs, inputs_of_group * groups)
-        allowed = f"at most {width}, the width of the layer {name!r}"
-        require(rank <= width, "lora-rank", rank, allowed)
+        groups = int(getattr(layer, "groups", 1))
         # `peft` gives B the groups of its convolution.
         allowed = f"a multiple of {groups}, the number of groups of the layer {name!r}"
+        rank = settings.lora_rank
         require(rank % groups == 0, "lora-rank", rank, allowed)
     config = LoraConfig(
         r=settings.lora_rank,

@@ -1,6 +1,5 @@
 """Models by name: the built-in architectures and torchvision's."""
 
-import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -235,15 +234,10 @@ def _sequential(blocks: Blocks) -> nn.Module:
 def _torchvision_model(
     name: str, shape: tuple[int, ...], num_classes: int, head: str
 ) -> SplitModel:
-    try:
-        from torchvision.models import __name__ as zoo
-        from torchvision.models import get_model, list_models
-    except (ImportError, RuntimeError) as error:
-        raise SettingsError(
-            f"model {name!r} needs torchvision, which cannot be imported ({error}); "
-            "install torch and torchvision of the same kind of build"
-        ) from None
     import sys
+
+    from torchvision.models import __name__ as zoo
+    from torchvision.models import get_model, list_models
 
     names = list_models(module=sys.modules[zoo])
     if name not in names:
@@ -272,8 +266,6 @@ def _torchvision_model(
     model = SplitModel.wrap(module, head)
     with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
         split = _output(model, shape)
-        # Batch norms, for example, need more than one value per channel in training.
-        _output(copy.deepcopy(model), shape, training=True)
     if not split.is_meta and not torch.equal(split, expected):
         raise SettingsError(
             f"model-head is {head!r}; expected the last thing that {name!r} applies"
@@ -293,11 +285,9 @@ def _fitting(name: str, shape: tuple[int, ...]) -> Iterator[None]:
         ) from None
 
 
-def _output(model: nn.Module, shape: tuple[int, ...], training: bool = False) -> Tensor:
-    """Return the output for images of zeros; the model's mode is restored."""
-    mode = model.training
-    with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=training):
-        # In training, batch norms need a batch of two.
-        output: Tensor = model.train(training)(torch.zeros(1 + training, *shape))
-    model.train(mode)
+def _output(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Return the output for an image of zeros; the model is left in training mode."""
+    with torch.no_grad():
+        output: Tensor = model.eval()(torch.zeros(1, *shape))
+    model.train()
     return output

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.overrides import TorchFunctionMode
 
 from flwr_frl.task.devices import random_state, set_random_state
 
@@ -18,9 +17,9 @@ class Observed(NamedTuple):
     Parameters
     ----------
     random_parts : frozenset of str
-        Parts that draw random numbers.
-    embeds : bool
-        True if an embedding has padding or a maximum norm.
+        Parts that draw random numbers; both if an embedding has a maximum norm.
+    has_padding : bool
+        True if an embedding has a padding index.
     has_tensor_features : bool
         True if the representation returns a tensor.
     mixes_examples : bool
@@ -29,7 +28,7 @@ class Observed(NamedTuple):
     """
 
     random_parts: frozenset[str]
-    embeds: bool
+    has_padding: bool
     has_tensor_features: bool
     mixes_examples: bool
 
@@ -56,43 +55,27 @@ def on_trial(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-class _Embeddings(TorchFunctionMode):
-    """Detects embeddings with padding or a maximum norm, wherever they are called."""
-
-    detected = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        named = kwargs or {}
-        # torch passes all arguments except inputs and weights by name.
-        if func is nn.functional.embedding and named["padding_idx"] is not None:
-            self.detected = True
-        embeds = func in (nn.functional.embedding, nn.functional.embedding_bag)
-        if embeds and named["max_norm"] is not None:
-            self.detected = True
-            # On a copy, because torch shortens the rows of the weights in place.
-            args = args[0], args[1].clone(), *args[2:]
-        return func(*args, **named)
-
-
 def observe(model: nn.Module, inputs: Tensor) -> Observed:
     """Return the side effects of a split model's forward pass in training mode.
 
     Model and generators are left as they were.
     """
+    kinds = nn.Embedding | nn.EmbeddingBag
+    embeddings = [module for module in model.modules() if isinstance(module, kinds)]
+    if any(module.max_norm is not None for module in embeddings):
+        # Such a forward pass shortens weights in place, so none is tried.
+        return Observed(frozenset(("representation", "head")), False, False, False)
     if len(inputs) == 1:
         # Norms without running statistics refuse a single example.
         inputs = torch.cat([inputs, inputs])
-    state, random_parts, embeddings = random_state(), set(), _Embeddings()
+    state, random_parts = random_state(), set()
     with on_trial(model):
         for module in model.train().modules():
             # In evaluation mode norms accept one example and keep their statistics.
             if isinstance(module, _NormBase):
                 module.eval()
         for name in ("representation", "head"):
-            with embeddings:
-                inputs = model.get_submodule(name)(inputs)
+            inputs = model.get_submodule(name)(inputs)
             if name == "representation":
                 has_tensor_features = isinstance(inputs, Tensor)
             if not all(map(torch.equal, state, random_state())):
@@ -101,8 +84,9 @@ def observe(model: nn.Module, inputs: Tensor) -> Observed:
     mixes_examples = any(
         map(uses_batch_statistics, model.get_submodule("representation").modules())
     )
+    has_padding = any(module.padding_idx is not None for module in embeddings)
     parts = frozenset(random_parts)
-    return Observed(parts, embeddings.detected, has_tensor_features, mixes_examples)
+    return Observed(parts, has_padding, has_tensor_features, mixes_examples)
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:

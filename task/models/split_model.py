@@ -141,11 +141,6 @@ class SplitModel(nn.Module):
         """True if, on a CPU, several such models are never faster together."""
         return self.structure.num_values > LARGE
 
-    @property
-    def has_large_head(self) -> bool:
-        """True if, on a CPU, several such heads are never faster together."""
-        return sum(parameter.numel() for parameter in self.head.parameters()) > LARGE
-
     def observed(self, inputs: Callable[[], Tensor]) -> Observed:
         """Return the side effects of a forward pass in training mode; tried only once.
 
@@ -165,7 +160,7 @@ class SplitModel(nn.Module):
 
         Such models differ only in their `tensors`: they have no hooks, and no buffers
         outside of the state dict. They draw no random numbers, because stacked models
-        would draw other numbers than a single model. They have no embeddings with
+        would draw other numbers than a single model. They have no `nn.Embedding` with
         padding or a maximum norm, because for stacked models torch computes a wrong
         gradient of the padding, and shortens the rows of copies.
         """
@@ -175,7 +170,7 @@ class SplitModel(nn.Module):
             for p in self.structure.parameters.values()
         )
         observed = self.observed(inputs)
-        return not (hooked or hidden or observed.random_parts or observed.embeds)
+        return not (hooked or hidden or observed.random_parts or observed.has_padding)
 
     def refuses_one(self, inputs: Tensor) -> bool:
         """Return True if batch norms cannot train on a single example.

@@ -45,63 +45,35 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
         arrays = _read(Path(weights).expanduser())
     else:
         arrays = _from_torchvision(name, weights)
+    # The file of a module that was split has other names.
+    if not all(key.startswith(("representation.", "head.")) for key in arrays):
+        arrays = {_split_name(k, model.head_name): v for k, v in arrays.items()}
     state = model.state_dict()
-    parts = [
-        {key: value for key, value in state.items() if key.startswith(f"{part}.")}
-        for part in ("representation", "head")
-    ]
-    arrays = _named(arrays, parts[0], model.head_name)
-    _compare(parts[0], arrays, f"weights {weights!r} do not fit model {name!r}")
-    head = parts[1].items()
-    head_fits = all(k in arrays and arrays[k].shape == v.shape for k, v in head)
-    loaded = state.keys() if head_fits else parts[0].keys()
-    # Old files lack the counters of batch norms.
-    model.load_state_dict({key: arrays.get(key, state[key]) for key in loaded}, False)
-
-
-def _named(
-    arrays: dict[str, Tensor], wanted: Mapping[str, Tensor], head: str
-) -> dict[str, Tensor]:
-    """Return arrays by the split model's names.
-
-    A module may itself have a part named ``head`` or ``representation``, so the
-    reading that gives more of the wanted names is taken.
-    """
-    split = {_split_name(key, head): value for key, value in arrays.items()}
-    as_is, as_split = (len(wanted.keys() & named.keys()) for named in (arrays, split))
-    if as_is == as_split:
-        as_is += any(key.startswith(("representation.", "head.")) for key in arrays)
-    return arrays if as_is > as_split else split
+    head = [key for key in state if key.startswith("head.")]
+    if any(k not in arrays or arrays[k].shape != state[k].shape for k in head):
+        arrays = {k: v for k, v in arrays.items() if not k.startswith("head.")}
+        arrays |= {key: state[key] for key in head}
+    for key in {**state, **arrays}:
+        expected, given = (
+            tuple(each[key].shape) if key in each else "missing"
+            for each in (state, arrays)
+        )
+        # Old files lack the counters of batch norms.
+        is_optional = key.endswith("num_batches_tracked") and key not in arrays
+        plain = key.removeprefix("representation.")
+        is_auxiliary = plain.startswith(AUXILIARY) and key not in state
+        if expected != given and not (is_optional or is_auxiliary):
+            raise SettingsError(
+                f"weights {weights!r} do not fit model {name!r}: {plain!r} is "
+                f"{given} in the file, and {expected} in the model"
+            )
+    model.load_state_dict({key: arrays.get(key, state[key]) for key in state})
 
 
 def _split_name(key: str, head: str) -> str:
     if head and key.startswith(f"{head}."):
         return f"head.{key.removeprefix(f'{head}.')}"
     return f"representation.{key}"
-
-
-def _compare(
-    wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor], line: str
-) -> None:
-    """Raise `SettingsError` unless the representations have the same arrays."""
-    for key, value in wanted.items():
-        if key not in arrays:
-            if key.endswith("num_batches_tracked"):
-                continue
-            raise SettingsError(f"{line}: they have no {_plain(key)!r}")
-        if arrays[key].shape != value.shape:
-            raise SettingsError(
-                f"{line}: their {_plain(key)!r} is of shape "
-                f"{tuple(arrays[key].shape)}, the model's of {tuple(value.shape)}"
-            )
-    for key in arrays:
-        extra = key.startswith("representation.") and key not in wanted
-        if extra and not _plain(key).startswith(AUXILIARY):
-            raise SettingsError(f"{line}: it has no {_plain(key)!r}")
-
-
-def _plain(key: str) -> str:
-    return key.removeprefix("representation.")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -117,17 +89,15 @@ def _read(path: Path) -> dict[str, Tensor]:
     except Exception as error:
         reason = reason_of(error)
         raise SettingsError(f"weights {str(path)!r} cannot be read: {reason}") from None
-    if not isinstance(content, Mapping) or not content:
+    is_state = isinstance(content, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor)
+        for name, value in content.items()
+    )
+    if not (is_state and content):
         raise SettingsError(
-            f"weights {str(path)!r} hold a {type(content).__name__}; they must be a "
-            "state dict"
+            f"weights {str(path)!r} hold a {type(content).__name__}; expected a state "
+            "dict, names with tensors"
         )
-    for name, value in content.items():
-        if not (isinstance(name, str) and isinstance(value, Tensor)):
-            raise SettingsError(
-                f"weights {str(path)!r} hold {name!r}, which is not a named tensor; "
-                "they must be a state dict"
-            )
     return dict(content)
 
 

@@ -1,7 +1,7 @@
 """Tasks by name or import path."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -121,8 +121,8 @@ def task_key(settings: Settings) -> TaskKey:
 
 def reads_data_dir(task: Task, name: str) -> bool:
     """Return whether a task, built by this name, reads its data from ``data-dir``."""
-    unused: Mapping[str, str] = getattr(task, "unused_settings", {})
-    return "data-dir" in declared(task_maker(name)) and "data-dir" not in unused
+    unused = "data-dir" in task.unused_settings
+    return "data-dir" in declared(task_maker(name)) and not unused
 
 
 @run_cache(maxsize=16)

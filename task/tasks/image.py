@@ -30,7 +30,7 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.training import Loss
+from flwr_frl.task.types import Loss
 
 DEFAULT_MODELS = {
     "digits": "digits-cnn",

@@ -20,7 +20,6 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.saddle_point import Float64s, Pairs, Proximity, dot
-from flwr_frl.task.training import Loss
 
 DIMENSION = 10
 # First words of the random seeds; they separate the random streams.
@@ -225,13 +224,10 @@ class MultiTaskSetup(Checked, BaseTask):
     problem: str
     seed: int = setting(0, ge=0)
 
-    classes: ClassVar[tuple[str, ...]] = ()
+    classes = ()
+    # A placeholder; the costs are defined by the problem.
+    loss = staticmethod(nn.functional.mse_loss)
     untrainable: ClassVar[str] = "the algorithm for it is multi-task"
-
-    @property
-    def loss(self) -> Loss:
-        """Placeholder; the costs are defined by the problem."""
-        return nn.functional.mse_loss
 
     def initial_model(self) -> SplitModel:
         """Return a placeholder model: zeros as ``head.weight``, shape (1, d)."""

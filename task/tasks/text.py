@@ -22,7 +22,7 @@ from flwr_frl.task.data.labels import class_name
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import Loss
+from flwr_frl.task.types import Loss
 
 # LEAF's characters for Shakespeare. Other characters are replaced by the first one.
 CHARACTERS = (

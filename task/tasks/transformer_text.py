@@ -30,7 +30,7 @@ from flwr_frl.task.models.transformer import (
     locate,
 )
 from flwr_frl.task.tasks.text import FileTask
-from flwr_frl.task.training import Loss
+from flwr_frl.task.types import Loss
 
 FORM = "files <client>.csv or <client>.tsv with the columns text and label"
 # Tokens of a text by default; longer texts are cut.

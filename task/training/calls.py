@@ -16,8 +16,7 @@ from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.side_effects import uses_batch_statistics
-from flwr_frl.task.models.split_model import Part, SplitModel
-from flwr_frl.task.training.class_weights import WeightedCrossEntropy
+from flwr_frl.task.models.split_model import LARGE, Part, SplitModel
 from flwr_frl.task.training.sgd import (
     SGD,
     Proximal,
@@ -35,6 +34,7 @@ from flwr_frl.task.training.stacked import (
     tensors_of,
 )
 from flwr_frl.task.training.stacked_batches import PaddedBatches, SeparateBatches
+from flwr_frl.task.training.trainer import WeightedCrossEntropy
 from flwr_frl.task.types import Loss
 
 # Losses that are means over the examples.
@@ -70,7 +70,8 @@ def fewest(model: SplitModel, input_size: int, only_head: bool = False) -> int |
     if current().type != "cpu":
         return 2
     if only_head:
-        is_large, is_layered = model.has_large_head, model.has_layered_head
+        is_large = sum(p.numel() for p in model.head.parameters()) > LARGE
+        is_layered = model.has_layered_head
     else:
         convolves = any(isinstance(module, _ConvNd) for module in model.modules())
         is_large = model.is_large or (convolves and input_size > MOST_PIXELS)

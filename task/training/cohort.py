@@ -17,10 +17,10 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_object
+from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, RngContext, current
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.types import Task
 
 Result = TypeVar("Result")
 log = getLogger("task")

@@ -70,7 +70,7 @@ def train(
     ------
     TrainingDivergedError
         If the loss is no longer finite.
-    OneExampleError
+    SettingsError
         If no batch has more than one example, and the model cannot train on one.
     """
     examples = examples.on(current())

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from logging import getLogger
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from flwr_frl.common.settings import (
     TrainingDivergedError,
     setting,
 )
-from flwr_frl.task.devices import CPU, current
+from flwr_frl.task.devices import current
 from flwr_frl.task.examples import Batch, ExampleSet
 from flwr_frl.task.models.side_effects import on_trial
 from flwr_frl.task.models.split_model import Part, SplitModel
@@ -27,13 +26,6 @@ from flwr_frl.task.models.split_model import Part, SplitModel
 Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]
 # Trains on a batch's inputs and targets, and returns the batch's mean loss.
 Step = Callable[[Tensor, Tensor], Tensor]
-# torch's names for CPUs that emulate bfloat16, many times slower than float32.
-EMULATES_BFLOAT16 = ("NO AVX", "AVX2")
-log = getLogger("task")
-
-
-class OneExampleError(SettingsError):
-    """Every batch has a single example, on which batch norms cannot train."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +60,6 @@ class SGD(Checked):
 
     def autocast(self) -> torch.autocast:
         """Return the context of a forward pass."""
-        if self.bfloat16 and current() == CPU:
-            warn_if_emulated()
         return torch.autocast(current().type, torch.bfloat16, enabled=self.bfloat16)
 
     @staticmethod
@@ -83,20 +73,6 @@ class SGD(Checked):
         return SGDOptimizer(module, self)
 
 
-class Optimizer(Protocol):
-    """The part of the interface of torch's optimisers that local training uses."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameters, and settings of each group of them."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Remove the gradients."""
-
-    def step(self) -> None:
-        """Update each parameter that has a gradient."""
-
-
 def parameter_groups(
     module: nn.Module, sgd: SGD
 ) -> tuple[tuple[list[Tensor], float], tuple[list[Tensor], float]]:
@@ -106,18 +82,6 @@ def parameter_groups(
     for name, parameter in module.named_parameters():
         (biases if sgd.is_bias(name) else weights).append(parameter)
     return (weights, sgd.weight_decay), (biases, 0.0)
-
-
-@cache
-def warn_if_emulated() -> None:
-    """Warn once per process if its CPU emulates bfloat16."""
-    kind = torch.backends.cpu.get_cpu_capability()
-    if kind in EMULATES_BFLOAT16:
-        log.warning(
-            "bfloat16=true is far slower than float32 on this CPU, which lacks "
-            "instructions for it (torch calls it %s)",
-            kind,
-        )
 
 
 class SGDOptimizer:
@@ -177,6 +141,9 @@ class SGDOptimizer:
                 nesterov=False,
                 maximize=False,
             )
+
+
+Optimizer = SGDOptimizer | torch.optim.Optimizer
 
 
 def _in_format_of(parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -252,7 +219,7 @@ def loop(
     ------
     TrainingDivergedError
         If the loss is no longer finite.
-    OneExampleError
+    SettingsError
         If no batch has more than one example, and the model cannot train on one.
     """
     examples = examples.on(current())
@@ -298,17 +265,18 @@ def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> Exa
 
     Raises
     ------
-    OneExampleError
+    SettingsError
         If every batch has one example, and the model cannot train on one.
     """
     leaves_one = sgd.batch_size == 1 or len(examples) % sgd.batch_size == 1
     if not (len(examples) and leaves_one and model.refuses_one(examples.first(1))):
         return examples
     if sgd.batch_size == 1 or len(examples) == 1:
-        raise OneExampleError(
+        raise SettingsError(
             f"batch-size {sgd.batch_size} leaves one of {len(examples)} examples "
             "alone, which this model's batch norms cannot train on; choose another "
-            "batch-size, or larger images"
+            "batch-size, or larger images",
+            "batch-size",
         )
     return replace(examples, drop_single=True)
 

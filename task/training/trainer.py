@@ -1,27 +1,28 @@
-"""Settings of local training: optimiser, clipping, learning rate over the rounds."""
+"""Settings of local training: optimiser, learning rate and weights of classes."""
 
 import inspect
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Self, cast
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from flwr_frl.common.settings import (
     SettingsError,
-    error_line,
     is_path,
     load,
     require,
     setting,
     unknown,
 )
-from flwr_frl.task.training.class_weights import FORMS as WEIGHTS
-from flwr_frl.task.training.class_weights import parse
-from flwr_frl.task.training.schedule import FORMS, decay, rate_factor
+from flwr_frl.task.examples import IGNORED, ExampleSet
 from flwr_frl.task.training.sgd import SGD, Optimizer, parameter_groups
+
+if TYPE_CHECKING:
+    from flwr_frl.task.base import Task
 
 # Names of optimisers; each is a class of torch, except for `SGDOptimizer`.
 OPTIMIZERS = {
@@ -31,6 +32,16 @@ OPTIMIZERS = {
 }
 # Added to a norm by which gradients are divided, as in torch.
 SMALLEST_NORM = 1e-6
+# Forms of the setting `class-weights`
+WEIGHTS = "none, balanced or a weight of each class, separated by commas"
+# The schedule `step` multiplies the learning rate by the factor at these shares of the
+# rounds after the warm-up, as ResNets are trained (He et al., CVPR 2016).
+STEP_FACTOR, STEPS_AT = 0.1, (0.5, 0.75)
+SCHEDULES = "constant, step, step:EVERY:FACTOR or cosine"
+
+# Maps the number of rounds since the warm-up, and that of all rounds after the warm-up,
+# to a factor.
+Decay = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -74,21 +85,21 @@ class TrainerSettings(SGD):
     max_gradient_norm: float = setting(0.0, ge=0)  # type: ignore[misc]
     learning_rate_schedule: str = setting(
         "constant",
-        form=f"{FORMS}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations",
+        form=f"{SCHEDULES}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations",
         safe=True,
     )
     warmup_rounds: int = setting(0, ge=0)
     class_weights: str = setting("none", form=WEIGHTS, safe=True)
 
     def __post_init__(self) -> None:
-        """Check the values, and that the optimiser can be used."""
+        """Check the values, and that the optimiser exists."""
         super().__post_init__()
         if self.optimizer_ not in OPTIMIZERS:
             if not is_path(self.optimizer_):
                 raise unknown("optimizer", self.optimizer_, OPTIMIZERS)
             check_optimizer(self.optimizer_)
         decay(self.learning_rate_schedule)
-        parse(self.class_weights)
+        parse_weights(self.class_weights)
 
     def check_rounds(self, rounds: int) -> None:
         """Raise `SettingsError` if the warm-up does not end within the run."""
@@ -98,8 +109,14 @@ class TrainerSettings(SGD):
 
     def in_round(self, server_round: int, rounds: int) -> Self:
         """Return the settings with the learning rate of one of the rounds, from 1."""
-        text, warmup = self.learning_rate_schedule, self.warmup_rounds
-        factor = rate_factor(text, warmup, server_round, rounds)
+        warmup = self.warmup_rounds
+        if server_round <= warmup:
+            factor = server_round / (warmup + 1)
+        else:
+            # A round after the last one has the factor of the last one.
+            after = min(server_round, rounds) - 1 - warmup
+            scheduled = decay(self.learning_rate_schedule)
+            factor = scheduled(max(after, 0), max(rounds - warmup, 1))
         if factor == 1:
             return self
         return replace(self, learning_rate=self.learning_rate * factor)
@@ -113,7 +130,8 @@ class TrainerSettings(SGD):
             {"params": parameters, "weight_decay": decay}
             for parameters, decay in parameter_groups(module, self)
         ]
-        optimizer = load(path, "optimizer")(groups, lr=self.learning_rate)
+        kind = load(path, "optimizer")
+        optimizer: torch.optim.Optimizer = kind(groups, lr=self.learning_rate)
         if self.max_gradient_norm:
             parameters = [p for group in groups for p in group["params"]]
 
@@ -121,32 +139,15 @@ class TrainerSettings(SGD):
                 nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
 
             optimizer.register_step_pre_hook(clip)
-        return cast(Optimizer, optimizer)
+        return optimizer
 
 
 @cache
 def check_optimizer(path: str) -> None:
-    """Raise `SettingsError` unless a path names an optimiser that can be used."""
+    """Raise `SettingsError` unless a path names an optimiser of torch."""
     kind = load(path, "optimizer")
-    if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
-        raise SettingsError(
-            f"optimizer {path!r} is no subclass of torch.optim.Optimizer", "optimizer"
-        )
-    weight, bias = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    weight.grad = torch.zeros(1)
-    groups = [
-        {"params": [weight], "weight_decay": 0.0},
-        {"params": [bias], "weight_decay": 0.0},
-    ]
-    try:
-        cast(Any, kind)(groups, lr=0.1).step()
-    # Third-party classes may raise any exception.
-    except Exception as error:
-        raise SettingsError(
-            f"optimizer {path!r} cannot be used: {error_line(error)}; it must accept "
-            "parameter groups and lr, and step without a closure",
-            "optimizer",
-        ) from None
+    valid = inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+    require(valid, "optimizer", path, "a subclass of torch.optim.Optimizer")
 
 
 def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Tensor]:
@@ -170,3 +171,119 @@ def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Ten
         name: gradient * factors.view(-1, *[1] * (gradient.ndim - 1))
         for name, gradient in gradients.items()
     }
+
+
+@lru_cache(maxsize=16)
+def decay(text: str) -> Decay:
+    """Return the factor of the learning rate after the warm-up.
+
+    Parameters
+    ----------
+    text : str
+        ``constant``; ``step`` for a tenth after one half and a hundredth after three
+        quarters of the rounds; ``step:EVERY:FACTOR`` for a multiplication by FACTOR in
+        (0, 1] after every EVERY rounds; or ``cosine`` for (1 + cos(π k / n)) / 2 in the
+        k-th of n rounds, from 0.
+
+    Raises
+    ------
+    SettingsError
+        If the text is invalid.
+    """
+    kind, *rest = text.split(":")
+    if kind == "constant" and not rest:
+        return lambda k, n: 1.0
+    if kind == "cosine" and not rest:
+        return lambda k, n: (1 + math.cos(math.pi * k / n)) / 2
+    if kind == "step" and not rest:
+        return lambda k, n: STEP_FACTOR ** sum(k >= share * n for share in STEPS_AT)
+    try:
+        every, factor = int(rest[0]), float(rest[1])
+        if kind == "step" and len(rest) == 2 and every >= 1 and 0 < factor <= 1:
+            return lambda k, n: float(factor ** (k // every))
+    except (ValueError, IndexError):
+        pass
+    raise SettingsError(
+        f"learning-rate-schedule is {text!r}; expected {SCHEDULES}",
+        "learning-rate-schedule",
+    )
+
+
+@dataclass(frozen=True)
+class WeightedCrossEntropy:
+    """Cross-entropy with weights of the classes.
+
+    It is Σ w_y ℓ(x, y) / n over the n targets of a batch that are not ignored. Unlike
+    torch's weighted mean, it does not divide by the sum of the weights, so the term of
+    an example does not depend on the classes of the others.
+
+    Parameters
+    ----------
+    weights : tuple of float
+        The weight w_c of each class.
+    """
+
+    weights: tuple[float, ...]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        weights = torch.tensor(self.weights, dtype=outputs.dtype, device=outputs.device)
+        total = nn.functional.cross_entropy(outputs, targets, weights, reduction="sum")
+        return total / (targets != IGNORED).sum()
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """Return the weights in the setting; () for ``none`` and ``balanced``.
+
+    Raises
+    ------
+    SettingsError
+        If the text is invalid.
+    """
+    if text in ("none", "balanced"):
+        return ()
+    try:
+        weights = tuple(float(number) for number in text.split(","))
+        valid = all(0 <= w < math.inf for w in weights) and any(weights)
+    except ValueError:
+        valid = False
+    require(valid, "class-weights", text, WEIGHTS)
+    return weights
+
+
+def weighted(text: str, task: "Task", examples: ExampleSet) -> WeightedCrossEntropy:
+    """Return a task's loss with the weights of the setting.
+
+    Parameters
+    ----------
+    text : str
+        ``balanced`` or the weights.
+    task : Task
+        The task.
+    examples : ExampleSet
+        The client's training examples.
+
+    Raises
+    ------
+    SettingsError
+        If the task's loss is not the cross-entropy of classes, or the number of weights
+        is not the number of classes.
+    """
+    targets, count = examples.targets, len(task.classes or ())
+    is_entropy = task.loss is nn.functional.cross_entropy
+    valid = count and is_entropy and not targets.is_floating_point()
+    allowed = "none with a task whose loss is not the cross-entropy of classes"
+    require(bool(valid), "class-weights", text, allowed)
+    weights = parse_weights(text)
+    if weights:
+        allowed = f"{count} weights, one of each class"
+        require(len(weights) == count, "class-weights", text, allowed)
+        return WeightedCrossEntropy(weights)
+    counts = torch.bincount(targets[targets >= 0].flatten(), minlength=count).tolist()
+    present = sum(n > 0 for n in counts)
+    # The mean weight of the client's examples is 1.
+    total = sum(counts)
+    return WeightedCrossEntropy(
+        tuple(total / (present * n) if n else 1.0 for n in counts)
+    )

@@ -22,7 +22,9 @@ from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import SGD, Proximal, TrainCall, train
+from flwr_frl.task.training.calls import TrainCall
+from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.sgd import SGD, Proximal
 
 
 class Tied(SplitModel):

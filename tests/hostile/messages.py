@@ -16,10 +16,9 @@ from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.relayed import LostStateError
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, TrainingDivergedError
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.training import TrainingDivergedError
 
 # Exceptions that a client may raise, with one-line messages; error replies under Flower
 EXPECTED = (SettingsError, TrainingDivergedError, LostStateError)

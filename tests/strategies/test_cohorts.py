@@ -11,15 +11,10 @@ from outcomes import assert_same, outcome
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import SplitModel, split_model
-from flwr_frl.task.training import (
-    SGD,
-    Proximal,
-    calls,
-    cohort,
-    gradient,
-    scratch_model,
-    train,
-)
+from flwr_frl.task.training import calls, cohort
+from flwr_frl.task.training.cohort import scratch_model
+from flwr_frl.task.training.local_training import gradient, train
+from flwr_frl.task.training.sgd import SGD, Proximal
 
 CE = torch.nn.functional.cross_entropy
 

@@ -102,17 +102,6 @@ def test_augment_requires_images_with_channels_last(shape):
     ExampleSet(torch.zeros(shape), torch.zeros(2))
 
 
-def test_images_of_many_channels_are_augmented_without_a_mean():
-    images = torch.arange(13.0).expand(5, 8, 8, 13) + 1
-    data = ExampleSet(images, torch.zeros(5), augment=True)
-    for inputs, _ in data.batches(5, shuffle=True):
-        # Channels stay together, both in pixels of the image and in the border.
-        assert {tuple(p) for p in inputs.reshape(-1, 13).tolist()} == {
-            tuple(map(float, range(1, 14))),
-            (0.0,) * 13,
-        }
-
-
 def test_augmentation_keeps_image_and_target_together():
     data, changed = augmented(), 0
     plain = data.inputs.permute(0, 3, 1, 2).float()
@@ -147,18 +136,6 @@ def test_sample_draws_a_share_without_replacement():
 
 
 # Single batches
-
-
-def test_draw_prepares_a_batch_as_batches_does():
-    images = torch.randint(0, 256, (6, 4, 5, 3), dtype=torch.uint8)
-    mean, std = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
-    data = ExampleSet(images, torch.arange(6), mean, std)
-    inputs, targets = data.draw(4)
-    assert inputs.shape == (4, 3, 4, 5)
-    assert inputs.dtype == torch.float32
-    assert inputs.is_contiguous(memory_format=torch.channels_last)
-    ((all_inputs, _),) = data.batches(6)
-    assert torch.equal(inputs, all_inputs[targets])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])

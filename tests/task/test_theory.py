@@ -29,13 +29,6 @@ def test_extreme_singular_values_over_all_pairs():
     assert subset_singular_values(HEADS, 1)[0] == 0
 
 
-def test_many_subsets_are_sampled():
-    heads = np.random.default_rng(4).standard_normal((40, 2))
-    smallest, largest = subset_singular_values(heads, 20)
-    full = np.linalg.svd(heads / math.sqrt(40), compute_uv=False)
-    assert smallest < full[-1] < full[0] < largest
-
-
 def test_fedrep_theorem_1_by_hand():
     # σ̄² are 2/3 and 4/3, E_0 = 1 - 0.36.
     theory = FedRepTheory(HEADS, 3, 0.6)
@@ -93,26 +86,6 @@ def test_flute_first_rounds_by_hand():
     expected = math.ceil(math.log(2 / 8e-4) / (2 * math.log(1.15)))
     assert expected == 28
     assert theory.first_rounds(b, b.T, 0.1) == expected
-
-
-def test_first_rounds_suffice_for_gradient_descent_on_exact_models():
-    # With infinitely many samples: B' = B - η (BW - Φ) Wᵀ - η/2 B (BᵀB - WWᵀ) and its
-    # counterpart (appendix A.1). After T_R rounds, σ_k²(Θ_k) is at least Δ / 4.
-    rng = np.random.default_rng(7)
-    u, v = (np.linalg.qr(rng.standard_normal((5, 5))).Q for _ in range(2))
-    models = u @ np.diag([3.0, 2.0, 1.0, 0.5, 0.2]) @ v.T
-    theory = FLUTETheory(models, 2)
-    b, w = rng.standard_normal((5, 2)) / 50, rng.standard_normal((2, 5)) / 50
-    eta, sizes = 0.02, []
-    last = theory.first_rounds(b, w, eta)
-    for _ in range(last + 1):
-        theta = (u[:, :2].T @ b + (w @ v[:, :2]).T) / math.sqrt(2)
-        sizes.append(np.linalg.svd(theta, compute_uv=False)[-1] ** 2)
-        difference = b.T @ b - w @ w.T
-        step_b = (b @ w - models) @ w.T + b @ difference / 2
-        step_w = b.T @ (b @ w - models) - difference @ w / 2
-        b, w = b - eta * step_b, w - eta * step_w
-    assert sizes[0] < theory.gap / 4 <= sizes[last]
 
 
 def test_effective_ranks_by_hand():

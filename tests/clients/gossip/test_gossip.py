@@ -14,7 +14,7 @@ from refusals import assert_says
 from small_models import CE, torch_groups
 
 from flwr_frl.clients.gossip.relayed import Relayed, exchanges
-from flwr_frl.task.training import TrainingDivergedError
+from flwr_frl.common.settings import TrainingDivergedError
 
 pytestmark = pytest.mark.usefixtures("softmax")
 

@@ -2,7 +2,7 @@
 
 from flwr_frl.clients import Client
 from flwr_frl.task import setting
-from flwr_frl.task.training import freeze, loop
+from flwr_frl.task.training.sgd import freeze, loop
 
 
 class GuestClient(Client):

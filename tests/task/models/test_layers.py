@@ -4,6 +4,7 @@ from operator import attrgetter
 
 import pytest
 import torch
+from small_models import same_bits, state_of
 from torch import nn
 from torch.nn import functional
 
@@ -102,6 +103,19 @@ def test_models_with_hooks_or_another_forward_are_not_stacked():
     model = build_model("logistic", (1, 8, 8), 10)
     model.head.forward = lambda x: x.new_zeros(len(x), 10)
     assert not model.has_layered_head
+
+
+@pytest.mark.parametrize(
+    ("options", "stacked"),
+    [({}, True), ({"padding_idx": 0}, False), ({"max_norm": 1.0}, False)],
+)
+def test_embeddings_with_padding_or_max_norm_are_not_stacked(options, stacked):
+    words = nn.Sequential(nn.Embedding(5, 4, **options), nn.Flatten())
+    model = SplitModel(words, nn.Linear(8, 2))
+    before = state_of(model)
+    tokens = torch.tensor([[0, 1], [0, 2]])
+    assert model.can_be_stacked(lambda: tokens) is stacked
+    assert same_bits(model.state_dict(), before)
 
 
 def test_is_layered_of_built_in_and_custom_models():

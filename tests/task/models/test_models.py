@@ -51,40 +51,6 @@ def test_array_names_begin_with_their_part(name):
         assert model(torch.zeros(2, *shape)).shape == (2, num_classes)
 
 
-def slow_cifar_cnn(channels: tuple[int, int], widths: tuple[int, int], classes: int):
-    """Return the CNN of the paper's appendix, with each ReLU before the pooling."""
-    return nn.Sequential(
-        *(nn.Conv2d(3, channels[0], 5), nn.ReLU(), nn.MaxPool2d(2, 2)),
-        *(nn.Conv2d(*channels, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten()),
-        *(nn.Linear(channels[1] * 25, widths[0]), nn.ReLU(), nn.Linear(*widths)),
-        *(nn.ReLU(), nn.Linear(widths[1], classes)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "channels", "widths", "classes"),
-    [
-        ("cifar10-cnn", (64, 64), (120, 64), 10),
-        ("cifar100-cnn", (64, 128), (256, 128), 100),
-    ],
-)
-def test_relu_after_pooling_equals_relu_before_it(name, channels, widths, classes):
-    torch.manual_seed(0)
-    model = build_model(name, (3, 32, 32), classes).eval()
-    slow = slow_cifar_cnn(channels, widths, classes)
-    slow.load_state_dict(
-        OrderedDict(zip(slow.state_dict(), model.state_dict().values(), strict=True))
-    )
-    x = torch.randn(4, 3, 32, 32)
-    torch.testing.assert_close(model(x), slow(x), rtol=1e-4, atol=1e-5)
-    # The gradients are equal, too.
-    for net in (model, slow):
-        net.zero_grad()
-        net(x).square().sum().backward()
-    for ours, theirs in zip(model.parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
-
-
 def test_dropout_of_the_cifar100_model():
     model = build_model("cifar100-cnn", (3, 32, 32), 100)
     dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
@@ -204,27 +170,6 @@ def test_a_wrapped_torchvision_model_computes_the_same(name, head):
         torch.testing.assert_close(model(x), plain(x))
     assert {n.split(".")[0] for n in model.state_dict()} == {"representation", "head"}
     assert len(model.state_dict()) == len(plain.state_dict())
-
-
-@pytest.mark.parametrize("head", ["", "fc"])
-def test_torchvision_model_by_name(head):
-    model = build_model("resnet18", (3, 32, 32), 7, head=head)
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
-    assert model.head.weight.shape == (7, 512)
-    assert model.training
-
-
-def test_vision_transformer_is_built_for_the_image_size(monkeypatch):
-    from torchvision.models import VisionTransformer
-
-    def small(name, image_size, num_classes, weights):
-        sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
-        return VisionTransformer(image_size, 16, num_classes=num_classes, **sizes)
-
-    monkeypatch.setattr("torchvision.models.get_model", small)
-    model = build_model("vit_b_16", (3, 32, 32), 3)
-    # Four patches and the class token.
-    assert model.representation.encoder.pos_embedding.shape == (1, 5, 8)
 
 
 def test_googlenet_has_a_single_output_in_training():

@@ -30,14 +30,6 @@ def test_masked_value_by_hand() -> None:
     assert neural_collapse(head, classes, local=True).item() == pytest.approx(expected)
 
 
-def test_distance_of_a_simplex_is_0() -> None:
-    # I - 11ᵀ/3 is a projection, so it is its own Gram matrix, with norm √2.
-    head = torch.eye(3)[None] - 1 / 3
-    everything = torch.ones(1, 3, dtype=torch.bool)
-    assert neural_collapse(head, everything).item() == pytest.approx(0, abs=1e-6)
-    assert neural_collapse(5 * head, everything).item() == pytest.approx(0, abs=1e-6)
-
-
 def test_batch_equals_one_by_one() -> None:
     rng = np.random.default_rng(1)
     heads, classes = rng.standard_normal((4, 6, 3)), rng.random((4, 6)) < 0.5

@@ -17,7 +17,8 @@ from flwr_frl.common.settings import declared, resolve
 from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.tasks import build_task, task_maker
-from flwr_frl.task.training import SGD, evaluate, train
+from flwr_frl.task.training.local_training import evaluate, train
+from flwr_frl.task.training.sgd import SGD
 
 # Tasks from examples
 

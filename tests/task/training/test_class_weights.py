@@ -1,6 +1,5 @@
 """Class weights in the training loss, compared with hand-computed cross-entropy."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +13,13 @@ from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.common.settings import build
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import TrainerSettings, each_together, train
-from flwr_frl.task.training.class_weights import WeightedCrossEntropy, weighted
+from flwr_frl.task.training.cohort import each_together
+from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.trainer import (
+    TrainerSettings,
+    WeightedCrossEntropy,
+    weighted,
+)
 
 
 def task_of(count: int, loss=CE) -> SimpleNamespace:
@@ -27,15 +31,6 @@ def examples_of(targets: list) -> ExampleSet:
 
 
 BINARY = examples_of([0, 1])
-
-
-def test_examples_are_weighted_by_their_class():
-    # Two equal outputs give each class a probability of 1/2.
-    outputs = torch.tensor([[0.0, 0.0], [0.0, 0.0], [math.log(3), 0.0]])
-    targets = torch.tensor([0, 1, 1])
-    expected = (3 * math.log(2) + 0.5 * math.log(2) + 0.5 * math.log(4)) / 3
-    value = WeightedCrossEntropy((3.0, 0.5))(outputs, targets)
-    assert value.item() == pytest.approx(expected)
 
 
 def test_loss_is_the_weighted_sum_over_the_number_of_targets():

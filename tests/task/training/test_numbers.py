@@ -18,11 +18,11 @@ from small_models import (
 )
 from torch import nn
 
-from flwr_frl.common.settings import build
+from flwr_frl.common.settings import TrainingDivergedError, build
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
-from flwr_frl.task.training import SGD, TrainingDivergedError, evaluate, train
-from flwr_frl.task.training.sgd import warn_if_emulated
+from flwr_frl.task.training.local_training import evaluate, train
+from flwr_frl.task.training.sgd import SGD
 
 # Divergence, precision and hyper-parameters
 
@@ -33,17 +33,6 @@ def test_divergence_error_names_the_learning_rate(part):
     sgd = SGD(learning_rate=1e20, batch_size=5)
     with pytest.raises(TrainingDivergedError, match=r"learning-rate 1e\+20"):
         train(model, part, examples, MSE, 30, sgd)
-
-
-@pytest.mark.parametrize(("kind", "lines"), [("AVX2", 1), ("AVX512", 0)])
-def test_emulated_bfloat16_is_warned_about_once(kind, lines, monkeypatch, caplog):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kind)
-    warn_if_emulated.cache_clear()
-    for bfloat16 in (False, True, True):
-        SGD(bfloat16=bfloat16).autocast()
-        assert bfloat16 or not caplog.messages
-    warn_if_emulated.cache_clear()
-    assert len(caplog.messages) == lines
 
 
 def test_bfloat16_is_near_float32():

@@ -18,7 +18,8 @@ from flwr_frl.clients.flute import Penalty
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.models.neural_collapse import neural_collapse
-from flwr_frl.task.training import SGD, Proximal, TrainCall, privacy
+from flwr_frl.task.training import privacy
+from flwr_frl.task.training.calls import TrainCall
 from flwr_frl.task.training.privacy import (
     ExamplePrivacy,
     epsilon,
@@ -26,6 +27,7 @@ from flwr_frl.task.training.privacy import (
     sampling,
     train_privately,
 )
+from flwr_frl.task.training.sgd import SGD, Proximal
 
 
 def model(seed: int = 0) -> SplitModel:
@@ -227,12 +229,6 @@ def test_steps_of_several_kinds_compose():
 @pytest.mark.filterwarnings("ignore:Optimal order")
 def test_epsilon_is_not_negative():
     assert epsilon(((10.0, 0.01, 10),), 0.01) == 0
-
-
-def test_sampling():
-    assert sampling(20, 3) == (0.15, 7)
-    assert sampling(4, 10) == (1.0, 1)
-    assert sampling(0, 10) == (1.0, 0)
 
 
 # Unsupported models and targets

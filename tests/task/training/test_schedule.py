@@ -1,7 +1,6 @@
 """Learning rate schedules compared with hand-computed numbers and with torch."""
 
 import pytest
-import torch
 from refusals import code_of
 
 from flwr_frl.clients.base import TrainingSettings
@@ -28,23 +27,6 @@ def rates(text: str, warmup: int, rounds: int) -> list[float]:
 @pytest.mark.parametrize(("text", "warmup", "expected"), BY_HAND)
 def test_learning_rates_equal_hand_computed_ones(text, warmup, expected):
     assert rates(text, warmup, len(expected)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "made"),
-    [
-        ("cosine", lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9)),
-        ("step:2:0.3", lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.3)),
-    ],
-)
-def test_schedules_equal_those_of_torch(text, made):
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    scheduler, expected = made(optimizer), []
-    for _ in range(9):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates(text, 0, 9) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

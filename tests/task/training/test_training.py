@@ -17,16 +17,11 @@ from small_models import (
 )
 from torch import nn
 
+from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training import (
-    SGD,
-    Proximal,
-    TrainingDivergedError,
-    freeze,
-    loop,
-    train,
-)
+from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.sgd import SGD, Proximal, freeze, loop
 
 # Hand-computed steps
 
@@ -231,29 +226,6 @@ def test_loop_raises_after_an_epoch_with_a_loss_that_is_not_finite(value):
     assert "\n" not in str(error.value)
     # The third epoch did not start.
     assert list(losses) == [1.0, 1.0]
-
-
-def test_a_custom_step_trains_unfrozen_parameters():
-    # Sign SGD on the head: w = 3, plus 0.1 per batch, as targets exceed all outputs.
-    model = scalar_model(1.0, 3.0)
-    head = freeze(model, "head")
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = MSE(model(x), y)
-        model.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter -= 0.1 * parameter.grad.sign()
-        return loss.detach()
-
-    examples = ExampleSet(torch.ones(6, 1), torch.full((6, 1), 50.0))
-    loss = loop(step, examples, 2, SGD(batch_size=3))
-    assert model.head.weight.item() == pytest.approx(3.4)
-    assert model.representation.weight.item() == 1.0
-    assert model.representation.weight.grad is None
-    # Mean over the steps at w = 3.2 and 3.3
-    assert loss == pytest.approx((46.8**2 + 46.7**2) / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("part", ["head", "representation", "all"])
