@@ -46,6 +46,7 @@ from flwr_frl.strategies.server.replies import (
     as_float16,
     as_float32,
     is_finite,
+    rounded_to,
     single_metrics,
     to_record,
 )
@@ -457,6 +458,7 @@ class Strategy(Algorithm, uses_mean="only"):
             why = str(error)
         if arrays is not None:
             sent = None if self._traits.uses_mean == "never" else round.sent
+            arrays = in_sent_dtypes(arrays, sent or {})
             check_result(arrays, sent, f"{type(self).__name__}.aggregate")
             if not is_finite(arrays):
                 arrays, why = None, "the result is not finite"
@@ -613,6 +615,23 @@ def averages_on_arrival(strategy: FlowerStrategy) -> bool:
     )
 
 
+def in_sent_dtypes(arrays: Any, sent: Arrays) -> Any:
+    """Return the result of ``aggregate`` in the dtypes that were sent.
+
+    Arithmetic turns arrays without dimensions, such as the counter of a batch norm,
+    into scalars, and integers into floats.
+    """
+    if not isinstance(arrays, dict):
+        return arrays
+    converted = {}
+    for name in arrays.keys() & sent.keys():
+        value, dtype = arrays[name], sent[name].dtype
+        is_array = isinstance(value, np.ndarray)
+        if isinstance(value, np.number) or (is_array and value.dtype != dtype):
+            converted[name] = rounded_to(dtype, np.asarray(value))
+    return {**arrays, **converted} if converted else arrays
+
+
 def check_result(arrays: Any, sent: Arrays | None, name: str) -> None:
     """Raise `SettingsError` unless clients can receive the result of ``aggregate``.
 
@@ -627,9 +646,12 @@ def check_result(arrays: Any, sent: Arrays | None, name: str) -> None:
     name : str
         Name of the method, for the error.
     """
-    values = arrays.values() if isinstance(arrays, dict) else [arrays]
-    if not all(isinstance(value, np.ndarray) for value in values):
-        text = f"{name} returns {one_line(repr(arrays), 60)}; expected a dict of NumPy "
+    others = [repr(arrays)]
+    if isinstance(arrays, dict):
+        pairs = arrays.items()
+        others = [f"{n!r}: {a!r}" for n, a in pairs if not isinstance(a, np.ndarray)]
+    if others:
+        text = f"{name} returns {one_line(others[0], 60)}; expected a dict of NumPy "
         raise SettingsError(text + "arrays, by name, or None")
     if sent is None:
         return

@@ -26,7 +26,7 @@ _TABLE = {
     "fedala": ("averaging:FedALA", "FedALA (Zhang et al., AAAI 2023)"),
     "feddbe": ("feddbe:FedDBE", "FedDBE (Zhang et al., NeurIPS 2023)"),
     "per-fedavg": ("averaging:PerFedAvg", "Per-FedAvg (Fallah et al., 2020)"),
-    "hf-maml": ("averaging:HFMAML", "Per-FedAvg with the Hessian part"),
+    "hf-maml": ("averaging:HFMAML", "HF-MAML (Fallah et al., AISTATS 2020)"),
     "l2gd": ("averaging:L2GD", "L2GD (Hanzely & Richtárik, 2020)"),
     "fed-mtl": ("averaging:FedMTL", "mean-regularised MTL (Smith et al., 2017)"),
     "fedrod": ("averaging:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),

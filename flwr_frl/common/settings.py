@@ -594,7 +594,9 @@ def settings_of(kind: type[Any]) -> type[Any]:
             callable(getattr(each, name, None)) for each in bases
         )
         if not is_field or name not in annotations or is_attribute:
-            field = f"{name}{'_' * is_attribute}: int = setting(...)"
+            default = value.default if is_field else value
+            kind_of_value = type(default).__name__
+            field = f"{name}{'_' * is_attribute}: {kind_of_value} = setting(...)"
             line = f"{kind.__qualname__}.{name} is no setting; write {field}, with the "
             line += "type of its values and a name that no attribute has"
             raise SettingsError(line, name.replace("_", "-"))
