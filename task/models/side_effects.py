@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.overrides import TorchFunctionMode
 
 from flwr_frl.task.devices import random_state, set_random_state
 
@@ -55,27 +56,42 @@ def on_trial(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
+class _Embeddings(TorchFunctionMode):
+    """Detects embeddings with padding, also those that are called as functions."""
+
+    have_padding = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        # torch passes all arguments except inputs and weights by name.
+        if func is nn.functional.embedding and named["padding_idx"] is not None:
+            self.have_padding = True
+        return func(*args, **named)
+
+
 def observe(model: nn.Module, inputs: Tensor) -> Observed:
     """Return the side effects of a split model's forward pass in training mode.
 
     Model and generators are left as they were.
     """
     kinds = nn.Embedding | nn.EmbeddingBag
-    embeddings = [module for module in model.modules() if isinstance(module, kinds)]
-    if any(module.max_norm is not None for module in embeddings):
+    if any(isinstance(m, kinds) and m.max_norm is not None for m in model.modules()):
         # Such a forward pass shortens weights in place, so none is tried.
         return Observed(frozenset(("representation", "head")), False, False, False)
     if len(inputs) == 1:
         # Norms without running statistics refuse a single example.
         inputs = torch.cat([inputs, inputs])
-    state, random_parts = random_state(), set()
+    state, random_parts, embeddings = random_state(), set(), _Embeddings()
     with on_trial(model):
         for module in model.train().modules():
             # In evaluation mode norms accept one example and keep their statistics.
             if isinstance(module, _NormBase):
                 module.eval()
         for name in ("representation", "head"):
-            inputs = model.get_submodule(name)(inputs)
+            with embeddings:
+                inputs = model.get_submodule(name)(inputs)
             if name == "representation":
                 has_tensor_features = isinstance(inputs, Tensor)
             if not all(map(torch.equal, state, random_state())):
@@ -84,9 +100,8 @@ def observe(model: nn.Module, inputs: Tensor) -> Observed:
     mixes_examples = any(
         map(uses_batch_statistics, model.get_submodule("representation").modules())
     )
-    has_padding = any(module.padding_idx is not None for module in embeddings)
-    parts = frozenset(random_parts)
-    return Observed(parts, has_padding, has_tensor_features, mixes_examples)
+    padding, parts = embeddings.have_padding, frozenset(random_parts)
+    return Observed(parts, padding, has_tensor_features, mixes_examples)
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
