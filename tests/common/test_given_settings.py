@@ -93,7 +93,7 @@ SETTINGS = "flwr_frl.common.settings"
     ("path", "reason"),
     [
         ("no_such_module:f", "No module named 'no_such_module'"),
-        ("task.no_such:f", "No module named 'flwr_frl.task.no_such'"),
+        ("task.no_such:f", "No module named 'task.no_such'"),
         (f"{SETTINGS}:Declare", "has no attribute 'Declare'"),
         (f"{SETTINGS}:Declared.x", "has no attribute 'x'"),
         (f"{SETTINGS}:", "has no attribute ''"),

@@ -12,11 +12,9 @@ from outcomes import assert_same, outcome
 
 from flwr_frl import simulate
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import resolve
 from flwr_frl.predict.personalize import Fitted, personalize
 from flwr_frl.task import devices, resident
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.tasks import build_task
 
 double = pytest.importorskip("double_device", exc_type=(ImportError, AttributeError))
 
@@ -127,16 +125,6 @@ def test_examples_are_moved_to_the_device_once_and_cached(monkeypatch):
     large = resident.train_examples(task, 3)
     assert large.inputs.device == double.CPU
     assert large.place == double.GPU
-
-
-def test_a_test_set_of_all_clients_is_moved_once():
-    task = build_task(resolve({"task": "digits", "test-partition": "all"}), 20)
-    devices.use("gpu")
-    first = resident.test_examples(task, 0)
-    assert first.inputs.device == double.GPU
-    for i in (0, 3, 5):
-        assert resident.train_examples(task, i) is not first
-        assert resident.test_examples(task, i) is first
 
 
 def test_newcomers_are_fitted_on_the_device(tmp_path):
