@@ -4,10 +4,9 @@
 ``same_numbers.toml`` one after the other in this process. It writes a file for each
 run: its metrics without times, its clients' metrics, and hashes of the arrays in its
 checkpoint and in its clients' files. ``compare OLD NEW`` lists the differences between
-two such folders and exits with 1 if there are any. ``speed OLD NEW`` compares the CPU
-time of two checkouts. Record before a change that must not affect results, and again
-after it, on the same machine. ``record`` and ``compare`` run in the root of a checkout,
-and use only its command line and the files that it writes.
+two such folders and exits with 1 if there are any. Record before a change that must not
+affect results, and again after it, on the same machine. Both run in the root of a
+checkout, and use only its command line and the files that it writes.
 """
 
 import argparse
@@ -34,7 +33,6 @@ from rich.console import Console
 from rich.progress import track
 from safetensors.numpy import load_file
 
-from benchmarks.paired_speed import compare_speed
 from benchmarks.small_data import write_all
 
 Numbers = dict[str, Any]
@@ -75,11 +73,6 @@ def main() -> int:
     comparer.set_defaults(run=lambda o: compare(o.old, o.new, o.only, o.all))
     for command in (recorder, comparer):
         command.add_argument("--only", default="", help="runs whose name contains this")
-    speed = commands.add_parser("speed")
-    speed.add_argument("old", type=Path)
-    speed.add_argument("new", type=Path)
-    speed.add_argument("--pairs", type=int, default=4, help="pairs per command")
-    speed.set_defaults(run=lambda o: compare_speed(o.old, o.new, o.pairs))
     options: Any = parser.parse_args()
     return int(options.run(options))
 
