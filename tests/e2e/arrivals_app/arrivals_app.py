@@ -119,7 +119,7 @@ def rounds(grid, context):
             value=arrays["x"].numpy().tolist(),
             clients=metrics["clients"],
             closed=time.time(),
-            evaluated=sorted(base.evaluation.metrics),
+            evaluated=sorted(base._run.evaluation.metrics),
         )
 
     run_rounds(
@@ -132,7 +132,7 @@ def rounds(grid, context):
         after_round=after_round,
     )
     available = set(grid.get_node_ids())
-    owed = [base.clients.name_of(node) for node in grid.connected - available]
+    owed = [base._run.clients.name_of(node) for node in grid.connected - available]
     note(context, "end", owed=owed)
 
 
