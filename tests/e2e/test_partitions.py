@@ -153,7 +153,6 @@ def test_the_template_app_trains_on_supernodes(
 ) -> None:
     output = logs["template"].result()
     assert f"'evaluated': {len(NAMES)}" in output, output
-    assert output.count("has no query handler") == 1
     assert "'rejected': 0" in output
     texts = [log_of(devices, name) for name in NAMES]
     # Only the node that was queried first has a traceback.

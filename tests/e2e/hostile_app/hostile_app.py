@@ -76,9 +76,9 @@ def to_another(reply: Message, context: Context, server_round: int) -> None:
 
 
 WHOLE = (replay, to_another)
-# One attack per round. The gigabyte comes last: on a slow machine it may be late, and
-# would delay the replies after it.
-ATTACKS = (wrong_names, pickled, replay, to_another, a_gigabyte_of_zeros)
+# One attack per round. On a slow machine the gigabyte may be late; the node is then
+# not asked in the last round.
+ATTACKS = (wrong_names, pickled, replay, a_gigabyte_of_zeros, to_another)
 
 
 def ids_of(context: Context, server_round: int) -> Path:
