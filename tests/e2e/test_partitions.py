@@ -155,6 +155,6 @@ def test_the_template_app_trains_on_supernodes(
     assert f"'evaluated': {len(NAMES)}" in output, output
     assert "'rejected': 0" in output
     texts = [log_of(devices, name) for name in NAMES]
-    # Only the node that was queried first has a traceback.
+    # Each node has the traceback of a missing query function in its log.
     asked = [text.count("No query function registered") > 0 for text in texts]
-    assert sum(asked) == 1
+    assert all(asked)
