@@ -143,7 +143,7 @@ class SaddlePointClient(GraphClient):
         size = Identity().num_bytes(self.dimension)
         return {**super().get_properties(config), "first-message-bytes": size}
 
-    # What a kind of problem defines.
+    # Methods that a subclass defines for its kind of problem.
 
     @abstractmethod
     def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:

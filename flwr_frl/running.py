@@ -245,7 +245,8 @@ def check(
     every = [*algorithms, *others]
     settings = resolve(given, lambda named: _makers(every, named))
     used, known = (_declared_by(each, settings) for each in (algorithms, every))
-    # What only others read has its default, so that equal runs have equal settings.
+    # Settings that this algorithm does not read get their defaults, so that runs that
+    # do the same also have the same settings.
     unread = {n: each.default for n, each in known.items() if n not in used}
     settings = {**settings, **unread}
     build(RunSettings, settings).check_validation(settings)

@@ -107,7 +107,7 @@ def run(
     if former is None or former.resolve() != place.resolve():
         archive_run(place.parent, name)
     with locked(place):
-        # Of the privacy account and clients' states, a resumed run's are kept.
+        # A resumed run keeps its privacy account and its clients' states.
         if privacy:
             privacy.run_token = clients.run_token
             privacy.keep_in(place, resumed=former is not None)

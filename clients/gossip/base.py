@@ -108,7 +108,7 @@ class Node(GraphClient):
 
         return fit_nodes(*arguments)
 
-    # What an algorithm defines.
+    # Methods that an algorithm defines.
 
     def mix(self, exchange: Exchange) -> None:
         """Apply the consensus step of one exchange to ``x`` and the ``vectors``."""

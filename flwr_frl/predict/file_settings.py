@@ -59,7 +59,7 @@ class FileSettings(NamedTuple):
             Settings in the file.
         given : mapping
             Settings that the user names, with ``-`` or ``_``; paths may be `Path`.
-            Those that may name code must equal the file's; others replace the file's.
+            A setting that may name code must equal the file's; any other replaces it.
 
         Raises
         ------

@@ -135,7 +135,7 @@ class Predictor:
         Raises
         ------
         SettingsError
-            As for a call, or if a file has no lines.
+            If a file has no lines, or its content does not fit the model.
         """
         several = [pair for path in files_in(paths) for pair in self._lines(path)]
         for places, (classes, outputs) in self._batches(several):

@@ -28,7 +28,7 @@ def resources_of_a_worker(
     device : str
         The setting of this name.
     resources : mapping
-        Those of the cluster.
+        Resources of the cluster, by name.
     """
     cores, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
     if device in ("auto", "cuda") and gpus:

@@ -84,7 +84,7 @@ class SimulatedArrivals(GridDecorator):
         start(messages)
         replies: list[Message] = []
         while closing.missing > 0 and queue:
-            # Those whose replies can close the round train together.
+            # Clients whose replies can close the round train together.
             batch: list[tuple[int, Message]] = []
             weights: dict[int, int] = {}
             expected = 0

@@ -53,8 +53,8 @@ class SuperLink:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        # Of the reply that is being pulled: the bytes it may still have, its id and the
-        # ids of its objects.
+        # The reply that is being pulled: the bytes that it may still have, its id, and
+        # the ids of its objects.
         self._left, self._reply, self._objects = math.inf, "", set[str]()
         self._lock = threading.Lock()
         # Flower has no public access to its connection.

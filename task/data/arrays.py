@@ -44,7 +44,7 @@ PFLLIB_FORM = (
     "train/<client>.npz and test/<client>.npz, as PFLlib writes them: 8-bit images n x "
     "channels x height x width, scaled to [-1, 1], and integer labels from 0"
 )
-# What a pickle of an array names in numpy, and types of values.
+# Names in numpy that the pickle of an array refers to, and accepted types of values.
 PICKLED = {("numpy", name) for name in ("_reconstruct", "ndarray", "dtype")}
 DTYPES = frozenset(("f2", "f4", "f8", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"))
 # PFLlib maps pixels from [0, 255] to [-1, 1], which is inverted up to this error.

@@ -114,7 +114,7 @@ def _count(rows: list[Row], name: str) -> Counter[str]:
 def _columns(rows: list[Row]) -> dict[str, list[float | None]]:
     """Return the numbers of some rows by metric, and the costs so far.
 
-    Of many rows, at most `MOST_POINTS` are taken, if possible evaluated ones.
+    A long run is thinned to at most `MOST_POINTS` rows; evaluated rows come first.
     """
     updates, traffic, every = 0, 0.0, list[Row]()
     for row in rows:
