@@ -19,7 +19,7 @@ from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.results.results import METRICS, read_json, read_rows
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.strategies.server.round import Participation
 
 ASYNCHRONOUS = ("fedbuff", "fedasync")
 PARTIAL = ("srpfl", "lg-srpfl", "flanp", "flanp-ft")

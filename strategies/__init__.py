@@ -12,7 +12,7 @@ _OTHERS = (
     "averaging:FedAvgFT",
     "base:Strategy",
     "gossip.base:Gossip",
-    "server.participation:Participation",
+    "server.round:Participation",
     "server.round:Reply",
     "server.round:Round",
     "table:ALGORITHMS",

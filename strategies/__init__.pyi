@@ -51,7 +51,7 @@ from flwr_frl.strategies.relaying import SQuARMSGD as SQuARMSGD
 from flwr_frl.strategies.representation_transfer import RepresentationTransfer as RepresentationTransfer
 from flwr_frl.strategies.representation_transfer import RepresentationTransferLinear as RepresentationTransferLinear
 from flwr_frl.strategies.scaffold import SCAFFOLD as SCAFFOLD
-from flwr_frl.strategies.server.participation import Participation as Participation
+from flwr_frl.strategies.server.round import Participation as Participation
 from flwr_frl.strategies.server.round import Reply as Reply
 from flwr_frl.strategies.server.round import Round as Round
 from flwr_frl.strategies.srpfl import FLANP as FLANP

@@ -3,7 +3,7 @@
 from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import capped
-from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import InvalidReplyError
 from flwr_frl.strategies.server.round import Reply
 
 
@@ -25,7 +25,7 @@ class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
         unused = super()._unused_settings
         return {n: why for n, why in unused.items() if n != "largest-share"}
 
-    def check(self, reply: Reply) -> None:
+    def check_reply(self, reply: Reply) -> None:
         """Reject replies without a trace, or with one below 0."""
         if reply.metric(FISHER_TRACE) < 0:
             raise InvalidReplyError(f"has {FISHER_TRACE!r} below 0")

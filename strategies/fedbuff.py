@@ -21,8 +21,7 @@ from flwr_frl.common.settings import Settings, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing
-from flwr_frl.strategies.server.checks import count_bytes
-from flwr_frl.strategies.server.replies import Arrays, rounded_to
+from flwr_frl.strategies.server.replies import Arrays, as_float16, rounded_to, size_of
 from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
@@ -67,10 +66,9 @@ class Asynchronous(ClosesEarly, Closing):
         # Shared arrays of the versions in use.
         self._versions: dict[int, Arrays] = {}
         # The current version's nodes without work in random order, staleness of the
-        # recent replies, and clients whose changes counted or were dropped.
+        # recent replies, and clients whose changes were dropped.
         self._idle: list[int] = []
         self._staleness: dict[int, int] = {}
-        self._counted: set[str] = set()
         self._dropped: set[str] = set()
 
     @property
@@ -87,7 +85,7 @@ class Asynchronous(ClosesEarly, Closing):
         updates: dict[str, int] = self.strategy.state[ASYNCHRONOUS]["updates"]
         return updates
 
-    def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+    def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
         """Raise `SettingsError` if there are too few clients, or B is too small."""
         active = self.settings.concurrency
         allowed = f"at most {num_clients}, the number of clients"
@@ -104,7 +102,7 @@ class Asynchronous(ClosesEarly, Closing):
         if self.version == 0 or server_round <= self.version:
             self._resume({name_of(node): node for node in nodes})
         self.version = server_round
-        self._staleness, self._counted, self._dropped = {}, set(), set()
+        self._staleness, self._dropped = {}, set()
         # A version asks each client at most once, silent ones included.
         names = {name for name, _ in self._since.values()}
         idle = [n for n in nodes if n not in self._since and name_of(n) not in names]
@@ -131,7 +129,7 @@ class Asynchronous(ClosesEarly, Closing):
     def open(self, round: Round, messages: list[Message], grid: Grid) -> None:
         """Let the grid return after B valid replies."""
         self._in_process = getattr(grid, "in_process", False)
-        self._versions[self.version] = self.strategy._centre()
+        self._versions[self.version] = round.centre()
         self.missing, self.is_valid = self.settings.buffer_size, round.is_valid
         for node in self._since.keys() - self.at_work.keys():
             name, _ = self._since[node]
@@ -146,8 +144,11 @@ class Asynchronous(ClosesEarly, Closing):
         """Return the message that a node was sent, from the arrays of its version."""
         strategy, (_, version) = self.strategy, self._since[node]
         config = ConfigRecord({**strategy._run.round.config, SERVER_ROUND: version})
-        sent = strategy._as_transported(memory_record(self._versions[version]))
-        return strategy._message(node, sent, config, MessageType.TRAIN)
+        sent = memory_record(self._versions[version])
+        if strategy.settings.transport == "float16":
+            sent = as_float16(sent)
+        (message,) = strategy._messages([node], sent, config, MessageType.TRAIN)
+        return message
 
     # Clients at work.
 
@@ -160,10 +161,9 @@ class Asynchronous(ClosesEarly, Closing):
     def refill(self) -> list[Message]:
         """Return training messages of the current version for idle clients."""
         current, count = self.strategy._run.round, min(self._unused, len(self._idle))
-        sent = current.like[ARRAYS]
-        about = sent, current.config, MessageType.TRAIN
+        about = current.like[ARRAYS], current.config, MessageType.TRAIN
         nodes = [self._idle.pop() for _ in range(count)]
-        return current.ask([self.strategy._message(node, *about) for node in nodes])
+        return current.ask(self.strategy._messages(nodes, *about))
 
     def end(self, node: int) -> int:
         """Record that a node is done; return 1 if its change is recent enough."""
@@ -184,8 +184,9 @@ class Asynchronous(ClosesEarly, Closing):
         if not weight:
             name = self.strategy._run.clients.name_of(node)
             self._dropped.add(name)
-            current.bytes_up += count_bytes(reply)
-            if not reply.has_error() and current.is_valid(reply):
+            if reply.has_content():
+                current.bytes_up += size_of(reply.content, {})
+            if current.is_valid(reply):
                 made_in = {name: current.asked_in[node]}
                 self.strategy._run.clients.acknowledge(made_in, self.version)
         return super().take(reply, weight)
@@ -221,18 +222,18 @@ class Asynchronous(ClosesEarly, Closing):
             moved[name] = rounded_to(array.dtype, change)
         return moved
 
-    def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
-        """Record whose changes are in the new version."""
-        self._counted = set(names)
-
-    def close(self) -> dict[str, float | list[int]]:
+    def close(
+        self, round: Round, arrays: ArrayRecord | None
+    ) -> dict[str, float | list[int]]:
         """Store who is at work; return ``staleness`` etc.
 
         Clients that are at work, or whose change was dropped, are not silent.
         """
+        replies = [] if arrays is None else round.replies
+        counted = {reply.client for reply in replies}
         name_of, updates, ages = self.strategy._run.clients.name_of, self.updates, []
         for node, staleness in self._staleness.items():
-            if (name := name_of(node)) in self._counted:
+            if (name := name_of(node)) in counted:
                 updates[name] = updates.get(name, 0) + 1
                 ages.append(staleness)
         in_use = {version for _, version in self._since.values()}
@@ -244,12 +245,11 @@ class Asynchronous(ClosesEarly, Closing):
             state["due"] = {name: due[node] for node, (name, _) in self._since.items()}
             state["versions"] = {str(v): a for v, a in self._versions.items()}
         self.strategy.state[ASYNCHRONOUS] = state
-        current = self.strategy._run.round
         known = {name for name, _ in self._since.values()} | self._dropped
-        current.silent = [name for name in current.silent if name not in known]
+        round.silent = [name for name in round.silent if name not in known]
         values = ages or [0]
         return {
-            "unanswered": len(current.silent),
+            "unanswered": len(round.silent),
             "version": self.version,
             "staleness": ages,
             "staleness-mean": sum(values) / len(values),

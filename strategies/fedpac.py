@@ -8,8 +8,7 @@ import numpy.typing as npt
 from flwr_frl.common.messages import PROTOTYPES
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
 from flwr_frl.strategies.flute import TrainedHeads
-from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
 Matrix = npt.NDArray[np.float64]
@@ -46,9 +45,9 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
         statistics = {CLASS_FEATURES: like, VARIANCE: np.zeros((), like.dtype)}
         round.expected = {**round.sent, **statistics}
 
-    def check(self, reply: Reply) -> None:
+    def check_reply(self, reply: Reply) -> None:
         """Reject negative variances and huge features as well."""
-        super().check(reply)
+        super().check_reply(reply)
         largest = float(np.abs(reply.read()[CLASS_FEATURES]).max(initial=0.0))
         if largest > LARGEST_ENTRY:
             text = f"has {CLASS_FEATURES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
@@ -60,7 +59,7 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
         """Return the mean representation and the centroids; combine the heads."""
         centroids, replies = super().aggregate(round), round.replies
         decoded = [partial(self._representation, reply) for reply in replies]
-        centre = _representation_of(self._centre())
+        centre = _representation_of(round.centre())
         mean = self._apply_rule(self.weights(replies), decoded, centre) or centre
         weights = combination_weights(
             np.stack([r.read()[CLASS_FEATURES] for r in replies]).astype(np.float64),

@@ -8,8 +8,7 @@ import numpy.typing as npt
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.aggregation import Decode
-from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
 # Upper bound of features; the square of 1e30 is infinite in float32.
@@ -28,7 +27,7 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
         """Require the prototypes and their counts among the shared arrays."""
         round.need(PROTOTYPES, PROTOTYPE_COUNTS)
 
-    def check(self, reply: Reply) -> None:
+    def check_reply(self, reply: Reply) -> None:
         """Reject negative numbers of examples and huge prototypes."""
         if (self.counts(reply) < 0).any():
             raise InvalidReplyError(f"has {PROTOTYPE_COUNTS!r} below 0")
@@ -47,7 +46,7 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
         Other rules of ``aggregation`` apply to the clients that have the class;
         ``centered-clip`` equals ``clip`` here.
         """
-        before, replies = self._centre(), round.replies
+        before, replies = round.centre(), round.replies
         means, counts = before[PROTOTYPES].copy(), before[PROTOTYPE_COUNTS].copy()
         prototypes = [reply.read()[PROTOTYPES] for reply in replies]
         reported, weights = list(map(self.counts, replies)), self.weights(replies)

@@ -73,12 +73,12 @@ class FirstReplies(ClosesEarly):
         self.initial_nodes, self.lengths = initial_nodes, lengths
         self.sample_for, self.threshold = sample_for, threshold
         self.by_examples = by_examples
-        # The last round that was opened, and whether it was in the last stage.
-        self._round, self._is_last = 0, False
+        # Whether the last round that was opened was in the last stage.
+        self._is_last = False
 
-    def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+    def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
         """Raise `SettingsError` unless there are enough clients for the first stage."""
-        super().check(num_clients, sample)
+        super().check_clients(num_clients, sample)
         sampled = len(sample())
         allowed = f"at most {sampled}, the number of sampled clients"
         valid = self.initial_nodes <= sampled
@@ -121,7 +121,7 @@ class FirstReplies(ClosesEarly):
         connected.
         """
         # As many are sampled if none owes a reply.
-        self.clients = self._target(len(nodes) + others)
+        self.clients = self.target(len(nodes) + others)
         if self.sample_for == "stage":
             _, server_round = self._stage(server_round, self.clients)
         if self.sample_for != "run":
@@ -153,7 +153,7 @@ class FirstReplies(ClosesEarly):
         """Have the grid close the round at n replies."""
         sampled = len(messages)
         wanted = self.wanted(round.number, self.clients)
-        self._round, self._is_last = round.number, wanted == self.clients
+        self._is_last = wanted == self.clients
         closing = Closing(is_valid=round.is_valid)
         if wanted < sampled:
             nodes = [message.metadata.dst_node_id for message in messages]
@@ -164,19 +164,24 @@ class FirstReplies(ClosesEarly):
                 closing.weight_of = self.examples_of
         self.close_by(closing, grid)
 
-    def note(self, names: list[str], sent: ArrayRecord, arrays: ArrayRecord) -> None:
+    def close(
+        self, round: Round, arrays: ArrayRecord | None
+    ) -> dict[str, float | list[int]]:
         """Record the clients that took part; end the stage if the change is small."""
-        state = self.strategy.state
+        state, names = self.strategy.state, [reply.client for reply in round.replies]
+        if arrays is None:
+            return {}
         if self.sample_for == "run":
             state[KEPT] = sorted({*state.get(KEPT, []), *names})
         if not self.threshold or self._is_last:
-            return
-        change = squared_change(sent, arrays)
+            return {}
+        change = squared_change(round.record, arrays)
         first: float = state.setdefault(FIRST_CHANGE, change)
         stage, _ = state.get(STAGE, (0, 1))
         if change <= self.threshold / 2**stage * first:
-            log(INFO, "SRPFL: stage %d ends with round %d", stage, self._round)
-            state[STAGE] = [stage + 1, self._round + 1]
+            log(INFO, "SRPFL: stage %d ends with round %d", stage, round.number)
+            state[STAGE] = [stage + 1, round.number + 1]
+        return {}
 
 
 def squared_change(sent: ArrayRecord, arrays: ArrayRecord) -> float:

@@ -5,8 +5,7 @@ import numpy as np
 from flwr_frl.common.messages import CLUSTER, CLUSTERS
 from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
 
@@ -61,7 +60,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
         sent = round.sent.items()
         return {n.removeprefix(CLUSTERS): np.asarray(stack[j]) for n, stack in sent}
 
-    def check(self, reply: Reply) -> None:
+    def check_reply(self, reply: Reply) -> None:
         """Reject replies without a valid cluster."""
         chosen = reply.metric(CLUSTER)
         if chosen not in range(self.num_clusters):

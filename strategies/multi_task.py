@@ -54,9 +54,9 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
             entries["dual-variables"] = 2 * len(self.edges)
         return content
 
-    def check(self, reply: Reply) -> None:
+    def check_reply(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless message and ``iterations`` are valid."""
-        super().check(reply)
+        super().check_reply(reply)
         reply.metric("iterations")
 
     def metrics(self, round: Round) -> dict[str, float]:

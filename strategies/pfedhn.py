@@ -16,9 +16,8 @@ from flwr_frl.common.messages import ARRAYS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import GridDecorator
-from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.server.replies import Arrays, as_float16, is_finite, to_record
+from flwr_frl.strategies.server.round import Participation, Reply, Round
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
@@ -179,14 +178,16 @@ class PFedHN(
             model = self._model(
                 self._embedding(self._run.clients.name_of(node))["values"]
             )
-            record = self._as_transported(to_record(model))
+            record = to_record(model)
+            if self.settings.transport == "float16":
+                record = as_float16(record)
             message.content[ARRAYS] = record
             came = list(exchange([message]))
             replies += came
             round = self._run.round
-            if valid := [r for r in came if not r.has_error() and round.is_valid(r)]:
+            if valid := [r for r in came if round.is_valid(r)]:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    self._make_step(list(map(round.check, valid)))
+                    self._make_step(list(map(round.accept, valid)))
         return replies
 
     def aggregate(self, round: Round) -> Arrays | None:

@@ -12,7 +12,7 @@ from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing, delegate
 from flwr_frl.strategies.server.aggregation import assumed_byzantine, least_replies
-from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.strategies.server.round import Participation
 from flwr_frl.strategies.server.traits import Algorithm
 
 

@@ -25,8 +25,7 @@ from flwr_frl.strategies.gossip.mixing import (
     mixing_matrix,
 )
 from flwr_frl.strategies.server.checkpoint import State
-from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
 FORMS = f"{', '.join([*GRAPHS, *RANDOM_GRAPHS])} or a file of edges"
@@ -108,6 +107,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     # Whether a node that missed rounds receives their messages: differences to public
     # estimates must all arrive.
     relays_missed_rounds: ClassVar[bool] = True
+
+    # A node without examples still mixes its neighbours' models.
+    _asks_untrained = True
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
@@ -206,10 +208,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes."""
-        return nodes
-
-    def _usable(self, nodes: list[int]) -> list[int]:
-        """Return all nodes: one without examples still mixes its neighbours' models."""
         return nodes
 
     def _roll_back(self, name: str) -> None:
@@ -312,7 +310,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """Return whether a node whose reply last counted in a round needs a message."""
         return round_ >= since if self.relays_missed_rounds else round_ == since
 
-    def check(self, reply: Reply) -> None:
+    def check_reply(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless the message has a valid length."""
         reply.metric("refused")
         data = reply.attachment("message")

@@ -24,7 +24,7 @@ from flwr_frl.strategies.grids.nodes import (
     wait_for_change,
     without_query_errors,
 )
-from flwr_frl.strategies.server.checks import (
+from flwr_frl.strategies.server.replies import (
     InvalidReplyError,
     check_name,
     check_values,

@@ -117,7 +117,13 @@ class Evaluation:
         every += [self.metrics[client.name] for client in before]
         most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
         means = mean_metrics(every) | weighted_means(every, most)
-        counts = {"evaluated": len(every), **self.round.counts("evaluation-")}
+        counts = {
+            "evaluated": len(every),
+            "evaluation-rejected": len(self.round.rejections),
+            "evaluation-unanswered": len(self.round.silent),
+            "bytes-down": self.round.bytes_down,
+            "bytes-up": self.round.bytes_up,
+        }
         if before:
             counts["evaluated-before"] = len(before)
         for name in means:

@@ -1,14 +1,29 @@
-"""Arithmetic on the arrays of replies: means, precisions and ranges."""
+"""Replies: checks of what clients send, and arithmetic on their arrays.
 
+Each reply is checked once, by `Round.accept`. Nothing is unpickled, and a size that a
+reply declares never determines how much memory is allocated.
+"""
+
+import io
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import SType
 
-from flwr_frl.common.memory_array import MemoryArray, memory_record, values_of
+from flwr_frl.common import messages as keys
+from flwr_frl.common.flower_messages import entries_of
+from flwr_frl.common.memory_array import (
+    MemoryArray,
+    memory_record,
+    num_bytes,
+    values_of,
+)
+from flwr_frl.common.npy import header
 from flwr_frl.common.npy import is_finite as all_finite
+from flwr_frl.common.text import one_line
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
@@ -18,6 +33,223 @@ Arrays = dict[str, NDArray]
 LARGEST = 3.4028235e38
 # Number of entries that are scaled at a time, so that they stay in the cache.
 CHUNK = 2**16
+# Largest number of examples; floats represent it exactly.
+MOST_EXAMPLES = 2**53
+# Largest number of values that a client may report, and largest length of their names.
+MOST_VALUES, LONGEST_NAME = 100, 100
+# Largest length of a value; a mask of classes has one character per class.
+LONGEST_VALUE = 100_000
+# Values that must be texts, numbers of examples, or in [0, 1].
+TEXTS = (keys.CLIENT, keys.STRUCTURE, keys.REFUSAL)
+COUNTS = (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES)
+SHARES = ("accuracy", "accuracy-global")
+# Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
+# headers, names, metrics and attachments.
+REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
+# Upper bound of an .npy header.
+MAX_HEADER = 4096
+
+
+class InvalidReplyError(ValueError):
+    """An invalid reply; the message gives the reason."""
+
+
+def error_reason(reply: Message) -> str:
+    """Return the reason of an error as one line; of a traceback, its exception."""
+    lines = (reply.error.reason or "unknown").splitlines()
+    frames = [i for i, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    # The exception follows the last frame, whose lines of code are indented.
+    rest = lines[frames[-1] + 1 :] if frames else lines
+    ends = [i for i, line in enumerate(rest) if line and not line[0].isspace()]
+    return one_line("\n".join(rest[ends[0] :] if ends else lines))
+
+
+# Names and numbers
+
+
+def check_name(name: object) -> str:
+    """Return a client's name; raise `InvalidReplyError` if it is not a valid one."""
+    text = isinstance(name, str) and name.isprintable()
+    if not text or not 0 < len(cast(str, name)) <= LONGEST_NAME:
+        raise InvalidReplyError(
+            f"has the name {one_line(repr(name))}; it must have 1 to {LONGEST_NAME} "
+            "printable characters"
+        )
+    return cast(str, name)
+
+
+def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a client's metrics or properties.
+
+    Raises `InvalidReplyError` unless there are at most 100 values of limited length,
+    names are printable, numbers are finite and within float32's range, texts are
+    strings, numbers of examples are integers, at least 0, and accuracies in [0, 1].
+    """
+    if len(values) > MOST_VALUES:
+        raise InvalidReplyError(f"has {len(values):,} values, more than {MOST_VALUES}")
+    for name, value in values.items():
+        valid = len(name) <= LONGEST_NAME and name.isprintable()
+        if isinstance(value, (int, float)):
+            valid = valid and abs(value) <= LARGEST
+        elif isinstance(value, list):
+            valid = valid and sum(map(_length, value)) <= LONGEST_VALUE
+            numbers = (v for v in value if isinstance(v, float))
+            valid = valid and all(abs(number) <= LARGEST for number in numbers)
+        else:
+            valid = valid and _length(value) <= LONGEST_VALUE
+        if valid and name in TEXTS:
+            valid = isinstance(value, str)
+        elif valid and name in COUNTS:
+            # Flower's templates report floats.
+            valid = type(value) in (int, float) and 0 <= value <= MOST_EXAMPLES
+            valid = valid and value == int(value)
+        elif valid and name in SHARES:
+            valid = isinstance(value, (int, float)) and 0 <= value <= 1
+        if not valid:
+            about = one_line(repr(name), 120), one_line(repr(value), 120)
+            raise InvalidReplyError("has the value {} = {}".format(*about))
+    return values
+
+
+def _length(value: object) -> int:
+    """Return the approximate size of a value in bytes."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 1 if isinstance(value, bool) else 8
+
+
+def reply_properties(reply: Message) -> Mapping[str, Any]:
+    """Return the properties in a reply; empty if there are none."""
+    # Flower's `config_records` copies the dictionary.
+    record = entries_of(reply.content).get(keys.PROPERTIES)
+    return entries_of(record) if isinstance(record, ConfigRecord) else {}
+
+
+# Arrays
+
+
+def _parsed(
+    data: bytes, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> NDArray:
+    """Return the array in the bytes of an .npy file; another header is an error."""
+    usual = header(shape, dtype)
+    start, fortran = len(usual), False
+    if not data.startswith(usual):
+        stream = io.BytesIO(data)
+        version = np.lib.format.read_magic(stream)
+        held, fortran, of = np.lib.format.read_array_header_1_0(stream)
+        if (version, held, of) != ((1, 0), shape, dtype):
+            raise ValueError(f"it holds {of}{list(held)}")
+        start = stream.tell()
+    values = np.frombuffer(data, dtype, offset=start)
+    return values.reshape(shape, order="F" if fortran else "C")
+
+
+def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
+    """Return the untrusted arrays of a reply as read-only views, in expected order.
+
+    Raises `InvalidReplyError` if there is no record of this key, it has missing or
+    extra names, or serialisation type, shape, dtype or length of an array differ, in
+    the declared fields or in the bytes themselves, or a value is not finite or too
+    large.
+    """
+    record = entries_of(reply.content).get(key)
+    if not isinstance(record, ArrayRecord):
+        raise InvalidReplyError(f"has no arrays under {key!r}")
+    if record.keys() != expected.keys():
+        missing, extra = set(expected) - set(record), set(record) - set(expected)
+        raise InvalidReplyError(
+            f"lacks arrays {sorted(missing)} and has unknown arrays {sorted(extra)}"
+        )
+    arrays: Arrays = {}
+    for name, like in expected.items():
+        array, shape, dtype = record[name], tuple(like.shape), np.dtype(like.dtype)
+        declared, size = tuple(array.shape), int(np.prod(shape)) * dtype.itemsize
+        problem = ""
+        if (array.stype, array.dtype, declared) != (like.stype, like.dtype, shape):
+            problem = f"is {array.stype!r} {array.dtype}{list(declared)}, not "
+            problem += f"{like.stype!r} {like.dtype}{list(shape)}"
+        elif isinstance(array, MemoryArray):
+            arrays[name], finite = array.values, array.all_finite
+        elif len(array.data) > size + MAX_HEADER:
+            problem = f"has {len(array.data):,} bytes, not about {size:,}"
+        else:
+            try:
+                arrays[name] = _parsed(array.data, shape, dtype)
+                finite = all_finite(arrays[name])
+            except Exception as error:  # TokenError, RecursionError, …
+                problem = f"is no valid .npy file: {error}"
+        if not problem:
+            values = arrays[name]
+            if (values.shape, values.dtype) != (shape, dtype):
+                problem = f"holds {values.dtype}{list(values.shape)}"
+            elif not finite:
+                problem = "has values that are not finite"
+            elif dtype == np.float64 and np.abs(values).max(initial=0) > LARGEST:
+                problem = f"has values above {LARGEST:.2g}"
+        if problem:
+            raise InvalidReplyError(f"array {name!r} {problem}")
+    return arrays
+
+
+def reply_arrays(reply: Message, key: str) -> ArrayRecord:
+    """Return arrays of numbers in a reply, as they are declared there.
+
+    Raises `InvalidReplyError` if there are none, or one differs from its declaration.
+    """
+    record = entries_of(reply.content).get(key)
+    if not isinstance(record, ArrayRecord):
+        raise InvalidReplyError(f"has no arrays under {key!r}")
+    for name, array in record.items():
+        try:
+            valid = np.dtype(array.dtype).kind in "biuf" and array.stype == SType.NUMPY
+        except (TypeError, ValueError, SyntaxError):
+            valid = False
+        if not valid:
+            text = f"array {name!r} is of {array.dtype}, which are no numbers"
+            raise InvalidReplyError(text)
+    checked_arrays(reply, key, record)
+    return record
+
+
+# Sizes
+
+
+def size_of(
+    record: RecordDict | ArrayRecord | MetricRecord | ConfigRecord,
+    known: dict[int, int] | None = None,
+) -> int:
+    """Return the bytes of a record: serialised arrays, values and names.
+
+    For the content of a message, ``known`` caches the bytes of its records by their id,
+    as messages may share them. Flower's envelope is not counted, and its own count
+    fails on empty strings and lists.
+    """
+    entries = entries_of(record)
+    if isinstance(record, ArrayRecord):
+        return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
+    total = 0
+    for name, value in entries.items():
+        # Messages to devices have no fingerprint, and simulations count the same bytes.
+        if name == keys.EXAMPLES:
+            continue
+        total += len(name)
+        if type(value) in (int, float):
+            total += 8
+        elif isinstance(value, str | bytes | bool):
+            total += _length(value)
+        elif isinstance(value, list):
+            total += sum(map(_length, value))
+        elif known is None:
+            total += size_of(value)
+        else:
+            if id(value) not in known:
+                known[id(value)] = size_of(value)
+            total += known[id(value)]
+    return total
+
+
+# Arithmetic
 
 
 class RunningMean:
@@ -52,8 +284,19 @@ class RunningMean:
         if self._total == 0:
             return None
         means: Arrays = {}
-        for name in list(self._sums):
-            means[name] = divided(self._sums.pop(name), self._total, self._dtypes[name])
+        for name, dtype in self._dtypes.items():
+            total = self._sums.pop(name)
+            if np.issubdtype(dtype, np.floating):
+                # The quotient is float64 as well, but no array holds all of it.
+                means[name] = np.divide(
+                    total,
+                    self._total,
+                    out=np.empty(total.shape, dtype),
+                    dtype=np.float64,
+                    casting="same_kind",
+                )
+            else:
+                means[name] = rounded_to(dtype, total / self._total)
         return means
 
 
@@ -83,19 +326,6 @@ def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | Non
     for weight, arrays in replies:
         running.add(weight, arrays)
     return running.result()
-
-
-def divided(
-    total: npt.NDArray[np.float64], number: float, dtype: np.dtype[Any]
-) -> NDArray:
-    """Return the quotient in another dtype, rounded for integers."""
-    if np.issubdtype(dtype, np.floating):
-        # The quotient is float64 as well, but no array holds all of it.
-        quotient = np.empty(total.shape, dtype)
-        return np.divide(
-            total, number, out=quotient, dtype=np.float64, casting="same_kind"
-        )
-    return rounded_to(dtype, total / number)
 
 
 def rounded_to(

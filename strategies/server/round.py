@@ -1,40 +1,144 @@
-"""A round: the messages to some clients, and their replies, which are checked once."""
+"""A round: who takes part, the messages to them, and their replies.
+
+Replies are checked once, when they arrive, and combined in the order of the clients'
+names.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
+from flwr.serverapp import Grid
 
+from flwr_frl.common import messages as keys
 from flwr_frl.common.flower_messages import entries_of
 from flwr_frl.common.memory_array import values_of
-from flwr_frl.common.messages import BYTES, PROPERTIES, SERVER_ROUND, UNUSED_STATE
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line
-from flwr_frl.strategies.server.checks import (
+from flwr_frl.strategies.server import aggregation as rules
+from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
+    REPLY_FACTOR,
+    Arrays,
     InvalidReplyError,
-    check_arrays,
-    count_bytes,
+    RunningMean,
+    as_float32,
+    check_values,
+    checked_arrays,
     error_reason,
-    largest_reply,
-    record_bytes,
-    reply_metrics,
     reply_properties,
+    size_of,
 )
-from flwr_frl.strategies.server.replies import Arrays, RunningMean
 
 if TYPE_CHECKING:
     from flwr_frl.strategies.base import Strategy
 
-# Total size in bytes of the replies that are requested before they are averaged, if
-# clients of this process train on demand. One by one, small models take 6 % longer.
-CHUNK_BYTES = 2**26
+# Key of the last round's change, for `centered-clip`, in the strategy's state.
+LAST_CHANGE = "last-change"
+
+
+@dataclass
+class Participation:
+    """Sample clients without replacement, and wait for all of them.
+
+    The sample follows from the seed, the round and the nodes' order alone.
+
+    Parameters
+    ----------
+    fraction : float
+        Fraction of the nodes, in (0, 1]; rounded down.
+    least : int
+        Minimum number of nodes.
+    seed : int
+        Seed of the sampling.
+    """
+
+    fraction: float
+    least: int
+    seed: int
+
+    # True if a round waits for the replies of all sampled clients.
+    waits_for_all = True
+    # Settings that have an effect here although the strategy does not use them.
+    uses = frozenset[str]()
+
+    def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+        """Raise `SettingsError` if no client would be sampled.
+
+        Parameters
+        ----------
+        num_clients : int
+            Number of clients when the run begins.
+        sample : callable
+            Returns the clients that the strategy samples in the first round.
+        """
+        nobody = int(self.fraction * num_clients + 1e-9) == 0
+        if nobody and self.least <= 1 and num_clients:
+            raise SettingsError(
+                f"fraction-train is {self.fraction}: of {num_clients} clients it "
+                f"samples nobody; expected at least {1 / num_clients:.4g}"
+            )
+
+    def target(self, num_clients: int) -> int:
+        """Return how many of some clients train in a round if all can be asked."""
+        share = int(self.fraction * num_clients + 1e-9)
+        return min(max(share, self.least), num_clients)
+
+    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
+        """Return the nodes that train in a round (from 1), in their given order.
+
+        ``others`` is the number of participants that cannot be asked now; they count
+        towards the fraction.
+        """
+        count = min(self.target(len(nodes) + others), len(nodes))
+        rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
+        chosen = sorted(rng.choice(len(nodes), count, replace=False))
+        return [nodes[i] for i in chosen]
+
+    def open(self, round: "Round", messages: list[Message], grid: Grid) -> None:
+        """Prepare the grid for a round whose messages are about to be sent.
+
+        Parameters
+        ----------
+        round : Round
+            The round.
+        messages : list of Message
+            The messages.
+        grid : Grid
+            The grid that will send them.
+        """
+
+    def close(
+        self, round: "Round", arrays: ArrayRecord | None
+    ) -> dict[str, float | list[int]]:
+        """Close a round after its replies were combined, and return its metrics.
+
+        ``arrays`` are the new shared arrays; None if no reply has counted.
+        """
+        return {}
+
+    @property
+    def updates(self) -> dict[str, int] | None:
+        """Number of each client's replies that counted, by name, if it is recorded."""
+        return None
+
+    def byzantine_share(self, fraction: float, count: int) -> float:
+        """Return the assumed Byzantine share of ``count`` replies.
+
+        ``fraction`` is that of the clients.
+        """
+        return fraction
+
+    def rebased(self, node: int, arrays: Arrays) -> Arrays:
+        """Return a reply's shared arrays relative to the current version."""
+        return arrays
 
 
 class Reply:
@@ -66,9 +170,20 @@ class Reply:
         self.metrics: dict[str, float] = {}
         self.decoded: dict[str, Arrays] = {}
 
+    def shared(self) -> Arrays:
+        """Return its shared arrays, for reading only.
+
+        Those that ``transport`` made float16 are float32 again. With asynchronous
+        rounds they are moved to the current version.
+        """
+        run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
+        if self._strategy.settings.transport == "float16":
+            arrays = as_float32(arrays, run.round.record)
+        return run.participation.rebased(self.node, arrays)
+
     def read(self) -> Arrays:
         """Return its arrays without copying them, for reading only."""
-        return self._strategy._arrays(self)
+        return {**self.shared(), **self.decoded.get(keys.HEAD, {})}
 
     @cached_property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -86,7 +201,7 @@ class Reply:
 
     def attachment(self, name: str) -> object:
         """Return the attachment of this name; None if there is none."""
-        record = entries_of(self.message.content).get(BYTES)
+        record = entries_of(self.message.content).get(keys.BYTES)
         return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
@@ -190,6 +305,8 @@ class Round:
     def mean(self, replies: list[Reply] | None = None) -> Arrays | None:
         """Return the mean of replies, or the result of the rule of ``aggregation``.
 
+        It is weighted by ``weighting``, and private with ``server-dp-noise``.
+
         Parameters
         ----------
         replies : list of Reply, optional
@@ -200,62 +317,106 @@ class Round:
         dict of str to ndarray, or None
             None if all weights are 0.
         """
-        return self._strategy._mean(self.replies if replies is None else replies)
+        if self.running is not None:
+            return self.running.result()
+        strategy, rule = self._strategy, self._strategy.settings.aggregation
+        replies = self.replies if replies is None else replies
+        decoded = [reply.shared for reply in replies]
+        centre = self.centre() if strategy._run.privacy or rule in rules.CENTRED else {}
+        if strategy._run.privacy:
+            return strategy._run.privacy.mean(self.clients, decoded, centre)
+        combine = partial(strategy._apply_rule, strategy.weights(replies), decoded)
+        if rule != rules.CENTERED_CLIP:
+            return combine(centre)
+        last = strategy.state.get(LAST_CHANGE, {})
+        moved, change = rules.about_last_change(combine, centre, last)
+        if moved is not None:
+            strategy.state[LAST_CHANGE] = change
+        return moved
 
-    # Messages.
+    def centre(self) -> Arrays:
+        """Return the arrays from which replies differ by the clients' changes."""
+        sent = self.like[keys.ARRAYS]
+        arrays: Arrays = {name: values_of(array) for name, array in sent.items()}
+        if self._strategy.settings.transport == "float16":
+            arrays = as_float32(arrays, self.record)
+        if self._strategy._traits.replies_are_changes:
+            return {name: np.zeros_like(array) for name, array in arrays.items()}
+        return arrays
+
+    # Messages and replies.
 
     def ask(self, messages: list[Message]) -> list[Message]:
         """Store who is asked, count the bytes, and return the same messages."""
-        self.asked |= {message.metadata.dst_node_id for message in messages}
         # The records' ids are unique as long as the messages hold the records.
         sizes: dict[int, int] = {}
-        self.bytes_down += sum(count_bytes(message, sizes) for message in messages)
+        for message in messages:
+            self.asked.add(message.metadata.dst_node_id)
+            self.bytes_down += size_of(message.content, sizes)
         return messages
 
     @property
     def largest_reply(self) -> float:
         """Limit of a reply in bytes: twice the expected size, plus 16 MiB."""
-        expected = sum(map(record_bytes, self.like.values()))
-        return largest_reply(expected + self.attached_bytes)
+        expected = sum(map(size_of, self.like.values())) + self.attached_bytes
+        return REPLY_FACTOR * expected + REPLY_ALLOWANCE
 
-    # Replies.
-
-    def check(self, message: Message) -> Reply:
+    def accept(self, message: Message) -> Reply:
         """Return a message's reply; raise `InvalidReplyError` if it cannot count.
 
         It must have the expected arrays, finite numbers, no other records, a limited
         size, and the number of this round; and the algorithm must accept it.
         """
-        content = entries_of(message.content)
-        for key, record in content.items():
-            arrays = isinstance(record, ArrayRecord) and key not in self.like
-            config = isinstance(record, ConfigRecord) and key not in (BYTES, PROPERTIES)
-            if arrays or config:
+        if message.has_error():
+            raise InvalidReplyError(f"is an error: {error_reason(message)}")
+        metrics: list[MetricRecord] = []
+        for key, record in entries_of(message.content).items():
+            is_array = isinstance(record, ArrayRecord)
+            if isinstance(record, MetricRecord):
+                metrics.append(record)
+            elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
         # Numbers and attachments have no expected names, so their size is limited.
-        size = count_bytes(message)
+        size = size_of(message.content, {})
         if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
             raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
-        reply = Reply(self._strategy, message, size)
+        strategy, reply = self._strategy, Reply(self._strategy, message, size)
         for key, like in self.like.items():
-            reply.decoded[key] = check_arrays(message, key, like)
-        reply.metrics = reply_metrics(message, tests=not self.trains)
-        if self.trains:
-            # Detects repeated content; a Byzantine client can report any round.
-            expected = self.asked_in.get(reply.node, self.number)
-            if (reported := reply.metrics.get(SERVER_ROUND, expected)) != expected:
-                raise InvalidReplyError(
-                    f"is of round {reported:g}, not of round {expected}"
-                )
-            self._strategy._check_reply(reply)
+            reply.decoded[key] = checked_arrays(message, key, like)
+        # Without test examples there are no metrics: the loss may be NaN.
+        if not self.trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
+            return reply
+        if len(metrics) > 1:
+            raise InvalidReplyError(f"has {len(metrics)} metric records, not 1")
+        for record in metrics:
+            values = check_values(entries_of(record)).items()
+            reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
+        if not self.trains:
+            return reply
+        # Detects repeated content; a Byzantine client can report any round.
+        expected = self.asked_in.get(reply.node, self.number)
+        if (reported := reply.metrics.get(keys.SERVER_ROUND, expected)) != expected:
+            raise InvalidReplyError(
+                f"is of round {reported:g}, not of round {expected}"
+            )
+        changes = strategy._traits.replies_are_changes
+        if changes and reply.metrics.get(keys.IS_CHANGE) != 1:
+            raise InvalidReplyError(
+                f"does not say that it is a change, which {type(strategy).__name__} "
+                "adds to what it sent; a client must send the difference of its arrays "
+                f"from the received ones, and {keys.IS_CHANGE!r}: 1 in its metrics"
+            )
+        if strategy.settings.weighting == "examples":
+            reply.metric(keys.NUM_EXAMPLES)
+        strategy.check_reply(reply)
         return reply
 
     def is_valid(self, message: Message) -> bool:
-        """Return whether a reply without error can count."""
+        """Return whether a reply can count."""
         try:
-            self.check(message)
+            self.accept(message)
         except InvalidReplyError:
             return False
         return True
@@ -281,9 +442,34 @@ class Round:
         valid: dict[int, Reply] = {}
         came = set[int]()
         waiting = deque(order if use else ())
-        for message in self._in_chunks(messages):
-            came.add(message.metadata.src_node_id)
-            self._take(message, valid)
+        for message in messages:
+            node = message.metadata.src_node_id
+            name = clients.name_of(node)
+            came.add(node)
+            if message.has_error() and node not in self.asked:
+                # The SuperLink reports, under its own id, that a node has left.
+                log(INFO, "a client has not answered: %s", error_reason(message))
+                continue
+            try:
+                if node not in self.asked:
+                    raise InvalidReplyError("comes from a node that was not asked")
+                if node in valid:
+                    raise InvalidReplyError("comes twice")
+                valid[node] = self.accept(message)
+                self.bytes_up += valid[node].size
+            except InvalidReplyError as error:
+                if message.has_content():
+                    self.bytes_up += size_of(message.content, {})
+                self.rejections.append((name, one_line(error)))
+                text = "reply of client %s %s"
+                log(INFO, text, clients.label(name), one_line(error))
+            else:
+                reason = reply_properties(message).get(keys.UNUSED_STATE, "")
+                if reason and isinstance(reason, str):
+                    # The client starts from an older state, or without one.
+                    self.unused[name] = one_line(reason)
+                    text = "client %s goes on without what it had kept last: %s"
+                    log(WARNING, text, clients.label(name), self.unused[name])
             while use and waiting and waiting[0] in came:
                 if reply := valid.get(waiting.popleft()):
                     use(reply)
@@ -298,45 +484,6 @@ class Round:
                 use(valid[node])
         self.replies = [valid[node] for node in order if node in valid]
 
-    def _in_chunks(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield replies; as many as fit in `CHUNK_BYTES` are requested at a time."""
-        expected = self.largest_reply - REPLY_ALLOWANCE
-        waiting, size = iter(messages), max(1, int(CHUNK_BYTES / (expected + 1)))
-        while chunk := deque(islice(waiting, size)):
-            while chunk:
-                yield chunk.popleft()
-
-    def _take(self, message: Message, valid: dict[int, Reply]) -> None:
-        """Add a reply to the valid ones by node, or log why it is not valid."""
-        node, clients = message.metadata.src_node_id, self._strategy._run.clients
-        name = clients.name_of(node)
-        if message.has_error() and node not in self.asked:
-            # The SuperLink reports, under its own id, that a node has left.
-            log(INFO, "a client has not answered: %s", error_reason(message))
-            return
-        try:
-            if node not in self.asked:
-                raise InvalidReplyError("comes from a node that was not asked")
-            if node in valid:
-                raise InvalidReplyError("comes twice")
-            if message.has_error():
-                raise InvalidReplyError(f"is an error: {error_reason(message)}")
-            valid[node] = self.check(message)
-            self.bytes_up += valid[node].size
-        except InvalidReplyError as error:
-            self.bytes_up += count_bytes(message)
-            self.rejections.append((name, one_line(error)))
-            log(INFO, "reply of client %s %s", clients.label(name), one_line(error))
-            return
-        reason = reply_properties(message).get(UNUSED_STATE, "")
-        if reason and isinstance(reason, str):
-            # The client starts from an older state, or without one.
-            self.unused[name] = one_line(reason)
-            text = "client %s goes on without what it had kept last: %s"
-            log(WARNING, text, clients.label(name), self.unused[name])
-
-    # Summary of the replies.
-
     @property
     def failure(self) -> str:
         """Why the first client has no valid reply; empty if all have one."""
@@ -344,12 +491,3 @@ class Round:
         for name, reason in [*self.rejections, *silent]:
             return f"client {self._strategy._run.clients.label(name)}: {reason}"
         return ""
-
-    def counts(self, prefix: str = "") -> dict[str, float]:
-        """Return ``rejected`` and ``unanswered`` (with a prefix), and the bytes.
-
-        The latter are ``bytes-down`` and ``bytes-up``.
-        """
-        rejected, unanswered = len(self.rejections), len(self.silent)
-        counts = {f"{prefix}rejected": rejected, f"{prefix}unanswered": unanswered}
-        return {**counts, "bytes-down": self.bytes_down, "bytes-up": self.bytes_up}

@@ -17,7 +17,7 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import best_round, stopped_early
-from flwr_frl.strategies.base import Strategy, averages_on_arrival
+from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.run_settings import RunSettings
@@ -71,7 +71,7 @@ def run_rounds(
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         if hasattr(grid, "on_demand"):
             # In one process, clients train while their replies are averaged.
-            grid.on_demand = averages_on_arrival(strategy)
+            grid.on_demand = getattr(strategy, "_averages_on_arrival", False)
         replies = grid.send_and_receive(messages, timeout=timeout)
         if hasattr(grid, "on_demand"):
             grid.on_demand = False

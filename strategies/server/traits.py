@@ -28,7 +28,7 @@ from flwr_frl.strategies.server.aggregation import RULES, WEIGHED, RuleName
 UNCLIPPED = tuple(rule for rule in RULES if "clip" not in rule)
 # Methods that algorithms override
 HOOKS = (
-    *("aggregate", "begin", "check", "for_evaluation", "initialize", "metrics"),
+    *("aggregate", "begin", "check_reply", "for_evaluation", "initialize", "metrics"),
     *("per_client", "weights"),
 )
 
@@ -230,11 +230,8 @@ class Algorithm(FlowerStrategy):
         parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
         # An overriding method may use more than the mean. It may also be that of a base
         # that is no strategy.
-        overrides = any(
-            inspect.getattr_static(cls, name, None)
-            is not inspect.getattr_static(parent, name, None)
-            for name in ("aggregate", "_mean")
-        )
+        aggregates = inspect.getattr_static(cls, "aggregate", None)
+        overrides = aggregates is not inspect.getattr_static(parent, "aggregate", None)
         if overrides and cls._traits.uses_mean == "only":
             traits = {"uses_mean": "also", **traits}
         cls._traits = replace(cls._traits, **traits)

@@ -23,7 +23,7 @@ from refusals import assert_says
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings, client_name
 from flwr_frl.clients.device.state import state_directory
-from flwr_frl.strategies.server.checks import reply_properties
+from flwr_frl.strategies.server.replies import reply_properties
 
 
 def test_client_names():

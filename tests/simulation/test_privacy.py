@@ -22,8 +22,8 @@ from flwr_frl.clients.algorithms import check_countable
 from flwr_frl.common.files import ACCOUNT_FILE
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.algorithms import build_strategy
-from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.privacy import epsilon
+from flwr_frl.strategies.server.round import Participation
 from flwr_frl.task.training.privacy import epsilon as example_epsilon
 
 PRIVATE = {**STEADY, "fraction_train": 1.0, "server_dp_noise": 2.0}

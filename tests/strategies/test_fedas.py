@@ -19,7 +19,7 @@ from softmax_runs import CLASSES, N, assert_near, draw, mean, run
 
 from flwr_frl.clients.fedas import COUNTS, MEANS
 from flwr_frl.strategies import FedAS
-from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import InvalidReplyError
 
 ALIGNMENT = {"fedas_learning_rate": 0.7, "fedas_epochs": 2}
 TASK = {"task": "layered:layered"}
@@ -144,6 +144,6 @@ def test_weights_are_traces_capped_at_the_largest_share():
 @pytest.mark.parametrize("metrics", [{}, {"fisher_trace": -1.0}])
 def test_reply_without_a_valid_trace_is_rejected(metrics):
     strategy = FedAS()
-    strategy.check(seen(reply_of(1, fisher_trace=0.5)))
+    strategy.check_reply(seen(reply_of(1, fisher_trace=0.5)))
     with pytest.raises(InvalidReplyError):
-        strategy.check(seen(reply_of(2, **metrics)))
+        strategy.check_reply(seen(reply_of(2, **metrics)))

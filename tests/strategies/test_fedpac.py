@@ -20,7 +20,7 @@ from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, 
 
 from flwr_frl.clients import FedPACClient
 from flwr_frl.strategies.fedpac import combination_weights, simplex_minimum
-from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import InvalidReplyError
 
 TASK = {"task": "layered:layered", "fedpac_head_epochs": 2}
 LAMBDA = 2.0
@@ -132,11 +132,11 @@ def test_reply_with_impossible_statistics_is_rejected(name, value):
     result = run("fedpac", 1, **TASK)
     _, reply = result.between("train")[0]
     strategy = result.strategy
-    strategy.check(seen(reply))
+    strategy.check_reply(seen(reply))
     like = reply.content["arrays"][name].numpy()
     reply.content["arrays"][name] = Array(np.full_like(like, value))
     with pytest.raises(InvalidReplyError):
-        strategy.check(seen(reply))
+        strategy.check_reply(seen(reply))
 
 
 def test_schedule_changes_both_learning_rates():

@@ -26,8 +26,7 @@ from flwr_frl.clients import FedAvgClient, FedProtoClient
 from flwr_frl.clients.algorithms import node_settings
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedProto
-from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.replies import InvalidReplyError, to_record
 from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import MODELS
 
@@ -152,53 +151,52 @@ def reply_of(node: int, means, counts) -> Message:
     return Message(content, reply_to=Message(RecordDict(), node, MessageType.TRAIN))
 
 
-def strategy_that_has_sent(counts, weighting: str) -> FedProto:
-    strategy = FedProto(weighting=weighting)
-    strategy._run.round.like["arrays"] = record_of([[0, 1], [2, 3], [4, 5]], counts)
-    return strategy
+def aggregated(strategy: FedProto, counts, replies) -> dict[str, np.ndarray]:
+    """Return the result for replies to prototypes with the given counts."""
+    round = round_of(replies)
+    round._strategy = strategy
+    round.like["arrays"] = record_of([[0, 1], [2, 3], [4, 5]], counts)
+    return strategy.aggregate(round)
 
 
 @pytest.mark.parametrize(
     ("weighting", "first"), [("uniform", [2, 3]), ("examples", [1.5, 2])]
 )
 def test_class_without_examples_keeps_its_prototype(weighting, first):
-    strategy = strategy_that_has_sent([5, 5, 5], weighting)
     # Prototypes without examples are ignored.
     one = reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0])
     other = reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 3, 0])
-    arrays = strategy.aggregate(round_of([one, other]))
+    strategy = FedProto(weighting=weighting)
+    arrays = aggregated(strategy, [5, 5, 5], [one, other])
     second = [2, 0] if weighting == "uniform" else [1, 0]
     np.testing.assert_allclose(arrays[MEANS], [first, second, [4, 5]])
     assert arrays[COUNTS].tolist() == [2, 2, 5]
 
 
 def test_class_counts_are_capped_at_the_number_of_examples():
-    strategy = strategy_that_has_sent([0, 0, 0], "examples")
     honest = reply_of(1, [[1, 1]] * 3, [2, 1, 1])
     liar = reply_of(2, [[7, 7]] * 3, [2**60, 0, 0])
-    arrays = strategy.aggregate(round_of([honest, liar]))
+    strategy = FedProto(weighting="examples")
+    arrays = aggregated(strategy, [0, 0, 0], [honest, liar])
     # The client has 2 examples; the other is limited to 4.
     np.testing.assert_allclose(arrays[MEANS], [[5, 5], [1, 1], [1, 1]])
 
 
 @pytest.mark.parametrize(("value", "count"), [(-1e6, -1), (-3e38, 0)])
 def test_negative_counts_and_huge_prototypes_are_rejected(value, count):
-    strategy = strategy_that_has_sent([0, 0, 0], "uniform")
-    strategy.check(seen(reply_of(1, [[1, -1e6]] * 3, [2, 0, 2])))
+    strategy = FedProto(weighting="uniform")
+    strategy.check_reply(seen(reply_of(1, [[1, -1e6]] * 3, [2, 0, 2])))
     with pytest.raises(InvalidReplyError):
-        strategy.check(seen(reply_of(1, [[1, value]] * 3, [2, count, 2])))
+        strategy.check_reply(seen(reply_of(1, [[1, value]] * 3, [2, count, 2])))
 
 
 def test_median_covers_the_clients_that_have_the_class():
-    strategy = FedProto(aggregation="median")
-    sent = record_of([[0, 1], [2, 3], [4, 5]], [5, 5, 5])
-    strategy._run.round.like["arrays"] = sent
     replies = [
         reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0]),
         reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 0, 0]),
         reply_of(3, [[1e6, -1e6], [6, 2], [9, 9]], [1, 3, 0]),
     ]
-    arrays = strategy.aggregate(round_of(replies))
+    arrays = aggregated(FedProto(aggregation="median"), [5, 5, 5], replies)
     np.testing.assert_allclose(arrays[MEANS], [[3, 1], [5, 1], [4, 5]])
     assert arrays[COUNTS].tolist() == [3, 2, 5]
 

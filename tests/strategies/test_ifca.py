@@ -23,7 +23,7 @@ from torch import nn
 
 from flwr_frl.clients.ifca import initial_models
 from flwr_frl.strategies import IFCA
-from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import InvalidReplyError
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 CLUSTERS = 3
@@ -116,9 +116,9 @@ def test_reply_with_an_invalid_cluster_is_rejected(cluster):
     metrics = {"num_examples": 6, "train_loss": 1.0}
     named = {} if cluster is None else {"cluster": cluster}
     arrays = reply.content["arrays"]
-    strategy.check(seen(reply_with(message, arrays, **metrics, cluster=1)))
+    strategy.check_reply(seen(reply_with(message, arrays, **metrics, cluster=1)))
     with pytest.raises(InvalidReplyError):
-        strategy.check(seen(reply_with(message, arrays, **metrics, **named)))
+        strategy.check_reply(seen(reply_with(message, arrays, **metrics, **named)))
 
 
 def fixed(num_clients):

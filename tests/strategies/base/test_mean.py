@@ -16,8 +16,6 @@ from function_clients import (
 )
 
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.base import averages_on_arrival
-from flwr_frl.strategies.server import round as rounds_of
 
 
 def test_uniform_mean_matches_hand_computed_values():
@@ -72,9 +70,7 @@ def as_they_arrive(replies: list) -> Iterator:
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_mean_of_arriving_replies_equals_that_of_a_list(weighting, monkeypatch):
-    monkeypatch.setattr(rounds_of, "CHUNK_BYTES", 0)
-
+def test_mean_of_arriving_replies_equals_that_of_a_list(weighting):
     def noisy(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return honest(message, context)
@@ -111,10 +107,11 @@ def test_strategy_with_a_custom_aggregate_gets_all_arrays():
             arrays = [reply.arrays for reply in round.replies]
             return {n: np.max([a[n] for a in arrays], 0) for n in arrays[0]}
 
-    assert averages_on_arrival(FedAvg())
-    assert not averages_on_arrival(Largest())
-    assert not averages_on_arrival(FedAvg(aggregation="median"))
-    assert not averages_on_arrival(FedAvg(weighting="examples", largest_share=0.5))
+    assert FedAvg()._averages_on_arrival
+    assert not Largest()._averages_on_arrival
+    assert not FedAvg(aggregation="median")._averages_on_arrival
+    limited = FedAvg(weighting="examples", largest_share=0.5)
+    assert not limited._averages_on_arrival
     arrays, _ = train_once(Largest(fraction_train=1.0), grid_of(3), order=iter)
     assert arrays is not None
 

@@ -30,13 +30,13 @@ from flwr_frl.results.results import strict_json
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.flute import FLUTELinear
 from flwr_frl.strategies.scaffold import SCAFFOLD
-from flwr_frl.strategies.server.checks import (
+from flwr_frl.strategies.server.replies import (
     InvalidReplyError,
     check_name,
     check_values,
     error_reason,
+    to_record,
 )
-from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import class_counts
 
 

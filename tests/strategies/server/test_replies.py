@@ -15,19 +15,25 @@ from claimed_arrays import (
     claimed,
     npy,
     npy_with_header,
+    reply_of,
 )
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from flwr_frl.strategies.server.checks import (
+from flwr_frl.strategies.server.replies import (
     InvalidReplyError,
-    decode,
+    checked_arrays,
+    is_finite,
 )
-from flwr_frl.strategies.server.replies import is_finite
 
 # Arrays
+
+
+def decode(array: Array, like: Array) -> np.ndarray:
+    reply = reply_of(ArrayRecord({"a": array}))
+    return checked_arrays(reply, "arrays", ArrayRecord({"a": like}))["a"]
 
 
 def test_valid_array_is_decoded():

@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flwr_frl.strategies.server.checks import (
-    count_bytes,
-)
-from flwr_frl.strategies.server.replies import mean, to_record
+from flwr_frl.strategies.server.replies import mean, size_of, to_record
 
 # Means
 
@@ -79,14 +76,14 @@ def test_mean_holds_only_one_running_sum():
 # Sizes
 
 
-def test_count_bytes_matches_a_hand_computed_size():
+def test_size_matches_a_hand_computed_size():
     # A padded .npy header has 128 bytes, 6 floats have 24, and the names "arrays" and
     # "w" have 7.
     message = Message(RecordDict({"arrays": to_record({"w": VALUES})}), 1, "train")
-    assert count_bytes(message) == 128 + 24 + 6 + 1
+    assert size_of(message.content, {}) == 128 + 24 + 6 + 1
     # The number adds 8 bytes, and the names "config" and "round" add 11.
     message.content["config"] = ConfigRecord({"round": 3})
-    assert count_bytes(message) == 159 + 8 + 6 + 5
+    assert size_of(message.content, {}) == 159 + 8 + 6 + 5
 
 
 # Arrays without expected names and shapes
