@@ -35,7 +35,7 @@ from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
 from flwr_frl.strategies.server.clients import Clients
-from flwr_frl.strategies.server.evaluation import Evaluation, mean_loss
+from flwr_frl.strategies.server.evaluation import Evaluation
 from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
@@ -60,6 +60,10 @@ from flwr_frl.strategies.server.traits import (
     check_settings,
     unused_settings,
 )
+
+# Metrics under which a client may report its training loss: flwr-frl's, that of
+# Flower's templates, and the plain name.
+LOSSES = ("train-loss", "train_loss", "loss")
 
 
 @dataclass
@@ -190,8 +194,21 @@ class Strategy(Algorithm, uses_mean="only"):
         return rules.capped(weights, self.settings.largest_share)
 
     def metrics(self, round: Round) -> dict[str, float]:
-        """Return metrics of a round with at least one valid reply: ``train-loss``."""
-        return mean_loss(reply.metrics for reply in round.replies)
+        """Return metrics of a round with at least one valid reply.
+
+        They are ``train-loss``, the mean over examples, if a client reports its loss
+        under a name of `LOSSES`.
+        """
+        weights, losses = [], []
+        for reply in round.replies:
+            if name := next(filter(reply.metrics.__contains__, LOSSES), ""):
+                weights.append(reply.metrics.get(keys.NUM_EXAMPLES, 1.0))
+                losses.append(reply.metrics[name])
+        if not losses:
+            return {}
+        total = np.array(weights).sum()
+        loss = float(np.array(losses) @ np.array(weights) / total) if total else 0.0
+        return {"train-loss": loss}
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the shared arrays of the initial model on which most clients agree.
@@ -332,8 +349,9 @@ class Strategy(Algorithm, uses_mean="only"):
         messages: list[Message] = []
         evaluates = kind == MessageType.EVALUATE
         for node in nodes:
-            content = self._content(node, sent, config)
             name = self._run.clients.name_of(node)
+            about = fill(ConfigRecord(), self._config(node, config))
+            content = fill(RecordDict(), {keys.ARRAYS: sent, keys.CONFIG: about})
             own = self.for_evaluation(name) if evaluates else self.per_client(name)
             if same := {n: own[n] for n in own if n in sent}:
                 replaced = to_record(same)
@@ -352,25 +370,14 @@ class Strategy(Algorithm, uses_mean="only"):
                 messages.append(Message(content, node, kind, group_id=server_round))
         return messages
 
-    def _content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Return a client's message without `per_client`; subclasses add to it.
+    def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
+        """Return the config of a node's message; subclasses add entries to it.
 
-        Parameters
-        ----------
-        node : int
-            The client's node.
-        arrays : ArrayRecord
-            The shared arrays.
-        config : ConfigRecord
-            The config, with ``server-round``; must not be changed.
+        ``config`` is the round's, with ``server-round``.
         """
         server_round = int(cast(int, config[keys.SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
-        about = self._run.clients.config(node, server_round, saves)
-        record = fill(ConfigRecord(), {**about, **config})
-        return fill(RecordDict(), {keys.ARRAYS: arrays, keys.CONFIG: record})
+        return {**self._run.clients.config(node, server_round, saves), **config}
 
     # Training.
 
@@ -402,18 +409,10 @@ class Strategy(Algorithm, uses_mean="only"):
             and ``delta`` with noise.
         """
         run, round = self._run, self._run.round
-        running = RunningMean()
-
-        def average(reply: Reply) -> None:
-            """Add a valid reply to the running mean, and free its arrays."""
-            with np.errstate(over="ignore", invalid="ignore"):
-                running.add(self.weights([reply])[0], reply.shared())
-            del reply.message.content[keys.ARRAYS], reply.decoded[keys.ARRAYS]
-
         # A list already holds all replies in memory.
         if not isinstance(replies, Sequence) and self._averages_on_arrival:
-            round.running = running
-        round.close(replies, average if round.running else None)
+            round.running = RunningMean()
+        round.close(replies)
         metrics: dict[str, Any] = {
             "clients": len(round.replies),
             "rejected": len(round.rejections),

@@ -1,11 +1,10 @@
 """Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord
 
-from flwr_frl.common.messages import CONFIG
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.strategies.server.round import Reply, Round
@@ -36,23 +35,20 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         "auto", form="auto, theory or a number above 0"
     )
 
-    def _content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
+    def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add the node's number and neighbours to the config.
 
         The entries are ``node``, ``neighbours`` (names), ``neighbour-nodes`` (numbers)
         and, for ``dual-regularizer="theory"``, ``dual-variables``.
         """
-        content = super()._content(node, arrays, config)
-        entries = cast(ConfigRecord, content[CONFIG])
+        entries = super()._config(node, config)
         i = self.number[self._run.clients.name_of(node)]
         entries["node"] = i
         entries["neighbours"] = [self.names[j] for j in self.neighbours[i]]
         entries["neighbour-nodes"] = self.neighbours[i]
         if self.dual_regularizer == "theory":
             entries["dual-variables"] = 2 * len(self.edges)
-        return content
+        return entries
 
     def check_reply(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless message and ``iterations`` are valid."""

@@ -98,3 +98,5 @@ CLASS_COUNTS = "class-counts"
 NEWCOMER = "newcomer"
 # Shape of the images, for clients of image tasks.
 INPUTS = ("channels", "height", "width")
+# Flower's error for an app without a query handler, such as its templates.
+ANSWERS_NO_QUERY = "No query function registered"

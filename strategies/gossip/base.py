@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from logging import WARNING
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_frl.common.flower_messages import fill
-from flwr_frl.common.messages import CONFIG, EXCHANGED_ROUND
+from flwr_frl.common.messages import EXCHANGED_ROUND
 from flwr_frl.common.settings import SettingsError, number_or, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Edges, build_graph
@@ -262,9 +261,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self._exchanged_round = server_round
         return super().configure_evaluate(server_round, arrays, config, grid)
 
-    def _content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
+    def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add the neighbours' messages to the config.
 
         Its entries are ``exchanged-round``, the last round whose messages are relayed;
@@ -272,11 +269,10 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         there are messages, lists of equal length: ``relayed-rounds``,
         ``relayed-senders``, ``relayed-weights`` (w_ij) and ``relayed-data``.
         """
-        content = super()._content(node, arrays, config)
-        entries = cast(ConfigRecord, content[CONFIG])
         name = self._run.clients.name_of(node)
         weights = self.mixing_weights[i := self.number[name]]
-        about: dict[str, Any] = {
+        about = {
+            **super()._config(node, config),
             EXCHANGED_ROUND: self._exchanged_round,
             "consensus-step": self.step,
             "neighbour-weight": float(1 - weights[i]),
@@ -289,8 +285,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
                 "relayed-weights": weights[list(senders)].tolist(),
                 "relayed-data": list(data),
             }
-        fill(entries, about)
-        return content
+        return about
 
     def pending(self, name: str) -> list[tuple[int, int, bytes]]:
         """Return a node's messages: rounds, numbers of senders, and bytes.

@@ -21,13 +21,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from flwr_frl.common.messages import ANSWERS_NO_QUERY
 from flwr_frl.common.settings import (
     ResourceError,
     SettingsError,
     TrainingDivergedError,
     need,
 )
-from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
 from flwr_frl.strategies.grids.ray_workers import resources_of_a_worker, start_ray
 
 CLIENT_APP_ERROR = 2
@@ -62,15 +62,22 @@ class Contexts(UserDict[int, Context]):
         self.data: dict[int, Any] = dict.fromkeys(range(1, num_clients + 1))
 
     def __getitem__(self, node: int) -> Context:
-        context = self.data[node] = self.look_up(node)
+        [context] = self.of([node])
+        self.data[node] = context
         return context
 
-    def look_up(self, node: int) -> Context:
-        """Return a node's context; a new one is not stored."""
-        config = {"partition-id": node - 1, "num-partitions": self._num_clients}
-        return self.data[node] or Context(
-            1, node, {**config}, RecordDict(), self._run_config
-        )
+    def of(self, nodes: Sequence[int]) -> list[Context]:
+        """Return the contexts of nodes; new ones are not stored.
+
+        A node that occurs twice has the same context.
+        """
+        contexts: dict[int, Context] = {}
+        for node in dict.fromkeys(nodes):
+            config = {"partition-id": node - 1, "num-partitions": self._num_clients}
+            contexts[node] = self.data[node] or Context(
+                1, node, {**config}, RecordDict(), self._run_config
+            )
+        return [contexts[node] for node in nodes]
 
 
 def answer(
@@ -184,26 +191,20 @@ class InlineGrid(Grid):
     def _answers(
         self, messages: list[Message], timeout: float | None
     ) -> Iterable[Message]:
-        contexts = self._contexts_of(messages)
+        contexts = self.contexts.of([m.metadata.dst_node_id for m in messages])
         tracebacks: dict[str, str] = {}
         replies = answer(self._app, messages, contexts, tracebacks)
         for message, context in zip(messages, contexts, strict=True):
             reply = next(replies)
             if context.state:
                 self.contexts[message.metadata.dst_node_id] = context
-            self._show(tracebacks)
+            if tracebacks:
+                self._show(tracebacks)
             yield reply
 
     def contexts_with_state(self) -> list[Context]:
         """Return the contexts whose state is not empty, in the order of the nodes."""
         return [c for c in self.contexts.data.values() if c and c.state]
-
-    def _contexts_of(self, messages: Iterable[Message]) -> list[Context]:
-        """Return the contexts of the nodes that the messages are for."""
-        nodes = [message.metadata.dst_node_id for message in messages]
-        # Messages to one node share its context.
-        by_node = {node: self.contexts.look_up(node) for node in dict.fromkeys(nodes)}
-        return [by_node[node] for node in nodes]
 
 
 class RayGrid(InlineGrid):
@@ -265,10 +266,10 @@ class RayGrid(InlineGrid):
         replies: list[Message] = []
         lost: list[tuple[Message, str]] = []
         task = self._task(_answer_chunk)
-        running = {
-            task.remote(self._app_of_workers, chunk, self._contexts_of(chunk)): chunk
-            for chunk in chunks
-        }
+        running = {}
+        for chunk in chunks:
+            contexts = self.contexts.of([m.metadata.dst_node_id for m in chunk])
+            running[task.remote(self._app_of_workers, chunk, contexts)] = chunk
         try:
             while running and (left := until - time.monotonic()) > 0:
                 done, _ = self._ray.wait([*running], timeout=left)

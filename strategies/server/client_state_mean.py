@@ -1,13 +1,13 @@
 """Strategies whose shared arrays are the mean of state that all clients keep."""
 
 from logging import WARNING
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 from flwr.common import log
 
-from flwr_frl.common.messages import CONFIG, FROM_SHARED, IN_MEAN
+from flwr_frl.common.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
@@ -49,15 +49,13 @@ class ClientStateMean(Strategy, replies_are_changes=True):
             return round.clients
         return [reply.client for reply in round.replies]
 
-    def _content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
+    def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add the entries that determine from where a client measures its change."""
-        content = super()._content(node, arrays, config)
-        record = cast(ConfigRecord, content[CONFIG])
-        record[IN_MEAN] = self._run.clients.name_of(node) in self.in_mean
-        record[FROM_SHARED] = self.is_approximate
-        return content
+        return {
+            **super()._config(node, config),
+            IN_MEAN: self._run.clients.name_of(node) in self.in_mean,
+            FROM_SHARED: self.is_approximate,
+        }
 
     def _roll_back(self, name: str) -> None:
         """Reset the mean as well, if it contains an older state of the client."""

@@ -2,28 +2,22 @@
 
 import contextlib
 import hashlib
+import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line, several
-from flwr_frl.strategies.grids.nodes import (
-    ANSWERS_NO_QUERY,
-    RegisteredNames,
-    connected_nodes,
-    keys_of,
-    wait_for_change,
-    without_query_errors,
-)
 from flwr_frl.strategies.server.replies import (
     InvalidReplyError,
     check_name,
@@ -35,8 +29,10 @@ from flwr_frl.strategies.server.replies import (
 
 # Seconds to wait for the answer to a query.
 QUERY_TIMEOUT = 600.0
-# Largest number of times that a refused node is skipped before it is asked again.
-LONGEST_REST = 7
+# Seconds between two checks of the connected nodes, and between two log messages.
+POLL_INTERVAL, WAITING_INTERVAL = 0.5, 60.0
+# Number of times that a refused node is skipped before it is asked again.
+RESTS = 3
 # Number of clients that are asked for the initial model at first.
 ASKED = 5
 # Properties that describe the model, and their names in messages. Clients with the same
@@ -65,25 +61,17 @@ class Client:
     ----------
     refusal : str
         Why it cannot take part, as last logged; empty if it can.
-    times : int
-        How often it was refused.
     rests : int
         How often it is still skipped before it is asked again.
-    twin : int or None
-        The node that has the same name. Once that has left, this one is asked at once.
+    is_newcomer : bool
+        True if the client joins after the training.
     """
 
     name: str
     properties: Mapping[str, Any] = field(default_factory=dict)
     refusal: str = field(default="", init=False)
-    times: int = field(default=0, init=False)
     rests: int = field(default=0, init=False)
-    twin: int | None = field(default=None, init=False)
-
-    @property
-    def is_newcomer(self) -> bool:
-        """True if the client joins after the training."""
-        return self.properties.get(keys.NEWCOMER) is True
+    is_newcomer: bool = field(default=False, init=False)
 
 
 class Clients:
@@ -108,8 +96,9 @@ class Clients:
         True if a name belongs to the public key that first used it.
     keys : dict of str to str
         Digests of these keys, by name.
-    registered : RegisteredNames
-        Names of nodes in the SuperLink, for clients without a configured name.
+    registered : dict of int to str
+        Names with which SuperNodes were registered (``flwr supernode register
+        --name``). Each message contains its node's, for clients without another name.
     round_timeout : float
         Seconds to wait for participants, and for queries that take as long as training.
     failure : str
@@ -140,7 +129,8 @@ class Clients:
         self.keyed = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
-        self.failure, self.registered = "", RegisteredNames()
+        self.failure = ""
+        self.registered: dict[int, str] = {}
         self.refusal_of: Callable[[Client], str] = lambda client: ""
         # Description of the model that most clients have. Once any client has trained,
         # it is settled, and all must have it.
@@ -179,7 +169,14 @@ class Clients:
         """
         # Once the run has begun, nodes that leave must not block it.
         awaited = 1 if self.known else self._min_available_nodes
-        nodes = connected_nodes(grid, awaited, self.label_of)
+        logged, at = -1, 0.0
+        while len(nodes := sorted(grid.get_node_ids())) < awaited:
+            if len(nodes) != logged or time.monotonic() - at >= WAITING_INTERVAL:
+                logged, at = len(nodes), time.monotonic()
+                names = several([self.label_of(node) for node in nodes])
+                text = "waiting for clients: %d of %d nodes are here: %s"
+                log(INFO, text, logged, awaited, names)
+            time.sleep(POLL_INTERVAL)
         former, unknown, taking_part = self._last
         if nodes != former:
             self.here = frozenset(nodes)
@@ -188,7 +185,13 @@ class Clients:
         # Asynchronous grids list nodes that are training.
         available = self.here - getattr(grid, "at_work", frozenset[int]())
         self.busy = getattr(grid, "connected", frozenset[int]()) - available
-        if asked := [node for node in unknown if not self._is_skipped(node)]:
+        asked = []
+        for node in unknown:
+            row = self._rows.get(node, Client(str(node)))
+            row.rests -= bool(row.refusal)
+            if not row.refusal or row.rests < 0:
+                asked.append(node)
+        if asked:
             self._ask(asked, grid)
         if asked or taking_part is None:
             taking_part = self._admitted(grid, nodes)
@@ -196,17 +199,6 @@ class Clients:
             # Until the model is settled, votes and `refusal_of` may change.
             self._last = nodes, unknown, taking_part if self._settled else None
         return list(taking_part)
-
-    def _is_skipped(self, node: int) -> bool:
-        """Return whether a refused node is skipped once more."""
-        row = self._rows.get(node)
-        if row is None or not row.refusal:
-            return False
-        if row.twin is not None and row.twin not in self.here | self.busy:
-            # The twin was the former node of the same client.
-            row.twin, row.rests = None, 0
-        row.rests -= 1
-        return row.rests >= 0
 
     def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
         """Return those of the nodes that can take part, and refuse the others."""
@@ -217,13 +209,15 @@ class Clients:
             self._model = vote([client.properties for client in here.values()])
         refused = []
         for node, client in sorted(here.items()):
-            reason = difference(client.properties, self._model)
-            if not (reason := reason or self.refusal_of(client)):
-                client.refusal, client.times, client.rests = "", 0, 0
+            reason = self.refusal_of(client)
+            if client.properties.get(keys.STRUCTURE, "") != self._model[keys.STRUCTURE]:
+                reason = difference(client.properties, self._model)
+            if not reason:
+                client.refusal, client.rests = "", 0
                 continue
             del here[node]
             if self._refuse(node, reason):
-                refused.append(self.registered.query(node, {keys.REFUSAL: reason}))
+                refused.append(self._query(node, {keys.REFUSAL: reason}))
             if self._settled:
                 # It is asked again, as other data may change its properties.
                 del self.known[node]
@@ -245,10 +239,22 @@ class Clients:
 
     def _ask(self, nodes: list[int], grid: Grid) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
-        digests = keys_of(grid) if self.keyed else {}
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
-        messages = self.registered.queries(grid, nodes, {keys.RUN: self.run_token})
+        # Simulations have no information about their nodes.
+        about = list(grid.get_nodes()) if hasattr(grid, "get_nodes") else []
+        # A name that several connected nodes share stays that of the node that had it
+        # first, or is not used. Nodes that are not connected keep their names.
+        count = Counter(info.name for info in about if info.name)
+        own = {info.node_id: info.name for info in about if count[info.name] == 1}
+        former, taken_names = self.registered, set(own.values())
+        kept = {n: name for n, name in former.items() if name not in taken_names}
+        self.registered = {**kept, **own}
+        digests: dict[int, str] = {}
+        if self.keyed:
+            pairs = ((info.node_id, info.public_key) for info in about)
+            digests = {n: hashlib.sha256(key).hexdigest() for n, key in pairs if key}
+        messages = [self._query(node, {keys.RUN: self.run_token}) for node in nodes]
         with without_query_errors():
             replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
         taken = {client.name: node for node, client in self.known.items()}
@@ -258,18 +264,17 @@ class Clients:
             try:
                 if reply.has_content():
                     properties = dict(check_values(reply_properties(reply)))
-                elif ANSWERS_NO_QUERY in str(reply.error.reason):
+                elif keys.ANSWERS_NO_QUERY in str(reply.error.reason):
                     properties = {}
                 else:
-                    # A single error may be due to a lost connection.
-                    row = self._rows.setdefault(node, Client(str(node)))
-                    row.times -= not row.refusal
                     raise InvalidReplyError(f"error: {error_reason(reply)}")
                 self._add(node, properties, taken, digests.get(node, ""))
             except InvalidReplyError as error:
                 refused[node] = str(error)
-        # Labels change with every client that is added.
-        self._labels = distinct_labels(self._reported)
+        # A label is used if no other client has it as a label or as its name.
+        number = Counter([*self._reported.values(), *self._reported])
+        labels = self._reported.items()
+        self._labels = {n: each for n, each in labels if each and number[each] == 1}
         for node, reason in refused.items():
             self._refuse(node, reason)
 
@@ -287,7 +292,6 @@ class Clients:
         if (twin := taken.setdefault(name, node)) != node:
             # The client has a new node id, or two clients share a name.
             if twin in self.here | self.busy:
-                self._rows.setdefault(node, Client(str(node))).twin = twin
                 raise InvalidReplyError(f"calls itself {name!r}, as another does")
             del self.known[twin]
             taken[name] = node
@@ -296,23 +300,29 @@ class Clients:
             self._reported[name] = check_name(properties.get(keys.OWN_NAME))
         row = self._rows.setdefault(node, Client(name))
         row.name, row.properties = name, properties
+        row.is_newcomer = properties.get(keys.NEWCOMER) is True
         if keys.REFUSAL in properties:
             raise InvalidReplyError(one_line(properties[keys.REFUSAL], 1000))
         self.known[node] = row
 
     def _refuse(self, node: int, reason: str) -> bool:
-        """Refuse a node, for longer each time; log the reason and return if it is new.
-
-        A refused node is skipped the first time once, then 3 times and 7 times.
-        """
+        """Refuse a node for some rounds; log the reason, and return if it is new."""
         row = self._rows.setdefault(node, Client(str(node)))
-        row.times += 1
-        row.rests = min(2**row.times - 1, LONGEST_REST)
+        # A single error may be due to a lost connection.
+        row.rests = RESTS if row.refusal else 0
         is_new, row.refusal = reason != row.refusal, reason
         if is_new:
             self.failure = f"client {self.label(row.name)}: {reason}"
             log(WARNING, "client %s takes no part: %s", self.label(row.name), reason)
         return is_new
+
+    def _query(
+        self, node: int, config: Mapping[str, str], kind: str = MessageType.QUERY
+    ) -> Message:
+        """Return a query to a node; empty values of the config are left out."""
+        about = {**config, keys.REGISTERED_NAME: self.registered.get(node, "")}
+        record = ConfigRecord({name: value for name, value in about.items() if value})
+        return Message(RecordDict({keys.CONFIG: record} if record else {}), node, kind)
 
     # Names.
 
@@ -377,7 +387,9 @@ class Clients:
         log(INFO, text, names)
         for row in self._rows.values():
             row.rests = 0
-        wait_for_change(grid, self.here, until)
+        until = min(until, time.monotonic() + WAITING_INTERVAL)
+        while self.here == frozenset(grid.get_node_ids()) and time.monotonic() < until:
+            time.sleep(POLL_INTERVAL)
 
     # Arrays that clients send before the training.
 
@@ -393,7 +405,7 @@ class Clients:
         timeout = self.round_timeout if action == keys.STATISTICS else QUERY_TIMEOUT
         names = several([self.label_of(node) for node in nodes])
         log(INFO, "waiting for %s to send their %s", names, action)
-        messages = [self.registered.query(node, {}, kind) for node in nodes]
+        messages = [self._query(node, {}, kind) for node in nodes]
         answers, silent = [], set(nodes)
         for reply in grid.send_and_receive(messages, timeout=timeout):
             node = reply.metadata.src_node_id
@@ -460,10 +472,11 @@ class Clients:
         if name in self._delayed:
             checkpointed = self._saved.get(name, 0)
         config: dict[str, int | str] = {
-            **self.registered.config(node),
             keys.ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
             keys.CHECKPOINT_ROUND: checkpointed,
         }
+        if node in self.registered:
+            config[keys.REGISTERED_NAME] = self.registered[node]
         if self.run_token:
             config[keys.RUN] = self.run_token
         if row and isinstance(examples := row.properties.get(keys.EXAMPLES), str):
@@ -574,25 +587,22 @@ def _digest(record: ArrayRecord) -> str:
     return digest.hexdigest()
 
 
-def distinct_labels(reported: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels in use, by client.
+@contextlib.contextmanager
+def without_query_errors() -> Iterator[None]:
+    """Hide the tracebacks of missing query handlers.
 
-    A label is not used if an earlier client has it, or if it is the name of a client
-    that has no label itself.
-
-    Parameters
-    ----------
-    reported : mapping of str to str
-        Labels of all clients, by name; empty for none.
+    Flower's simulation logs them in the server's process.
     """
-    first: dict[str, str] = {}
-    for name, label in reported.items():
-        first.setdefault(label, name)
-    labels = {name: label for label, name in first.items() if label}
-    # Without its label, a client has its name, which may be the label of another.
-    while taken := (reported.keys() - labels.keys()) & set(labels.values()):
-        labels = {name: label for name, label in labels.items() if label not in taken}
-    return labels
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return keys.ANSWERS_NO_QUERY not in record.getMessage()
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_shown)
 
 
 def vote(reported: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -607,8 +617,6 @@ def vote(reported: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """Return why a client is refused whose model differs from the usual one."""
-    if its.get(keys.STRUCTURE, "") == usual[keys.STRUCTURE]:
-        return ""
     differ = [name for name in COMPARED if its.get(name) != usual.get(name)]
     name = differ[0]
     values = f" ({its.get(name)} instead of {usual.get(name)})"

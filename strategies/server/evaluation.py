@@ -1,7 +1,7 @@
 """Evaluation of the shared arrays: each client's metrics and their means."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from logging import WARNING
 from typing import Any
 
@@ -24,9 +24,6 @@ from flwr_frl.strategies.server.round import Reply, Round
 EVALUATED = 0xE7A1
 # Names in checkpoints of the clients' latest metrics, and of the rounds of these.
 TESTED, TESTED_IN = "tested", "tested-in"
-# Metrics under which a client may report its training loss: flwr-frl's, that of
-# Flower's templates, and the plain name.
-LOSSES = ("train-loss", "train_loss", "loss")
 
 
 class Evaluation:
@@ -140,25 +137,6 @@ class Evaluation:
         """Return to a state of `state_dict`; without one, there are no metrics."""
         self.metrics = dict(values.get(TESTED, {}))
         self.rounds = dict(values.get(TESTED_IN, {}))
-
-
-def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return ``train-loss``, the mean over examples; nothing if no client reports it.
-
-    ``metrics`` has one mapping a client, with the loss under a name of `LOSSES`.
-    """
-    weights, losses = [], []
-    for reported in metrics:
-        for name in LOSSES:
-            if name in reported:
-                weights.append(reported.get(NUM_EXAMPLES, 1.0))
-                losses.append(reported[name])
-                break
-    if not losses:
-        return {}
-    total = np.array(weights).sum()
-    loss = float(np.array(losses) @ np.array(weights) / total) if total else 0.0
-    return {"train-loss": loss}
 
 
 def mean_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:

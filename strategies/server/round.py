@@ -33,7 +33,6 @@ from flwr_frl.strategies.server.replies import (
     check_values,
     checked_arrays,
     error_reason,
-    reply_properties,
     size_of,
 )
 
@@ -421,27 +420,18 @@ class Round:
             return False
         return True
 
-    def close(
-        self,
-        messages: Iterable[Message],
-        use: Callable[[Reply], object] | None = None,
-    ) -> None:
+    def close(self, messages: Iterable[Message]) -> None:
         """Store the valid replies, at most one a client, in the order of names.
 
-        Parameters
-        ----------
-        messages : iterable of Message
-            Replies in any order; each is checked as it arrives. A rejected one is
-            logged with the client's name and the reason.
-        use : callable, optional
-            Called with each valid reply in the order of names, as soon as the replies
-            of all clients before it have arrived.
+        Messages come in any order, and each is checked as it arrives. A rejected one is
+        logged with the client's name and the reason. A reply enters the running mean,
+        if there is one, once the replies of all clients before it have arrived.
         """
         clients = self._strategy._run.clients
         order = sorted(self.asked, key=lambda node: (clients.name_of(node), node))
         valid: dict[int, Reply] = {}
         came = set[int]()
-        waiting = deque(order if use else ())
+        waiting = deque(order if self.running else ())
         for message in messages:
             node = message.metadata.src_node_id
             name = clients.name_of(node)
@@ -464,15 +454,16 @@ class Round:
                 text = "reply of client %s %s"
                 log(INFO, text, clients.label(name), one_line(error))
             else:
-                reason = reply_properties(message).get(keys.UNUSED_STATE, "")
+                properties = entries_of(message.content).get(keys.PROPERTIES, {})
+                reason = properties.get(keys.UNUSED_STATE)
                 if reason and isinstance(reason, str):
                     # The client starts from an older state, or without one.
                     self.unused[name] = one_line(reason)
                     text = "client %s goes on without what it had kept last: %s"
                     log(WARNING, text, clients.label(name), self.unused[name])
-            while use and waiting and waiting[0] in came:
+            while waiting and waiting[0] in came:
                 if reply := valid.get(waiting.popleft()):
-                    use(reply)
+                    self._average(reply)
         self.silent = [clients.name_of(node) for node in order if node not in came]
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"
@@ -480,9 +471,17 @@ class Round:
             log(WARNING, text, len(self.rejections), clients.label(name), reason)
         # Silent clients come before these.
         for node in waiting:
-            if use and node in valid:
-                use(valid[node])
+            if node in valid:
+                self._average(valid[node])
         self.replies = [valid[node] for node in order if node in valid]
+
+    def _average(self, reply: Reply) -> None:
+        """Add a valid reply to the running mean, and free its arrays."""
+        assert self.running
+        with np.errstate(over="ignore", invalid="ignore"):
+            weight = self._strategy.weights([reply])[0]
+            self.running.add(weight, reply.shared())
+        del reply.message.content[keys.ARRAYS], reply.decoded[keys.ARRAYS]
 
     @property
     def failure(self) -> str:

@@ -245,11 +245,11 @@ class Run:
     def client(self, i: int, server_round: int) -> Client:
         """Return a client as the next message would set it up."""
         about = ConfigRecord({"server-round": server_round + 1})
-        content = self.strategy._content(i + 1, ArrayRecord(), about)
+        config = ConfigRecord(self.strategy._config(i + 1, about))
         context = copy(self.grid.contexts[i + 1])
         context.state = RecordDict(dict(context.state))
         setup = client_setup(context, self.settings)
-        return build_client(context, setup, content["config"])
+        return build_client(context, setup, config)
 
     def add(self, server_round: int, arrays: ArrayRecord, row: dict) -> None:
         self.rows.append(row)

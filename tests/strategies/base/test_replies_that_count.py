@@ -84,8 +84,7 @@ def test_reply_of_a_node_that_was_not_asked_is_rejected():
     messages = strategy._open_round(
         Round(strategy, 1, to_record(START), config, nodes[:2]), MessageType.TRAIN
     )
-    others = strategy._content(4, to_record(START), config)
-    stranger = Message(others, 4, MessageType.TRAIN)
+    stranger = Message(messages[0].content, 4, MessageType.TRAIN)
     replies = grid.send_and_receive([*messages, stranger])
     arrays, metrics = strategy.aggregate_train(1, replies)
     assert arrays["b"].numpy().tolist() == [1.5] * 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ConfigRecord, Message
 
 from flwr_frl.clients.algorithms import client_setup, complete
 from flwr_frl.clients.client_app import make_app
@@ -161,8 +161,7 @@ class Network:
         """Return a node's vectors after the exchanges that precede an evaluation."""
         self.strategy._exchanged_round = self.round
         start = ConfigRecord({"server-round": self.round})
-        content = self.strategy._content(i + 1, ArrayRecord(), start)
-        config = content.config_records["config"]
+        config = ConfigRecord(self.strategy._config(i + 1, start))
         context = self.grid.contexts[i + 1]
         client = build_client(context, client_setup(context, self.settings), config)
         assert isinstance(client, base.Node)

@@ -9,7 +9,6 @@ from function_clients import averaging, grid_of, honest
 
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
-from flwr_frl.strategies.grids import nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.watch import Watch, seconds_left
 from flwr_frl.strategies.server_app import run, server_settings
@@ -167,18 +166,3 @@ def test_a_refused_client_is_in_the_status(tmp_path):
     (refused,) = [client for client in status["clients"] if client["node"] == "2"]
     assert refused["reason"] == "takes no part: no folder <b>"
     assert refused["last-round"] == 0
-
-
-def test_waiting_for_clients_is_logged_only_when_it_changes(monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "flwr")
-    here = iter([[], [], [7], [7], [7, 9], [7, 9, 8]])
-    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
-    grid = grid_of(3)
-    monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
-    name_of = averaging()._run.clients.name_of
-    assert nodes.connected_nodes(grid, 3, name_of) == [7, 8, 9]
-    assert caplog.messages == [
-        "waiting for clients: 0 of 3 nodes are here",
-        "waiting for clients: 1 of 3 nodes are here: 7",
-        "waiting for clients: 2 of 3 nodes are here: 7, 9",
-    ]
