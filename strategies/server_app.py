@@ -122,7 +122,7 @@ def run(
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, options, report, clock, start, keep_clients)
-            with rounds.watch.over():
+            with rounds.watched():
                 arrays = rounds.run(strategy._adapt_grid(clock or grid))
                 joined: ByExamples = {}
                 if options.new_clients:
@@ -131,7 +131,7 @@ def run(
                     timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
-                rounds.watch.end("finished")
+                rounds.write_status("finished")
                 summary = report.finish(*_final_clients(strategy, joined))
         refuse_losses(options.output, report.lost)
         return summary

@@ -1,8 +1,13 @@
-"""Run the rounds: train, evaluate, report, write checkpoints."""
+"""Run the rounds: train, evaluate, report, write checkpoints.
 
+After each round, one line is logged, and ``status.json`` is written for the page.
+"""
+
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
@@ -12,20 +17,32 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.checkpoint import BEST_FILE, FILE
-from flwr_frl.common.messages import NUM_EXAMPLES
+from flwr_frl.common.files import write_atomically
+from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
+from flwr_frl.results.output import log_os_errors
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import best_round, stopped_early
+from flwr_frl.results.results import (
+    STATUS,
+    Row,
+    best_round,
+    describe,
+    quality,
+    stopped_early,
+    strict_json,
+)
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.run_settings import RunSettings
-from flwr_frl.strategies.server.watch import Watch
 
 # Called with the run's token and each client's last round that has counted; returns
 # whether all states are written.
 KeepClients = Callable[[str, Mapping[str, int]], bool]
+# The least time between two writes of the status: in seconds, and as a multiple of the
+# time that a write takes, as the status has an entry for each client.
+INTERVAL, WRITE_MULTIPLE = 1.0, 20.0
 
 
 def run_rounds(
@@ -131,7 +148,7 @@ class Start(NamedTuple):
 
 @dataclass
 class Rounds:
-    """Runs the rounds, and writes a row and checkpoints after each.
+    """Runs the rounds, and reports and saves each.
 
     Parameters
     ----------
@@ -140,7 +157,7 @@ class Rounds:
     settings : RunSettings
         Number of rounds, and which are evaluated.
     report : Report
-        Receives the rows; its folder gets the checkpoints.
+        Receives the rows; its folder gets the checkpoints and the status.
     clock : SimulatedArrivals or None
         The simulated time.
     start : Start
@@ -158,13 +175,31 @@ class Rounds:
 
     def __post_init__(self) -> None:
         """Begin to measure the time."""
-        self.watch = Watch(self.strategy, self.report)
         self._began = time.monotonic() - self.start.seconds
         self._grid: Grid | None = None
         # The checkpoint of the last round until it is written, in case the run ends.
         self._unwritten: Callable[[], Checkpoint] | None = None
         # Number of consecutive rounds without a valid reply.
         self._empty = 0
+        # By name: nodes of the connected clients, when clients that have left were last
+        # seen, and each client's last problem.
+        self._connected: dict[str, int] = {}
+        self._last_seen: dict[str, float] = {}
+        self._problems: dict[str, str] = {}
+        # When the status is written next.
+        self._due = 0.0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Keep the status of a run. An exception in the context marks it as stopped."""
+        joined, _ = self._update_connected()
+        log(INFO, "connected clients: %s", several(joined) or "none yet")
+        self.write_status("running")
+        try:
+            yield
+        except BaseException:
+            self.write_status("stopped")
+            raise
 
     def run(self, grid: Grid) -> ArrayRecord:
         """Run all rounds that are left, and return the arrays after the last one.
@@ -181,12 +216,17 @@ class Rounds:
         self._grid = grid
         (arrays, after, *_), timeout = self.start, self.settings.round_timeout
         last = after if self.start.is_over else self.settings.num_server_rounds
-        options: dict[str, Any] = {"evaluated": self.is_evaluated, "timeout": timeout}
-        options["after_round"] = self._after_round
         try:
             with self.report.progress:
-                rounds = range(after + 1, last + 1)
-                arrays = run_rounds(self.strategy, grid, arrays, rounds, **options)
+                arrays = run_rounds(
+                    self.strategy,
+                    grid,
+                    arrays,
+                    range(after + 1, last + 1),
+                    evaluated=self.is_evaluated,
+                    timeout=timeout,
+                    after_round=self._after_round,
+                )
         except (Exception, KeyboardInterrupt, SystemExit):
             # The run can be resumed, regardless of what ended it.
             if self._unwritten is not None:
@@ -212,9 +252,7 @@ class Rounds:
     ) -> bool:
         """Report a round and write its checkpoints; return True if the run ends."""
         seconds, settings = time.monotonic() - self._began, self.settings
-        tested = self._tested() if metrics.get("evaluated") else {}
-        self.report.add(self._row(server_round, seconds, metrics), tested)
-        self.watch.after_round()
+        self._add_row(server_round, seconds, metrics)
         # No client is left to ask, as `RepresentationTransfer` reports.
         idle = metrics.get("asked") == 0
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
@@ -244,32 +282,57 @@ class Rounds:
             self._write(checkpoint(), is_last)
         return ends
 
-    def _row(
+    def _add_row(
         self, server_round: int, seconds: float, metrics: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the row of ``metrics.jsonl`` for a round."""
+    ) -> None:
+        """Report a round in ``metrics.jsonl``, the log and, if it is due, the status."""
+        run, clients = self.strategy._run, self.strategy._run.clients
+        waits = run.participation.waits_for_all
         about = {"round": server_round, "seconds": round(seconds, 3)}
-        row, run = {**about, **metrics, **about}, self.strategy._run
+        row = {**about, **metrics, **about}
         if self.clock is not None:
             row["seconds-simulated"] = self.clock.seconds
-        label = run.clients.label
-        if rejections := run.round.rejections:
-            row["rejected-clients"] = [label(name) for name, _ in rejections]
-        if run.round.silent and run.participation.waits_for_all:
-            row["unanswered-clients"] = [label(name) for name in run.round.silent]
-            log(WARNING, "no reply of clients %s", several(row["unanswered-clients"]))
-        if silent := getattr(self._grid, "silent", []):
-            row["silent-clients"] = list(silent)
-        return row
-
-    def _tested(self) -> dict[str, dict[str, Any]]:
-        """Return the metrics of each client that was tested, by its label."""
+        if run.round.rejections:
+            rejected = [clients.label(name) for name, _ in run.round.rejections]
+            row["rejected-clients"] = rejected
+        silent = [clients.label(name) for name in run.round.silent if waits]
+        if silent:
+            row["unanswered-clients"] = silent
+        if paused := getattr(self._grid, "silent", []):
+            row["silent-clients"] = list(paused)
         tested = {}
-        for reply in self.strategy._run.evaluation.replies:
-            label = self.strategy._run.clients.label(reply.client)
-            tested[label] = {**reply.metrics}
-            tested[label].pop(NUM_EXAMPLES, None)
-        return tested
+        for reply in run.evaluation.replies if metrics.get("evaluated") else ():
+            values = {n: v for n, v in reply.metrics.items() if n != NUM_EXAMPLES}
+            tested[clients.label(reply.client)] = values
+        self.report.add(row, tested)
+        evaluation = run.evaluation.round
+        for each, when in ((run.round, "round"), (evaluation, "evaluation of round")):
+            if each.number == server_round:
+                missing = each.silent if waits or not each.trains else []
+                problems = {
+                    **dict(each.rejections),
+                    **dict.fromkeys(missing, "no reply"),
+                }
+                for name, why in problems.items():
+                    self._problems[name] = f"{when} {server_round}: {why}"
+        joined, left = self._update_connected()
+        number = int(row.get("clients", 0))
+        counted = f"{number} client{'s' * (number != 1)}"
+        described = describe(row, str(self.report.settings["evaluate-on"]))
+        rounds = self.settings.num_server_rounds
+        remaining = seconds_left(self.report.rows, rounds)
+        parts = [
+            ", ".join(filter(None, [counted, described])),
+            joined and f"joined: {several(joined)}",
+            left and f"left: {several(left)}",
+            silent and f"no reply from {several(silent)}",
+            row.get("rejected") and f"{row['rejected']:g} rejected",
+            remaining is not None and f"{timedelta(seconds=round(remaining))} left",
+        ]
+        text = "; ".join(part for part in parts if part)
+        log(INFO, "round %d of %d: %s", server_round, rounds, text)
+        if time.monotonic() >= self._due:
+            self.write_status("running")
 
     def _write(self, checkpoint: Checkpoint, last: bool) -> None:
         values = checkpoint.state.values
@@ -283,3 +346,68 @@ class Rounds:
             # Only now: an interrupted write is repeated when the run ends.
             self._unwritten = None
             self.strategy._run.clients.note_checkpoint(checkpoint.server_round)
+
+    # The status.
+
+    def _update_connected(self) -> tuple[list[str], list[str]]:
+        """Return the clients that have joined and left since the last call."""
+        clients = self.strategy._run.clients
+        # Nodes that still owe a reply are connected, too.
+        names = {clients.name_of(node): node for node in clients.here | clients.busy}
+        nodes, former = set(names.values()), set(self._connected.values())
+        joined = [f"{clients.label_of(n)} (node {n})" for n in nodes - former]
+        # A client may have reconnected as another node, or may have been named since.
+        gone = [name for name, node in self._connected.items() if node not in nodes]
+        left = sorted(set(gone) - names.keys())
+        self._last_seen |= dict.fromkeys(left, time.time())
+        self._connected = names
+        return sorted(joined), [clients.label(name) for name in left]
+
+    def write_status(self, state: str) -> None:
+        """Write ``status.json``: the run is ``running``, ``finished`` or ``stopped``."""
+        began, run, clients = time.monotonic(), self.strategy._run, []
+        self._update_connected()
+        metrics, updates = run.evaluation.metrics, run.participation.updates
+        measure = quality({name for each in metrics.values() for name in each})
+        properties = {row.name: row.properties for row in run.clients.known.values()}
+        last_seen = self._last_seen | dict.fromkeys(self._connected, time.time())
+        problems = self._problems | {
+            row.name: f"takes no part: {row.refusal}"
+            for row in run.clients.refused.values()
+        }
+        for name in sorted({*properties, *last_seen, *problems}):
+            about, node = properties.get(name, {}), self._connected.get(name)
+            client = {
+                "client": run.clients.label(name),
+                # A string, since JavaScript's numbers have too few digits.
+                "node": None if node is None else str(node),
+                "last-seen": last_seen.get(name),
+                "last-round": run.clients.acknowledged.get(name, 0),
+                NUM_EXAMPLES: about.get(NUM_EXAMPLES),
+                NUM_TEST_EXAMPLES: about.get(NUM_TEST_EXAMPLES),
+                "updates": None if updates is None else updates.get(name, 0),
+                "quality": metrics.get(name, {}).get(measure),
+                "reason": problems.get(name, ""),
+            }
+            clients.append(client)
+        rounds = self.settings.num_server_rounds
+        left = seconds_left(self.report.rows, rounds) if state == "running" else None
+        status = {"state": state, "rounds": rounds, "left": left, "measure": measure}
+        with log_os_errors(STATUS):
+            data = strict_json({**status, "clients": clients}).encode()
+            write_atomically(self.report.directory / STATUS, data, durable=False)
+        now = time.monotonic()
+        self._due = now + max(INTERVAL, WRITE_MULTIPLE * (now - began))
+
+
+def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
+    """Estimate the remaining time of a run from its last ten rounds, in seconds.
+
+    Returns None before the second round and after the last one.
+    """
+    recent = rows[-11:]
+    if len(recent) < 2 or (left := rounds - recent[-1]["round"]) <= 0:
+        return None
+    done = recent[-1]["round"] - recent[0]["round"]
+    seconds: float = (recent[-1]["seconds"] - recent[0]["seconds"]) * left / done
+    return max(0.0, seconds)

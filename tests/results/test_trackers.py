@@ -49,10 +49,10 @@ def test_a_resumed_run_has_the_same_name(tmp_path):
 
 
 def test_a_stopped_run_is_ended_as_unfinished(tmp_path, monkeypatch):
-    def stop(watch):
+    def stop(rows, rounds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flwr_frl.strategies.server.watch.Watch.after_round", stop)
+    monkeypatch.setattr("flwr_frl.strategies.server.rounds.seconds_left", stop)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path)
     assert Recorder.told[-1] == (False, {}, [])

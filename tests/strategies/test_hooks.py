@@ -51,7 +51,7 @@ def test_unanswered_clients_are_listed_only_if_they_are_awaited(
     # The missing reply is counted in both cases.
     assert [row["unanswered"] for row in rows] == [0, 1, 0, 0]
     assert [row.get("unanswered-clients") for row in rows] == [None, said, None, None]
-    assert ("no reply of clients 000002" in caplog.text) is (said is not None)
+    assert ("no reply from 000002" in caplog.text) is (said is not None)
 
 
 class Accepting(FedRep):

@@ -4,13 +4,15 @@ import json
 import logging
 
 import pytest
-from flwr.app import MessageType
+from flwr.app import ArrayRecord, MessageType
 from function_clients import averaging, grid_of, honest
 
+from flwr_frl.common.settings import build
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.watch import Watch, seconds_left
+from flwr_frl.strategies.server.rounds import Rounds, Start, seconds_left
+from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server_app import run, server_settings
 
 
@@ -109,11 +111,11 @@ def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
     caplog.set_level(logging.INFO, "flwr")
     settings = {"output": str(tmp_path), "num-server-rounds": 3}
     strategy, report = averaging(), Report(server_settings(settings))
-    watch, grid = Watch(strategy, report), Owing(honest, 3)
+    options, grid = build(RunSettings, report.settings), Owing(honest, 3)
+    rounds = Rounds(strategy, options, report, None, Start(ArrayRecord()), None)
     for server_round in (1, 2):
         strategy._identify(grid)
-        report.add({"round": server_round, "clients": 2, "seconds": 1.0})
-        watch.after_round()
+        rounds._after_round(server_round, ArrayRecord(), {"clients": 2})
     assert strategy._run.clients.here == {1, 2}
     assert caplog.messages[-1] == "round 2 of 3: 2 clients; 0:00:00 left"
 
