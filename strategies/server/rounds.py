@@ -285,7 +285,7 @@ class Rounds:
     def _add_row(
         self, server_round: int, seconds: float, metrics: dict[str, Any]
     ) -> None:
-        """Report a round in ``metrics.jsonl``, the log and, if it is due, the status."""
+        """Report a round: its row, its log line and, if it is due, the status."""
         run, clients = self.strategy._run, self.strategy._run.clients
         waits = run.participation.waits_for_all
         about = {"round": server_round, "seconds": round(seconds, 3)}
@@ -309,11 +309,8 @@ class Rounds:
         for each, when in ((run.round, "round"), (evaluation, "evaluation of round")):
             if each.number == server_round:
                 missing = each.silent if waits or not each.trains else []
-                problems = {
-                    **dict(each.rejections),
-                    **dict.fromkeys(missing, "no reply"),
-                }
-                for name, why in problems.items():
+                problems = [*each.rejections, *((name, "no reply") for name in missing)]
+                for name, why in problems:
                     self._problems[name] = f"{when} {server_round}: {why}"
         joined, left = self._update_connected()
         number = int(row.get("clients", 0))
@@ -364,7 +361,7 @@ class Rounds:
         return sorted(joined), [clients.label(name) for name in left]
 
     def write_status(self, state: str) -> None:
-        """Write ``status.json``: the run is ``running``, ``finished`` or ``stopped``."""
+        """Write ``status.json`` of a running, finished or stopped run."""
         began, run, clients = time.monotonic(), self.strategy._run, []
         self._update_connected()
         metrics, updates = run.evaluation.metrics, run.participation.updates

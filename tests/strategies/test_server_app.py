@@ -211,7 +211,7 @@ def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
     assert second["rejected-clients"] == third["rejected-clients"] == ["000001"]
     assert second["unanswered-clients"] == ["000002"]
     assert [row["clients"] for row in (first, second, third)] == [4, 2, 3]
-    assert "no reply of clients 000002" in caplog.text
+    assert "no reply from 000002" in caplog.text
 
 
 # Server settings
