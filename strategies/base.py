@@ -264,7 +264,14 @@ class Strategy(Algorithm, uses_mean="only"):
 
     # A run.
 
-    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Result:
         """Run as Flower's ``Strategy.start``.
 
         Raises
@@ -275,13 +282,12 @@ class Strategy(Algorithm, uses_mean="only"):
         """
         clients = self._run.clients
         if self._run.privacy:
-            given = args[0] if args else ArrayRecord()
-            arrays = kwargs.get("initial_arrays", given)
-            check_no_counters(arrays, self.settings.server_dp_noise)
+            check_no_counters(initial_arrays, self.settings.server_dp_noise)
+        self._run.participation.set_rounds(num_rounds)
         longest = float(kwargs.get("timeout", math.inf))
         grid = self._adapt_grid(reliable_grid(self, grid, longest))
         before = clients.counted
-        result = super().start(grid, *args, **kwargs)
+        result = super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
         if clients.counted == before and result.train_metrics_clientapp:
             why = self._run.round.failure or clients.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")

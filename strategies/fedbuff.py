@@ -7,12 +7,10 @@ they started. The base algorithm, with its personal parts, is unchanged.
 
 from collections import deque
 from collections.abc import Callable
-from logging import INFO
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.memory_array import memory_record
@@ -41,8 +39,17 @@ class Asynchronous(ClosesEarly, Closing):
 
     Parameters
     ----------
-    settings : AsynchronousRounds
-        The wrapped strategy and the settings.
+    strategy : Strategy
+        The wrapped strategy.
+    settings : object
+        The settings of `AsynchronousRounds`.
+    buffer_size : int
+        Number of changes that make a version.
+    step : float
+        The server's step size.
+    from_sent : bool
+        Whether changes are measured from the version that a client was sent, or from
+        the newest one.
 
     Attributes
     ----------
@@ -55,10 +62,18 @@ class Asynchronous(ClosesEarly, Closing):
     # A client's change may be in a later version than the one that asked for it.
     lasts = True
 
-    def __init__(self, settings: "AsynchronousRounds") -> None:
-        ClosesEarly.__init__(self, settings.strategy)
+    def __init__(
+        self,
+        strategy: Strategy,
+        settings: Any,
+        buffer_size: int,
+        step: float,
+        from_sent: bool,
+    ) -> None:
+        ClosesEarly.__init__(self, strategy)
         Closing.__init__(self)
-        self.settings = settings
+        self.settings, self.buffer_size = settings, buffer_size
+        self.step, self.from_sent = step, from_sent
         self.version = self.last_version = 0
         self.strategy.state[ASYNCHRONOUS] = {"updates": {}}
         # Name and version of each node at work; nodes may be renamed meanwhile.
@@ -70,6 +85,10 @@ class Asynchronous(ClosesEarly, Closing):
         self._idle: list[int] = []
         self._staleness: dict[int, int] = {}
         self._dropped: set[str] = set()
+
+    def set_rounds(self, num_rounds: int) -> None:
+        """Set the number of versions."""
+        self.last_version = num_rounds
 
     @property
     def waits_for_rest(self) -> bool:  # type: ignore[override]
@@ -90,7 +109,7 @@ class Asynchronous(ClosesEarly, Closing):
         active = self.settings.concurrency
         allowed = f"at most {num_clients}, the number of clients"
         require(active <= num_clients, "concurrency", active, allowed)
-        self.check_replies("buffer-size", self.settings.buffer_size, num_clients)
+        self.check_replies("buffer-size", self.buffer_size, num_clients)
 
     # Sampling.
 
@@ -98,7 +117,7 @@ class Asynchronous(ClosesEarly, Closing):
         """Return the nodes to ask at the start of a version, so that C are at work."""
         name_of, self.clients = self.strategy._run.clients.name_of, len(nodes)
         if server_round == 1:
-            self.check_replies("buffer-size", self.settings.buffer_size, len(nodes))
+            self.check_replies("buffer-size", self.buffer_size, len(nodes))
         if self.version == 0 or server_round <= self.version:
             self._resume({name_of(node): node for node in nodes})
         self.version = server_round
@@ -116,7 +135,8 @@ class Asynchronous(ClosesEarly, Closing):
     @property
     def _unused(self) -> int:
         """Number of clients that must begin to work so that C are at work."""
-        return self.settings.concurrency - len(self._since)
+        concurrency: int = self.settings.concurrency
+        return concurrency - len(self._since)
 
     def _resume(self, nodes: dict[str, int]) -> None:
         """Begin a run: the clients that were at work in a checkpoint continue."""
@@ -130,7 +150,7 @@ class Asynchronous(ClosesEarly, Closing):
         """Let the grid return after B valid replies."""
         self._in_process = getattr(grid, "in_process", False)
         self._versions[self.version] = round.centre()
-        self.missing, self.is_valid = self.settings.buffer_size, round.is_valid
+        self.missing, self.is_valid = self.buffer_size, round.is_valid
         for node in self._since.keys() - self.at_work.keys():
             name, _ = self._since[node]
             if self._in_process:
@@ -201,13 +221,13 @@ class Asynchronous(ClosesEarly, Closing):
         that variances stay positive. Arrays with τ = 0 and η = 1 are returned
         unchanged.
         """
-        staleness, step = self._staleness[node], self.settings.global_learning_rate
+        staleness, step = self._staleness[node], self.step
         if staleness == 0 and step == 1:
             return arrays
         weight = (1.0 + staleness) ** -self.settings.staleness_exponent
         current = self._versions[self.version]
         version = self.strategy._run.round.asked_in[node]
-        sent = self._versions[version] if self.settings.from_sent else current
+        sent = self._versions[version] if self.from_sent else current
         moved = {}
         for name, array in arrays.items():
             if array.dtype.kind != "f":
@@ -273,16 +293,6 @@ class AsynchronousRounds(Wrapping):
         a in s(τ), the authors' value.
     max_staleness : int, default -1
         Largest τ of a change that counts; older ones are dropped. −1 sets no limit.
-
-    Attributes
-    ----------
-    buffer_size : int
-        Number of changes that make a version.
-    global_learning_rate : float
-        The server's step size.
-    from_sent : bool
-        Whether changes are measured from the version that a client was sent, or from
-        the newest one.
     """
 
     async_base: str = setting("fedavg", form="an algorithm", code=True)
@@ -291,23 +301,32 @@ class AsynchronousRounds(Wrapping):
     max_staleness: int = setting(-1, ge=-1)
 
     base_setting = "async-base"
-    participation: Asynchronous
-    buffer_size: int
-    global_learning_rate: float
-    from_sent: ClassVar[bool]
 
-    def __init__(self, strategy: Strategy, **settings: Any) -> None:
-        self.wrap(strategy, settings)
-        active, size, limit = self.concurrency, self.buffer_size, self.max_staleness
+    @classmethod
+    def wrap(
+        cls,
+        strategy: Strategy,
+        settings: Any,
+        buffer_size: int,
+        step: float,
+        from_sent: bool,
+    ) -> Strategy:
+        """Return the strategy with an `Asynchronous` participation."""
+        cls._check_base(type(strategy), "strategy", type(strategy).__name__)
+        active, limit = settings.concurrency, settings.max_staleness
         allowed = f"at most {active}, the number of clients at work (concurrency)"
-        require(size <= active, "buffer-size", size, allowed)
+        require(buffer_size <= active, "buffer-size", buffer_size, allowed)
         allowed = "at least 1 with a concurrency above buffer-size: changes of clients "
         allowed += "that are still at work at the end of a version would never count"
-        require(limit != 0 or active == size, "max-staleness", limit, allowed)
+        valid = limit != 0 or active == buffer_size
+        require(valid, "max-staleness", limit, allowed)
         noise = strategy.settings.server_dp_noise
         allowed = "0 with asynchronous rounds: the privacy account assumes rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)
-        self.participation = strategy._run.participation = Asynchronous(self)
+        strategy._run.participation = Asynchronous(
+            strategy, settings, buffer_size, step, from_sent
+        )
+        return strategy
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
@@ -320,20 +339,10 @@ class AsynchronousRounds(Wrapping):
     @classmethod
     def from_settings(cls, settings: Settings) -> Strategy:
         """Return the base that the settings name, with asynchronous participation."""
-        wrapped = build_strategy(cls.wrapped_settings(settings))
-        wrapper = cls._from(settings, wrapped)
-        wrapper.set_rounds(int(settings["num-server-rounds"]))
+        wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
+        cls._from(settings, wrapped)
+        wrapped._run.participation.set_rounds(int(settings["num-server-rounds"]))
         return wrapped
-
-    def set_rounds(self, num_rounds: int) -> None:
-        """Set the number of versions."""
-        self.participation.last_version = num_rounds
-
-    def summary(self) -> None:
-        """Log the configuration."""
-        text = "\t├──> Asynchronous: %d clients at work, %d changes make a version"
-        log(INFO, text, self.concurrency, self.buffer_size)
-        self.strategy.summary()
 
 
 class FedBuff(AsynchronousRounds):
@@ -360,4 +369,8 @@ class FedBuff(AsynchronousRounds):
     buffer_size: int = setting(5, ge=1)
     global_learning_rate: float = setting(1.0, gt=0)
 
-    from_sent = True
+    def __new__(cls, strategy: Strategy, **values: Any) -> Strategy:  # type: ignore[misc]
+        """Return the strategy with asynchronous rounds of B changes each."""
+        settings = cls._settings_type(**values)
+        size, step = settings.buffer_size, settings.global_learning_rate
+        return cls.wrap(strategy, settings, size, step, from_sent=True)

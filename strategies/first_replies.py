@@ -85,6 +85,11 @@ class FirstReplies(ClosesEarly):
         require(valid, "initial-nodes", self.initial_nodes, allowed)
         self.check_replies("initial-nodes", self.initial_nodes, sampled)
 
+    def set_rounds(self, num_rounds: int) -> None:
+        """Set the number of rounds that ``auto`` divides into stages."""
+        if self.lengths is None:
+            self.strategy.state[STAGED] = num_rounds
+
     def wanted(self, server_round: int, sampled: int) -> int:
         """Return the number of replies that close a round: n = min(N, 2^r n0).
 

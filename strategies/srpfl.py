@@ -5,10 +5,7 @@ whose reply comes later keeps its previous personal part.
 """
 
 from collections.abc import Sequence
-from logging import INFO
 from typing import Any, Literal
-
-from flwr.common import log
 
 from flwr_frl.common.settings import (
     Setting,
@@ -19,7 +16,7 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.first_replies import STAGED, FirstReplies
+from flwr_frl.strategies.first_replies import FirstReplies
 from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.stages import exact_stages, listed_stages, theory_stages
@@ -88,26 +85,27 @@ class SRPFL(Wrapping):
     doubles: Literal["clients", "examples"] = setting("clients")
 
     base_setting = "srpfl-base"
-    participation: FirstReplies
 
-    def __init__(
-        self,
+    def __new__(  # type: ignore[misc]
+        cls,
         strategy: Strategy,
         *,
         num_rounds: int | None = None,
         speeds: SpeedModel | None = None,
         communication_time: float = 0.0,
-        **settings: Any,
-    ) -> None:
-        self.wrap(strategy, settings)
+        **values: Any,
+    ) -> Strategy:
+        """Return the strategy with `FirstReplies`."""
+        cls._check_base(type(strategy), "strategy", type(strategy).__name__)
+        settings = cls._settings_type(**values)
         noise, rule = strategy.settings.server_dp_noise, strategy.settings.aggregation
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
         allowed = f"clients with aggregation={rule!r}: a client that reports many "
         allowed += "examples would end rounds alone"
-        valid = rule == "mean" or self.doubles == "clients"
-        require(valid, "doubles", self.doubles, allowed)
-        stages, n0 = self.rounds_per_stage, self.initial_nodes
+        valid = rule == "mean" or settings.doubles == "clients"
+        require(valid, "doubles", settings.doubles, allowed)
+        stages, n0 = settings.rounds_per_stage, settings.initial_nodes
         lengths: Sequence[int] | None = None
         if stages in THEORIES:
             allowed = "another value without a speed-model"
@@ -115,9 +113,9 @@ class SRPFL(Wrapping):
             assert speeds
             sampled = len(strategy.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
-            lengths = theory_stages(n0, arrivals, self.contraction)
+            lengths = theory_stages(n0, arrivals, settings.contraction)
             if stages == "theory-exact":
-                about = n0, arrivals, self.contraction, communication_time
+                about = n0, arrivals, settings.contraction, communication_time
                 lengths = exact_stages(*about)
                 # The first stages may have no rounds.
                 while len(lengths) > 1 and lengths[0] == 0:
@@ -125,12 +123,13 @@ class SRPFL(Wrapping):
                 lengths = [max(1, length) for length in lengths]
         elif stages not in ("auto", BY_GRADIENT):
             lengths = listed_stages(stages)
-        threshold = self.stage_threshold if stages == BY_GRADIENT else 0.0
-        rules = self.sample_for, threshold, self.doubles == "examples"
-        self.participation = FirstReplies(strategy, n0, lengths, *rules)
-        strategy._run.participation = self.participation
+        threshold = settings.stage_threshold if stages == BY_GRADIENT else 0.0
+        rules = settings.sample_for, threshold, settings.doubles == "examples"
+        participation = FirstReplies(strategy, n0, lengths, *rules)
+        strategy._run.participation = participation
         if num_rounds:
-            self.set_rounds(num_rounds)
+            participation.set_rounds(num_rounds)
+        return strategy
 
     @classmethod
     def wrapped_settings(cls, settings: Settings) -> dict[str, Setting]:
@@ -153,7 +152,7 @@ class SRPFL(Wrapping):
     @classmethod
     def from_settings(cls, settings: Settings) -> Strategy:
         """Return the wrapped strategy of the settings, with SRPFL's participation."""
-        wrapped = build_strategy(cls.wrapped_settings(settings))
+        wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
         total, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
         # The theory needs the speeds of at least one client.
         allowed = f"at most {total - 1}, so that one of {total} clients trains"
@@ -166,18 +165,6 @@ class SRPFL(Wrapping):
             communication_time=float(settings["communication-time"]),
         )
         return wrapped
-
-    def set_rounds(self, num_rounds: int) -> None:
-        """Set the number of rounds that ``auto`` divides into stages."""
-        if self.participation.lengths is None:
-            self.strategy.state[STAGED] = num_rounds
-
-    def summary(self) -> None:
-        """Log the configuration."""
-        text = "\t├──> SRPFL: the first %d clients, doubled after %s rounds"
-        stages = BY_GRADIENT if self.participation.threshold else "auto"
-        log(INFO, text, self.initial_nodes, self.participation.lengths or stages)
-        self.strategy.summary()
 
 
 class LGSRPFL(SRPFL):

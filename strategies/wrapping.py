@@ -1,16 +1,13 @@
 """The base of strategies that change who takes part in another strategy's rounds."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from flwr_frl.common.settings import Setting, Settings, SettingsError, require
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.closing import Closing, delegate
+from flwr_frl.strategies.grids.closing import Closing
 from flwr_frl.strategies.server.aggregation import assumed_byzantine, least_replies
 from flwr_frl.strategies.server.round import Participation
 from flwr_frl.strategies.server.traits import Algorithm
@@ -67,22 +64,14 @@ class ClosesEarly(Participation):
 
 
 class Wrapping(Algorithm):
-    """Run another strategy with a different participation.
+    """Give another strategy a different participation.
 
-    Attributes
-    ----------
-    strategy : Strategy
-        The wrapped strategy.
-    participation : Participation
-        Its new participation.
+    A call returns the other strategy: ``SRPFL(FedRep())`` is a FedRep.
     """
 
     # Name of the wrapped algorithm; if empty, the setting `base_setting` names it.
     base: ClassVar[str] = ""
     base_setting: ClassVar[str]
-
-    strategy: Strategy
-    participation: Participation
 
     @classmethod
     def wrapped_settings(cls, settings: Settings) -> dict[str, Setting]:
@@ -96,8 +85,8 @@ class Wrapping(Algorithm):
         return wrapped
 
     @classmethod
-    def _check_base(cls, strategy: type[Algorithm], setting: str, value: Any) -> None:
-        allowed = "an algorithm that wraps no other one"
+    def _check_base(cls, strategy: type[Any], setting: str, value: Any) -> None:
+        allowed = "a strategy of this package that wraps no other one, such as FedRep"
         require(issubclass(strategy, Strategy), setting, value, allowed)
         allowed = cls.allowed_base(strategy)
         require(not allowed, setting, value, allowed)
@@ -106,34 +95,3 @@ class Wrapping(Algorithm):
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy can be wrapped, or else which strategies can be."""
         raise NotImplementedError
-
-    def wrap(self, strategy: Strategy, values: Mapping[str, Any]) -> None:
-        """Store the arguments; raise `SettingsError` if they are not allowed."""
-        self._set_settings(values)
-        allowed = "a strategy object of this package, such as FedRep()"
-        require(isinstance(strategy, Strategy), "strategy", strategy, allowed)
-        self._check_base(type(strategy), "strategy", type(strategy).__name__)
-        self.strategy = strategy
-
-    def set_rounds(self, num_rounds: int) -> None:
-        """Set the number of rounds of the run."""
-        raise NotImplementedError
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Result:
-        """Run the wrapped strategy, as Flower's ``Strategy.start``."""
-        self.set_rounds(num_rounds)
-        return self.strategy.start(grid, initial_arrays, num_rounds, *args, **kwargs)
-
-    # Abstract methods of Flower's `Strategy`, delegated to the wrapped strategy.
-    configure_train = delegate("strategy", "configure_train")
-    aggregate_train = delegate("strategy", "aggregate_train")
-    configure_evaluate = delegate("strategy", "configure_evaluate")
-    aggregate_evaluate = delegate("strategy", "aggregate_evaluate")
-    summary = delegate("strategy", "summary")

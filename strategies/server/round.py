@@ -85,6 +85,9 @@ class Participation:
                 f"samples nobody; expected at least {1 / num_clients:.4g}"
             )
 
+    def set_rounds(self, num_rounds: int) -> None:
+        """Set the number of rounds of the run."""
+
     def target(self, num_clients: int) -> int:
         """Return how many of some clients train in a round if all can be asked."""
         share = int(self.fraction * num_clients + 1e-9)

@@ -19,7 +19,7 @@ from flwr_frl.strategies.server.rounds import run_rounds
 
 def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):
     """Return the shared array and the metrics after each version."""
-    strategy, seen = wrapper.strategy, []
+    strategy, seen = wrapper, []
     grid = InlineGrid(quadratic, CLIENTS)
     clock = SimulatedArrivals(grid, speeds, communication, lambda node: node - 1)
 
@@ -127,7 +127,7 @@ def test_fedbuff_equals_an_event_simulation(rate, limit):
         assert metrics["dropped"] == dropped
     ages = [age for *_, ages, _ in expected for age in ages]
     assert max(ages) > 3 if limit < 0 else max(ages) == 3
-    assert sum(wrapper.participation.updates.values()) == len(ages)
+    assert sum(wrapper._run.participation.updates.values()) == len(ages)
 
 
 def test_fedasync_equals_an_event_simulation():
@@ -159,7 +159,7 @@ def test_invalid_reply_does_not_reduce_the_updates_of_a_version(
     rows = versions_of(wrapper, SpeedModel("dynamic", CLIENTS, seed=5), 20, 0.0)
     assert all(metrics["clients"] == size for _, metrics in rows)
     assert sum(metrics["rejected"] for _, metrics in rows) > 0
-    assert "000003" not in wrapper.participation.updates
+    assert "000003" not in wrapper._run.participation.updates
     assert np.isfinite(rows[-1][0]).all()
 
 
@@ -255,7 +255,7 @@ def test_fast_byzantine_clients_do_not_determine_the_model(rule, monkeypatch, tm
     largest = np.abs(TARGETS[ATTACKERS:]).max()
     assert max(np.abs(x).max() for x, _ in versions) <= largest
     # A client counts once in a version, however fast it is.
-    updates = fedbuff.participation.updates
+    updates = fedbuff._run.participation.updates
     assert sum(updates.values()) == 20 * size
     assert max(updates.values()) == 20
 

@@ -67,8 +67,8 @@ def no_pauses(monkeypatch) -> None:
 def run_on(
     grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0, every: int = 99
 ):
-    strategy, rows = wrapper.strategy, []
-    wrapper.participation.last_version = versions
+    strategy, rows = wrapper, []
+    wrapper._run.participation.last_version = versions
     run_rounds(
         strategy,
         Inbox(grid, strategy._run.clients.name_of, timeout),
@@ -105,7 +105,7 @@ def test_checkpoints_on_nodes_do_not_contain_clients_at_work(no_pauses):
 
     class Watched(Late):
         def push_messages(self, messages):
-            states.append(wrapper.strategy._snapshot()())
+            states.append(wrapper._snapshot()())
             return super().push_messages(messages)
 
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
@@ -113,7 +113,7 @@ def test_checkpoints_on_nodes_do_not_contain_clients_at_work(no_pauses):
     for state in states:
         assert not any("versions" in name for name in state.arrays)
         assert state.values["state"]["asynchronous"].keys() == {"updates"}
-    assert sum(wrapper.participation.updates.values()) == 10
+    assert sum(wrapper._run.participation.updates.values()) == 10
 
 
 def test_replies_that_arrive_together_close_separate_versions(no_pauses):
@@ -155,7 +155,7 @@ def test_failing_or_silent_node_is_replaced(no_pauses):
     rows = run_on(grid, wrapper, 10, timeout=0.05)
     assert all(row["clients"] == 2 for row in rows)
     assert sum(row["rejected"] for row in rows) > 0
-    assert wrapper.participation.updates.keys() == {"000000", "000001"}
+    assert wrapper._run.participation.updates.keys() == {"000000", "000001"}
 
 
 def test_client_that_returns_as_another_node_keeps_its_name(no_pauses):
@@ -170,8 +170,8 @@ def test_client_that_returns_as_another_node_keeps_its_name(no_pauses):
     rows = run_on(grid, wrapper, 40)
     assert all(row["clients"] == 1 for row in rows)
     names = {"000000", "000001", "000002"}
-    assert wrapper.participation.updates.keys() == names
-    assert wrapper.strategy._run.clients.acknowledged.keys() == names
+    assert wrapper._run.participation.updates.keys() == names
+    assert wrapper._run.clients.acknowledged.keys() == names
     assert (grid.log.count(3), grid.log.count(13) > 1) == (1, True)
 
 
@@ -190,5 +190,5 @@ def test_report_that_a_node_has_left_is_no_update(no_pauses):
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
     rows = run_on(grid, wrapper, 9)
     assert grid.log.count(4) > 1
-    assert "000000" not in wrapper.participation.updates
+    assert "000000" not in wrapper._run.participation.updates
     assert all(len(row["staleness"]) == row["clients"] for row in rows)

@@ -17,9 +17,9 @@ from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.stages import exact_stages, theory_stages
 
 
-def schedule(strategy: SRPFL | Strategy, sampled: int, rounds: int) -> list[int]:
-    holder = strategy if isinstance(strategy, SRPFL) else strategy._run
-    return [holder.participation.wanted(r, sampled) for r in range(1, rounds + 1)]
+def schedule(strategy: Strategy, sampled: int, rounds: int) -> list[int]:
+    wanted = strategy._run.participation.wanted
+    return [wanted(r, sampled) for r in range(1, rounds + 1)]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_stages_do_not_depend_on_the_clients_that_still_owe_a_reply(sample_for) 
     grid, counts = Inbox(grid_of(1)), []
     for number in range(1, 21):
         # Ten of 20 clients can be asked.
-        nodes = srpfl.participation.sample(number, [*range(1, 11)], others=10)
+        nodes = srpfl._run.participation.sample(number, [*range(1, 11)], others=10)
         messages = [Message(RecordDict(), node, "train") for node in nodes]
-        srpfl.participation.open(Round(strategy, number), messages, grid)
+        srpfl._run.participation.open(Round(strategy, number), messages, grid)
         counts.append(grid._closing.missing)
     assert counts == [2] * 5 + [4] * 5 + [8] * 5 + [math.inf] * 5
 
@@ -111,7 +111,7 @@ def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
 
 def test_automatic_stages_need_the_number_of_rounds() -> None:
     with pytest.raises(SettingsError, match=r"^num_rounds is 0; .*'auto'$"):
-        SRPFL(Strategy()).participation.wanted(1, 3)
+        SRPFL(Strategy())._run.participation.wanted(1, 3)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_sample_may_be_fixed_during_a_stage() -> None:
         srpfl = SRPFL(
             strategy, initial_nodes=5, rounds_per_stage=3, sample_for=sample_for
         )
-        samples = [srpfl.participation.sample(r, nodes) for r in range(1, 10)]
+        samples = [srpfl._run.participation.sample(r, nodes) for r in range(1, 10)]
         distinct = {tuple(sample) for sample in samples}
         assert all(len(sample) == 20 for sample in samples)
         # Stages of 5, 10 and 20 clients: rounds 1 to 3, 4 to 6, and from 7 on
@@ -251,5 +251,5 @@ def test_examples_may_be_declared_as_floats() -> None:
     strategy = Strategy()
     declared = {0: 120.0, 1: 7, 2: 0}
     nodes = strategy._identify(grid_of(3, properties_of(**{"num-examples": declared})))
-    examples_of = SRPFL(strategy).participation.examples_of
+    examples_of = SRPFL(strategy)._run.participation.examples_of
     assert [examples_of(node) for node in [*nodes, 99]] == [120, 7, 1, 1]

@@ -102,7 +102,7 @@ def test_grid_that_closes_no_round_early_is_rejected() -> None:
     settings = settings_of("fedavg")
     strategy = SRPFL(build_strategy(settings), initial_nodes=5, rounds_per_stage=1)
     inner, _ = simulated(settings, strategy)
-    start = strategy.strategy.initialize(inner)
+    start = strategy.initialize(inner)
     with pytest.raises(SettingsError) as caught:
         strategy.configure_train(1, start, ConfigRecord(), inner)
     assert caught.value.code == "speed-model"
