@@ -33,9 +33,9 @@ from benchmarks.runs import (
     of_page,
 )
 from flwr_frl.common.settings import Setting, Settings, SettingsError
-from flwr_frl.results.parallel import run_parallel
+from flwr_frl.results.processes import run_parallel
 from flwr_frl.results.results import write_json
-from flwr_frl.results.tune import points
+from flwr_frl.results.sweep import points
 
 CONFIGS = Path(__file__).parent / "configs"
 # Entries of rows and cells that are no settings

@@ -23,8 +23,8 @@ from benchmarks.common import provenance, rounded
 from flwr_frl import simulate
 from flwr_frl.common.settings import Setting, SettingsError, defaults
 from flwr_frl.common.text import short_name
+from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.results.results import METRICS, read_json, read_rows, write_json
-from flwr_frl.results.terminal import signals_as_ctrl_c
 
 RESULT = "result.json"
 # Settings that do not affect results

@@ -18,7 +18,7 @@ from rich.console import Console
 from flwr_frl.arguments import parse
 from flwr_frl.common.command_line import exit_code
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.results.terminal import signals_as_ctrl_c
+from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
 

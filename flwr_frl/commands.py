@@ -18,11 +18,10 @@ from flwr_frl.common.settings import (
     defaults,
     require,
 )
-from flwr_frl.results import tune
-from flwr_frl.results.page.serving import served_for
+from flwr_frl.results.comparison import show
+from flwr_frl.results.page import served_for
 from flwr_frl.results.results import failure
-from flwr_frl.results.sweep import Sweep, have_begun
-from flwr_frl.results.tables import show
+from flwr_frl.results.sweep import TUNED, Sweep, have_begun, points, tune
 from flwr_frl.running import check, output_of, run
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
@@ -97,7 +96,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     show(summaries, evaluated_on)
     files = "metrics, clients, summary, tables and plot"
     if tuning:
-        files = f"{tune.FILE} and tables"
+        files = f"{TUNED} and tables"
     Console().print(f"{files}: {output}", soft_wrap=True, markup=False)
     reasons = [failure(name, summary) for name, summary in summaries.items()]
     for reason in filter(None, reasons):
@@ -113,7 +112,8 @@ def _tune(
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
     with served_for({**defaults(), **overrides}):
-        points = tune.points(grid)
-        tuned = tune.tune(algorithms, points, overrides, output.resolve(), sweep)
-    tune.show_points(tuned)
+        tuned = tune(algorithms, points(grid), overrides, output.resolve(), sweep)
+    for name, entry in tuned.items():
+        picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
+        print(f"{name}: {picked} is the best of {len(entry['points'])} points")
     return {name: entry["test"] for name, entry in tuned.items()}

@@ -32,7 +32,7 @@ from flwr_frl.common.settings import (
     resolve,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.page.serving import served_for
+from flwr_frl.results.page import served_for
 from flwr_frl.results.results import (
     LOST,
     METRICS,

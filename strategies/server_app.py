@@ -31,16 +31,16 @@ from flwr_frl.results.output import (
     archive_run,
     locked,
     prepare_directory,
-    refuse_losses,
 )
-from flwr_frl.results.page.serving import served_for
+from flwr_frl.results.page import served_for
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import (
     LOST,
     METRICS,
+    best_round,
     failure,
     read_rows,
-    stopped_early,
+    refuse_losses,
 )
 from flwr_frl.results.trackers import About, Tracking
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners
@@ -117,9 +117,9 @@ def run(
             log(WARNING, text, least, len(nodes))
         token = clients.run_token
         about = About(name, token, start.after, place.absolute(), settings)
-        with tracking.of(about):
-            report = Report(settings, after=start.after, tracking=tracking)
-            before = report.latest("seconds-simulated") or 0.0
+        with tracking.of(about) as tracked:
+            report = Report(settings, after=start.after, tracking=tracked)
+            before = report.latest.get("seconds-simulated", 0.0)
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, options, report, clock, start, keep_clients)
             with rounds.watched():
@@ -127,7 +127,7 @@ def run(
                 joined: ByExamples = {}
                 if options.new_clients:
                     # With `patience` a run can end before `num-server-rounds`.
-                    last = max(start.after, int(report.latest("round") or 0))
+                    last = max(start.after, int(report.latest.get("round", 0)))
                     timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
@@ -149,7 +149,8 @@ def _resumed(
     strategy._run.clients.note_checkpoint(after)
     log(INFO, "going on after round %d", after)
     rows = [row for row in read_rows(former / METRICS) if row["round"] <= after]
-    ended = after >= options.num_server_rounds or stopped_early(rows, options.patience)
+    idle = 0 < options.patience <= best_round(rows)[1]
+    ended = after >= options.num_server_rounds or idle
     return Start(checkpoint.arrays, after, checkpoint.seconds, ended)
 
 

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
-from flwr_frl.results.plot import plot
+from flwr_frl.results.comparison import plot
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import calls
 
@@ -33,7 +33,7 @@ NUMBERS = count()
 # Functions that draw figures. Tests replace them, since a figure takes longer than a
 # few rounds.
 FIGURES = {
-    "flwr_frl.results.report.plot": plot,
+    "flwr_frl.results.comparison.plot": plot,
 }
 
 

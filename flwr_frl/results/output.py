@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
-from logging import ERROR, WARNING
+from logging import WARNING
 from pathlib import Path
 
 from flwr.common import log
@@ -20,33 +20,10 @@ from flwr_frl.common.files import (
     unfinished,
     write_atomically,
 )
-from flwr_frl.common.settings import SettingsError, require
-from flwr_frl.results.results import SUMMARY, objects_in, read_object, write_json
+from flwr_frl.common.settings import SettingsError
 
 # The folder of the simulated clients' states.
 STATES = "clients"
-
-
-@contextlib.contextmanager
-def log_os_errors(what: object, lost: set[str] | None = None) -> Iterator[None]:
-    """Log an `OSError` as one line ("... not written") instead of raising it.
-
-    If writing fails, ``what`` is added to ``lost``; if it succeeds, it is removed.
-    """
-    lost = set() if lost is None else lost
-    try:
-        yield
-        lost.discard(str(what))
-    except OSError as error:
-        log(ERROR, "%s not written: %s", what, error)
-        lost.add(str(what))
-
-
-def refuse_losses(output: object, lost: set[str]) -> None:
-    """Raise `SettingsError` if files of an output folder could not be written."""
-    files = ", ".join(sorted(lost))
-    allowed = f"writable; not written: {files}; the log shows the reasons"
-    require(not lost, "output", str(output), allowed)
 
 
 @contextlib.contextmanager
@@ -112,20 +89,8 @@ def archive_run(output: Path, algorithm: str) -> None:
     with locked(directory), _os_errors_as_settings(what):
         archive.mkdir(exist_ok=True)
         directory.rename(archive / algorithm)
-    _move_summary(output, archive, algorithm)
     text = "the earlier run was moved to %s; continue it with resume=%r"
     log(WARNING, text, archive, str(archive))
-
-
-def _move_summary(output: Path, archive: Path, algorithm: str) -> None:
-    path = output / SUMMARY
-    with locked(output, wait=True), contextlib.suppress(OSError):
-        content = read_object(path)
-        others = objects_in(content.get("algorithms"))
-        if summary := others.pop(algorithm, None):
-            moved = {**content, "algorithms": {algorithm: summary}}
-            write_json(archive / SUMMARY, moved)
-            write_json(path, {**content, "algorithms": others})
 
 
 def prepare_directory(directory: Path, resumed: Path | None) -> None:

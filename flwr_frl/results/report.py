@@ -1,7 +1,13 @@
-"""The files of a run, and those in which the runs of a folder are compared."""
+"""The report of a run: its journal, and the files that compare the runs of a folder.
+
+The journal, ``metrics.jsonl``, has one row per round. In the row of an evaluation,
+``client-metrics`` has the metrics of each client; they are stored nowhere else. Tables,
+plots and the page follow from journals and summaries.
+"""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -9,52 +15,57 @@ from typing import Any
 from flwr.common import log
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-from flwr_frl.common.settings import Settings, facts
+from flwr_frl.common.files import atomic_file, open_no_follow
+from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
-from flwr_frl.results.journal import Journal, RunFolder, client_means, write_csv
-from flwr_frl.results.output import locked, log_os_errors
-from flwr_frl.results.page.document import write_page
-from flwr_frl.results.plot import plot
+from flwr_frl.results.comparison import read_comparable, write_comparison
+from flwr_frl.results.output import locked
 from flwr_frl.results.results import (
+    CLIENT_METRICS,
     CLIENTS,
     METRICS,
-    METRICS_CSV,
     NEWCOMERS,
     PAGE,
     PLOT,
-    SUMMARY,
     Row,
+    client_means,
     describe,
-    read_object,
+    log_os_errors,
+    read_journal,
+    strict_json,
     summarize,
     summarize_newcomers,
+    without_clients,
     write_json,
 )
-from flwr_frl.results.tables import write_tables
 from flwr_frl.results.trackers import Tracking
-
-# Settings of a single run, which the summary's ``config`` leaves out.
-PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
 
 
 class Report:
     """Report one run of one algorithm in ``output/<algorithm>``.
+
+    Rows stay in memory until they are written, so that a full disk only delays them. A
+    crash damages at most the last line of the journal, which is dropped when the run is
+    resumed.
 
     Parameters
     ----------
     settings : mapping
         All settings.
     after : int, default 0
-        The last round of the run in ``resume`` that is continued. Rows of later rounds
-        are dropped.
+        The last round of the run in ``resume`` that is continued. The journal begins
+        with the rows of rounds 1 to ``after``, up to the first damaged line.
     tracking : Tracking, optional
         It receives the same metrics.
 
     Attributes
     ----------
+    rows : list of dict
+        All rows, without clients' metrics.
+    latest : dict
+        The latest value of each metric.
     lost : set of str
-        Files that could not be written when they were last due, except those of rounds,
-        which a later round writes.
+        Files that could not be written when they were last due.
     """
 
     def __init__(
@@ -65,12 +76,14 @@ class Report:
         self.algorithm = short_name(str(settings["algorithm"]))
         self.directory = self.output / self.algorithm
         former = Path(str(settings["resume"] or self.output)) / self.algorithm / METRICS
-        self._journal = Journal(self.directory / METRICS, former, after)
-        self.rows, self._latest = self._journal.rows, Row()
+        kept = [row for row in read_journal(former) if 0 < row["round"] <= after]
+        self.rows, self.latest = [without_clients(row) for row in kept], Row()
         for row in self.rows:
-            self._latest |= row
-        with log_os_errors(f"metrics of earlier rounds in {METRICS}"):
-            self._journal.flush()
+            self.latest |= row
+        self._pending = kept
+        # The size of the journal up to its last complete line; 0 before it is written.
+        self._end = 0
+        self._write_rows()
         present = {row["round"] for row in self.rows}
         if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
@@ -101,18 +114,34 @@ class Report:
         clients : mapping, optional
             The metrics of each client that was evaluated in the round.
         """
-        self._latest |= row
-        self._journal.add(row, clients or {})
+        self.rows.append(row)
+        self.latest |= row
+        self._pending.append({**row, CLIENT_METRICS: clients} if clients else row)
+        self._write_rows()
         if self.tracking:
             self.tracking.add(row)
-        with log_os_errors(f"metrics of round {row['round']} in {METRICS}"):
-            self._journal.flush()
-        state = describe(self._latest, str(self.settings["evaluate-on"]))
+        state = describe(self.latest, str(self.settings["evaluate-on"]))
         self.progress.update(self._bar, completed=row["round"], state=state)
 
-    def latest(self, name: str) -> float | None:
-        """Return the latest value of a metric; None if there is none."""
-        return self._latest.get(name)
+    def _write_rows(self) -> None:
+        """Write pending rows to the disk; if that fails, the next call retries."""
+        path = self.directory / METRICS
+        lines = [f"{strict_json(row)}\n".encode() for row in self._pending]
+        with log_os_errors(f"{self.algorithm}/{METRICS}", self.lost):
+            if not self._end:
+                with atomic_file(path) as file:
+                    file.writelines(lines)
+                    end = file.tell()
+            else:
+                with open(path, "r+b", opener=open_no_follow) as file:
+                    file.seek(self._end)
+                    # An earlier call may have written a part of its lines.
+                    file.truncate()
+                    file.writelines(lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    end = file.tell()
+            self._end, self._pending = end, []
 
     def finish(
         self,
@@ -132,95 +161,22 @@ class Report:
         """
         with self.writing(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
-        with self.writing(METRICS):
-            self._journal.flush()
-        last = self._summarized_rounds()
-        since = self.rows[-1]["round"] - last if self.rows else 0
-        means = client_means(self.directory, "accuracy", since)
+        self._write_rows()
+        # The summary has at least one evaluated round.
+        end, last = self.rows[-1]["round"], int(self.settings["evaluate-last"])
+        if tested := [row["round"] for row in self.rows if row.get("evaluated")]:
+            last = max(last, end - tested[-1] + 1)
+        means = client_means(self.directory, "accuracy", end - last)
         summary = summarize(self.rows, clients, last, means)
         if joined:
             with self.writing(NEWCOMERS):
                 write_json(self.directory / NEWCOMERS, joined)
             summary |= summarize_newcomers(joined)
         with log_os_errors(self.output, self.lost), locked(self.output, wait=True):
-            content = read_comparable(self.output, shared_config(self.settings))
+            content = read_comparable(self.settings)
             content["algorithms"][self.algorithm] = summary
             self.lost |= write_comparison(self.output, content)
         if self.tracking:
             files = [self.output / name for name in (PLOT, PAGE)]
             self.tracking.end(True, summary, [p for p in files if p.is_file()])
         return summary
-
-    def _summarized_rounds(self) -> int:
-        """Return how many of the last rounds to average, at least one evaluated one."""
-        last = int(self.settings["evaluate-last"])
-        tested = [row["round"] for row in self.rows if row.get("evaluated")]
-        return max(last, self.rows[-1]["round"] - tested[-1] + 1) if tested else last
-
-
-def shared_config(settings: Settings) -> dict[str, Any]:
-    """Return the settings without those of a single run."""
-    return {name: value for name, value in settings.items() if name not in PER_RUN}
-
-
-def read_comparable(output: Path, config: Settings) -> dict[str, Any]:
-    """Read ``summary.json``, which a run with settings ``config`` joins.
-
-    Returns a summary without algorithms if the file is missing or damaged, if its runs
-    had other settings, or if it is over several seeds.
-    """
-    content = read_object(output / SUMMARY)
-    former = content.get("config"), content.get("algorithms")
-    single = "seeds" not in content and all(isinstance(p, dict) for p in former)
-    if single and _comparable(content["config"]) == _comparable(config):
-        return content
-    return {"algorithms": {}, "config": config}
-
-
-def _comparable(config: Settings) -> dict[str, Any]:
-    return {name: v for name, v in config.items() if name not in facts("always")}
-
-
-def write_comparison(
-    output: Path,
-    summary: Mapping[str, Any],
-    folders: Sequence[Path] = (),
-) -> set[str]:
-    """Write the summary, ``metrics.csv``, tables, plots and page of an output folder.
-
-    A file that cannot be written is logged, and the others are written nevertheless.
-
-    Parameters
-    ----------
-    output : Path
-        The output folder.
-    summary : mapping
-        The content of ``summary.json``.
-    folders : sequence of Path
-        The folders of several seeds. By default the runs are in ``output``.
-
-    Returns
-    -------
-    set of str
-        The files that could not be written.
-    """
-    lost = set[str]()
-    summaries, config = summary["algorithms"], summary["config"]
-    evaluated_on, places = str(config["evaluate-on"]), folders or (output,)
-    seeds = summary.get("seeds", [config["seed"]])
-    runs = [
-        RunFolder(name, seed, evaluated_on, place / name)
-        for seed, place in zip(seeds, places, strict=True)
-        for name in summaries
-    ]
-    writers: dict[str, Callable[[], object]] = {
-        SUMMARY: lambda: write_json(output / SUMMARY, summary),
-        METRICS_CSV: lambda: write_csv(output / METRICS_CSV, runs),
-        "tables": lambda: write_tables(output, summaries, evaluated_on),
-        PLOT: lambda: plot(output, list(summaries), places),
-        PAGE: lambda: write_page(output),
-    }
-    for name, write in writers.items():
-        with log_os_errors(name, lost):
-            write()
-    return lost

@@ -1,15 +1,19 @@
-"""Reading the results of a run: rows of ``metrics.jsonl``, summaries, JSON files."""
+"""Reading and writing results: rows of ``metrics.jsonl``, summaries, JSON files."""
 
+import contextlib
 import json
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from logging import ERROR
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+from flwr.common import log
 
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import CLASS_COUNTS, EXAMPLE_EPSILON, OF_CLIENTS
+from flwr_frl.common.settings import require
 
 Row = dict[str, Any]
 
@@ -44,23 +48,17 @@ def quality(names: Container[str]) -> str:
     return next((name for name in QUALITY if name in names), "accuracy")
 
 
-def read_journal(path: Path, clients: bool = True) -> Iterator[Row]:
+def read_journal(path: Path) -> Iterator[Row]:
     """Yield the rows of a ``metrics.jsonl``, up to a damaged line.
 
-    A crash may have cut off the last line. A missing file has no rows. If ``clients``
-    is False, the metrics of clients, which may be most of a line, are not parsed.
+    A crash may have cut off the last line. A missing file has no rows.
     """
     if not path.is_file():
         return
     with path.open("rb") as file:
         for line in file:
-            text = line
-            if not clients and line.endswith(b"}}\n"):
-                # They are the last entry of a row.
-                head, cut, _ = line.partition(f', "{CLIENT_METRICS}": '.encode())
-                text = head + b"}" if cut else line
             try:
-                row = json.loads(text)
+                row = json.loads(line)
             except (ValueError, RecursionError):
                 return
             if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
@@ -70,12 +68,22 @@ def read_journal(path: Path, clients: bool = True) -> Iterator[Row]:
 
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a ``metrics.jsonl`` without clients' metrics."""
-    return [without_clients(row) for row in read_journal(path, clients=False)]
+    return [without_clients(row) for row in read_journal(path)]
 
 
 def without_clients(row: Row) -> Row:
     """Return a row without the metrics of each client, which may be many."""
     return {name: value for name, value in row.items() if name != CLIENT_METRICS}
+
+
+def client_means(directory: Path, metric: str, after: int) -> dict[str, float]:
+    """Return each client's mean of a metric over the rounds after round ``after``."""
+    values: dict[str, list[float]] = {}
+    for row in read_journal(directory / METRICS):
+        for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
+            if row["round"] > after and is_number(value := metrics.get(metric)):
+                values.setdefault(client, []).append(value)
+    return {client: sum(each) / len(each) for client, each in values.items()}
 
 
 def summarize(
@@ -114,26 +122,24 @@ def summarize(
     task_metrics = sorted(of_clients.difference(SUMMARIZED, NOT_SUMMARIZED))
     for name in (*SUMMARIZED, *task_metrics):
         # A client's metric may have the name of one of the row's lists.
-        with_it = [row for row in final if isinstance(row.get(name), int | float)]
+        with_it = [row for row in final if is_number(row.get(name))]
         if with_it:
             summary[name] = float(np.mean([row[name] for row in with_it]))
         key = name + OF_CLIENTS
         if any(key in row for row in with_it):
-            counts = [row[key if key in row else "evaluated"] for row in with_it]
+            counts = [row.get(key, row.get("evaluated", 0)) for row in with_it]
             summary[key] = float(np.mean(counts))
     if tested := [row["evaluated"] for row in final if row.get("evaluated")]:
         summary["evaluated"] = float(np.mean(tested))
-    accuracies = [c["accuracy"] for c in clients.values() if "accuracy" in c]
-    if accuracies:
-        summary["accuracy-std-clients"] = float(np.std(accuracies))
+    if found := [c["accuracy"] for c in clients.values() if "accuracy" in c]:
+        summary["accuracy-std-clients"] = float(np.std(found))
     if spent := [c[EXAMPLE_EPSILON] for c in clients.values() if EXAMPLE_EPSILON in c]:
         summary[EXAMPLE_EPSILON] = max(spent)
     if means:
         tenth, ranked = math.ceil(len(means) / 10), np.sort(list(means.values()))
         summary["accuracy-worst-decile"] = float(np.mean(ranked[:tenth]))
         summary["accuracy-best-decile"] = float(np.mean(ranked[-tenth:]))
-    bits = [row["bits"] for row in rows if "bits" in row]
-    if bits:
+    if bits := [row["bits"] for row in rows if "bits" in row]:
         summary["bits"] = sum(bits)
     return summary | {
         LOST: lost_share(rows, len(clients)),
@@ -166,9 +172,7 @@ def lost_share(rows: Sequence[Row], num_clients: int) -> float:
     """
     trained, tested = list[tuple[int, int]](), list[tuple[int, int]]()
     for row in reversed(rows):
-        # A client's metric may have the name of the row's list.
-        names = row.get("unanswered-clients")
-        unanswered = len(names) if isinstance(names, list) else 0
+        unanswered = len(row.get("unanswered-clients", ()))
         trained.append((row.get("clients", 0), row.get("rejected", 0) + unanswered))
         came = row.get("evaluated", 0) - row.get("evaluated-before", 0)
         lost = row.get("evaluation-rejected", 0) + row.get("evaluation-unanswered", 0)
@@ -228,6 +232,28 @@ def write_json(path: Path, value: object) -> None:
     write_atomically(path, (strict_json(value, indent=2) + "\n").encode())
 
 
+@contextlib.contextmanager
+def log_os_errors(what: object, lost: set[str] | None = None) -> Iterator[None]:
+    """Log an `OSError` as one line ("... not written") instead of raising it.
+
+    If writing fails, ``what`` is added to ``lost``; if it succeeds, it is removed.
+    """
+    lost = set() if lost is None else lost
+    try:
+        yield
+        lost.discard(str(what))
+    except OSError as error:
+        log(ERROR, "%s not written: %s", what, error)
+        lost.add(str(what))
+
+
+def refuse_losses(output: object, lost: set[str]) -> None:
+    """Raise `SettingsError` if files of an output folder could not be written."""
+    files = ", ".join(sorted(lost))
+    allowed = f"writable; not written: {files}; the log shows the reasons"
+    require(not lost, "output", str(output), allowed)
+
+
 def strict_json(value: object, indent: int | None = None) -> str:
     """Serialize a value as standard JSON: NaN and infinities become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
@@ -277,17 +303,3 @@ def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
         if value is not None and value > best:
             best, best_at, since = value, row["round"], 0
     return best_at, since
-
-
-def stopped_early(rows: Sequence[Mapping[str, Any]], patience: int) -> bool:
-    """Return True if early stopping ends a run after the last of its rounds.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        The metrics of all rounds so far, in order.
-    patience : int
-        Number of successive evaluations without improvement; 0 never ends a run.
-    """
-    evaluated = bool(rows) and bool(rows[-1].get("evaluated"))
-    return evaluated and patience > 0 and best_round(rows)[1] >= patience

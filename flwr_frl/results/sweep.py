@@ -1,7 +1,13 @@
-"""Runs of a command: points of a grid × algorithms × seeds, possibly in parallel."""
+"""Runs of a command: points of a grid × algorithms × seeds, possibly in parallel.
 
+`tune` chooses settings on validation data and tests the chosen ones once.
+"""
+
+import math
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,18 +25,26 @@ from flwr_frl.common.settings import (
     require,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.output import archive_run, refuse_losses
-from flwr_frl.results.parallel import run_parallel
-from flwr_frl.results.report import (
-    read_comparable,
-    shared_config,
+from flwr_frl.results.comparison import (
+    OVER_SEEDS,
+    folder_of,
     write_comparison,
+    write_tables,
 )
-from flwr_frl.results.results import LATEST, LOST, failure, objects_in
-from flwr_frl.results.tables import OVER_SEEDS
+from flwr_frl.results.output import archive_run
+from flwr_frl.results.processes import run_parallel
+from flwr_frl.results.results import (
+    LATEST,
+    LOST,
+    SUMMARY,
+    failure,
+    log_os_errors,
+    objects_in,
+    read_object,
+    refuse_losses,
+    write_json,
+)
 
-# The folder of a seed is named by this prefix and the seed.
-PREFIX = "seed-"
 # Their mean would understate the privacy loss, or the failure, of some runs.
 LARGEST = ("epsilon", EXAMPLE_EPSILON, LOST)
 # Entries without a meaningful standard deviation over seeds.
@@ -39,6 +53,17 @@ WITHOUT_DEVIATION = (
     *LARGEST,
     *LATEST,
 )
+TUNED = "tune.json"
+# The fraction of the training examples that is held out by default.
+VALIDATION_FRACTION = 0.2
+# Settings that the search sets itself, or that need validation sets in the final run.
+FIXED = (
+    *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
+    *("patience", "keep-best"),
+)
+
+# Settings of a point of the grid.
+Point = dict[str, Setting]
 # Checks the settings of some algorithms and returns all of them.
 Check = Callable[[Sequence[str], Settings], Settings]
 # Runs an algorithm with checked settings and returns its summary.
@@ -100,7 +125,7 @@ class Sweep:
             default = defaults()["seed"]
             first = int(converted("seed", given.get("seed", default), default))
             planned = [
-                in_folder(given, output, f"{PREFIX}{seed}", algorithms) | {"seed": seed}
+                in_folder(given, output, folder_of(seed), algorithms) | {"seed": seed}
                 for seed in range(first, first + self.count)
             ]
             former = given.get("resume", "")
@@ -146,7 +171,8 @@ class Sweep:
                 return summary
         if self.count is None:
             return by_seed[0]
-        return combine(group.folder, group.settings, by_seed)
+        combined = combine(group.folder, [int(each["seed"]) for each in group.settings])
+        return {name: combined[name] for name in names}
 
 
 def _summary(
@@ -181,50 +207,36 @@ def in_folder(
 def have_begun(folder: Path, algorithms: Iterable[str]) -> bool:
     """Return True if a run of one of the algorithms, of any seed, has a checkpoint."""
     runs = (f"{short_name(name)}/{CHECKPOINT}" for name in algorithms)
-    places = (place for run in runs for place in (run, f"{PREFIX}*/{run}"))
+    places = (place for run in runs for place in (run, f"{folder_of('*')}/{run}"))
     return any(any(folder.glob(place)) for place in places)
 
 
-def combine(
-    output: Path,
-    runs: Sequence[Settings],
-    by_seed: Sequence[Mapping[str, Mapping[str, Any]]],
-) -> dict[str, dict[str, Any]]:
+def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Write the summary, tables, plots and page over the runs of several seeds.
 
-    They include earlier algorithms that were run with the same settings and all seeds.
+    They include algorithms of earlier commands, which were run with the same settings
+    and all seeds.
 
     Parameters
     ----------
     output : Path
         The output folder of all seeds.
-    runs : sequence of mapping
-        The settings of each seed.
-    by_seed : sequence of mapping
-        The summaries by algorithm of each seed.
+    seeds : sequence of int
+        The seeds.
 
     Returns
     -------
     dict
-        The summary over the seeds of each algorithm in ``by_seed``.
+        The summary over the seeds of each algorithm.
     """
-    folders = [Path(str(run["output"])) for run in runs]
-    configs = [shared_config(run) for run in runs]
-    # The summary in the folder of a seed also has algorithms of earlier commands.
-    earlier = (read_comparable(*pair) for pair in zip(folders, configs, strict=True))
-    compared = [
-        {**objects_in(content["algorithms"]), **seed}
-        for content, seed in zip(earlier, by_seed, strict=True)
-    ]
+    contents = [read_object(output / folder_of(seed) / SUMMARY) for seed in seeds]
+    compared = [content["algorithms"] for content in contents]
     common = [name for name in compared[0] if all(name in seed for seed in compared)]
     of_all = {name: over_seeds([seed[name] for seed in compared]) for name in common}
-    content = {
-        "algorithms": of_all,
-        "config": {**configs[0], "output": str(output)},
-        "seeds": [run["seed"] for run in runs],
-    }
-    refuse_losses(output, write_comparison(output, content, folders))
-    return {name: of_all[name] for name in by_seed[0]}
+    config = {**contents[0]["config"], "output": str(output)}
+    content = {"algorithms": of_all, "config": config, "seeds": list(seeds)}
+    refuse_losses(output, write_comparison(output, content))
+    return of_all
 
 
 def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -254,3 +266,130 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if name not in WITHOUT_DEVIATION and len(values) > 1:
             combined[name + OVER_SEEDS] = float(np.std(values, ddof=1))
     return {**combined, "seeds": len(summaries)}
+
+
+def points(text: str) -> list[Point]:
+    """Parse a grid, ``name=value,value … name=value …``, into its points.
+
+    Raises `SettingsError` if it cannot be parsed.
+    """
+    axes: dict[str, list[Setting]] = {}
+    for part in text.split():
+        name, _, values = part.partition("=")
+        valid = bool(name and values) and name not in axes and name not in FIXED
+        require(valid, "grid", text, f"'name=value,value …', not {part!r}")
+        axes[name] = [_parse_value(value) for value in values.split(",")]
+    require(bool(axes), "grid", text, "settings with values: 'name=value,value …'")
+    return [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
+
+
+def _parse_value(text: str) -> Setting:
+    """Parse a value as TOML. Anything else is a string, which needs no quotes."""
+    try:
+        value: Setting = tomllib.loads(f"value = {text}")["value"]
+        return value
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def tune(
+    algorithms: Sequence[str],
+    grid: Sequence[Point],
+    overrides: Settings,
+    output: Path,
+    sweep: Sweep,
+) -> dict[str, dict[str, Any]]:
+    """Run all points of a grid, then run and test the best point of each algorithm.
+
+    Points are trained on a part of the training examples and evaluated on the rest
+    (``validation-fraction``, 0.2 by default); no test set is used. The point with the
+    highest accuracy, or the lowest loss if there are no accuracies, is trained on all
+    training examples and tested. The first point wins a tie.
+
+    Parameters
+    ----------
+    algorithms : sequence of str
+        The algorithms. Each is tuned separately.
+    grid : sequence of dict
+        The points, as `points` returns them.
+    overrides : mapping
+        Settings of all points. With ``resume``, runs that have a checkpoint continue.
+    output : Path
+        The output folder, for ``<algorithm>/point-<i>``, ``<algorithm>/test-<i>``,
+        ``tune.json`` and the tables.
+    sweep : Sweep
+        Makes the runs.
+
+    Returns
+    -------
+    dict
+        The content of ``tune.json``, by algorithm: ``points`` with their ``settings``
+        and their ``accuracy`` or ``loss``, or why they ``failed``; the settings
+        ``picked``; and ``test``, the summary.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is invalid or all points of an algorithm failed.
+    """
+    allowed = "unset with tune, which evaluates on validation and then on test data"
+    chosen = overrides.get("evaluate-on")
+    require(chosen is None, "evaluate-on", chosen, allowed)
+    fraction = overrides.get("validation-fraction") or VALIDATION_FRACTION
+    held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
+    whole: Settings = {"validation-fraction": 0.0, "evaluate-on": "test"}
+
+    def plan(algorithm: str, settings: Settings, name: str) -> RunGroup:
+        place = f"{short_name(algorithm)}/{name}"
+        placed = in_folder({**overrides, **settings}, str(output), place, [algorithm])
+        return sweep.plan([algorithm], placed)
+
+    # Everything is checked before anything runs.
+    planned: dict[str, list[RunGroup]] = {}
+    for name in algorithms:
+        plan(name, {**grid[0], **whole, "resume": ""}, "test-0")
+        planned[name] = [
+            plan(name, {**point, **held_out}, f"point-{i}")
+            for i, point in enumerate(grid)
+        ]
+    tuned, lost = dict[str, dict[str, Any]](), set[str]()
+    for name, groups in planned.items():
+        short = short_name(name)
+        outcomes = sweep.carry_out(groups, tolerant=True)
+        scores = [_score(each, short) for each in outcomes]
+        finite = {
+            i: score.get("accuracy", -score.get("loss", 0.0))
+            for i, score in enumerate(scores)
+            if "failed" not in score
+        }
+        why = f"a point that {name} can run; first failure: {scores[0].get('failed')}"
+        require(bool(finite), "grid", list(grid), why)
+        best = max(finite, key=lambda i: finite[i])
+        (test,) = sweep.carry_out([plan(name, {**grid[best], **whole}, f"test-{best}")])
+        assert not isinstance(test, SettingsError)
+        tuned[short] = {
+            "validation-fraction": fraction,
+            "points": [{"settings": grid[i]} | each for i, each in enumerate(scores)],
+            "picked": grid[best],
+            "test": test[short],
+        }
+        with log_os_errors(TUNED, lost):
+            # Algorithms that were tuned earlier keep their entries.
+            earlier = objects_in(read_object(output / TUNED))
+            write_json(output / TUNED, {**earlier, **tuned})
+            tested = {name: entry["test"] for name, entry in tuned.items()}
+            write_tables(output, tested, "test")
+    refuse_losses(output, lost)
+    return tuned
+
+
+def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:
+    # A learning rate that diverges must not end the search.
+    if isinstance(outcome, SettingsError):
+        return {"failed": str(outcome)}
+    name = "accuracy" if "accuracy" in outcome[algorithm] else "loss"
+    value = outcome[algorithm].get(name)
+    # The summary of a resumed run is read from JSON, with null for such values.
+    if value is None or not math.isfinite(value):
+        return {"failed": f"there is no finite {name}"}
+    return {name: value}

@@ -257,12 +257,18 @@ class Tracking:
         self.name, self.uri = str(settings["tracker"]), str(settings["tracker-uri"])
         named = bool(self.name) or not self.uri
         require(named, "tracker-uri", self.uri, "empty without a tracker")
-        self._class = _tracker_class(self.name)
+        self._class = _tracker_class(self.name) if self.name else None
         self._tracker: Tracker | None = None
 
     @contextlib.contextmanager
-    def of(self, about: About) -> Iterator["Tracking"]:
-        """Track a run. An exception in the context ends it as a stopped run."""
+    def of(self, about: About) -> Iterator["Tracking | None"]:
+        """Track a run; None without a tracker.
+
+        An exception in the context ends it as a stopped run.
+        """
+        if self._class is None:
+            yield None
+            return
         with self._logging_failures():
             self._tracker = self._class(self.uri)
             self._tracker.start(about)
@@ -274,20 +280,16 @@ class Tracking:
 
     def add(self, row: Row) -> None:
         """Log the metrics of a round."""
-        if tracker := self._tracker:
-            with self._logging_failures():
-                tracker.add(row["round"], numbers(row))
-            if self._tracker is None:
-                # An open run would otherwise be shown as running forever.
-                with contextlib.suppress(Exception, SystemExit):
-                    tracker.end(False, {}, [])
+        with self._logging_failures():
+            if self._tracker:
+                self._tracker.add(row["round"], numbers(row))
 
     def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
         """End the run."""
-        if self._tracker:
-            with self._logging_failures():
-                self._tracker.end(finished, numbers(summary), files)
-        self._tracker = None
+        tracker, self._tracker = self._tracker, None
+        with self._logging_failures():
+            if tracker:
+                tracker.end(finished, numbers(summary), files)
 
     @contextlib.contextmanager
     def _logging_failures(self) -> Iterator[None]:
@@ -306,9 +308,6 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def _tracker_class(name: str) -> type[Tracker]:
-    """Return the class of a tracker; without a name, one that does nothing."""
-    if not name:
-        return Tracker
     if is_path(name):
         kind: type[Tracker] = load(name, "tracker")
         valid = isinstance(kind, type) and issubclass(kind, Tracker)

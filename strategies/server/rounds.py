@@ -21,15 +21,14 @@ from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
-from flwr_frl.results.output import log_os_errors
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import (
     STATUS,
     Row,
     best_round,
     describe,
+    log_os_errors,
     quality,
-    stopped_early,
     strict_json,
 )
 from flwr_frl.strategies.base import Strategy
@@ -37,6 +36,8 @@ from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.run_settings import RunSettings
 
+# Lists of clients in the row of a round.
+LISTS = ("rejected-clients", "unanswered-clients", "silent-clients")
 # Called with the run's token and each client's last round that has counted; returns
 # whether all states are written.
 KeepClients = Callable[[str, Mapping[str, int]], bool]
@@ -104,7 +105,8 @@ def run_rounds(
             bytes_evaluate = tested.pop("bytes-down", 0) + tested.pop("bytes-up", 0)
             tested["bytes-evaluate"] = bytes_evaluate
             # Clients' metrics must not replace the server's.
-            tested.pop("round", None)
+            for name in ("round", *LISTS):
+                tested.pop(name, None)
             metrics = {**tested, **metrics}
         if after_round is not None and after_round(server_round, arrays, metrics):
             break
@@ -263,7 +265,7 @@ class Rounds:
         # With FedAsync there may be as many rounds as replies.
         needed = settings.patience or settings.keep_best
         best, since = best_round(self.report.rows) if needed else (0, 0)
-        if ends := stopped_early(self.report.rows, settings.patience):
+        if ends := 0 < settings.patience <= since:
             text = "the run ends: no better validation in %d evaluations since round %d"
             log(INFO, text, since, best)
         # Few snapshots are written, and only those are encoded.

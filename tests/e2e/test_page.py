@@ -9,8 +9,7 @@ import pytest
 from browser import CHROMIUM, browser
 from page_folders import write as write_run
 
-from flwr_frl.results.page.document import write_page
-from flwr_frl.results.page.serving import PageServer
+from flwr_frl.results.page import PageServer, write_page
 
 pytestmark = [
     pytest.mark.e2e,

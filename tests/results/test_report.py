@@ -1,12 +1,16 @@
-"""Reports: rows, and a summary that averages the last rounds, never the best round."""
+"""Reports: rows that survive crashes and full disks, and a summary of the last ones."""
+
+import json
 
 import pytest
-from command_line import json_of, tree
+from command_line import json_of, lines_of, tree
+from disks import full
 from named_tasks import dashed
 
 from flwr_frl.common.settings import resolve
+from flwr_frl.results.comparison import write_csv
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import lost_share, summarize
+from flwr_frl.results.results import client_means, lost_share, read_rows, summarize
 
 
 def row(number: int, accuracy: float | None = None, **values) -> dict:
@@ -29,6 +33,10 @@ def journal(tmp_path, rounds: int, **more) -> Report:
     return report
 
 
+def accuracies(**clients: float) -> dict:
+    return {name: {"accuracy": value} for name, value in clients.items()}
+
+
 def finished(tmp_path, algorithm: str, accuracy: float, **overrides) -> dict:
     report = Report(settings_of(tmp_path, algorithm=algorithm, **overrides))
     for number in range(1, 5):
@@ -39,6 +47,80 @@ def finished(tmp_path, algorithm: str, accuracy: float, **overrides) -> dict:
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "out" / "fedrep" / "metrics.jsonl"
+
+
+def test_rows_are_written_with_the_metrics_of_each_client(tmp_path, path):
+    report = Report(settings_of(tmp_path))
+    assert path.read_bytes() == b""
+    report.add(row(1), accuracies(a=0.5))
+    clients = {"client-metrics": {"a": {"accuracy": 0.5}}}
+    assert json.loads(path.read_text()) == {**row(1), **clients}
+    assert report.rows == read_rows(path) == [row(1)]
+
+
+def test_a_resumed_run_keeps_earlier_undamaged_rows(tmp_path, path):
+    report = Report(settings_of(tmp_path))
+    for number in range(1, 6):
+        report.add(row(number), accuracies(a=number / 10))
+    Report(settings_of(tmp_path), after=3).add(row(4), accuracies(a=0.9))
+    assert [each["round"] for each in read_rows(path)] == [1, 2, 3, 4]
+    # Client metrics are kept as well: (0.1 + 0.2 + 0.3 + 0.9) / 4.
+    assert client_means(path.parent, "accuracy", 0) == {"a": pytest.approx(0.375)}
+    # A truncated line is dropped, and all lines after it.
+    path.write_text(path.read_text().replace('"a": {"accuracy": 0.2', '"a": {"accu'))
+    assert Report(settings_of(tmp_path), after=4).rows == read_rows(path) == [row(1)]
+
+
+@pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
+def test_a_full_disk_delays_rows_and_loses_none(tmp_path, path, monkeypatch, call):
+    journal(tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(call, full)
+        report = Report(settings_of(tmp_path), after=1)
+        report.add(row(2))
+        assert report.lost == {"fedrep/metrics.jsonl"}
+    assert read_rows(path) == [row(1)]
+    report.add(row(3))
+    assert read_rows(path) == [row(1), row(2), row(3)]
+    assert report.lost == set()
+
+
+def test_csv_has_one_line_per_number(tmp_path):
+    line = {"round": 4, "seconds": 1.5, "silent-clients": ["a"], "ok": True}
+    line |= {"client-metrics": {"pi, 1": {"accuracy": 0.25, "loss": None}}}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    clients = {"pi, 1": {"num-examples": 9, "class-counts": {"7": 4}, "accuracy": 0.5}}
+    (tmp_path / "a" / "clients.json").write_text(json.dumps(clients | {"x": []}))
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "client-metrics": []}\n[1]\n')
+    runs = {(name, 3): tmp_path / name for name in "ab"}
+    write_csv(tmp_path / "metrics.csv", runs, "test")
+    lines = lines_of(tmp_path / "metrics.csv")
+    about = {(r["algorithm"], r["seed"], r["evaluated-on"]) for r in lines}
+    assert about == {("a", "3", "test"), ("b", "3", "test")}
+    cells = [(r["client"], r["round"], r["metric"], r["value"]) for r in lines]
+    assert cells == [
+        ("pi, 1", "4", "accuracy", "0.25"),
+        ("", "4", "seconds", "1.5"),
+        ("pi, 1", "0", "num-examples", "9"),
+        ("pi, 1", "0", "class-count:7", "4"),
+        ("pi, 1", "4", "accuracy", "0.25"),
+        ("", "4", "seconds", "1.5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "worst", "best"),
+    # Accuracies are 0, 0.1, 0.2, ... One tenth of 5 or 10 clients is 1, of 11 it is 2.
+    [(5, 0.0, 0.4), (10, 0.0, 0.9), (11, 0.05, 0.95)],
+)
+def test_worst_and_best_decile(count, worst, best):
+    means = {str(i): i / 10 for i in reversed(range(count))}
+    summary = summarize([row(1)], {}, 1, means)
+    assert summary["accuracy-worst-decile"] == pytest.approx(worst)
+    assert summary["accuracy-best-decile"] == pytest.approx(best)
 
 
 def test_missing_rounds_are_logged_when_a_run_is_resumed(tmp_path, path, caplog):
@@ -95,7 +177,6 @@ def test_summary_has_the_number_of_clients_of_each_mean():
         ([{"clients": 4, "evaluated": 1, "evaluation-rejected": 3}], 4, 0.75),
         ([{"clients": 4, "evaluated": 2, "evaluation-unanswered": 2}, {}], 4, 0.5),
         ([{"evaluated": 4, "evaluated-before": 3, "evaluation-rejected": 1}], 4, 0.5),
-        ([{"clients": 2, "unanswered-clients": 1.0}], 2, 0.0),
         ([{}], 2, 0.0),
     ],
 )

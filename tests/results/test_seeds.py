@@ -8,8 +8,8 @@ from command_line import json_of
 from refusals import code_of
 
 from flwr_frl.common.settings import resolve
-from flwr_frl.results.sweep import Sweep, combine, in_folder, over_seeds
-from flwr_frl.results.tune import points
+from flwr_frl.results.results import write_json
+from flwr_frl.results.sweep import Sweep, combine, in_folder, over_seeds, points
 
 
 def planned(count, algorithms=("fedavg",), **given):
@@ -69,15 +69,17 @@ def test_means_and_sample_standard_deviations():
 
 
 def test_files_of_several_seeds(tmp_path, figures):
-    runs, of_seeds = [], []
     for seed, accuracy in ((0, 0.25), (1, 0.75)):
         folder = tmp_path / f"seed-{seed}"
         (folder / "fedavg").mkdir(parents=True)
-        of_seeds.append({"fedavg": {"accuracy": accuracy, "rounds": 2}})
         row = {"round": 1, "accuracy": accuracy, "train-loss": 1}
         (folder / "fedavg" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        runs.append(resolve({"seed": seed, "output": str(folder)}))
-    summaries = combine(tmp_path, runs, of_seeds)
+        algorithms = {"fedavg": {"accuracy": accuracy, "rounds": 2}}
+        config = dict(resolve({"seed": seed, "output": str(folder)}))
+        write_json(
+            folder / "summary.json", {"algorithms": algorithms, "config": config}
+        )
+    summaries = combine(tmp_path, [0, 1])
     deviation = np.std([0.25, 0.75], ddof=1)
     assert summaries["fedavg"]["accuracy-std-seeds"] == pytest.approx(deviation)
     written = json_of(tmp_path / "summary.json")

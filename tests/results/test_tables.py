@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from flwr_frl.results.tables import cells, latex, markdown, show, write_tables
+from flwr_frl.results.comparison import cells, latex, markdown, show, write_tables
 
 SUMMARIES = {
     "fedavg": {"accuracy": 0.5, "accuracy-weighted": 0.25, "bytes": 1_500_000},
@@ -74,6 +74,6 @@ MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
 def test_narrow_terminal_shows_all_words_and_columns(monkeypatch, summaries, words):
     text = StringIO()
     narrow = Console(file=text, width=50)
-    monkeypatch.setattr("flwr_frl.results.tables.Console", lambda: narrow)
+    monkeypatch.setattr("flwr_frl.results.comparison.Console", lambda: narrow)
     show(summaries, "test")
     assert [word for word in words if word not in text.getvalue()] == []

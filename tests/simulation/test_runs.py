@@ -11,8 +11,7 @@ from flwr_frl import cli, running
 from flwr_frl.arguments import parse
 from flwr_frl.common.settings import defaults
 from flwr_frl.predict.__main__ import named_in, parser_of
-from flwr_frl.results.plot import plot
-from flwr_frl.results.report import PER_RUN
+from flwr_frl.results.comparison import PER_RUN, plot
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,7 @@ def compared(tmp_path_factory) -> Path:
     """Output of FedAvg and FedRep on digits."""
     output = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.results.report.plot", plot)
+        patch.setattr("flwr_frl.results.comparison.plot", plot)
         words = ("fedavg", "fedrep", "--rounds", "15")
         quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
         assert run(output, *words, **quick) == 0

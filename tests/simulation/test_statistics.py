@@ -20,8 +20,7 @@ from command_line import (
 )
 
 from flwr_frl import commands, running
-from flwr_frl.results import tune
-from flwr_frl.results.sweep import Sweep
+from flwr_frl.results.sweep import Sweep, points, tune
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
 QUICK |= {"model": "logistic", "batch_size": 100, "newcomer_epochs": 1}
@@ -177,9 +176,9 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     def run(name, settings):
         return {"loss": losses[settings["learning-rate"]]}
 
-    grid = tune.points("learning-rate=0.1,0.2,0.3,0.4,0.5")
+    grid = points("learning-rate=0.1,0.2,0.3,0.4,0.5")
     sweep = Sweep(lambda names, given: given, run)
-    tuned = tune.tune(["local"], grid, {}, tmp_path, sweep)["local"]
+    tuned = tune(["local"], grid, {}, tmp_path, sweep)["local"]
     assert tuned["picked"] == {"learning-rate": 0.5}
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 

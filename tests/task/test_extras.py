@@ -8,7 +8,7 @@ from refusals import assert_says, uninstall
 
 from flwr_frl import running
 from flwr_frl.common.settings import need
-from flwr_frl.results import plot
+from flwr_frl.results.comparison import plot
 from flwr_frl.strategies.grids.simulation import RayGrid
 
 
@@ -42,5 +42,5 @@ def test_run_without_extras_lacks_only_the_plot(lean, tmp_path, caplog, figures)
 
 
 def test_plot_is_drawn_if_matplotlib_is_installed(tmp_path):
-    plot.plot(tmp_path, [], [tmp_path])
+    plot(tmp_path, {})
     assert (tmp_path / "accuracy.png").is_file()

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flwr_frl.results.parallel import run_parallel
-from flwr_frl.results.terminal import signals_as_ctrl_c
+from flwr_frl.results.processes import run_parallel, signals_as_ctrl_c
 
 SCRIPT = """
 import pathlib, signal, sys, time
-from flwr_frl.results.parallel import run_parallel
-from flwr_frl.results.terminal import signals_as_ctrl_c
+from flwr_frl.results.processes import run_parallel
+from flwr_frl.results.processes import signals_as_ctrl_c
 
 FOLDER = pathlib.Path(sys.argv[1])
 

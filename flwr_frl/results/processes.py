@@ -1,12 +1,13 @@
-"""Parallel runs of one command, in separate processes."""
+"""Parallel runs of one command in separate processes, and signals that end a run."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
@@ -18,6 +19,36 @@ from rich.progress import track
 from flwr_frl.common.settings import ResourceError
 
 Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP as Ctrl-C, so that a run ends with a checkpoint.
+
+    Further signals are ignored while the checkpoint is written, as a closing terminal
+    may send several; a third Ctrl-C raises again. Signals that are ignored or have
+    another handler are left alone.
+    """
+    former = {}
+    received = 0
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received == 1 or (number == signal.SIGINT and received > 2):
+            raise KeyboardInterrupt
+
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Handlers can only be set in the main thread.
+        with contextlib.suppress(ValueError):
+            if signal.getsignal(number) in defaults:
+                former[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def run_parallel(
@@ -59,8 +90,7 @@ def run_parallel(
     )
     try:
         futures = [pool.submit(_call, function, *item) for item in items]
-        done = as_completed(futures)
-        for future in track(done, "runs", len(futures)):
+        for future in track(as_completed(futures), "runs", len(futures)):
             future.result()
     except BrokenProcessPool:
         raise ResourceError(
@@ -70,10 +100,9 @@ def run_parallel(
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()
-        pool.shutdown(cancel_futures=True)
         raise
     finally:
-        pool.shutdown()
+        pool.shutdown(cancel_futures=True)
     return [future.result() for future in futures]
 
 
@@ -82,7 +111,6 @@ def _start_worker(log_level: int) -> None:
     # parent, which sends SIGTERM.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The import sets a level of its own, so it must not come later.
     import_module("flwr.common")
@@ -99,15 +127,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Interrupt the call in progress, but only once, as it may write a checkpoint."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def _call(function: Callable[..., Result], *item: Any) -> Result:
     try:
-        return function(*item)
+        with signals_as_ctrl_c():
+            return function(*item)
     except KeyboardInterrupt:
         # The pool would start the next call, which cannot be cancelled any more.
         os._exit(1)

@@ -1,0 +1,385 @@
+"""The files that compare the runs of a folder: summary, tables, plot and page.
+
+All but the summary follow from the journals. ``metrics.csv`` has one line per round,
+client and metric, in long ("tidy") format.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.common import log
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flwr_frl.common.files import atomic_file, write_atomically
+from flwr_frl.common.messages import CLASS_COUNTS, OF_CLIENTS
+from flwr_frl.common.settings import Settings, facts
+from flwr_frl.results.page import write_page
+from flwr_frl.results.results import (
+    CLIENT_METRICS,
+    CLIENTS,
+    LOST,
+    METRICS,
+    METRICS_CSV,
+    PAGE,
+    PLOT,
+    SUMMARY,
+    Row,
+    is_number,
+    log_os_errors,
+    objects_in,
+    quality,
+    read_journal,
+    read_object,
+    read_rows,
+    write_json,
+)
+
+# Settings of a single run, which the summary's ``config`` leaves out.
+PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
+MARKDOWN, LATEX = "table.md", "table.tex"
+CSV_COLUMNS = (
+    *("algorithm", "seed", "evaluated-on"),
+    *("round", "client", "metric", "value"),
+)
+# The round of lines about a client's data, which belong to no round.
+NO_ROUND = 0
+# Entries of a summary: heading, number format, and divisor.
+COLUMNS: dict[str, tuple[str, str, float]] = {
+    "accuracy": ("accuracy", "{:.2%}", 1),
+    "accuracy-weighted": ("by examples", "{:.2%}", 1),
+    "accuracy-std-clients": ("std over clients", "{:.2%}", 1),
+    "accuracy-worst-decile": ("worst tenth", "{:.2%}", 1),
+    "accuracy-best-decile": ("best tenth", "{:.2%}", 1),
+    "accuracy-newcomers": ("new clients", "{:.2%}", 1),
+    "accuracy-global": ("global model", "{:.2%}", 1),
+    "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
+    "macro-f1": ("macro-F1", "{:.4f}", 1),
+    "distance": ("distance", "{:.4f}", 1),
+    "error": ("error", "{:.4f}", 1),
+    "consensus-distance": ("consensus distance", "{:.3g}", 1),
+    "consensus-step": ("consensus step", "{:.3g}", 1),
+    "loss-point": ("cost", "{:.4g}", 1),
+    "constraint": ("largest constraint", "{:.3g}", 1),
+    "evaluated": ("clients", "{:.7g}", 1),
+    LOST: ("lost replies", "{:.0%}", 1),
+    "epsilon": ("ε", "{:.4g}", 1),
+    "example-epsilon": ("ε of examples", "{:.4g}", 1),
+    "delta": ("δ", "{:g}", 1),
+    "rounds": ("rounds", "{:.7g}", 1),
+    "seconds": ("seconds", "{:.1f}", 1),
+    "seconds-simulated": ("simulated", "{:.1f}", 1),
+    "bits": ("Mbit of messages", "{:,.3f}", 1e6),
+    "bytes": ("MB", "{:,.1f}", 1e6),
+    "loss": ("loss", "{:.4g}", 1),
+    "loss-weighted": ("loss by examples", "{:.4g}", 1),
+}
+# Explains the headings. Completed by the setting `evaluate-on`.
+LEGEND = (
+    "accuracy: mean over clients and the last rounds, ± standard deviation over seeds; "
+    "by examples: mean over all {} examples; std over clients: in the last round; "
+    "worst and best tenth: mean over that tenth of the clients; clients: number of "
+    "clients in the means, unless a mean shows another"
+)
+# The suffix of a metric's standard deviation, which is shown with the metric.
+OVER_SEEDS = "-std-seeds"
+
+Summaries = Mapping[str, Mapping[str, Any]]
+# The folder of each run, by algorithm and seed.
+Runs = Mapping[tuple[str, Any], Path]
+# The simulated time of a run so far.
+CLOCK = "seconds-simulated"
+# Metrics with a logarithmic axis.
+ERRORS = ("distance", "error", "loss")
+# Line styles. Each is used with all ten colours before the next one is.
+STYLES = ("-", "--", ":", "-.")
+
+
+def read_comparable(settings: Settings) -> dict[str, Any]:
+    """Read the ``summary.json`` that a run with these settings joins.
+
+    Returns a summary without algorithms if the file is missing or damaged, if its runs
+    had other settings, or if it is over several seeds.
+    """
+    config = {name: value for name, value in settings.items() if name not in PER_RUN}
+    content = read_object(Path(str(settings["output"])) / SUMMARY)
+    former = content.get("config"), content.get("algorithms")
+    single = "seeds" not in content and all(isinstance(p, dict) for p in former)
+    if single and _comparable(content["config"]) == _comparable(config):
+        return content
+    return {"algorithms": {}, "config": config}
+
+
+def _comparable(config: Settings) -> dict[str, Any]:
+    return {name: v for name, v in config.items() if name not in facts("always")}
+
+
+def folder_of(seed: object) -> str:
+    """Return the name of the folder with the runs of one of several seeds."""
+    return f"seed-{seed}"
+
+
+def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
+    """Write the summary, ``metrics.csv``, tables, plots and page of an output folder.
+
+    A file that cannot be written is logged, and the others are written nevertheless.
+
+    Parameters
+    ----------
+    output : Path
+        The output folder.
+    summary : mapping
+        The content of ``summary.json``.
+
+    Returns
+    -------
+    set of str
+        The files that could not be written.
+    """
+    lost = set[str]()
+    summaries, config = summary["algorithms"], summary["config"]
+    evaluated_on = str(config["evaluate-on"])
+    folders = {config["seed"]: output}
+    if "seeds" in summary:
+        folders = {seed: output / folder_of(seed) for seed in summary["seeds"]}
+    runs = {
+        (n, seed): folder / n for seed, folder in folders.items() for n in summaries
+    }
+    writers: dict[str, Callable[[], object]] = {
+        SUMMARY: lambda: write_json(output / SUMMARY, summary),
+        METRICS_CSV: lambda: write_csv(output / METRICS_CSV, runs, evaluated_on),
+        "tables": lambda: write_tables(output, summaries, evaluated_on),
+        PLOT: lambda: plot(output, runs),
+        PAGE: lambda: write_page(output),
+    }
+    for name, write in writers.items():
+        with log_os_errors(name, lost):
+            write()
+    return lost
+
+
+def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
+    """Return the rows of the table; the first row has the headings.
+
+    Parameters
+    ----------
+    summaries : mapping
+        The summary of each algorithm.
+    evaluated_on : {"test", "validation"}, default "test"
+        The examples on which accuracies and losses were measured.
+    """
+    # All other entries are metrics of the task.
+    every = [name for summary in summaries.values() for name in summary]
+    hidden = {"seeds"}
+    if "accuracy" in every:
+        hidden |= {"loss", "loss-weighted"}
+    if not any(summary.get(LOST) for summary in summaries.values()):
+        hidden.add(LOST)
+    present = [
+        name
+        for name in dict.fromkeys([*COLUMNS, *every])
+        if name in every and name not in hidden
+        if not name.endswith((OVER_SEEDS, OF_CLIENTS))
+    ]
+    named = {"accuracy": "validation accuracy"} if evaluated_on == "validation" else {}
+    named["loss"] = f"{evaluated_on} loss"
+    rows = [["algorithm", *(named.get(n, _look(n)[0]) for n in present)]]
+    for algorithm, summary in summaries.items():
+        rows.append([algorithm, *(_cell(summary, name) for name in present)])
+    return rows
+
+
+def _look(name: str) -> tuple[str, str, float]:
+    return COLUMNS.get(name, (name, "{:.4g}", 1))
+
+
+def _cell(summary: Mapping[str, Any], name: str) -> str:
+    value, (_, form, unit) = summary.get(name), _look(name)
+    if not is_number(value):
+        return ""
+    text = form.format(value / unit)
+    if (deviation := summary.get(name + OVER_SEEDS)) is not None:
+        text += f" ± {form.format(deviation)}"
+    if (clients := summary.get(name + OF_CLIENTS)) is not None:
+        text += f" ({clients:.7g} clients)"
+    return text
+
+
+def show(summaries: Summaries, evaluated_on: str) -> None:
+    """Print the table."""
+    head, *rows = cells(summaries, evaluated_on)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading, *column in zip(head, *rows, strict=True):
+        # Words are never cut, however narrow the terminal is.
+        words = " ".join([heading, *column]).split()
+        table.add_column(escape(heading), min_width=max(map(len, words)))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    # Lines of a table that is wider than the terminal are wrapped.
+    Console().print(table, crop=False)
+
+
+def write_tables(output: Path, summaries: Summaries, evaluated_on: str) -> None:
+    """Write ``table.md`` and ``table.tex``."""
+    rows, legend = cells(summaries, evaluated_on), LEGEND.format(evaluated_on)
+    write_atomically(output / MARKDOWN, f"{markdown(rows)}\n{legend}.\n".encode())
+    write_atomically(output / LATEX, f"% {legend}.\n{latex(rows)}".encode())
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Format rows as a Markdown table. The first row has the headings."""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+    lines = ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
+    return "\n".join(lines) + "\n"
+
+
+def latex(rows: list[list[str]]) -> str:
+    """Format rows as a LaTeX tabular. The first row has the headings."""
+    head, *body = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        *(r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tex(text: str) -> str:
+    special = {**{c: "\\" + c for c in "&%$#_{}"}, "±": r"$\pm$"}
+    special |= {"ε": r"$\varepsilon$", "δ": r"$\delta$"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
+    return "".join(special.get(c, c) for c in text)
+
+
+def write_csv(path: Path, runs: Runs, evaluated_on: str) -> None:
+    """Write ``metrics.csv`` from the journals and ``clients.json`` of some runs.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    runs : mapping
+        The folder of each run, by algorithm and seed.
+    evaluated_on : str
+        The examples on which accuracies and losses were measured.
+    """
+    with atomic_file(path, durable=False) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for run, directory in runs.items():
+            for server_round, client, metrics in _metrics_in(directory):
+                place = (*run, evaluated_on, server_round, client)
+                for name, value in metrics.items():
+                    if is_number(value) and name != "round":
+                        writer.writerow((*place, name, value))
+        text.detach()
+
+
+def _metrics_in(directory: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """Yield round, client and metrics; metrics of the run follow those of clients."""
+    for row in read_journal(directory / METRICS):
+        for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
+            yield row["round"], client, metrics
+        yield row["round"], "", row
+    for client, entry in objects_in(read_object(directory / CLIENTS)).items():
+        sizes = ("num-examples", "num-test-examples")
+        counts = entry.get(CLASS_COUNTS, {}).items()
+        yield NO_ROUND, client, {name: entry.get(name) for name in sizes}
+        yield NO_ROUND, client, {f"class-count:{name}": n for name, n in counts}
+
+
+def plot(output: Path, runs: Runs) -> None:
+    """Plot accuracy (or error) and training loss by round in ``accuracy.png``.
+
+    Runs with a simulated time are plotted by it as well. Of several seeds, the mean and
+    one standard deviation to either side are plotted. Without matplotlib, nothing is.
+
+    Parameters
+    ----------
+    output : Path
+        The folder of the plot.
+    runs : mapping
+        The folder of each run, by algorithm and seed.
+    """
+    if find_spec("matplotlib") is None:
+        text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
+        log(INFO, text, PLOT, PAGE)
+        return
+    from matplotlib.figure import Figure
+
+    rows = dict[str, list[list[Row]]]()
+    for (algorithm, _), directory in runs.items():
+        rows.setdefault(algorithm, []).append(read_rows(directory / METRICS))
+    present = {
+        n for seeds in rows.values() for run in seeds for row in run for n in row
+    }
+    measure = quality(present)
+    panels = [(measure, "round"), ("train-loss", "round")]
+    if CLOCK in present:
+        panels.append((measure, CLOCK))
+    figure = Figure(figsize=(4.5 * len(panels) + 1.5, 3.6), layout="constrained")
+    every = figure.subplots(1, len(panels))
+    for axes, (metric, across) in zip(every, panels, strict=True):
+        for i, (name, seeds) in enumerate(rows.items()):
+            rounds, means, deviations = curve(seeds, metric)
+            times = dict(zip(*curve(seeds, across)[:2], strict=True))
+            if not rounds or not times.keys() >= set(rounds):
+                continue
+            at, style = [times[n] for n in rounds], STYLES[i // 10 % len(STYLES)]
+            axes.plot(at, means, f"C{i % 10}", ls=style, marker=".", ms=3, label=name)
+            if len(seeds) > 1:
+                low, high = np.subtract(means, deviations), np.add(means, deviations)
+                axes.fill_between(at, low, high, color=f"C{i % 10}", alpha=0.2, lw=0)
+        axes.set(xlabel=across, ylabel=metric)
+        axes.grid(alpha=0.3)
+        if metric == "accuracy":
+            axes.yaxis.set_major_formatter("{x:.0%}")
+        elif metric in ERRORS and all(min(x.get_ydata()) > 0 for x in axes.lines):
+            axes.set_yscale("log")
+        if across == CLOCK:
+            axes.set(xlabel="simulated time", xscale="log")
+    if lines := {line.get_label(): line for axes in every for line in axes.lines}:
+        figure.legend(lines.values(), lines, loc="outside right upper", fontsize=8)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_atomically(output / PLOT, image.getvalue())
+
+
+def curve(
+    runs: list[list[Row]], metric: str
+) -> tuple[list[int], list[float], list[float]]:
+    """Return the mean and deviation of a metric over runs, by round.
+
+    Parameters
+    ----------
+    runs : list of list of dict
+        The rows of each run.
+    metric : str
+        The metric.
+
+    Returns
+    -------
+    rounds, means, deviations
+        The rounds in which all runs have a value, with the mean and the sample standard
+        deviation (n - 1), which is 0 for a single run.
+    """
+    values = [
+        {row["round"]: row[metric] for row in rows if row.get(metric) is not None}
+        for rows in runs
+    ]
+    rounds = sorted(set.intersection(*map(set, values)))
+    table = np.array([[run[r] for r in rounds] for run in values])
+    spread = table.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
+    return rounds, table.mean(0).tolist(), spread.tolist()
