@@ -24,20 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
 from benchmarks.common import write  # noqa: E402
-from benchmarks.peers_commands import (  # noqa: E402
+from benchmarks.peers_page import Found, every_tenth, page  # noqa: E402
+from benchmarks.peers_runs import (  # noqa: E402
     BARE,
     FEDJAX,
     FLUKE,
     PFL,
     WORKS,
     Peer,
+    adopt_orphans,
     peers,
     rounds_of,
-)
-from benchmarks.peers_found import Found, every_tenth  # noqa: E402
-from benchmarks.peers_page import page  # noqa: E402
-from benchmarks.peers_processes import (  # noqa: E402
-    adopt_orphans,
     run,
     train_folder,
     write_examples,

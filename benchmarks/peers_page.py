@@ -1,12 +1,20 @@
-"""The page of ``peers.py``: tables and differences."""
+"""The page of ``peers.py``: measurements of each peer, and tables of all."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
-from benchmarks.common import markdown
-from benchmarks.peers_commands import BARE, SOFTMAX, WORKS
-from benchmarks.peers_found import Found
+import torch
 
+from benchmarks.common import markdown
+from benchmarks.peer_apps.work import CLIENTS, initial_model, read_client
+from benchmarks.peers_runs import BARE, SOFTMAX, WORKS
+
+Works = Mapping[str, Mapping[str, "Found"]]
+Left = list[tuple[str, str]]
+Examples = tuple[torch.Tensor, torch.Tensor]
 COLUMNS = (
     "",
     "CPU s a round",
@@ -19,88 +27,98 @@ COLUMNS = (
     "cosine",
     "loss",
 )
-ABOUT = """\
-CIFAR-10 in 100 clients of 500 images (5 shards), 10 clients per round, batches of 10, \
-plain SGD with learning rate 0.01, PFLlib's CNN (two convolutions, 512 hidden units; \
-the last layer is the head), no augmentation, one thread, no evaluation during the \
-measurement. For softmax, the model is softmax regression from 64 inputs to 10 \
-classes, and each of 100 clients has 50 random examples, labelled by a random linear \
-model; all clients train in every round. Libraries that need a message between \
-processes for each client are compared with the CNN only.
-
-Number of passes: {passes}. In each, all libraries run one after the other. The \
-time of a round is the median over the passes and over all rounds except the first of \
-each run (softmax: the first {every}, and each value is the mean of {every} rounds). \
-CPU time is summed over all processes of a library. Other processes run on the machine \
-at the same time, so CPU time is more reliable than seconds. It also increases when \
-both cores are busy, as with two processes.
-
-"""
-CHECKS = """
-To verify that the work is the same, the steps are counted. All libraries begin with \
-the same weights and sample the same clients in the same rounds, except Flower, whose \
-node ids are random. The minibatches differ. `moved` is the distance between the \
-initial and the final shared model, `cosine` is the cosine similarity of this change \
-with that of the bare loop in the same pass, and `loss` is the loss of the final \
-model on a tenth of all training examples.
-
-Differences:
-
-- The bare loop has the examples of all its clients in memory as floats before the \
-measurement starts, and exchanges no messages. The variant with channels last stores \
-them in the memory layout for which torch's convolutions are fast on a CPU. flwr-frl \
-uses this layout too, so it can be faster than the first variant. Its own overhead is \
-the difference from the second.
-- flwr-frl computes the features of a frozen representation once for all head epochs, \
-and not in batches of 10. This is not possible with augmented images and \
-`augment-head=true`, the default, or with dropout below the head; the work is then the \
-same as for the others. With 1 + 1 epochs it computes the features as often as the \
-others, in larger batches. Its images are bytes that are normalised in every epoch; \
-the others receive normalised floats. A round includes writing the results. On Ray its \
-steps are not counted; its model equals that of inline. Clients of the softmax \
-regression train together by default, so one counted step is a step of several \
-clients; `one by one` is the same run with `cohort="off"`.
-- PFLlib copies the global model to all 100 clients in each round, not to 10, and \
-reads a client's file again before training.
-- pfl-research and fluke keep the clients' examples in memory. pfl-research does not \
-shuffle them: it divides a client's examples into batches once. fluke keeps a model \
-and an optimizer for every client that has trained.
-- fedjax compiles the local training of one client with XLA, in the first round, which \
-is not timed, and trains one client after the other. XLA's convolutions run on the CPU.
-- BlazeFL reads a client's file before training. Its pool starts new processes in each \
-round, here with `fork`. With `spawn`, which its examples use because of GPUs, each \
-process would import torch again. Its thread pool requires a Python without the GIL \
-and was not run.
-- Flower: a minimal Flower app, [`peer_apps/flower`](../peer_apps/flower), which reads \
-a client's file for each message. Messages are sent between processes.
-
-Changes to the libraries:
-
-- PFLlib: its code needs no change for these versions of torch and NumPy. It requires \
-h5py, calmsize and cvxpy, and its data in files that `peers.py` writes next to a copy \
-of PFLlib. [`with_pfllib.py`](../peer_apps/with_pfllib.py) runs its `main.py`, \
-replaces the selection of clients, records the end of each round, and skips the \
-evaluation on all examples before the first round, which no option disables. PFLlib's \
-logistic regression has 60 inputs for an unknown data set; it is replaced by the one \
-with 64.
-- BlazeFL: [`with_blazefl.py`](../peer_apps/with_blazefl.py) is a loop over rounds as \
-in its examples, without the evaluation after each round. It creates one optimizer \
-before the pool starts. The first optimizer makes torch load its compiler; otherwise \
-each process of each round would do this, at a cost of more than a second of CPU time.
-- pfl-research: [`with_pfl.py`](../peer_apps/with_pfl.py) is its `FederatedAveraging` \
-in its `SimulatedBackend`, and samples the clients. It evaluates the clients in the \
-first round, which no option disables; that round is not timed.
-- fluke: [`with_fluke.py`](../peer_apps/with_fluke.py) is its `CentralizedFL` without \
-evaluation. The server's choice of clients is replaced.
-- fedjax: [`with_fedjax.py`](../peer_apps/with_fedjax.py) is its `federated_averaging` \
-with the same models in Haiku. It waits for JAX at the end of each round.
-- Flower: no change.
-
-"""
 
 
-Works = Mapping[str, Mapping[str, Found]]
-Left = list[tuple[str, str]]
+@dataclass
+class Found:
+    """Measurements of a peer over all passes.
+
+    Parameters
+    ----------
+    work : str
+        A key of ``WORKS``.
+    seconds, cpu : list of list of float
+        Time of each round after the first, by pass, or the mean over rounds that are
+        timed together.
+    steps : list of float
+        Number of steps in each round.
+    moved : list of float
+        Distance from the initial shared model to the final one.
+    agrees : list of float
+        Cosine similarity of this change with the bare loop's in the same pass.
+    loss : list of float
+        Loss of the final model on a tenth of all training examples; FedAvg only.
+    """
+
+    work: str
+    seconds: list[list[float]] = field(default_factory=list)
+    cpu: list[list[float]] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
+    agrees: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+
+    @property
+    def round(self) -> float:
+        """Median seconds of a round, over all passes."""
+        return median(s for each in self.seconds for s in each)
+
+    @property
+    def cpu_round(self) -> float:
+        """Median CPU seconds of a round, over all passes."""
+        return median(s for each in self.cpu for s in each)
+
+    def add(
+        self,
+        notes: list[dict[str, float]],
+        model: list[torch.Tensor],
+        bare: list[torch.Tensor],
+        some: Examples,
+    ) -> None:
+        """Add the measurements of a pass."""
+        pairs, work = list(pairwise(notes)), WORKS[self.work]
+        self.seconds.append([(b["time"] - a["time"]) / work.every for a, b in pairs])
+        self.cpu.append([(b["cpu"] - a["cpu"]) / work.every for a, b in pairs])
+        self.steps.append(notes[-1]["steps"] / len(notes) / work.every)
+        initial = list(initial_model(work.model).parameters())
+        way, other = displacement(model, initial), displacement(bare, initial)
+        self.moved.append(way.norm().item())
+        self.agrees.append(torch.cosine_similarity(way, other, dim=0).item())
+        if len(model) == len(initial):
+            self.loss.append(loss(initial_model(work.model), model, some))
+
+    def __str__(self) -> str:
+        """Return a summary of the last pass."""
+        return (
+            f"{median(self.seconds[-1]):.3g} s a round, CPU "
+            f"{median(self.cpu[-1]):.3g} s, {self.steps[-1]:.0f} steps, "
+            f"moved {self.moved[-1]:.4f}, cosine {self.agrees[-1]:.3f}, "
+            f"loss {self.loss[-1:]}"
+        )
+
+
+def displacement(
+    model: list[torch.Tensor], initial: list[torch.nn.Parameter]
+) -> torch.Tensor:
+    """Return the change from the initial parameters, as one vector."""
+    pairs = zip(model, initial, strict=False)
+    return torch.cat([(new - old.detach()).flatten() for new, old in pairs])
+
+
+@torch.no_grad()
+def loss(whole: torch.nn.Module, model: list[torch.Tensor], some: Examples) -> float:
+    """Return the mean loss of a model with these parameters on some examples."""
+    for parameter, value in zip(whole.parameters(), model, strict=True):
+        parameter.copy_(value)
+    return torch.nn.functional.cross_entropy(whole(some[0]), some[1]).item()
+
+
+def every_tenth(folder: Path) -> Examples:
+    """Return a tenth of each client's training examples."""
+    parts = [read_client(folder, client) for client in range(CLIENTS)]
+    return torch.cat([x[::10] for x, _ in parts]), torch.cat(
+        [y[::10] for _, y in parts]
+    )
 
 
 def rows_of(work: str, found: Mapping[str, Found], left: Left) -> Iterator[list[str]]:
@@ -164,11 +182,10 @@ def page(
     """
     lines = [f"- {name} {version}" for name, version in versions.items()]
     lines += [f"- {name}: `{command}`" for name, command in commands]
-    return (
-        ABOUT.format(passes=passes, every=WORKS[SOFTMAX].every)
-        + tables(found, left)
-        + CHECKS
-        + "Versions and commands:\n\n"
-        + "\n".join(lines)
-        + "\n"
+    text = (Path(__file__).parent / "peer_apps" / "page.md").read_text("utf-8")
+    return text.format(
+        passes=passes,
+        every=WORKS[SOFTMAX].every,
+        tables=tables(found, left),
+        commands="\n".join(lines),
     )

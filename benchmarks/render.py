@@ -32,10 +32,8 @@ PERCENT = (
     *("accuracy-fresh", "accuracy-initial", "auroc", "best-round", "success"),
     *("accuracy-old-received", "accuracy-old-trained"),
 )
-BYTES = ("receives", "receives-overhead", "sends", "sends-overhead")
 METRICS = {
     **{n: Metric(f"{n.replace('-', ' ')} (%)", 100, 2) for n in PERCENT},
-    **{n: Metric(n.replace("-", ", "), 1, 0) for n in BYTES},
     "bytes": Metric("MB", 1e-6, 1),
     "cpu-seconds": Metric("seconds of one core", 1, 0),
 }
