@@ -17,7 +17,7 @@ from federation import ROOT, local_flower
 
 from benchmarks.peer_apps.ours import images
 from benchmarks.peer_apps.work import BATCH, CLIENTS, LEARNING_RATE, WIDTH, Job
-from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.strategies.server.round import Participation
 
 # Value in Linux's prctl.h
 PR_SET_CHILD_SUBREAPER = 36

@@ -3,7 +3,7 @@
 100 clients are sampled in each round, so that only the start, the evaluation of all
 clients and the end of a run need to grow with their number. Every client has ten
 examples of eight numbers, and the model is so small that its training takes hardly any
-time. Each run has its own process; one run uses Ray.
+time. Each run has its own process.
 """
 
 import argparse
@@ -27,9 +27,8 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 
 ROOT = Path(__file__).resolve().parents[1]
-# The largest population of each algorithm, and the population on Ray
+# The largest population of each algorithm
 LARGEST = {"fedavg": 1_000_000, "fedrep": 100_000}
-ON_RAY = 100_000
 POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
 SAMPLED, ROUNDS = 100, 5
 FEATURES, EXAMPLES, CLASSES = 8, 10, 2
@@ -68,9 +67,7 @@ def tiny(num_clients: int) -> ExampleTask:
     return ExampleTask(model, Examples(num_clients), Examples(num_clients))
 
 
-def measure(
-    algorithm: str, num_clients: int, sampled: int = SAMPLED, backend: str = "inline"
-) -> dict[str, float]:
+def measure(algorithm: str, num_clients: int) -> dict[str, float]:
     """Run one algorithm; return CPU seconds and peak memory of this process.
 
     Returns
@@ -78,15 +75,13 @@ def measure(
     dict
         ``start`` (until the first round), ``round`` and ``server`` (medians of a round,
         in total and without the clients), ``evaluation`` (of all clients), ``end``
-        (after the evaluation), ``megabytes`` (peak of this process) and ``clock``
-        (wall-clock time until the first round).
+        (after the evaluation) and ``megabytes`` (peak of this process).
     """
     from flwr_frl import simulate
     from flwr_frl.strategies.server import rounds as runner
 
     original, evaluate = runner.run_rounds, runner.evaluate
     clients_seconds, marks, evaluation = [0.0], list[tuple[float, float]](), [0.0, 0.0]
-    started = [time.perf_counter()]
 
     def timed(strategy: Any, grid: Any, arrays: Any, rounds: Any, **more: Any) -> Any:
         send, after_round = grid.send_and_receive, more.pop("after_round")
@@ -112,7 +107,6 @@ def measure(
 
         grid.send_and_receive = timed_send
         marks.append((time.process_time(), 0.0))
-        started.append(time.perf_counter())
         return original(strategy, grid, arrays, rounds, after_round=then, **more)
 
     def timed_evaluate(*arguments: Any) -> Any:
@@ -126,10 +120,10 @@ def measure(
         began = time.process_time()
         simulate(
             algorithm,
-            backend,
+            "inline",
             task="benchmarks.populations:tiny",
             clients=num_clients,
-            fraction=sampled / num_clients,
+            fraction=SAMPLED / num_clients,
             rounds=ROUNDS,
             device="cpu",
             evaluate_every=0,
@@ -146,17 +140,13 @@ def measure(
         "evaluation": evaluation[0],
         "end": time.process_time() - evaluation[1],
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "clock": started[1] - started[0],
     }
 
 
-def in_new_process(
-    algorithm: str, num_clients: int, sampled: int = SAMPLED, backend: str = "inline"
-) -> dict[str, float]:
+def in_new_process(algorithm: str, num_clients: int) -> dict[str, float]:
     """Return the result of `measure` in a new process."""
-    arguments = algorithm, num_clients, sampled, backend
     command = [sys.executable, "-m", "benchmarks.populations", "--one"]
-    command += map(str, arguments)
+    command += [algorithm, str(num_clients)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
@@ -181,12 +171,11 @@ def main() -> None:
     """Measure and write ``results/populations``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--largest", type=int, default=POPULATIONS[-1])
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        algorithm, clients, sampled, backend = options.one
-        measured_here = measure(algorithm, int(clients), int(sampled), backend)
-        print(json.dumps(measured_here))
+        algorithm, clients = options.one
+        print(json.dumps(measure(algorithm, int(clients))))
         return
     measured = {
         algorithm: {
@@ -196,14 +185,11 @@ def main() -> None:
         }
         for algorithm, largest in LARGEST.items()
     }
-    on_ray = min(ON_RAY, options.largest)
-    ray = in_new_process("fedavg", on_ray, backend="ray")
     rows = [
         cells(f"`{algorithm}`", int(n), row)
         for algorithm, by_size in measured.items()
         for n, row in by_size.items()
     ]
-    rows.append(cells("`fedavg` on Ray", on_ray, ray))
     columns = ["algorithm", "clients", "start (s)", "start (ms a client)"]
     columns += ["round (ms)", "server's part (ms)", "evaluation (ms a client)"]
     columns += ["end (s)", "peak memory (MB)"]
@@ -213,14 +199,10 @@ def main() -> None:
         "The start is all that happens before the first round, and the server's part "
         "of a round is all of it that is not done by its clients. All clients are "
         "evaluated once, after the last round; the end is what follows: their states, "
-        "the checkpoint and the report. On Ray, times are those of the main process "
-        f"alone, and the first round began {ray['clock']:.0f} s after the command by "
-        "the clock, on a machine that was busy with other work.\n\n"
-        + markdown(columns, rows)
+        "the checkpoint and the report.\n\n" + markdown(columns, rows)
     )
     heading = "Time and memory against the number of clients"
-    data = {"populations": measured, "ray": {str(on_ray): ray}}
-    write("populations", heading, body, data)
+    write("populations", heading, body, {"populations": measured})
 
 
 if __name__ == "__main__":

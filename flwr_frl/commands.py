@@ -86,7 +86,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
             evaluated_on = str(group.settings[0]["evaluate-on"])
             with served_for({**group.settings[0], "output": output}):
                 (outcome,) = sweep.carry_out([group])
-            assert not isinstance(outcome, SettingsError)
+            if isinstance(outcome, SettingsError):
+                raise outcome
             summaries = outcome
     except KeyboardInterrupt:
         hint = f"; continue with --run-config 'resume=\"{output}\"'"

@@ -127,7 +127,7 @@ def summarize(
             summary[name] = float(np.mean([row[name] for row in with_it]))
         key = name + OF_CLIENTS
         if any(key in row for row in with_it):
-            counts = [row.get(key, row.get("evaluated", 0)) for row in with_it]
+            counts = [row[key if key in row else "evaluated"] for row in with_it]
             summary[key] = float(np.mean(counts))
     if tested := [row["evaluated"] for row in final if row.get("evaluated")]:
         summary["evaluated"] = float(np.mean(tested))

@@ -134,30 +134,21 @@ class Sweep:
         checked = [self.check(algorithms, each) for each in planned]
         return RunGroup(algorithms, checked, Path(output))
 
-    def carry_out(
-        self, groups: Sequence[RunGroup], tolerant: bool = False
-    ) -> list[Outcome]:
+    def carry_out(self, groups: Sequence[RunGroup]) -> list[Outcome]:
         """Make the runs of some groups and return the outcome of each group.
 
         Earlier runs are archived before the first run starts. If the command is
-        interrupted, its folders therefore hold only runs of this command.
-
-        Parameters
-        ----------
-        groups : sequence of RunGroup
-            The groups.
-        tolerant : bool, default False
-            If True, a failed run's error is the outcome of its group instead of being
-            raised.
+        interrupted, its folders therefore hold only runs of this command. A run that
+        fails does not end the others; its error is the outcome of its group.
         """
         # Read-only settings cannot be sent to another process.
         planned = [
-            (self.run, name, dict(settings), tolerant)
+            (self.run, name, dict(settings))
             for group in groups
             for settings in group.settings
             for name in group.algorithms
         ]
-        for _, name, settings, _ in planned:
+        for _, name, settings in planned:
             if not settings["resume"]:
                 archive_run(Path(str(settings["output"])), short_name(name))
         summaries = iter(run_parallel(_summary, planned, self.jobs))
@@ -176,16 +167,11 @@ class Sweep:
 
 
 def _summary(
-    run: RunOne, algorithm: str, settings: Settings, tolerant: bool
+    run: RunOne, algorithm: str, settings: Settings
 ) -> dict[str, Any] | SettingsError:
     try:
-        summary = run(algorithm, settings)
-        if tolerant and (why := failure(short_name(algorithm), summary)):
-            return SettingsError(why, LOST)
-        return summary
+        return run(algorithm, settings)
     except SettingsError as error:
-        if not tolerant:
-            raise
         return error
 
 
@@ -355,8 +341,7 @@ def tune(
     tuned, lost = dict[str, dict[str, Any]](), set[str]()
     for name, groups in planned.items():
         short = short_name(name)
-        outcomes = sweep.carry_out(groups, tolerant=True)
-        scores = [_score(each, short) for each in outcomes]
+        scores = [_score(each, short) for each in sweep.carry_out(groups)]
         finite = {
             i: score.get("accuracy", -score.get("loss", 0.0))
             for i, score in enumerate(scores)
@@ -366,7 +351,8 @@ def tune(
         require(bool(finite), "grid", list(grid), why)
         best = max(finite, key=lambda i: finite[i])
         (test,) = sweep.carry_out([plan(name, {**grid[best], **whole}, f"test-{best}")])
-        assert not isinstance(test, SettingsError)
+        if isinstance(test, SettingsError):
+            raise test
         tuned[short] = {
             "validation-fraction": fraction,
             "points": [{"settings": grid[i]} | each for i, each in enumerate(scores)],
@@ -387,8 +373,11 @@ def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:
     # A learning rate that diverges must not end the search.
     if isinstance(outcome, SettingsError):
         return {"failed": str(outcome)}
-    name = "accuracy" if "accuracy" in outcome[algorithm] else "loss"
-    value = outcome[algorithm].get(name)
+    summary = outcome[algorithm]
+    if why := failure(algorithm, summary):
+        return {"failed": why}
+    name = "accuracy" if "accuracy" in summary else "loss"
+    value = summary.get(name)
     # The summary of a resumed run is read from JSON, with null for such values.
     if value is None or not math.isfinite(value):
         return {"failed": f"there is no finite {name}"}

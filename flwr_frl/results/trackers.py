@@ -29,8 +29,6 @@ from flwr_frl.results.results import QUALITY, Row, is_number
 
 # The name of MLflow's experiment and of W&B's project.
 PROJECT = "flwr-frl"
-# The most parameters that MLflow accepts in a request, and their greatest length.
-MAX_PARAMETERS, MAX_LENGTH = 100, 6000
 # The address with which W&B writes files only.
 OFFLINE = "offline"
 
@@ -164,9 +162,8 @@ class MLflow(Tracker):
         tags = {self.TAG: about.run, "folder": str(about.directory)}
         run = self.client.create_run(experiment, run_name=about.algorithm, tags=tags)
         self.run = run.info.run_id
-        params = [Param(n, str(v)[:MAX_LENGTH]) for n, v in about.settings.items()]
-        for i in range(0, len(params), MAX_PARAMETERS):
-            self.client.log_batch(self.run, params=params[i : i + MAX_PARAMETERS])
+        params = [Param(name, str(value)) for name, value in about.settings.items()]
+        self.client.log_batch(self.run, params=params)
 
     def add(self, server_round: int, metrics: Metrics) -> None:
         """Log the metrics of a round in one request."""
@@ -196,16 +193,15 @@ class WandB(Tracker):
         """Create a run with the settings as its config, or resume it."""
         import wandb
 
-        offline = self.uri == OFFLINE
-        online = not offline and os.environ.get("WANDB_MODE", "online") == "online"
-        # Without a login, `init` would ask for one on the terminal.
-        if online and not wandb.login(host=self.uri or None, prompt=False):
-            raise SettingsError(
-                f"wandb has no login; run `wandb login` or set tracker-uri={OFFLINE!r}"
-            )
         settings = wandb.Settings(silent=True, console="off")
-        if online and self.uri:
-            settings.base_url = self.uri
+        if self.uri == OFFLINE:
+            settings.mode = "offline"
+        elif os.environ.get("WANDB_MODE", "online") == "online":
+            # Without a login, `init` would ask for one on the terminal.
+            if not wandb.login(host=self.uri or None, prompt=False):
+                text = "wandb has no login; run `wandb login` or set tracker-uri=%r"
+                raise SettingsError(text % OFFLINE)
+            settings.base_url = self.uri or settings.base_url
         self.run = wandb.init(
             project=PROJECT,
             id=about.run,
@@ -216,7 +212,6 @@ class WandB(Tracker):
             # A resumed run may have more rounds than before.
             allow_val_change=True,
             dir=str(about.directory.parent),
-            mode="offline" if offline else None,
             settings=settings,
         )
         self.run.define_metric("*", step_metric="round")
