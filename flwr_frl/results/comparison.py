@@ -35,7 +35,6 @@ from flwr_frl.results.results import (
     Row,
     is_number,
     log_os_errors,
-    objects_in,
     quality,
     read_journal,
     read_object,
@@ -290,10 +289,10 @@ def write_csv(path: Path, runs: Runs, evaluated_on: str) -> None:
 def _metrics_in(directory: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     """Yield round, client and metrics; metrics of the run follow those of clients."""
     for row in read_journal(directory / METRICS):
-        for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
+        for client, metrics in row.get(CLIENT_METRICS, {}).items():
             yield row["round"], client, metrics
         yield row["round"], "", row
-    for client, entry in objects_in(read_object(directory / CLIENTS)).items():
+    for client, entry in read_object(directory / CLIENTS).items():
         sizes = ("num-examples", "num-test-examples")
         counts = entry.get(CLASS_COUNTS, {}).items()
         yield NO_ROUND, client, {name: entry.get(name) for name in sizes}

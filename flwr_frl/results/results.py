@@ -58,10 +58,8 @@ def read_journal(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         for line in file:
             try:
-                row = json.loads(line)
+                row: Row = json.loads(line)
             except (ValueError, RecursionError):
-                return
-            if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
                 return
             yield row
 
@@ -80,7 +78,7 @@ def client_means(directory: Path, metric: str, after: int) -> dict[str, float]:
     """Return each client's mean of a metric over the rounds after round ``after``."""
     values: dict[str, list[float]] = {}
     for row in read_journal(directory / METRICS):
-        for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
+        for client, metrics in row.get(CLIENT_METRICS, {}).items():
             if row["round"] > after and is_number(value := metrics.get(metric)):
                 values.setdefault(client, []).append(value)
     return {client: sum(each) / len(each) for client, each in values.items()}
@@ -205,12 +203,6 @@ def failure(algorithm: str, summary: Mapping[str, Any]) -> str:
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return True if a value of a row is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def objects_in(value: object) -> dict[str, dict[str, Any]]:
-    """Return the objects among the entries of a JSON object."""
-    entries = value.items() if isinstance(value, dict) else ()
-    return {name: entry for name, entry in entries if isinstance(entry, dict)}
 
 
 def read_json(path: Path) -> Any:

@@ -39,7 +39,6 @@ from flwr_frl.results.results import (
     SUMMARY,
     failure,
     log_os_errors,
-    objects_in,
     read_object,
     refuse_losses,
     write_json,
@@ -361,8 +360,7 @@ def tune(
         }
         with log_os_errors(TUNED, lost):
             # Algorithms that were tuned earlier keep their entries.
-            earlier = objects_in(read_object(output / TUNED))
-            write_json(output / TUNED, {**earlier, **tuned})
+            write_json(output / TUNED, {**read_object(output / TUNED), **tuned})
             tested = {name: entry["test"] for name, entry in tuned.items()}
             write_tables(output, tested, "test")
     refuse_losses(output, lost)

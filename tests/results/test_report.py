@@ -92,9 +92,9 @@ def test_csv_has_one_line_per_number(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     clients = {"pi, 1": {"num-examples": 9, "class-counts": {"7": 4}, "accuracy": 0.5}}
-    (tmp_path / "a" / "clients.json").write_text(json.dumps(clients | {"x": []}))
+    (tmp_path / "a" / "clients.json").write_text(json.dumps(clients))
     with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
-        file.write('{"round": 5, "client-metrics": []}\n[1]\n')
+        file.write('{"round": 5, "client-metr')
     runs = {(name, 3): tmp_path / name for name in "ab"}
     write_csv(tmp_path / "metrics.csv", runs, "test")
     lines = lines_of(tmp_path / "metrics.csv")
