@@ -124,7 +124,7 @@ const fillRuns = table('runs', [
   column('round', run => latest(run, 'round'),
     (round, run) => `${whole(round)} of ${whole(run.rounds)} ${run.state}`),
   column('training loss', run => latest(run, 'train-loss'), value => number(value)),
-  column('MB', run => latest(run, 'traffic'), value => number(value)),
+  column('MB', run => latest(run, 'MB'), value => number(value)),
   column('time', run => latest(run, 'seconds'), duration),
   column('time left', run => run.left, duration),
 ]);
@@ -145,7 +145,7 @@ const fillClients = table('clients', [
 ]);
 
 /* Charts */
-const ACROSS = ['round', 'seconds', 'seconds-simulated', 'updates', 'traffic'];
+const ACROSS = ['round', 'seconds', 'seconds-simulated', 'updates', 'MB'];
 const COSTS = [...ACROSS, 'bytes-down', 'bytes-up', 'bytes-evaluate'];
 const ERRORS = ['distance', 'error', 'loss'];
 function points(run, name, across) {
@@ -289,13 +289,11 @@ def _columns(rows: list[Row]) -> dict[str, list[float | None]]:
 
     A long run is thinned to at most `MOST_POINTS` rows; evaluated rows come first.
     """
-    updates, traffic = 0, 0.0
+    updates, megabytes = 0, 0.0
     for row in rows:
-        row["updates"] = updates = (
-            updates + row.get("clients", 0) + row.get("dropped", 0)
-        )
-        traffic += (row.get("bytes-down", 0) + row.get("bytes-up", 0)) / 1e6
-        row["traffic"] = traffic
+        updates += row.get("clients", 0) + row.get("dropped", 0)
+        megabytes += (row.get("bytes-down", 0) + row.get("bytes-up", 0)) / 1e6
+        row |= {"updates": updates, "MB": megabytes}
     step = len(rows) // MOST_POINTS + 1
     # The last row is always shown.
     parts = [

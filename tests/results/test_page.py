@@ -56,9 +56,9 @@ def test_data_of_a_run(tmp_path):
         **{"left": 16.0, "quality": "accuracy"},
     }
     assert columns["accuracy"] == [0.25, 0.75]
-    assert columns["traffic"] == [4.0, 7.5]
+    assert columns["MB"] == [4.0, 7.5]
     assert columns["updates"] == [2, 3]
-    assert columns.keys() == {*ROWS[0], "traffic", "updates"}
+    assert columns.keys() == {*ROWS[0], "MB", "updates"}
     assert clients[0] == CLIENTS[0] | {"rejected": 0, "unanswered": 0}
     assert (clients[1]["quality"], clients[1]["rejected"]) == (None, 1)
 
