@@ -249,7 +249,8 @@ def read_folder(folder: Path) -> dict[str, Any]:
             continue
         try:
             read = [Path(place, name) for name in (METRICS, STATUS) if name in files]
-            run = _run(place, tuple(path.stat().st_mtime_ns for path in read))
+            about = [path.stat() for path in read]
+            run = _run(place, tuple((s.st_mtime_ns, s.st_size) for s in about))
         except Exception as error:
             log(WARNING, "the page does not show %s: %r", place, error)
             continue
@@ -263,7 +264,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1024)
-def _run(place: str, changed: tuple[int, ...]) -> dict[str, Any]:
+def _run(place: str, changed: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     """Return a run; it is read again when its files have ``changed``."""
     rows, status = read_rows(Path(place, METRICS)), read_object(Path(place, STATUS))
     counts = {

@@ -7,7 +7,7 @@ import pytest
 from command_line import json_of
 from refusals import code_of
 
-from flwr_frl.common.settings import resolve
+from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.results.results import write_json
 from flwr_frl.results.sweep import Sweep, combine, in_folder, over_seeds, points
 
@@ -35,6 +35,21 @@ def test_each_seed_has_a_folder_and_started_seeds_resume(tmp_path):
     assert [run["resume"] for run in runs] == [f"{root}/seed-5", ""]
     assert code_of(planned, 2, seed=6, resume=root) == "resume"
     assert code_of(planned, 0) == "seeds"
+
+
+def test_a_run_that_fails_does_not_end_the_others():
+    made = []
+
+    def run(algorithm, settings):
+        made.append(algorithm)
+        if algorithm == "fedavg":
+            raise SettingsError("no round had a valid reply", "failed")
+        return {}
+
+    checked = {"output": "nowhere", "resume": "elsewhere"}
+    sweep = Sweep(lambda names, given: checked, run)
+    (outcome,) = sweep.carry_out([sweep.plan(["fedavg", "fedper"], checked)])
+    assert (outcome.code, made) == ("failed", ["fedavg", "fedper"])
 
 
 @pytest.mark.parametrize("link", ["seed-6", "fedavg", "fedavg/seed-6"])
