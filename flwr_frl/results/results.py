@@ -248,13 +248,16 @@ def refuse_losses(output: object, lost: set[str]) -> None:
 
 def strict_json(value: object, indent: int | None = None) -> str:
     """Serialize a value as standard JSON: NaN and infinities become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent)
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {name: _finite(entry) for name, entry in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
