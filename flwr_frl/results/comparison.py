@@ -51,7 +51,8 @@ CSV_COLUMNS = (
 )
 # The round of lines about a client's data, which belong to no round.
 NO_ROUND = 0
-# Entries of a summary: heading, number format, and divisor.
+# Heading, number format and divisor of entries of a summary. Others have their name and
+# four digits.
 COLUMNS: dict[str, tuple[str, str, float]] = {
     "accuracy": ("accuracy", "{:.2%}", 1),
     "accuracy-weighted": ("by examples", "{:.2%}", 1),
@@ -61,13 +62,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "accuracy-newcomers": ("new clients", "{:.2%}", 1),
     "accuracy-global": ("global model", "{:.2%}", 1),
     "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
-    "macro-f1": ("macro-F1", "{:.4f}", 1),
-    "distance": ("distance", "{:.4f}", 1),
-    "error": ("error", "{:.4f}", 1),
-    "consensus-distance": ("consensus distance", "{:.3g}", 1),
-    "consensus-step": ("consensus step", "{:.3g}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
-    "constraint": ("largest constraint", "{:.3g}", 1),
     "evaluated": ("clients", "{:.7g}", 1),
     LOST: ("lost replies", "{:.0%}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
@@ -78,7 +73,6 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "seconds-simulated": ("simulated", "{:.1f}", 1),
     "bits": ("Mbit of messages", "{:,.3f}", 1e6),
     "bytes": ("MB", "{:,.1f}", 1e6),
-    "loss": ("loss", "{:.4g}", 1),
     "loss-weighted": ("loss by examples", "{:.4g}", 1),
 }
 # Explains the headings. Completed by the setting `evaluate-on`.
@@ -175,19 +169,14 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
     evaluated_on : {"test", "validation"}, default "test"
         The examples on which accuracies and losses were measured.
     """
-    # All other entries are metrics of the task.
-    every = [name for summary in summaries.values() for name in summary]
+    every = dict.fromkeys(name for summary in summaries.values() for name in summary)
     hidden = {"seeds"}
     if "accuracy" in every:
         hidden |= {"loss", "loss-weighted"}
     if not any(summary.get(LOST) for summary in summaries.values()):
         hidden.add(LOST)
-    present = [
-        name
-        for name in dict.fromkeys([*COLUMNS, *every])
-        if name in every and name not in hidden
-        if not name.endswith((OVER_SEEDS, OF_CLIENTS))
-    ]
+    beside = (OVER_SEEDS, OF_CLIENTS)
+    present = [n for n in every if n not in hidden and not n.endswith(beside)]
     named = {"accuracy": "validation accuracy"} if evaluated_on == "validation" else {}
     named["loss"] = f"{evaluated_on} loss"
     rows = [["algorithm", *(named.get(n, _look(n)[0]) for n in present)]]

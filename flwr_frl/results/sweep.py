@@ -156,9 +156,9 @@ class Sweep:
     def _outcome(self, group: RunGroup, summaries: Iterator[Any]) -> Outcome:
         names = [short_name(name) for name in group.algorithms]
         by_seed = [{name: next(summaries) for name in names} for _ in group.settings]
-        for summary in [summary for seed in by_seed for summary in seed.values()]:
-            if isinstance(summary, SettingsError):
-                return summary
+        made = [summary for seed in by_seed for summary in seed.values()]
+        if errors := [each for each in made if isinstance(each, SettingsError)]:
+            return errors[0]
         if self.count is None:
             return by_seed[0]
         combined = combine(group.folder, [int(each["seed"]) for each in group.settings])
