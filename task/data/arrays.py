@@ -25,9 +25,9 @@ from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.data.cache import (
     PARTS,
     Dataset,
+    DataSettings,
     ImageSet,
     Read,
-    from_clients,
     stamp,
 )
 
@@ -51,7 +51,7 @@ DTYPES = frozenset(("f2", "f4", "f8", "u1", "u2", "u4", "u8", "i1", "i2", "i4", 
 ROUNDING = 0.01
 
 
-def array_files(data_dir: str) -> tuple[str, Read]:
+def array_files(settings: DataSettings) -> tuple[str, Read]:
     """Return the key of ``train.npz`` and ``test.npz``, and a function that reads them.
 
     Raises
@@ -59,6 +59,7 @@ def array_files(data_dir: str) -> tuple[str, Read]:
     SettingsError
         If a file is missing; later, if it is unreadable or an array is invalid.
     """
+    data_dir = settings.data_dir
     paths = [Path(data_dir).expanduser() / f"{part}.npz" for part in PARTS]
     exist = bool(data_dir) and all(path.is_file() for path in paths)
     require(exist, "data-dir", data_dir, f"a directory with {ARRAYS_FORM}")
@@ -75,7 +76,7 @@ def array_files(data_dir: str) -> tuple[str, Read]:
     return f"arrays/2/{paths[0].parent.resolve()}/{stamp(paths)}", read
 
 
-def client_files(data_dir: str) -> tuple[str, Read]:
+def client_files(settings: DataSettings) -> tuple[str, Read]:
     """Return the key of PFLlib's folders, and a function that reads them.
 
     Raises
@@ -84,22 +85,31 @@ def client_files(data_dir: str) -> tuple[str, Read]:
         If a folder is missing or empty, or a client has a file in only one of them;
         later, if a file is unreadable or has other values than images and classes.
     """
-    root = Path(data_dir).expanduser()
+    data_dir, root = settings.data_dir, Path(settings.data_dir).expanduser()
     names, tested = ({p.stem for p in (root / part).glob("*.npz")} for part in PARTS)
     exist = bool(data_dir) and bool(names) and names == tested
     allowed = f"a directory with {PFLLIB_FORM}; both for every client"
     require(exist, "data-dir", data_dir, allowed)
     clients = sorted(names, key=lambda name: (len(name), name))
-    paths = {c: [root / part / f"{c}.npz" for part in PARTS] for c in clients}
+    train, test = ([root / part / f"{c}.npz" for c in clients] for part in PARTS)
+
+    def read_part(paths: list[Path]) -> ImageSet:
+        images, labels = zip(*map(_read_pfllib, paths), strict=True)
+        owners = np.repeat(np.arange(len(paths)), [*map(len, labels)])
+        # Clients without images lack the others' shape.
+        return ImageSet(
+            np.concatenate([own for own in images if len(own)]),
+            np.concatenate(labels),
+            owners,
+        )
 
     def read() -> Dataset:
         with _reading(root, PFLLIB_FORM):
-            return from_clients(
-                {c: (*_read_pfllib(a), *_read_pfllib(b)) for c, (a, b) in paths.items()}
-            )
+            parts = read_part(train), read_part(test)
+            count = 1 + int(max(part.labels.max() for part in parts))
+            return Dataset(*parts, tuple(map(str, range(count))), tuple(clients))
 
-    key = stamp(path for pair in paths.values() for path in pair)
-    return f"pfllib/2/{root.resolve()}/{key}", read
+    return f"pfllib/2/{root.resolve()}/{stamp([*train, *test])}", read
 
 
 @contextmanager

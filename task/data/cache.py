@@ -1,37 +1,77 @@
 """Data sets, and the disk cache in which they are stored as ``.npy`` files.
 
 A data set is read and written once, and memory-mapped afterwards, so that all processes
-of a machine share one copy. Folders appear in the cache all at once. Those whose files
-are missing or have another size are written again.
+of a machine share one copy. The file `ABOUT` is written last, so a folder without it is
+incomplete. Folders whose files are missing or have another size are written again.
 """
 
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.files import sync
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.files import atomic_file, write_atomically
+from flwr_frl.common.settings import (
+    Checked,
+    PathText,
+    SettingsError,
+    require,
+    setting,
+)
 from flwr_frl.task.data.images import Pictures
 
 Integers = npt.NDArray[np.int64]
 
 PARTS = ("train", "test")
 ABOUT = "about.json"
-# Prefix of unfinished folders. It must not match the files of other programs.
-PARTIAL = ".flwr-frl-partial-"
-# Seconds since its last change after which a partial folder counts as abandoned.
-PARTIAL_AGE = 3600.0
+
+
+EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
+
+
+@dataclass(frozen=True)
+class DataSettings(Checked):
+    """Location of a data set and selection of its classes.
+
+    Parameters
+    ----------
+    data_dir : str, default ""
+        Directory of the data: the root of torchvision's data sets (by default in the
+        cache), an image folder, PFLlib's folder, a folder with ``train.npz`` and
+        ``test.npz``, or for ``hf`` the folder to read instead of a hub data set.
+    cache_dir : str, default ""
+        Directory of decoded data sets; by default ``~/.cache/flwr-frl``.
+    num_classes : int, default 0
+        Number of classes to use, starting from the first; 0 uses all.
+    classes : str, default ""
+        Comma-separated names of an image folder's classes, for devices that lack some
+        of them; by default the names of the class folders.
+    emnist_split : {"balanced", "letters", "digits", "mnist", "byclass", "bymerge"}
+        Split of EMNIST that the task ``emnist`` uses; by default ``balanced``, with 47
+        classes. SRPFL (appendix, "Datasets") uses its first ten classes, the digits:
+        ``num-classes=10``.
+    image_size : int, default 0
+        Side in pixels, at most 4096, to which an image folder's images are resized; 0
+        uses the size of the first image.
+    """
+
+    data_dir: PathText = setting(
+        "", form="a directory", may_differ="on resume", per_device=True
+    )
+    cache_dir: PathText = setting(
+        "", form="a directory", fallback="", may_differ="always", per_device=True
+    )
+    num_classes: int = setting(0, ge=0)
+    classes: str = setting("", form="names, separated by commas", safe=True)
+    emnist_split: EmnistSplit = setting("balanced")
+    image_size: int = setting(0, ge=0, le=4096)
 
 
 @dataclass(frozen=True)
@@ -88,31 +128,9 @@ class Dataset:
 
 # Reads a data set from its source.
 Read = Callable[[], Dataset]
-# A client's x_train, y_train, x_test and y_test.
-ClientArrays = tuple[npt.NDArray[Any], ...]
 
 
-def from_clients(clients: Mapping[str, ClientArrays]) -> Dataset:
-    """Return the data set of clients' arrays; classes are counted.
-
-    Parameters
-    ----------
-    clients : mapping of str to tuple of ndarray
-        For each client x_train, y_train, x_test and y_test. Inputs have the same shape
-        for all clients that have any.
-    """
-    parts = []
-    for first in (0, 2):
-        pairs = [arrays[first : first + 2] for arrays in clients.values()]
-        owners = np.repeat(np.arange(len(pairs)), [len(labels) for _, labels in pairs])
-        inputs = np.concatenate([inputs for inputs, labels in pairs if len(labels)])
-        labels = np.concatenate([labels for _, labels in pairs])
-        parts.append(ImageSet(inputs, labels, owners))
-    count = 1 + int(max(part.labels.max() for part in parts))
-    return Dataset(parts[0], parts[1], tuple(map(str, range(count))), tuple(clients))
-
-
-def stamp(paths: Iterable["Path | os.DirEntry[str]"]) -> str:
+def stamp(paths: Iterable[Path]) -> str:
     """Return a key that changes when one of some files does."""
     digest = hashlib.sha256()
     for path in paths:
@@ -126,27 +144,46 @@ def stamp(paths: Iterable["Path | os.DirEntry[str]"]) -> str:
     return digest.hexdigest()
 
 
-def load_cached(cache: Path, key: str, read: Read) -> Dataset:
-    """Load a data set from the cache, after reading it from its source if necessary.
+def cache_root(settings: DataSettings) -> Path:
+    """Return the folder of the cache."""
+    if settings.cache_dir:
+        return Path(settings.cache_dir).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "flwr-frl"
+
+
+def load(key: str, read: Read, settings: DataSettings) -> Dataset:
+    """Load the chosen classes of a data set, from the cache if it is there.
 
     Parameters
     ----------
-    cache : Path
-        Folder of the cache.
     key : str
         Identifies the data set's content; may contain names of files.
     read : callable
-        Returns the data set.
+        Reads the data set from its source.
+    settings : DataSettings
+        Location of the cache, and number of classes.
 
     Raises
     ------
     SettingsError
         If the data cannot be read, the cache cannot be written, or the disk is full.
     """
-    directory = cache / hashlib.sha256(os.fsencode(key)).hexdigest()[:24]
+    directory = cache_root(settings) / hashlib.sha256(os.fsencode(key)).hexdigest()[:24]
     if not _is_complete(directory):
-        _store(read, directory)
+        try:
+            _write(read(), directory)
+        except OSError as error:
+            raise SettingsError(
+                f"the data cache {str(directory.parent)!r} cannot be written "
+                f"({error}); set cache-dir to a directory with enough space",
+                "cache-dir",
+            ) from None
     about = json.loads((directory / ABOUT).read_text("utf-8"))
+    classes, chosen = tuple(about["classes"]), settings.num_classes or None
+    allowed = f"0 (all) or from 2 to {len(classes)}"
+    valid = chosen is None or 2 <= chosen <= len(classes)
+    require(valid, "num-classes", chosen, allowed)
     parts = []
     for part in PARTS:
         arrays = {
@@ -154,9 +191,17 @@ def load_cached(cache: Path, key: str, read: Read) -> Dataset:
             for name in ("images", "labels", "owners")
             if (path := directory / f"{part}-{name}.npy").exists()
         }
-        parts.append(ImageSet(**arrays))
-    texts = (tuple(about[name]) for name in ("classes", "clients", "notes"))
-    return Dataset(parts[0], parts[1], *texts)
+        parts.append(_first_classes(ImageSet(**arrays), len(classes[:chosen])))
+    clients, notes = tuple(about["clients"]), tuple(about["notes"])
+    return Dataset(parts[0], parts[1], classes[:chosen], clients, notes)
+
+
+def _first_classes(examples: ImageSet, count: int) -> ImageSet:
+    """Return the examples of the first classes."""
+    selected = examples.labels < count
+    # Images sorted by class stay memory-mapped: a slice copies nothing.
+    leading = bool((np.diff(selected.astype(np.int8)) <= 0).all())
+    return examples[slice(int(selected.sum())) if leading else np.flatnonzero(selected)]
 
 
 def _is_complete(directory: Path) -> bool:
@@ -168,57 +213,24 @@ def _is_complete(directory: Path) -> bool:
         return False
 
 
-def _store(read: Read, directory: Path) -> None:
-    cache, partial = directory.parent, None
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(cache)
-        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
-        _write(read(), partial)
-        if not _is_complete(directory):
-            # Processes that read a damaged folder keep its files until they end.
-            shutil.rmtree(directory, ignore_errors=True)
-        partial.rename(directory)
-        sync(cache)
-    except OSError as error:
-        # Another process may have stored the same data set first.
-        if not _is_complete(directory):
-            raise SettingsError(
-                f"the data cache {str(cache)!r} cannot be written ({error}); set "
-                "cache-dir to a directory with enough space",
-                "cache-dir",
-            ) from None
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
 def _write(dataset: Dataset, directory: Path) -> None:
-    """Write the files of a data set, and flush all of them to disk."""
+    """Write the files of a data set; other processes may write the same ones."""
+    sizes = {}
     for part, examples in zip(PARTS, (dataset.train, dataset.test), strict=True):
         for name, values in vars(examples).items():
             if values is None:
                 continue
-            with (directory / f"{part}-{name}.npy").open("wb") as file:
+            path = directory / f"{part}-{name}.npy"
+            with atomic_file(path) as file:
                 if isinstance(values, Pictures):
                     values.write(file)
                 else:
                     np.save(file, np.ascontiguousarray(values), allow_pickle=False)
+            sizes[path.name] = path.stat().st_size
     about = {
         "classes": dataset.classes,
         "clients": dataset.clients,
         "notes": dataset.notes,
-        "sizes": {path.name: path.stat().st_size for path in directory.iterdir()},
+        "sizes": sizes,
     }
-    (directory / ABOUT).write_text(json.dumps(about), "utf-8")
-    for path in [*directory.iterdir(), directory]:
-        sync(path)
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Remove the partial folders of processes that were killed."""
-    for path in cache.glob(f"{PARTIAL}*"):
-        with suppress(OSError):
-            newest = max(p.stat().st_mtime for p in (path, *path.iterdir()))
-            if time.time() - newest > PARTIAL_AGE:
-                shutil.rmtree(path)
+    write_atomically(directory / ABOUT, json.dumps(about).encode())

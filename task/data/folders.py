@@ -9,7 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from flwr_frl.common.settings import SettingsError, require
-from flwr_frl.task.data.cache import PARTS, Dataset, ImageSet, Read, stamp
+from flwr_frl.task.data.cache import (
+    PARTS,
+    Dataset,
+    DataSettings,
+    ImageSet,
+    Read,
+    stamp,
+)
 from flwr_frl.task.data.images import (
     FORM,
     IMAGE_SUFFIXES,
@@ -31,28 +38,26 @@ class Listed(NamedTuple):
     path: str
 
 
-def image_folder(
-    data_dir: str, size: int, names: Sequence[str] = ()
-) -> tuple[str, Read]:
+def image_folder(settings: DataSettings) -> tuple[str, Read]:
     """Return the key of an image folder, and a function that reads it.
 
     Parameters
     ----------
-    data_dir : str
-        The directory, with ``train/<class>/*`` and ``test/<class>/*``, or
-        ``<client>/train/<class>/*`` and ``<client>/test/<class>/*``.
-    size : int
-        Side in pixels to which images are resized; 0 keeps the size of the first image.
-    names : sequence of str, default ()
-        All classes; their folders may be missing or empty. By default every class
-        folder is a class.
+    settings : DataSettings
+        ``data_dir`` has ``train/<class>/*`` and ``test/<class>/*``, or
+        ``<client>/train/<class>/*`` and ``<client>/test/<class>/*``. Folders of
+        ``classes`` may be missing or empty. By default every class folder is a class.
 
     Raises
     ------
     SettingsError
         If the directory or a part of it is missing or empty, or if a folder's name is
-        not among ``names``.
+        not among ``classes``.
     """
+    data_dir, size = settings.data_dir, settings.image_size
+    names = [name.strip() for name in settings.classes.split(",") if name.strip()]
+    unique = len(set(names)) == len(names)
+    require(unique, "classes", settings.classes, "names without duplicates")
     root, clients = Path(data_dir).expanduser(), tuple[str, ...]()
     exists = bool(data_dir) and root.is_dir()
     require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")

@@ -16,9 +16,10 @@ import inspect
 import json
 import shlex
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from io import StringIO
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from flwr_frl.common.settings import (
     require,
     setting,
 )
+from flwr_frl.task.data.cache import Dataset
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
@@ -42,9 +44,6 @@ Indices = list[npt.NDArray[np.int64]]
 ROW = "flwr-frl-row"
 # The partition whose groups of clients have permuted labels.
 CLUSTERED = "clustered"
-# Returns a `datasets.Dataset` with the metadata of all examples: first the training
-# examples, then the test examples.
-Columns = Callable[[], Any]
 
 
 def split(
@@ -191,10 +190,9 @@ def clustered(num_classes: int, num_clients: int, groups: int) -> Proportions:
     The groups differ in the meaning of the labels (`PartitionSettings.labels`), not in
     the mix of classes. There must be at most as many groups as classes and as clients.
     """
-    allowed = f"at most {num_classes}, the number of classes"
-    require(groups <= num_classes, "label-groups", groups, allowed)
-    allowed = f"at most {num_clients}, the number of clients"
-    require(groups <= num_clients, "label-groups", groups, allowed)
+    most = min(num_classes, num_clients)
+    allowed = f"at most {most}, the number of classes or of clients"
+    require(groups <= most, "label-groups", groups, allowed)
     return iid(num_classes, num_clients)
 
 
@@ -232,11 +230,11 @@ class PartitionSettings(Checked):
         appendix C). ``iid``: equal proportions. ``clustered``: as ``iid``, but in
         ``label-groups`` groups of clients, each of which has permuted labels. Or the
         import path of a partitioner like those of ``flwr-datasets``, such as
-        ``flwr_datasets.partitioner:NaturalIdPartitioner``.
+        ``flwr_datasets.partitioner:DirichletPartitioner``.
     partitioner_arguments : str, default ""
-        Arguments of an imported partitioner, such as ``partition_by=writer_id
-        alpha=0.3``. By default ``num_partitions`` and ``seed`` are the run's. Tasks
-        other than ``hf:`` have the single column ``label``.
+        Arguments of an imported partitioner, such as ``partition_by=label
+        alpha=0.3``. By default ``num_partitions`` and ``seed`` are the run's. The
+        examples have the single column ``label``.
     classes_per_client : int, default 2
         Number S of shards or classes per client.
     dirichlet_alpha : float, default 0.5
@@ -293,13 +291,21 @@ class PartitionSettings(Checked):
         group = client * self.label_groups // num_clients
         return (labels + group) % num_classes
 
-    def unused(self) -> dict[str, str]:
-        """Return the settings that the partition does not use, and the reason."""
-        third_party = "partitioner_arguments"
-        unused = {name for _, names in PARTITIONS.values() for name in names}
-        unused |= {third_party}
-        unused -= set(PARTITIONS.get(self.partition, (None, (third_party,)))[1])
+    def unused(self, is_split: bool) -> dict[str, str]:
+        """Return the settings that have no effect, and the reason.
+
+        If ``is_split``, the data comes split over its clients.
+        """
+        arguments = {name for _, names in PARTITIONS.values() for name in names}
+        unused = {*arguments, "partitioner_arguments"}
         reason = f"partition {self.partition!r} does not use it"
+        if is_split:
+            unused.add("partition")
+            reason = "the data is already split over its clients"
+        elif self.partition in PARTITIONS:
+            unused.difference_update(PARTITIONS[self.partition][1])
+        else:
+            unused.remove("partitioner_arguments")
         reasons = {name.replace("_", "-"): reason for name in sorted(unused)}
         if not self.client_examples:
             reasons["client-examples-spread"] = "client-examples is 0"
@@ -307,80 +313,68 @@ class PartitionSettings(Checked):
 
 
 class Parts(NamedTuple):
-    """Indices of each client's examples, and the clients' names if they have any."""
+    """Indices of each client's examples."""
 
     train: Indices
     test: Indices
-    names: tuple[str, ...] = ()
 
 
-def partition(
-    train_labels: npt.NDArray[np.int64],
-    test_labels: npt.NDArray[np.int64],
-    num_clients: int,
-    settings: PartitionSettings,
-    columns: Columns | None = None,
-) -> Parts:
+def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -> Parts:
     """Split training and test examples over the clients.
 
     Parameters
     ----------
-    train_labels, test_labels : ndarray of int
-        Class of each example. Classes that do not occur have no part in the partition.
+    dataset : Dataset
+        The examples. Classes that do not occur have no part in the partition. If it is
+        already split, client i is the i-th of its clients.
     num_clients : int
-        Number of clients.
+        Number of clients; 0 gives client 0 the whole data set, as on a device with its
+        own data set.
     settings : PartitionSettings
         The partition and its parameters.
-    columns : callable, optional
-        Returns the metadata that a third-party partitioner may use; by default only the
-        labels.
 
     Raises
     ------
     SettingsError
         If the partition is impossible, or leaves a client without training examples.
     """
-    name = settings.partition
-    require(num_clients >= 1, "num-clients", num_clients, "at least 1")
-    allowed = f"at most {len(train_labels):,}, the number of training examples"
-    require(num_clients <= len(train_labels), "num-clients", num_clients, allowed)
+    if num_clients == 0:
+        return Parts(*([np.arange(len(p))] for p in (dataset.train, dataset.test)))
+    name, n = settings.partition, len(dataset.train)
+    allowed = f"at most {n:,}, the number of training examples"
+    require(num_clients <= n, "num-clients", num_clients, allowed)
     rng = np.random.default_rng([settings.seed, 0x9A27])
-    client_names: tuple[str, ...] = ()
-    if is_path(name):
-        if columns is None:
-            need("datasets", "hf", "a partitioner by its import path")
-            from datasets import Dataset
-
-            labels = np.concatenate([train_labels, test_labels])
-            metadata = Dataset.from_dict({"label": labels})
-        else:
-            metadata = columns()
-        arguments = settings.partitioner_arguments
-        given = name, arguments, metadata, num_clients, settings.seed
-        parts, client_names = partition_rows(*given)
+    if dataset.clients:
+        allowed = f"at most {len(dataset.clients)}, the clients that the data has"
+        enough = num_clients <= len(dataset.clients)
+        require(enough, "num-clients", num_clients, allowed)
+        parts = (dataset.train, dataset.test)
+        train, test = (_by_owner(part.owners, num_clients) for part in parts)
+    elif is_path(name):
+        labels = np.concatenate([dataset.train.labels, dataset.test.labels])
+        rows = partition_rows(labels, num_clients, settings)
         # All examples are partitioned at once, so that a client's training and test
         # examples have the same distribution.
-        n = len(train_labels)
-        train = [part[part < n] for part in parts]
-        test = [part[part >= n] - n for part in parts]
+        train = [part[part < n] for part in rows]
+        test = [part[part >= n] - n for part in rows]
     else:
         function, names = PARTITIONS[name]
-        both = np.concatenate([train_labels, test_labels])
+        both = np.concatenate([dataset.train.labels, dataset.test.labels])
         present, places = np.unique(both, return_inverse=True)
-        train_labels, test_labels = np.split(places, [len(train_labels)])
         values = [getattr(settings, argument) for argument in names]
         if name not in DETERMINISTIC:
             values.append(rng)
         proportions = function(len(present), num_clients, *values)
-        train = split(train_labels, proportions, rng)
-        test = split(test_labels, proportions, rng)
+        train = split(places[:n], proportions, rng)
+        test = split(places[n:], proportions, rng)
     if settings.test_partition == "all":
-        test = [np.arange(len(test_labels))] * num_clients
+        test = [np.arange(len(dataset.test))] * num_clients
     if empty := [i for i, part in enumerate(train) if len(part) == 0]:
+        first = dataset.clients[empty[0]] if dataset.clients else empty[0]
         raise SettingsError(
-            f"partition {name!r} leaves {len(empty)} of {num_clients} clients without "
-            f"training examples (the first: client {empty[0]}); use fewer clients, or "
-            "a partition with less uneven proportions",
+            f"{len(empty)} of {num_clients} clients have no training examples (the "
+            f"first: client {first}); use fewer clients, or a partition with less "
+            "uneven proportions",
             "num-clients",
         )
     if settings.client_examples:
@@ -388,52 +382,35 @@ def partition(
         added = rng.integers(settings.client_examples_spread + 1, size=num_clients)
         pairs = zip(train, settings.client_examples + added, strict=True)
         train = [np.sort(rng.permutation(part)[:size]) for part, size in pairs]
-    return Parts(train, test, client_names)
+    return Parts(train, test)
+
+
+def _by_owner(owners: npt.NDArray[np.int64] | None, count: int) -> Indices:
+    """Return the ascending indices of the examples of the first ``count`` owners."""
+    order = np.argsort(np.asarray(owners), kind="stable")
+    bounds = np.searchsorted(np.asarray(owners)[order], np.arange(count + 1))
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def partition_rows(
-    path: str, arguments: str, columns: Any, num_clients: int, seed: int
-) -> tuple[Indices, tuple[str, ...]]:
+    labels: npt.NDArray[np.int64], num_clients: int, settings: PartitionSettings
+) -> Indices:
     """Return the examples that a third-party partitioner gives to each client.
 
-    Parameters
-    ----------
-    path : str
-        Import path of a class like `flwr_datasets.partitioner.Partitioner`, with the
-        attributes ``dataset`` (set before use) and ``num_partitions`` and the method
-        ``load_partition(i)``.
-    arguments : str
-        Its arguments, ``name=value ...``. ``num_partitions`` and ``seed`` are added if
-        it has these parameters.
-    columns : datasets.Dataset
-        All examples. The partitioner receives them in an order drawn by the seed,
-        because training examples come before test examples.
-    num_clients : int
-        Required number of partitions.
-    seed : int
-        Seed of the run.
-
-    Returns
-    -------
-    rows : list of ndarray of int
-        For each client, ascending rows of ``columns``.
-    names : tuple of str
-        Names of the clients if the partitioner has them, as `NaturalIdPartitioner` of
-        ``flwr-datasets`` does.
-
-    Raises
-    ------
-    SettingsError
-        If the partitioner cannot be imported, raises an exception, or makes another
-        number of partitions.
+    The partitioner is a class like `flwr_datasets.partitioner.Partitioner`, with the
+    attributes ``dataset`` (set before use) and ``num_partitions`` and the method
+    ``load_partition(i)``. It receives the column ``label`` in an order drawn by the
+    seed, because training examples come before test examples. The arguments
+    ``num_partitions`` and ``seed`` are added if it has these parameters.
     """
-    package = path.partition(":")[0].partition(".")[0]
-    if package == "flwr_datasets":
-        need(package, "hf", f"partition {path!r}")
+    path, seed = settings.partition, settings.seed
+    need("datasets", "hf", "a partitioner by its import path")
+    from datasets import Dataset as Table
+
     maker = load(path, "partition")
-    options = parse_arguments(arguments)
-    order = np.random.default_rng([seed, 0x9A28]).permutation(len(columns))
-    rows = columns.add_column(ROW, np.arange(len(columns))).select(order)
+    order = np.random.default_rng([seed, 0x9A28]).permutation(len(labels))
+    table = Table.from_dict({"label": labels[order], ROW: order})
+    options = parse_arguments(settings.partitioner_arguments)
     try:
         accepted = inspect.signature(maker).parameters
         ours = {"num_partitions": num_clients, "seed": seed}
@@ -441,17 +418,13 @@ def partition_rows(
         # Some partitioners show progress bars.
         with redirect_stderr(StringIO()):
             partitioner = maker(**options)
-            partitioner.dataset = rows
+            partitioner.dataset = table
             count = partitioner.num_partitions
             allowed = f"{count}, the number of partitions that {path!r} makes"
             require(count == num_clients, "num-clients", num_clients, allowed)
             parts = [partitioner.load_partition(i) for i in range(count)]
-        ids = getattr(partitioner, "partition_id_to_natural_id", {})
-        names = tuple(str(ids[i]) for i in range(count) if i in ids)
-        usable = len(set(names)) == count
         columns = (part.with_format("numpy", [ROW])[:][ROW] for part in parts)
-        found = [np.sort(np.asarray(column, np.int64)) for column in columns]
-        return found, names if usable else ()
+        return [np.sort(np.asarray(column, np.int64)) for column in columns]
     except SettingsError:
         raise
     # Third-party partitioners may raise any exception.
@@ -462,26 +435,18 @@ def partition_rows(
         ) from error
 
 
-def parse_arguments(arguments: str) -> dict[str, Any]:
-    """Return arguments by name; values are JSON, or else strings.
-
-    Raises
-    ------
-    SettingsError
-        If the text does not have the form ``name=value ...``.
-    """
-    setting = "partitioner-arguments"
-    allowed = "'name=value ...', with no blanks in a value"
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments ``name=value ...``; values are JSON, or else strings."""
     options = dict[str, Any]()
     try:
-        words = shlex.split(arguments)
+        pairs = [word.split("=", 1) for word in shlex.split(text)]
+        options = {name: value for name, value in pairs if name.isidentifier()}
+        valid = len(options) == len(pairs)
     except ValueError:
-        words = [""]
-    for word in words:
-        name, equals, text = word.partition("=")
-        require(bool(equals) and name.isidentifier(), setting, arguments, allowed)
-        try:
-            options[name] = json.loads(text)
-        except ValueError:
-            options[name] = text
+        valid = False
+    allowed = "'name=value ...', with no blanks in a value"
+    require(valid, "partitioner-arguments", text, allowed)
+    for name, value in options.items():
+        with suppress(ValueError):
+            options[name] = json.loads(value)
     return options

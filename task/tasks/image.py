@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,17 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import PathText, SettingsError, declared, require, setting
+from flwr_frl.common.settings import PathText, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.cache import Dataset
-from flwr_frl.task.data.datasets import DataSettings, load_dataset
+from flwr_frl.task.data.cache import Dataset, DataSettings
+from flwr_frl.task.data.datasets import SOURCES, load_dataset
 from flwr_frl.task.data.images import read_image
 from flwr_frl.task.data.partitions import (
     CLUSTERED,
-    Columns,
     Indices,
     PartitionSettings,
-    Parts,
     partition,
 )
 from flwr_frl.task.devices import seeded
@@ -32,17 +29,14 @@ from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.types import Loss
 
+# Default models of some data sets, and of tables.
 DEFAULT_MODELS = {
-    "digits": "digits-cnn",
     "mnist": "digits-cnn",
     "emnist": "mlp",
     "femnist": "mlp",
-    "cifar10": "cifar10-cnn",
     "cifar100": "cifar100-cnn",
-    "image-folder": "cifar10-cnn",
-    "arrays": "cifar10-cnn",
-    "pfllib": "cifar10-cnn",
 }
+TABLE_MODEL = "mlp-2"
 
 # Means and standard deviations of pixels in [0, 1]; those of CIFAR-100 are from the
 # code of FedRep's authors.
@@ -66,6 +60,8 @@ COPIED = 8 * 2**20
 # Copies are cached for at least FEWEST_CACHED clients, and for more up to CACHED bytes.
 FEWEST_CACHED, CACHED = 16, 128 * 2**20
 MODEL_SETTINGS = ("model", "model-head", "head-layers", "weights")
+OF_IMAGES = ("augment", "augment-all", "grey-to-rgb", "image-size")
+OF_SOURCES = {name for source in SOURCES.values() for name in source.settings}
 
 
 @dataclass(frozen=True)
@@ -107,6 +103,8 @@ class ImageSettings(DataSettings, PartitionSettings):
 class PartitionedTask(BaseTask):
     """Classification with a model by name, on a data set that is split over clients.
 
+    This class is for tables of numbers, which are not normalised.
+
     Parameters
     ----------
     settings : ImageSettings
@@ -116,34 +114,26 @@ class PartitionedTask(BaseTask):
         own data set.
     dataset : Dataset
         The data set.
-    columns : callable, optional
-        Returns the metadata of its examples, for `partition`.
     """
 
-    # Statistics of images; other inputs are not normalised.
     mean: torch.Tensor | None = None
     std: torch.Tensor | None = None
     augment = False
-    # Set by subclasses
-    model_name: str
-    shape: tuple[int, ...]
 
     def __init__(
-        self,
-        settings: ImageSettings,
-        num_clients: int,
-        dataset: Dataset,
-        columns: Columns | None = None,
+        self, settings: ImageSettings, num_clients: int, dataset: Dataset
     ) -> None:
         self.settings, self.dataset, self.seed = settings, dataset, settings.seed
-        self.classes = dataset.classes
+        self.classes, self.notes = dataset.classes, dataset.notes
         self.num_classes = len(self.classes)
-        self.notes = dataset.notes
+        self.model_name = settings.model or TABLE_MODEL
+        self.shape: tuple[int, ...] = dataset.train.images.shape[1:]
         # 0 means that the algorithm sets no default either.
         self.head_layers = settings.head_layers or 1
         self.model_head = settings.model_head
         self.loss: Loss = nn.functional.cross_entropy
-        self.train, self.test, self.client_names = self._partition(num_clients, columns)
+        self.train, self.test = partition(dataset, num_clients, settings)
+        self.client_names = dataset.clients if num_clients else ()
         # Selecting a client's examples takes time, so those of recent ones are cached.
         self._training_set, self._test_set = (
             lru_cache(self._cache_size(rows))(
@@ -152,34 +142,11 @@ class PartitionedTask(BaseTask):
             for rows, training in ((self.train, True), (self.test, False))
         )
 
-    def _partition(self, num_clients: int, columns: Columns | None) -> Parts:
-        train, test = self.dataset.train, self.dataset.test
-        if num_clients == 0:
-            return Parts([np.arange(len(train))], [np.arange(len(test))])
-        names = self.dataset.clients
-        if train.owners is None or test.owners is None:
-            labels = train.labels, test.labels
-            return partition(*labels, num_clients, self.settings, columns)
-        allowed = (
-            f"at most {len(names)}, the clients over which the data is split, "
-            f"{names[0]} to {names[-1]}"
-        )
-        require(num_clients <= len(names), "num-clients", num_clients, allowed)
-        of_train = _by_owner(train.owners, num_clients)
-        for name, rows in zip(names, of_train, strict=False):
-            if len(rows) == 0:
-                line = f"client {name!r} has no training images"
-                raise SettingsError(line, "data-dir")
-        return Parts(of_train, _by_owner(test.owners, num_clients), tuple(names))
-
     @property
     def unused_settings(self) -> Mapping[str, str]:
-        """Settings that the data set or its partition does not use."""
-        if not self.dataset.clients:
-            return self.settings.unused()
-        reason = "the data is already split over its clients"
-        # The seed also determines the initial model.
-        return dict.fromkeys(declared(PartitionSettings).keys() - {"seed"}, reason)
+        """Settings that neither the partition nor a table uses, with reasons."""
+        unused = self.settings.unused(bool(self.dataset.clients))
+        return {**unused, **dict.fromkeys(OF_IMAGES, "there are no images")}
 
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values from the seed or from ``weights``."""
@@ -250,8 +217,6 @@ class ImageTask(PartitionedTask):
         own data set.
     dataset : Dataset, optional
         The data set, if it is already loaded.
-    columns : callable, optional
-        Returns the metadata of its examples, for `partition`.
 
     Raises
     ------
@@ -272,19 +237,20 @@ class ImageTask(PartitionedTask):
         settings: ImageSettings,
         num_clients: int,
         dataset: Dataset | None = None,
-        columns: Columns | None = None,
     ) -> None:
         loaded = dataset or load_dataset(name, settings)
-        super().__init__(settings, num_clients, loaded, columns)
+        super().__init__(settings, num_clients, loaded)
         self.source = name
         images = loaded.train.images
         height, width, channels = images.shape[1:]
-        self.natural = name not in HANDWRITTEN and _coloured(images)
-        self.augment = settings.augment and (self.natural or settings.augment_all)
+        natural = name not in HANDWRITTEN and _coloured(images)
+        self.augment = settings.augment and (natural or settings.augment_all)
         # Whether the images are grey, also if the model takes RGB.
         self.is_grey = channels == 1
         named = "" if self.ignores_model_settings else settings.model
-        self.model_name = named or default_model(name, height, width)
+        # Small images need a small model.
+        usual = "cifar10-cnn" if min(height, width) >= SMALL else "digits-cnn"
+        self.model_name = named or DEFAULT_MODELS.get(name, usual)
         default = not named and type(self).initial_model is ImageTask.initial_model
         if default and max(height, width) > LARGE:
             self.notes += (
@@ -306,18 +272,13 @@ class ImageTask(PartitionedTask):
     @property
     def unused_settings(self) -> Mapping[str, str]:
         """Settings that the data set, its partition or the model does not use."""
-        unused = {**super().unused_settings}
-        if self.source not in ("image-folder", "femnist"):
-            unused["classes"] = "only an image folder has class folders"
-            unused["image-size"] = "only an image folder's images are resized"
-        if self.source != "emnist":
-            unused["emnist-split"] = "only EMNIST has these splits"
+        unused = self.settings.unused(bool(self.dataset.clients))
+        for name in OF_SOURCES - {*SOURCES[self.source].settings}:
+            unused[name] = "the data set does not use it"
         if not self.settings.augment:
             unused["augment-all"] = "augment is false"
         elif not self.augment:
             unused["augment"] = "grey images and handwriting need augment-all=true"
-        if self.source == "digits":
-            unused["data-dir"] = "the digits come with scikit-learn"
         if self.ignores_model_settings:
             reason = "the task has a model of its own"
             unused |= dict.fromkeys(MODEL_SETTINGS, reason)
@@ -331,11 +292,11 @@ class ImageTask(PartitionedTask):
         return ((pixels - self.mean) / self.std).permute(2, 0, 1)
 
     def check(self, client: int) -> None:
-        """Try a custom or adapted model on a client's examples.
+        """Try a custom or adapted model, or metrics, on a client's examples.
 
         `build_model` has tried built-in models on the images' single shape.
         """
-        if type(self) is not ImageTask or "initial_model" in vars(self):
+        if self.metrics or type(self) is not ImageTask or "initial_model" in vars(self):
             super().check(client)
 
 
@@ -346,21 +307,7 @@ def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(pixels)
 
 
-def _by_owner(owners: npt.NDArray[np.int64], count: int) -> Indices:
-    """Return the ascending indices of the images of the first ``count`` owners."""
-    order = np.argsort(owners, kind="stable")
-    bounds = np.searchsorted(owners[order], np.arange(count + 1))
-    return [order[start:end] for start, end in pairwise(bounds)]
-
-
 def _coloured(images: npt.NDArray[np.uint8]) -> bool:
     """Return whether some of the images have colours; RGB images may be grey."""
     some = images[:: max(1, len(images) // INSPECTED)]
     return images.shape[-1] == 3 and bool((some != some[..., :1]).any())
-
-
-def default_model(name: str, height: int, width: int) -> str:
-    """Return the default model of a data set; small images get a smaller one."""
-    if name in ("image-folder", "arrays", "pfllib") and min(height, width) < SMALL:
-        return "digits-cnn"
-    return DEFAULT_MODELS[name]

@@ -4,19 +4,9 @@ from pathlib import Path
 
 import named_tasks
 
-FLOWER = "flwr_datasets.partitioner:"
-
 
 def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, **own):
     """Return the task of a folder or file in ``home``."""
     place = {"cache-dir": str(cache or home / "cache")}
     named = {"partition": "iid", **place, **named_tasks.dashed(own)}
     return named_tasks.task_of(f"hf:{home / name}", num_clients, **named)
-
-
-def by_column(column: str) -> dict[str, str]:
-    """Return settings with which each value of a column is a client."""
-    return {
-        "partition": f"{FLOWER}NaturalIdPartitioner",
-        "partitioner-arguments": f"partition_by={column}",
-    }

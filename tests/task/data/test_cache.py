@@ -1,14 +1,13 @@
 """Truncated or incomplete folders in the cache are rebuilt."""
 
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flwr_frl.task.data.cache import ABOUT, PARTIAL
-from flwr_frl.task.data.datasets import DataSettings, load_dataset
+from flwr_frl.task.data.cache import ABOUT, DataSettings
+from flwr_frl.task.data.datasets import load_dataset
 
 
 def digits(cache: Path):
@@ -27,17 +26,3 @@ def test_a_damaged_folder_is_rebuilt(tmp_path, spoil, name) -> None:
     assert list(tmp_path.iterdir()) == [folder]
     np.testing.assert_array_equal(again.train.images, images)
     assert again.classes == classes
-
-
-def test_old_partial_folders_are_removed(tmp_path) -> None:
-    old, new = tmp_path / f"{PARTIAL}old", tmp_path / f"{PARTIAL}new"
-    foreign = tmp_path / ".partial-download"
-    for folder in (old, new, foreign):
-        folder.mkdir()
-        (folder / "train-images.npy").write_bytes(b"half")
-    long_ago = time.time() - 3700
-    for path in (old / "train-images.npy", foreign / "train-images.npy", old, foreign):
-        os.utime(path, (long_ago, long_ago))
-    digits(tmp_path)
-    # Another process may still write the new one; the last one is another program's.
-    assert [p.exists() for p in (old, new, foreign)] == [False, True, True]

@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from refusals import code_of, uninstall
 
+from flwr_frl.task.data.cache import Dataset, ImageSet
 from flwr_frl.task.data.partitions import (
     PARTITIONS,
     PartitionSettings,
@@ -17,7 +18,6 @@ from flwr_frl.task.data.partitions import (
     log_normal,
     parse_arguments,
     partition,
-    partition_rows,
     shards,
     split,
 )
@@ -32,8 +32,8 @@ def labels_of(num_classes: int, per_class: int) -> np.ndarray:
 def split_of(
     train: np.ndarray, test: np.ndarray, num_clients: int, **overrides
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    parts = partition(train, test, num_clients, PartitionSettings(**overrides))
-    return parts.train, parts.test
+    sets = ImageSet(train, train), ImageSet(test, test)
+    return partition(Dataset(*sets, ()), num_clients, PartitionSettings(**overrides))
 
 
 DIRICHLET = {"partition": "dirichlet"}
@@ -198,7 +198,7 @@ GROUPED = {"partition": "clustered", "label_groups": 4}
         # Weights of e^1000 are infinite, and those of e^-1000 are 0.
         (ONE_CLASS, 50, {"partition": "log-normal", "size_sigma": 1e3}, "size-sigma"),
         (ONE_CLASS, 50, {"test_partition": "non"}, "test-partition"),
-        *((ONE_CLASS[:3], n, {}, "num-clients") for n in (0, 4, 10**9)),
+        *((ONE_CLASS[:3], n, {}, "num-clients") for n in (4, 10**9)),
         (THREE, 9, GROUPED, "label-groups"),
         (NINE, 3, GROUPED, "label-groups"),
     ],
@@ -226,7 +226,7 @@ def test_unused_settings_do_not_change_the_partition(name):
         return [(p, chosen.labels(train[p], i, 6, 12)) for i, p in enumerate(parts)]
 
     first = seen(**usual)
-    unused = PartitionSettings(**usual).unused()
+    unused = PartitionSettings(**usual).unused(is_split=False)
     for setting, change in others.items():
         pairs = zip(first, seen(**{**usual, **change}), strict=True)
         same = all(
@@ -271,7 +271,7 @@ def test_clients_can_have_fewer_training_examples(name):
 def test_clustered_partition_is_even_and_shifts_labels_of_groups():
     settings = PartitionSettings(partition="clustered", label_groups=3)
     labels = np.repeat(np.arange(4), 6)
-    parts = partition(labels, labels, 6, settings).train
+    parts, _ = split_of(labels, labels, 6, partition="clustered", label_groups=3)
     assert_disjoint_and_complete(parts, 24)
     for client, part in enumerate(parts):
         assert np.bincount(labels[part]).tolist() == [1, 1, 1, 1]
@@ -294,9 +294,22 @@ def test_classes_without_examples_have_no_shards(name):
     assert code_of(split_of, other, other, 4, **four) == "classes-per-client"
 
 
-# Third-party partitioners
+# Data that is split over its clients
 
-NATURAL = "flwr_datasets.partitioner:NaturalIdPartitioner"
+
+def test_data_of_clients_is_not_split_again():
+    owners = np.array([2, 0, 1, 0, 0])
+    part = ImageSet(np.arange(5), np.zeros(5, np.int64), owners)
+    data = Dataset(part, part, ("a",), ("x", "y", "z"))
+    parts = partition(data, 2, PartitionSettings(client_examples=2))
+    assert [len(rows) for rows in parts.train] == [2, 1]
+    assert [rows.tolist() for rows in parts.test] == [[1, 3, 4], [2]]
+    unused = PartitionSettings().unused(is_split=True)
+    assert {"partition", "dirichlet-alpha", "partitioner-arguments"} < unused.keys()
+    assert code_of(partition, data, 4, PartitionSettings()) == "num-clients"
+
+
+# Third-party partitioners
 
 
 def test_arguments_are_json_or_strings():
@@ -311,12 +324,7 @@ def test_invalid_arguments_are_an_error(text):
     assert code_of(parse_arguments, text) == "partitioner-arguments"
 
 
-LABELS = np.zeros(4, np.int64)
-
-
 def test_a_missing_package_is_an_error(monkeypatch):
     uninstall(monkeypatch, "datasets")
-    settings = PartitionSettings(0, NATURAL)
-    assert code_of(partition, LABELS, LABELS, 2, settings) == "missing-package"
-    uninstall(monkeypatch, "flwr_datasets")
-    assert code_of(partition_rows, NATURAL, "", None, 2, 0) == "missing-package"
+    named = {"partition": "flwr_datasets.partitioner:IidPartitioner"}
+    assert code_of(split_of, ONE_CLASS, ONE_CLASS, 2, **named) == "missing-package"

@@ -3,31 +3,32 @@
 Importing these libraries takes seconds, so few files of tests need them.
 """
 
-import sys
-from collections import Counter
+import socket
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from command_line import rows_of, run
 from flwr.app import Context, RecordDict
-from hub_data import FLOWER, by_column, task_of
-from pictures import write_images
+from hub_data import task_of
 from PIL import Image
-from refusals import assert_says, code_of, refusal
+from pyarrow import parquet
+from refusals import assert_says, code_of, refusal, uninstall
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.tasks.hub import TableTask
-from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.tasks.image import ImageTask, PartitionedTask
 
 pytestmark = pytest.mark.e2e
 
 WRITERS, EACH = 4, 10
-BY_WRITER = by_column("writer_id")
+BY_WRITER = {"client_column": "writer_id"}
+FLOWER = "flwr_datasets.partitioner:"
 
 
 def letter(writer: int, number: int) -> np.ndarray:
@@ -57,10 +58,6 @@ def home(tmp_path_factory) -> Path:
     """A folder with data in all supported forms."""
     root = tmp_path_factory.mktemp("hub")
     letters().save_to_disk(root / "saved")
-    for part, count in (("train", 4), ("test", 2)):
-        for c, name in enumerate(("ant", "bee")):
-            images = [letter(10 * c + (part == "test"), i) for i in range(count)]
-            write_images(root / "folder" / part / name, images)
     rng = np.random.default_rng(0)
     lines = ["width,height,place,kind"]
     for i in range(120):
@@ -69,6 +66,11 @@ def home(tmp_path_factory) -> Path:
         lines.append(f"{x},{y},p{i % 3},{('low', 'high')[kind]}")
     (root / "table").mkdir()
     (root / "table" / "rows.csv").write_text("\n".join(lines))
+    (root / "links").mkdir()
+    (root / "links" / "rows.csv").symlink_to(root / "table" / "rows.csv")
+    # A format that can link to other files
+    (root / "h5").mkdir()
+    (root / "h5" / "rows.h5").write_bytes(b"\x89HDF")
     return root
 
 
@@ -97,28 +99,15 @@ def test_clients_have_the_examples_of_their_writer(home):
     )
 
 
-def test_cached_data_set_is_loaded_without_datasets(home, monkeypatch):
+def test_cached_data_set_is_loaded_without_pyarrow(home, monkeypatch):
     first = task_of(home, "saved", 2)
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    uninstall(monkeypatch, "pyarrow")
     again = task_of(home, "saved", 2, seed=1)
     assert again is not first
     assert np.array_equal(again.dataset.train.images, first.dataset.train.images)
     assert again.notes == first.notes
     # Other columns, or a larger held-out part, make another data set.
     assert code_of(task_of, home, "saved", 2, test_fraction=0.5) == "missing-package"
-
-
-def test_folder_of_images_equals_the_image_folder_task(home, tmp_path):
-    task = task_of(home, "folder", 0)
-    names = {"task": "image-folder", "data-dir": str(home / "folder")}
-    folder = build_task(resolve({**names, "cache-dir": str(tmp_path)}), 0)
-    assert task.classes == folder.classes == ("ant", "bee")
-    assert task.notes == ()
-    assert task.model_name == folder.model_name
-    for part in ("train", "test"):
-        ours, theirs = (getattr(t, f"{part}_examples")(0) for t in (task, folder))
-        assert Counter(pairs_in(ours)) == Counter(pairs_in(theirs))
-        assert ours.targets.bincount().tolist() == theirs.targets.bincount().tolist()
 
 
 def test_data_set_of_the_hub_is_downloaded_once_and_read_like_a_folder(
@@ -134,8 +123,8 @@ def test_data_set_of_the_hub_is_downloaded_once_and_read_like_a_folder(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     cache = str(tmp_path / "cache")
-    options = {"task": "hf:flwrlabs/femnist", "cache-dir": cache, **BY_WRITER}
-    options["data-subset"] = "saved"
+    options = {"task": "hf:flwrlabs/femnist", "cache-dir": cache}
+    options |= {"data-subset": "saved", "client-column": "writer_id"}
     config = " ".join(f"{name}={value!r}" for name, value in options.items())
     flags = ("--clients", str(WRITERS), "--rounds", "2", "--run-config", config)
     assert run(tmp_path / "out", "fedavg", *flags) == 0
@@ -160,15 +149,15 @@ def test_a_row_without_a_client_is_an_error(tmp_path, clients, tested):
     for name in ("train", *["test"] * tested):
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,site,kind", *rows]))
     (tmp_path / f"{name}.csv").write_text("\n".join(["x,site,kind", *rows, "1,,a"]))
-    given = {"input_columns": "x", "label_column": "kind", **by_column("site")}
+    given = {"input_columns": "x", "label_column": "kind"}
     cache = tmp_path.parent / "cache"
-    code = code_of(task_of, tmp_path, ".", 2, cache=cache, **given)
-    assert code == "partitioner-arguments"
+    code = code_of(task_of, tmp_path, ".", 2, cache, client_column="site", **given)
+    assert code == "client-column"
 
 
 def test_table_task_trains(home, tmp_path):
     task = task_of(home, "table", 3, input_columns="width,height", label_column="kind")
-    assert isinstance(task, TableTask)
+    assert type(task) is PartitionedTask
     # Classes are in the order of NumPy's sort.
     assert task.classes == ("high", "low")
     lines = (home / "table" / "rows.csv").read_text().splitlines()[1:]
@@ -248,17 +237,13 @@ def test_custom_partitioner(write_module):
     options = {"partitioner-arguments": "first=4"}
     fewer = build_task(resolve({**named, **options}), 2)
     assert sum(map(len, [*fewer.train, *fewer.test])) == 1797 - 2 * 7
-    line = "leaves 1 of 2 clients without training examples (the first: client 1)"
+    line = "1 of 2 clients have no training examples (the first: client 1)"
     nobody = resolve({"partition": f"{module}:Nobody"})
     assert_says(line, build_task, nobody, 2)
 
 
 BY_KIND = {"input_columns": "*", "label_column": "kind"}
 NATURAL = {**BY_KIND, "partition": f"{FLOWER}NaturalIdPartitioner"}
-PLACES, TOWNS = (
-    {**NATURAL, "partitioner_arguments": f"partition_by={column}"}
-    for column in ("place", "town")
-)
 VERTICAL = {**BY_KIND, "partition": f"{FLOWER}VerticalEvenPartitioner"}
 # The 20 parts have one example each, which may be held out.
 SMALL = {"partitioner_arguments": f"partition_sizes={[1] * 20}".replace(", ", ",")}
@@ -273,14 +258,15 @@ BAD = [
     ("table", {**BY_KIND, "label_column": "width"}, "label-column"),
     ("table", {**BY_KIND, "train_split": "trian"}, "train-split"),
     ("table", {**BY_KIND, "test_split": "dev"}, "test-split"),
-    ("folder", {"test_split": "train"}, "test-split"),
+    ("table", {**BY_KIND, "test_split": "train"}, "test-split"),
     ("table", {**BY_KIND, "test_fraction": 0.999}, "test-fraction"),
     ("table", {**BY_KIND, "data_subset": "x"}, "data-subset"),
     ("table", {**BY_KIND, "model": "cifar10-cnn"}, "settings"),
-    ("folder", {"input_columns": "*"}, "input-columns"),
+    ("saved", {"input_columns": "*"}, "input-columns"),
     ("table", NATURAL, "partition"),
-    ("table", PLACES, "num-clients"),
-    ("table", TOWNS, "partition"),
+    ("table", {**BY_KIND, "client_column": "town"}, "client-column"),
+    ("links", {"input_columns": "width", "label_column": "kind"}, "task"),
+    ("h5", BY_KIND, "task"),
     ("table", {**BY_KIND, "partition": f"{FLOWER}Nothing"}, "partition"),
     ("table", VERTICAL, "partition"),
     ("saved", SMALL, "num-clients"),
@@ -363,7 +349,7 @@ def test_parts_have_the_same_classes_in_the_same_order(tmp_path):
 def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
     rows = [f"{i % 7}.5,{i % 3},{10 + i % 3},{'ab'[i % 2]}" for i in range(60)]
     write_table(tmp_path / "rows.csv", "size,ward,hospital,label", rows)
-    named = {"input_columns": "*", **by_column("hospital")}
+    named = {"input_columns": "*", "client_column": "hospital"}
     task = task_of(tmp_path, "rows.csv", 3, **named)
     assert task.client_names == ("10", "11", "12")
     for client in range(3):
@@ -379,7 +365,7 @@ def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
 def test_small_clients_share_the_held_out_examples(tmp_path):
     rows = [f"{i}.5,{i // 2},{'ab'[i % 2]}" for i in range(40)]
     write_table(tmp_path / "rows.csv", "size,client,label", rows)
-    named = {"input_columns": "*", **by_column("client")}
+    named = {"input_columns": "*", "client_column": "client"}
     task = task_of(tmp_path, "rows.csv", 20, **named)
     tested = [len(task.test_examples(i)) for i in range(20)]
     # A fifth of 40 examples, of which no client can lose more than one
@@ -392,12 +378,6 @@ def test_spellings_of_a_label_are_one_class(tmp_path):
     write_table(tmp_path / "rows.csv", "x,label", rows)
     task = task_of(tmp_path, "rows.csv", 0, input_columns="x")
     assert task.classes == ("1", "none")
-    # Without strings the classes are counted, and those without examples are named.
-    write_table(
-        tmp_path / "odd.csv", "x,label", [f"{i},{(1, 3)[i % 2]}" for i in range(20)]
-    )
-    odd = task_of(tmp_path, "odd.csv", 2, input_columns="x")
-    assert odd.notes[-1] == "2 of the 4 classes have no examples"
     for examples in task.train_examples(0), task.test_examples(0):
         is_none = examples.inputs[:, 0] == 0.5
         assert torch.equal(examples.targets, is_none.long())
@@ -411,3 +391,92 @@ def test_the_error_of_a_name_says_that_it_is_no_local_path(tmp_path, monkeypatch
     given = resolve({"task": "hf:patiens", "cache-dir": str(tmp_path)})
     error = str(refusal(build_task, given, 2))
     assert error.startswith("the data set 'patiens' (not a local path) cannot be loade")
+
+
+# Formats, and files that are not the data set's own
+
+
+def test_files_of_each_format_have_the_same_rows(tmp_path):
+    import datasets
+
+    columns = {"x": [[float(i), 0.5] for i in range(10)], "label": list("ab") * 5}
+    rows = datasets.Dataset.from_dict(columns)
+    for name in ("parquet", "json"):
+        (tmp_path / name).mkdir()
+        getattr(rows, f"to_{name}")(tmp_path / name / f"rows.{name}")
+    rows.save_to_disk(tmp_path / "arrow")
+    found = [
+        list(task_of(tmp_path, name, 0).train_examples(0).batches(50))
+        for name in ("parquet", "json", "arrow")
+    ]
+    for ((x, y),) in found:
+        assert torch.equal(x, found[0][0][0])
+        assert torch.equal(y, found[0][0][1])
+
+
+def test_splits_are_named_by_files_and_a_subset_is_a_folder(tmp_path):
+    rows = [f"{i}.5,{'ab'[i % 2]}" for i in range(8)]
+    for subset in ("one", "two"):
+        (tmp_path / subset).mkdir()
+        for split, count in (("train-0", 6), ("train-1", 2), ("Test", 4)):
+            write_table(tmp_path / subset / f"{split}.csv", "x,label", rows[:count])
+    given = {"data_subset": "two", "input_columns": "x"}
+    task = task_of(tmp_path, ".", 0, tmp_path.parent / "elsewhere", **given)
+    assert len(task.train_examples(0)) == 8
+    assert len(task.test_examples(0)) == 4
+    given["data_subset"] = "three"
+    assert code_of(task_of, tmp_path, ".", 0, **given) == "data-subset"
+
+
+def test_links_of_downloads_and_links_that_a_user_names_are_followed(
+    home, tmp_path, monkeypatch
+):
+    for place in (home / "links", home / "table"):
+        monkeypatch.setattr(
+            "huggingface_hub.snapshot_download", lambda *_, place=place, **__: place
+        )
+        named = {"task": "hf:owner/name", "cache-dir": str(tmp_path / place.name)}
+        columns = {"input-columns": "width", "label-column": "kind"}
+        task = build_task(resolve({**named, **columns, "partition": "iid"}), 2)
+        assert len(task.train) == 2
+    named = {"input_columns": "width", "label_column": "kind"}
+    assert len(task_of(home, "links/rows.csv", 2, **named).train) == 2
+
+
+@pytest.fixture
+def url():
+    """The URL of a server that no data set may contact."""
+    contacts = []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            contacts.append(connection)
+            connection.close()
+
+    Thread(target=serve, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    assert not contacts
+
+
+@pytest.mark.parametrize("place", ["{other}", "file://{other}", "{url}/0.png"])
+def test_images_outside_of_the_data_are_not_read(tmp_path, url, place):
+    other = tmp_path / "secret.png"
+    Image.fromarray(letter(1, 2)).save(other)
+    place = place.format(other=other, url=url)
+    cell = pa.scalar(
+        {"bytes": None, "path": place}, pa.struct({"bytes": pa.binary(), "path": "str"})
+    )
+    rows = pa.table({"image": [cell] * 10, "label": [0, 1] * 5})
+    (tmp_path / "data").mkdir()
+    parquet.write_table(rows, tmp_path / "data" / "rows.parquet")
+    # Metadata is not read, either.
+    config = f"configs:\n- config_name: default\n  data_files: '{url}/s.csv'"
+    (tmp_path / "data" / "README.md").write_text(f"---\n{config}\n---\n")
+    assert code_of(task_of, tmp_path, "data", 0) == "data-dir"

@@ -1,0 +1,371 @@
+"""Tables of numbers or images: local files, or a data set of Hugging Face's hub.
+
+Files are read with pyarrow, which opens nothing that a file names, and the data set is
+written to the cache.
+"""
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_frl.common.settings import (
+    SettingsError,
+    error_line,
+    is_possible,
+    need,
+    require,
+    setting,
+)
+from flwr_frl.task.data.arrays import MAX_CLASSES
+from flwr_frl.task.data.cache import Dataset, DataSettings, ImageSet, Read, stamp
+from flwr_frl.task.data.images import FORM, INSPECTED, Pictures, Source, common_shape
+from flwr_frl.task.data.labels import class_name, held_out
+
+Values = npt.NDArray[Any]
+# A table of pyarrow, and the rows of it that are examples.
+Rows = tuple[Any, npt.NDArray[np.int64]]
+
+# Suffixes of files; a folder is read by the first of them for which it has files.
+FORMATS = (".parquet", ".arrow", ".csv", ".jsonl", ".json")
+# Words in the names of files and folders that tell their split.
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+# Common names of label columns, for data sets without a `ClassLabel` column.
+LABEL_NAMES = ("label", "labels", "target", "class")
+
+
+@dataclass(frozen=True)
+class ColumnSettings(DataSettings):
+    """Columns and splits of a table.
+
+    Parameters
+    ----------
+    input_columns : str, default ""
+        The column of images, or comma-separated columns of numbers; ``*`` uses all
+        numeric columns except the label and the client. By default the only column of
+        images or of lists.
+    label_column : str, default ""
+        The column of classes; by default the only ``ClassLabel`` column, or one named
+        ``label``, ``labels``, ``target`` or ``class``.
+    client_column : str, default ""
+        The column whose values are the names of the clients; by default the examples
+        are divided by ``partition``.
+    train_split : str, default "train"
+        Split for training.
+    test_split : str, default ""
+        Split for testing; by default ``test`` or ``validation``. If there is neither, a
+        part of the training split is held out.
+    test_fraction : float, default 0.2
+        Fraction of the training split that is held out; the same examples for all
+        seeds. With ``client-column``, it is a fraction of each client's examples.
+    data_subset : str, default ""
+        A folder in the data set, to use only its files.
+    """
+
+    input_columns: str = setting("", form="columns, separated by commas", safe=True)
+    label_column: str = setting("", form="a column", safe=True)
+    client_column: str = setting("", form="a column", safe=True)
+    train_split: str = setting("train", form="a split", safe=True)
+    test_split: str = setting("", form="a split", safe=True)
+    test_fraction: float = setting(0.2, gt=0, lt=1)
+    data_subset: str = setting("", form="a folder", safe=True)
+
+
+def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
+    """Return the key of a table, and a function that reads it.
+
+    Parameters
+    ----------
+    name : str
+        Path of a file, or of a folder of files of one format (`FORMATS`), such as
+        ``save_to_disk`` writes; or the name of a data set of the hub, which is
+        downloaded and read like a folder. Its key has no version.
+    settings : ColumnSettings
+        Columns and splits; ``data_dir`` overrides the name.
+
+    Raises
+    ------
+    SettingsError
+        If there is no name, or a path does not exist or has no table; later, if a file
+        is unreadable, or a split or a column is missing or unsuitable.
+    """
+    name = settings.data_dir or name
+    valid = bool(name) and is_possible(name)
+    require(valid, "task", f"hf:{name}", "hf:NAME, with the name or path of a data set")
+    path = Path(name).expanduser()
+    is_local = path.exists()
+    exists = is_local or not name.startswith((".", "/", "~"))
+    require(exists, "data-dir", name, "the path of a data set")
+    version = name
+    if is_local:
+        files = _files(path / settings.data_subset, name, follow_links=False)
+        version = f"{path.resolve()}/{stamp(files)}"
+
+    def read() -> Dataset:
+        need("pyarrow", "hf", f"the data set {name!r}")
+        try:
+            root = path if is_local else _downloaded(name, settings)
+            root /= settings.data_subset
+            splits = _splits(root, _files(root, name, follow_links=not is_local))
+            return _dataset(name, splits, settings)
+        except SettingsError:
+            raise
+        # Files and the network raise nearly any exception.
+        except Exception as error:
+            here = "" if is_local else " (not a local path)"
+            line = f"the data set {name!r}{here} cannot be loaded: {error_line(error)}"
+            raise SettingsError(line, "task") from error
+
+    chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
+    return f"hf/4{FORM}/{version}/{chosen}", read
+
+
+def _downloaded(name: str, settings: ColumnSettings) -> Path:
+    """Download a data set of the hub, without its metadata and code."""
+    from huggingface_hub import snapshot_download
+
+    patterns = [f"{settings.data_subset}*{suffix}" for suffix in FORMATS]
+    return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
+
+
+def _files(root: Path, name: str, follow_links: bool) -> list[Path]:
+    """Return a file, or the files of a folder that have the first of `FORMATS`."""
+    require(root.exists(), "data-subset", root.name, "a folder in the data")
+    found = sorted(path for path in root.rglob("*") if path.is_file()) or [root]
+    by_format = ([p for p in found if p.suffix.lower() == f] for f in FORMATS)
+    files = next(filter(None, by_format), [])
+    allowed = f"a folder or file of the formats {', '.join(FORMATS)}"
+    require(bool(files), "task", f"hf:{name}", allowed)
+    folder = root.resolve()
+    for path in () if follow_links else files:
+        # The user may name a link.
+        allowed = "no link to other files"
+        own = path.resolve().is_relative_to(folder)
+        require(own, "task", f"hf:{name} with {str(path)!r}", allowed)
+    return files
+
+
+def _splits(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return the files by split. Without a known word in a name, it is ``train``."""
+    splits: dict[str, list[Path]] = {}
+    for path in files:
+        words = re.split("[^a-z]+", path.relative_to(root).as_posix().lower())
+        named = [SPLITS[word] for word in words if word in SPLITS]
+        splits.setdefault(named[0] if named else "train", []).append(path)
+    return splits
+
+
+def _table(files: Sequence[Path]) -> Any:
+    """Return the rows of files with the same columns."""
+    import pyarrow
+
+    return pyarrow.concat_tables(map(_read, files), promote_options="permissive")
+
+
+def _read(path: Path) -> Any:
+    from pyarrow import csv, ipc, json, parquet
+
+    suffix = path.suffix.lower()
+    with path.open("rb") as file:
+        if suffix == ".parquet":
+            return parquet.ParquetFile(file).read()
+        if suffix == ".arrow":
+            return ipc.open_stream(file).read_all()
+        if suffix == ".csv":
+            options = csv.ConvertOptions(strings_can_be_null=True)
+            table = csv.read_csv(file, convert_options=options)
+            # The header may have blanks around names.
+            return table.rename_columns([name.strip() for name in table.column_names])
+        return json.read_json(file)
+
+
+def _dataset(name: str, splits: Mapping[str, list[Path]], s: ColumnSettings) -> Dataset:
+    """Return a data set; its images are decoded when it is written."""
+    parts, notes = _split(name, splits, s)
+    table = parts[0][0]
+    columns, label = _choose_columns(table, s)
+    owners: list[Any] = [None, None]
+    clients = tuple[str, ...]()
+    if s.client_column:
+        cells = [_clients(part, s.client_column) for part in parts]
+        found, numbers = np.unique(np.concatenate(cells), return_inverse=True)
+        owners = np.split(numbers, [len(cells[0])])
+        clients = tuple(map(str, found))
+    codes, classes = _labels(parts, label)
+    inputs: list[Any]
+    if _is_image(table.schema.field(columns[0]).type):
+        rows = parts[0][1]
+        some = table, rows[:: -(-len(rows) // INSPECTED)]
+        shape = common_shape(_sources(name, some, columns[0]), s.image_size)
+        inputs = [
+            Pictures(_sources(name, part, columns[0]), len(part[1]), shape)
+            for part in parts
+        ]
+    else:
+        inputs = [_numbers(part, columns) for part in parts]
+    train, test = map(ImageSet, inputs, codes, owners)
+    return Dataset(train, test, classes, clients, notes)
+
+
+def _split(
+    name: str, splits: Mapping[str, list[Path]], s: ColumnSettings
+) -> tuple[list[Rows], tuple[str, ...]]:
+    """Return the training and the test examples, and notices for users."""
+    choices = f"one of {', '.join(splits)}"
+    require(s.train_split in splits, "train-split", s.train_split, choices)
+    others = [split for split in splits if split != s.train_split]
+    usual = [split for split in ("test", "validation") if split in others]
+    tested = s.test_split or next(iter(usual), "")
+    allowed = f"{choices}, but not train-split"
+    require(not tested or tested in others, "test-split", tested, allowed)
+    table = _table(splits[s.train_split])
+    everything = table, np.arange(len(table))
+    if tested:
+        test = _table(splits[tested])
+        return [everything, (test, np.arange(len(test)))], ()
+    n = len(table)
+    clients = _clients(everything, s.client_column) if s.client_column else None
+    out = held_out(n, s.test_fraction, clients)
+    allowed = f"smaller, so that some of the {n} examples remain for training"
+    require(len(out) < n, "test-fraction", s.test_fraction, allowed)
+    note = (
+        f"{name!r} has no test split: {len(out)} of the {n} examples of "
+        f"{s.train_split!r} are held out for testing"
+    )
+    return [(table, np.setdiff1d(np.arange(n), out)), (table, out)], (note,)
+
+
+def _choose_columns(table: Any, s: ColumnSettings) -> tuple[list[str], str]:
+    """Return the names of the input columns and of the label column."""
+    kinds = {field.name: field.type for field in table.schema}
+    # Names of columns may contain line breaks.
+    listed = " ".join(f"of the columns {', '.join(kinds)}".split())
+    candidates = [*_class_names(table)] or [n for n in LABEL_NAMES if n in kinds][:1]
+    only = candidates[0] if len(candidates) == 1 else ""
+    label = s.label_column.strip() or only
+    require(label in kinds, "label-column", label, f"one {listed}")
+    rest = {name: kind for name, kind in kinds.items() if name != label}
+    images = [name for name, kind in rest.items() if _is_image(kind)]
+    numbers = [name for name, kind in rest.items() if _is_numeric(kind)]
+    lists = [name for name in numbers if hasattr(rest[name], "value_type")]
+    inputs = [name.strip() for name in s.input_columns.split(",")]
+    if s.input_columns == "*":
+        inputs = [name for name in numbers if name != s.client_column]
+    elif not s.input_columns and len(images or lists) == 1:
+        inputs = images or lists
+    usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
+    allowed = "one column of images, columns of numbers separated by commas, or '*' for"
+    allowed += f" all columns of numbers, {listed}"
+    require(bool(inputs) and usable, "input-columns", s.input_columns, allowed)
+    return inputs, label
+
+
+def _class_names(table: Any) -> dict[str, tuple[str, ...]]:
+    """Return the names of classes that ``datasets`` has stored with integer columns."""
+    metadata = (table.schema.metadata or {}).get(b"huggingface", b"{}")
+    features = json.loads(metadata).get("info", {}).get("features", {})
+    return {
+        name: tuple(map(str, feature["names"]))
+        for name, feature in features.items()
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    }
+
+
+def _is_image(kind: Any) -> bool:
+    """Return whether cells have the bytes of a file, as ``datasets`` stores images."""
+    from pyarrow import types
+
+    return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+
+
+def _is_numeric(kind: Any) -> bool:
+    """Return whether cells are numbers, or lists of numbers."""
+    from pyarrow import types
+
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    tests = types.is_integer, types.is_floating, types.is_boolean
+    return any(test(kind) for test in tests)
+
+
+def _column(part: Rows, name: str) -> Values:
+    table, rows = part
+    return np.asarray(table[name].to_numpy(zero_copy_only=False))[rows]
+
+
+def _clients(part: Rows, name: str) -> Values:
+    """Return the client of each row."""
+    table = part[0]
+    valid = name in table.column_names and table[name].null_count == 0
+    require(valid, "client-column", name, "a column with a client in every row")
+    return _column(part, name)
+
+
+def _labels(
+    parts: Sequence[Rows], label: str
+) -> tuple[list[npt.NDArray[np.int64]], tuple[str, ...]]:
+    """Return the class of each example, and the names of the classes.
+
+    Strings are numbered in the sorted order of their names (see `class_name`); integers
+    must be classes from 0.
+    """
+    cells = [_column(part, label) for part in parts]
+    values = np.concatenate(cells)
+    names, others = (_class_names(table).get(label, ()) for table, _ in parts)
+    allowed = f"for testing the same classes as for training, {', '.join(names)}"
+    require(names == others, "label-column", label, allowed)
+    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
+        texts, codes = np.unique(values.astype(np.str_), return_inverse=True)
+        found, numbers = np.unique([*map(class_name, texts)], return_inverse=True)
+        names, codes = tuple(map(str, found)), numbers[codes]
+    else:
+        allowed = f"a column of strings, or of integers from 0 below {MAX_CLASSES}"
+        valid = values.dtype.kind in "biu" and values.min() >= 0
+        valid = valid and values.max() < MAX_CLASSES
+        require(bool(valid), "label-column", label, f"{allowed}, without empty cells")
+        codes = values.astype(np.int64)
+        names = names or tuple(map(str, range(int(codes.max()) + 1)))
+    return np.split(codes, [len(cells[0])]), names
+
+
+def _numbers(part: Rows, columns: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Return columns of numbers, or of lists of equal length, as (n, width)."""
+    table, rows = part
+    arrays = []
+    for column in columns:
+        try:
+            values = np.array(table[column].to_pylist(), np.float32)
+            valid = bool(np.isfinite(values).all())
+        # Lists of unequal length, and empty cells
+        except (TypeError, ValueError):
+            valid = False
+        allowed = "a column with a number, or a list of equal length, in every row"
+        require(valid, "input-columns", column, allowed)
+        arrays.append(values.reshape(len(values), -1)[rows])
+    return np.concatenate(arrays, axis=1)
+
+
+def _sources(name: str, part: Rows, column: str) -> Iterator[Source]:
+    """Yield the images of a column, not decoded yet."""
+    table, rows = part
+    cells = table[column]
+    for row in rows.tolist():
+        yield f"{row} of {name}", partial(_opened, cells[row])
+
+
+def _opened(cell: Any) -> Any:
+    from PIL import Image
+
+    # A path or a URL beside the bytes is ignored.
+    return Image.open(io.BytesIO(cell["bytes"].as_py()))
