@@ -104,19 +104,16 @@ class BaseTask(ABC):
         Examples like those of a client that has been tried are not tried again.
         """
         for part in ("train", "test"):
-            examples = getattr(self, f"{part}_examples")(client)
-            if not isinstance(examples, ExampleSet):
-                raise SettingsError(
-                    f"the {part} examples are a {type(examples).__name__}; they must "
-                    "be an ExampleSet; ExampleSet.from_dataset converts a Dataset (or "
-                    "the dataset of a DataLoader)"
-                )
-            if len(examples) == 0:
-                continue
             try:
-                if not self._trials.accepted:
-                    self.check_model(examples)
-                self._trials.check(self, part, examples)
+                examples = getattr(self, f"{part}_examples")(client)
+                if not isinstance(examples, ExampleSet):
+                    raise SettingsError(
+                        f"they are a {type(examples).__name__}; expected an "
+                        "ExampleSet; ExampleSet.from_dataset converts a Dataset (or "
+                        "the dataset of a DataLoader)"
+                    )
+                if len(examples) > 0:
+                    self._trials.check(self, part, examples)
             except SettingsError as error:
                 name = self.client_names[client] if self.client_names else client
                 line = f"{part} examples of client {name}: {error}"
@@ -127,7 +124,7 @@ class BaseTask(ABC):
         return Trials()
 
     def check_model(self, examples: ExampleSet) -> None:  # noqa: B027
-        """Check the model on a client's examples, before any other check."""
+        """Check the model on a client's examples, before it is tried on them."""
 
     def read(self, line: str) -> Tensor:
         """Return the comma-separated numbers of a line, as float32."""

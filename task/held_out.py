@@ -11,8 +11,6 @@ import torch
 
 from flwr_frl.common.settings import Checked, SettingsError, setting
 from flwr_frl.task.base import Task
-from flwr_frl.task.checks import try_examples
-from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import named_metrics
 
@@ -76,27 +74,14 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
 
     @lru_cache(maxsize=CACHED_CLIENTS)
     def parts(client: int) -> tuple[ExampleSet, ExampleSet]:
-        name = task.client_names[client] if task.client_names else str(client)
-        examples = task.train_examples(client)
-        return split(examples, client, settings, task.overlap, name)
+        return split(task.train_examples(client), client, settings, task.overlap)
 
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"metrics": {**task.metrics, **named}}
     if settings.validation_fraction:
-        changes = {"train_examples": lambda i: parts(i)[0], "held_out": True}
+        changes |= {"train_examples": lambda i: parts(i)[0], "held_out": True}
     if settings.evaluate_on == "validation":
         changes["test_examples"] = lambda i: parts(i)[1]
-    twin = changed(task, {**changes, "metrics": {**task.metrics, **named}})
-
-    def check(client: int) -> None:
-        task.check(client)
-        if settings.validation_fraction:
-            parts(client)
-        tested = twin.test_examples(client)
-        if named and len(tested) > 0:
-            with seeded(0):
-                try_examples(twin, tested, training=False)
-
-    return changed(twin, {"check": check})
+    return changed(task, changes)
 
 
 def split(
@@ -104,7 +89,6 @@ def split(
     client: int,
     settings: EvaluationSettings,
     overlap: int = 0,
-    name: str = "",
 ) -> tuple[ExampleSet, ExampleSet]:
     """Split training examples into a training and a validation set.
 
@@ -120,8 +104,6 @@ def split(
         Number of successors with which an example overlaps, as windows of a text do.
         If above 0, the last examples form the validation set, and the ``overlap``
         examples before them are in neither set.
-    name : str, optional
-        Name of the client in errors; by default its index.
 
     Returns
     -------
@@ -138,16 +120,14 @@ def split(
     kept = n - count - (overlap if count else 0)
     if count < 1 or kept < 1:
         raise SettingsError(
-            f"validation-fraction is {fraction}: of client {name or client}'s {n} "
-            f"training examples it leaves {max(kept, 0)} to train on and {count} to "
+            f"validation-fraction is {fraction}: of client {client}'s {n} training "
+            f"examples it leaves {max(kept, 0)} to train on and {count} to "
             "validate on; it must leave at least 1 of each"
         )
-    if overlap:
-        order = np.arange(n)
-    else:
-        order = np.random.default_rng([settings.seed, client, VALIDATION]).permutation(
-            n
-        )
+    order = np.arange(n)
+    if not overlap:
+        rng = np.random.default_rng([settings.seed, client, VALIDATION])
+        order = rng.permutation(n)
     train, validation = (
         examples.subset(torch.from_numpy(np.sort(index)))
         for index in (order[:kept], order[n - count :])
@@ -181,8 +161,9 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
 
 
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
-    """Return a copy of a task with some attributes replaced."""
+    """Return a copy of a task with some attributes replaced, which is not tried yet."""
     twin = copy.copy(task)
+    vars(twin).pop("_trials", None)
     for name, value in attributes.items():
         # Also in a frozen dataclass; a property of a user's class raises an error.
         object.__setattr__(twin, name, value)

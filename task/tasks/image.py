@@ -292,11 +292,12 @@ class ImageTask(PartitionedTask):
         return ((pixels - self.mean) / self.std).permute(2, 0, 1)
 
     def check(self, client: int) -> None:
-        """Try a custom or adapted model, or metrics, on a client's examples.
+        """Try a custom or adapted model, metrics, or a validation set.
 
         `build_model` has tried built-in models on the images' single shape.
         """
-        if self.metrics or type(self) is not ImageTask or "initial_model" in vars(self):
+        is_tried = type(self) is ImageTask and "initial_model" not in vars(self)
+        if self.held_out or self.metrics or not is_tried:
             super().check(client)
 
 

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 from zlib import crc32
@@ -228,15 +227,6 @@ class TextTask(FileTask):
         self.overlap = self.length if is_sliding else 0
         self.loss: Loss = nn.functional.cross_entropy
         self.classes = self._classes() if self.labelled else tuple(CHARACTERS)
-        for file in () if self.labelled else chain(*self.files):
-            # A character has at most four bytes, so most files need not be read.
-            count = file.stat().st_size // 4
-            if int(count * TEST_FRACTION) <= self.length:
-                count = len(_text(file))
-            least = int((self.length + 1) / TEST_FRACTION)
-            allowed = f"less, or files of at least {least} characters ({file} has less)"
-            valid = int(count * TEST_FRACTION) > self.length
-            require(valid, "sequence-length", self.length, allowed)
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
@@ -283,7 +273,10 @@ class TextTask(FileTask):
     def _windows_of(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
         """Return a text's training and test examples; windows do not overlap both."""
         codes = _characters(_text(path))
-        cut = len(codes) - int(len(codes) * TEST_FRACTION)
+        tested = int(len(codes) * TEST_FRACTION)
+        allowed = f"below {tested}, the characters of {str(path)!r} for testing"
+        require(self.length < tested, "sequence-length", self.length, allowed)
+        cut = len(codes) - tested
         return self._windows(codes[:cut]), self._windows(codes[cut:])
 
     def _labelled_lines(self, path: Path) -> tuple[ExampleSet, ExampleSet]:

@@ -14,7 +14,6 @@ from flwr_frl.common.settings import (
     Checked,
     PathText,
     SettingsError,
-    reason_of,
     require,
     setting,
     unknown,
@@ -119,17 +118,6 @@ class TransformerText(FileTask):
         with seeded(self.settings.seed):
             width = int(transformer.config.hidden_size)  # type: ignore[arg-type, union-attr]
             return SplitModel(encoder, nn.Linear(width, len(self.classes)))
-
-    def check_model(self, examples: ExampleSet) -> None:
-        """Try the model on a text of full length, for which it may have no places."""
-        tokens = self._tokens(["text"])[:, :1].expand(-1, self.length)
-        try:
-            with torch.no_grad():
-                self.scratch_model.eval()(tokens)
-        # Models raise exceptions of many types.
-        except Exception as error:
-            allowed = f"shorter, as the transformer fails: {reason_of(error)}"
-            require(False, "sequence-length", self.length, allowed, "sequence-length")
 
     def read(self, line: str) -> Tensor:
         """Return the tokens of a text."""

@@ -155,5 +155,5 @@ def test_a_shared_head_needs_the_classes_of_the_training(tmp_path, algorithm):
 def test_a_custom_model_that_does_not_fit_is_a_one_line_error(tmp_path, folders):
     more = {"task": "flat_images:Wrong", "data_dir": str(folders)}
     settings = settings_of(tmp_path, algorithm="fedrep", **more)
-    line = "client bob: the model refuses inputs"
+    line = "client bob: the model or the loss fails"
     assert_says(line, run, "fedrep", settings, "inline")

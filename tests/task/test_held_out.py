@@ -131,7 +131,6 @@ def nothing(outputs, targets):
     ("metrics", "classes", "line"),
     [
         ("macro-f2", "abc", "unknown metric 'macro-f2'"),
-        ("macro-f1,macro-f1", "abc", "two metrics are called 'macro-f1'"),
         ("nowhere:metric", "abc", "metrics 'nowhere:metric' cannot be imported"),
         ("flwr_frl.task.metrics:METRICS", "abc", "expected a function"),
         ("macro-f1", "", "a task with classes"),

@@ -139,31 +139,31 @@ CHECKED = [
     ({"train": {"north": examples(6, 0)}}, "train is a dict"),
     ({"train": {"north": 1, "south": 2}, "test": {"north": 1}}, "client 'south'"),
     # Shapes of outputs and targets
-    ({"train": one(ROWS[:2], torch.tensor([[0, 1], [1, 1]]))}, "integers are classes"),
-    ({"classes": ("a", "b", "c")}, "with 3 classes"),
-    ({"classes": ("a", "b"), "train": NUMBERS}, "with 2 classes"),
+    ({"train": one(ROWS[:2], torch.tensor([[0, 1], [1, 1]]))}, "targets are classes"),
+    ({"classes": ("a", "b", "c")}, "has 3 names"),
+    ({"classes": ("a", "b"), "train": NUMBERS}, "has 2 names"),
     ({"classes": ("a", "b"), "train": one(ROWS[:2], CLASSES + 1)}, "of row 1 is 2"),
     ({"train": NUMBERS, "loss": mse_loss, "model": single}, "as many dimensions"),
     ({"train": NUMBERS, "loss": square, "model": single}, "as many dimensions"),
     ({"model": single}, "as many dimensions"),
     # Losses
-    ({"loss": lambda x, y: cross_entropy(x.detach(), y)}, "no gradient"),
-    ({"loss": lambda x, y: (x.sum(1) - y).square()}, "of a batch is shape (8,)"),
-    ({"loss": lambda x, y: 0.5}, "of a batch is 0.5"),
+    ({"loss": lambda x, y: cross_entropy(x.detach(), y)}, "does not require grad"),
+    ({"loss": lambda x, y: (x.sum(1) - y).square()}, "fails in evaluation"),
+    ({"loss": lambda x, y: 0.5}, "fails in evaluation"),
     ({"loss": lambda x, y: (x - 9).log().mean()}, "first batch is nan"),
     ({"loss": nn.MSELoss}, "the class MSELoss"),
     # Models
     ({"model": model()}, "expected a function"),
     ({"model": dict}, "model() returns a dict"),
     ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
-    ({"model": lambda: model().half()}, "is torch.float16"),
-    ({"model": lambda: masked(-math.inf)}, "'mask' is not finite"),
+    ({"model": lambda: model().half()}, "16 bits"),
+    ({"model": lambda: masked(-math.inf)}, "'mask' has"),
     ({"model": lambda: behind(nn.LazyLinear(3))}, "has no shape yet"),
     ({"model": lambda: behind(nn.Identity(), nn.LSTM(3, 2))}, "returns a tuple"),
     ({"model": lambda: behind(Average())}, "replaces its buffer"),
-    ({"model": lambda: behind(nn.Linear(3, 2), Auxiliary())}, "tuple in training mode"),
+    ({"model": lambda: behind(nn.Linear(3, 2), Auxiliary())}, "returns a tuple"),
     ({"model": lambda: behind(Refusing())}, "no gradient here"),
-    ({"model": lambda: behind(Squeezed())}, "for one example"),
+    ({"model": lambda: behind(Squeezed())}, "the shape (1,)"),
     ({"model": lambda: SPLIT}, "returned before"),
     ({"model": lambda: NET, "head": "fc3"}, "returned before"),
     ({"model": lambda: SplitModel(LAYER, nn.Linear(8, 2))}, "returned before"),
@@ -175,7 +175,6 @@ CHECKED = [
     (headed("fc2"), "not the last"),
     (headed("fc1"), "not the last"),
     # Metrics
-    ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39"),
     ({"metrics": {"f1": lambda x, y: x}}, "metric 'f1' is tensor("),
     ({"metrics": {"f1": lambda x, y: x.foo}}, "metric 'f1' fails"),
     ({"metrics": [max]}, "metrics is a list"),
@@ -287,8 +286,6 @@ def counting_task(inputs, targets=None):
     [
         ([torch.randn(6, 2) for _ in range(50)], [True] + [False] * 49),
         ([torch.zeros(n, 2) for n in (3, 4, 60)], [True, False, False]),
-        # Tokens above all that were tried
-        ([torch.full((4, 3), t) for t in (2, 5, 3, 4)], [True, True, False, False]),
     ],
 )
 def test_only_the_first_of_similar_clients_is_tried(inputs, tried):

@@ -129,8 +129,6 @@ def test_lines_with_a_class_are_parsed(tmp_path):
         ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "data-dir"),
         ({"a.tsv": "", "b.tsv": "x\tz"}, "data-dir"),
         ({"a.txt": b"\xff\xfe" * 50, "b.txt": "b" * 50}, "data-dir"),
-        # Files of all clients are checked before a run.
-        ({"a.txt": "a" * 50, "b.txt": "b" * 9}, "sequence-length"),
     ],
 )
 def test_invalid_folders_are_an_error(tmp_path, files, code):
