@@ -20,6 +20,7 @@ from PIL import Image
 
 from flwr_frl.common.settings import Setting, SettingsError
 from flwr_frl.results.results import METRICS, read_json, read_rows
+from flwr_frl.task.data.cache import DataSettings
 from flwr_frl.task.data.folders import image_folder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
 
@@ -59,16 +60,15 @@ def usable_seeds(settings: Mapping[str, Any], count: int) -> list[int]:
     """
     names = "partition", "classes-per-client", "dirichlet-alpha"
     own = {n.replace("-", "_"): settings[n] for n in names if n in settings}
-    _, read = image_folder(str(settings["data-dir"]), 0)
+    _, read = image_folder(DataSettings(data_dir=str(settings["data-dir"])))
     dataset = read()
-    labels = dataset.train.labels, dataset.test.labels
     found: list[int] = []
     for seed in range(1000):
         if len(found) == count:
             return found
         with contextlib.suppress(SettingsError):
             drawn = PartitionSettings(seed=seed, **own)
-            train, test, _ = partition(*labels, settings["num-clients"], drawn)
+            train, test = partition(dataset, settings["num-clients"], drawn)
             if min(map(len, train)) >= LEAST_EXAMPLES and min(map(len, test)) >= 1:
                 found.append(seed)
     raise SettingsError(f"only {len(found)} of 1000 seeds can be used")

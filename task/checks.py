@@ -125,7 +125,8 @@ def _try(task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor) -> Te
     if not is_finite_loss:
         line = f"the loss of the first batch is {loss.item()}; expected finite"
         raise SettingsError(line)
-    return outputs.detach()
+    result: Tensor = outputs.detach()
+    return result
 
 
 def _check_shapes(task: "Task", outputs: Any, targets: Tensor) -> None:

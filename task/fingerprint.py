@@ -1,7 +1,6 @@
 """Fingerprints of clients' examples, which show that two processes have the same."""
 
 import hashlib
-from contextlib import nullcontext
 
 import torch
 
@@ -25,9 +24,8 @@ def fingerprint(task: Task, client: int) -> str:
 
     It covers the number of training and test examples, the shapes and dtypes of inputs
     and targets, and up to 4,096 values of 16 examples at equal distances. Another split
-    changes it; a change of a few other examples may not. If the task is not of this
-    package, or reads examples on access, they are read under a fixed seed, so that
-    random augmentations do not count.
+    changes it; a change of a few other examples may not. They are read under a fixed
+    seed, so that random augmentations on access do not count.
 
     Parameters
     ----------
@@ -38,8 +36,7 @@ def fingerprint(task: Task, client: int) -> str:
     """
     known, key = run_object(_Fingerprints), (id(task), client)
     if key not in known:
-        source = type(getattr(task, "train", task)).__module__.partition(".")[0]
-        with nullcontext() if source in ("builtins", "flwr_frl") else seeded(client):
+        with seeded(client):
             sets = task.train_examples(client), task.test_examples(client)
         # `Task.check` refuses other types.
         valid = all(isinstance(examples, ExampleSet) for examples in sets)

@@ -1,14 +1,11 @@
 """Image folders: their classes, clients and images."""
 
-import os
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.settings import SettingsError, require, unknown
 from flwr_frl.task.data.cache import (
     PARTS,
     Dataset,
@@ -29,15 +26,6 @@ from flwr_frl.task.data.images import (
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 
 
-class Listed(NamedTuple):
-    """An image: its part of the data set, client, class, and file."""
-
-    part: str
-    owner: int
-    label: str
-    path: str
-
-
 def image_folder(settings: DataSettings) -> tuple[str, Read]:
     """Return the key of an image folder, and a function that reads it.
 
@@ -46,7 +34,8 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     settings : DataSettings
         ``data_dir`` has ``train/<class>/*`` and ``test/<class>/*``, or
         ``<client>/train/<class>/*`` and ``<client>/test/<class>/*``. Folders of
-        ``classes`` may be missing or empty. By default every class folder is a class.
+        ``classes`` may be missing or empty. By default every folder with images is a
+        class.
 
     Raises
     ------
@@ -55,70 +44,55 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
         not among ``classes``.
     """
     data_dir, size = settings.data_dir, settings.image_size
-    names = [name.strip() for name in settings.classes.split(",") if name.strip()]
-    unique = len(set(names)) == len(names)
+    named = [name.strip() for name in settings.classes.split(",") if name.strip()]
+    unique = len(set(named)) == len(named)
     require(unique, "classes", settings.classes, "names without duplicates")
-    root, clients = Path(data_dir).expanduser(), tuple[str, ...]()
+    root = Path(data_dir).expanduser()
     exists = bool(data_dir) and root.is_dir()
     require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
+    client = "" if (root / "train").is_dir() else "*/"
     try:
-        if not (root / "train").is_dir():
-            folders = [
-                folder for folder in root.iterdir() if (folder / "train").is_dir()
-            ]
-            clients = tuple(sorted(folder.name for folder in folders))
-        images = list(_list(root, clients, names))
+        parts = [
+            sorted(filter(_is_image, root.glob(f"{client}{part}/*/*")))
+            for part in PARTS
+        ]
     except OSError as error:
         line = f"data-dir {data_dir!r} cannot be read: {error}"
         raise SettingsError(line, "data-dir") from None
-    parts = [[image for image in images if image.part == part] for part in PARTS]
-    require(all(parts), "data-dir", data_dir, f"a directory with {LAYOUT}")
-    classes = tuple(names) or tuple(sorted({image.label for image in images}))
-    codes = {name: code for code, name in enumerate(classes)}
+    require(all(parts), "data-dir", data_dir, f"a directory with images in {LAYOUT}")
+    paths = [path for part in parts for path in part]
+    labels = sorted({path.parts[-2] for path in paths})
+    for name in labels if named else ():
+        if name not in named:
+            raise unknown("class", name, named, code="classes")
+    classes = tuple(named or labels)
+    clients = tuple(sorted({path.parts[-4] for path in paths})) if client else ()
 
     def read() -> Dataset:
-        ordered = [image for part in parts for image in part]
-        some = ordered[:: -(-len(ordered) // INSPECTED)]
+        some = paths[:: -(-len(paths) // INSPECTED)]
         shape, sets = common_shape(map(_source, some), size), []
+        number_of_class = {name: i for i, name in enumerate(classes)}
+        number_of_client = {name: i for i, name in enumerate(clients)}
         for part in parts:
-            labels = np.array([codes[image.label] for image in part], np.int64)
-            owners = np.array([image.owner for image in part], np.int64)
+            codes = np.array([number_of_class[path.parts[-2]] for path in part])
+            owners = None
+            if client:
+                owners = np.array([number_of_client[path.parts[-4]] for path in part])
             pictures = Pictures(map(_source, part), len(part), shape)
-            sets.append(ImageSet(pictures, labels, owners if clients else None))
+            sets.append(ImageSet(pictures, codes, owners))
         return Dataset(sets[0], sets[1], classes, clients)
 
-    files = stamp(Path(image.path) for image in images)
-    return f"{root.resolve()}/{size}/{(clients, names)}{FORM}/{files}", read
+    key = f"{root.resolve()}/{size}/{(clients, named)}{FORM}/{stamp(paths)}"
+    return key, read
 
 
-def _list(root: Path, clients: Sequence[str], names: Sequence[str]) -> Iterator[Listed]:
-    """Yield all images, by client, part, class and name."""
-    for owner, client in enumerate(clients or [""]):
-        for part in PARTS:
-            for label in sorted((root / client / part).glob("*")):
-                if not label.is_dir():
-                    continue
-                if names and label.name not in names:
-                    allowed = f"one of the classes {', '.join(names)}"
-                    require(False, "class folder", str(label), allowed, "classes")
-                with os.scandir(label) as entries:
-                    files = sorted(entries, key=lambda entry: entry.name)
-                # Opening a pipe would block. Broken links are kept: decoding reports
-                # them.
-                images = [
-                    file.path
-                    for file in files
-                    if Path(file.name).suffix.lower() in IMAGE_SUFFIXES
-                    and (file.is_symlink() or file.is_file())
-                ]
-                if not images and not (names and not files):
-                    line = f"class folder {str(label)!r} has no images"
-                    raise SettingsError(line, "data-dir")
-                for path in images:
-                    yield Listed(part, owner, label.name, path)
+def _is_image(path: Path) -> bool:
+    # Opening a pipe would block. Broken links are kept: decoding reports them.
+    readable = path.is_file() or path.is_symlink()
+    return path.suffix.lower() in IMAGE_SUFFIXES and readable
 
 
-def _source(image: Listed) -> Source:
+def _source(path: Path) -> Source:
     from PIL import Image
 
-    return image.path, partial(Image.open, image.path)
+    return str(path), partial(Image.open, path)

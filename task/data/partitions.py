@@ -7,9 +7,9 @@ so that a client's test set has the class mix of its training set, up to roundin
 shards, both have the same classes; with other partitions, a small proportion may give a
 client a test example of a class but no training example.
 
-The functions in `PARTITIONS` return such a matrix. Their arguments are ``num_classes``,
-``num_clients``, their settings (see `PartitionSettings`) and, if they are random, a
-generator. They raise `SettingsError` if the partition is impossible.
+The functions in `PARTITIONS` return such a matrix for the numbers of classes and of
+clients, the settings and a generator. They raise `SettingsError` if the partition is
+impossible.
 """
 
 import inspect
@@ -40,15 +40,14 @@ from flwr_frl.task.data.cache import Dataset
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
+Rng = np.random.Generator
 # Added column with the index of each example, which identifies it in a partition.
 ROW = "flwr-frl-row"
 # The partition whose groups of clients have permuted labels.
 CLUSTERED = "clustered"
 
 
-def split(
-    labels: npt.NDArray[np.int64], proportions: Proportions, rng: np.random.Generator
-) -> Indices:
+def split(labels: npt.NDArray[np.int64], proportions: Proportions, rng: Rng) -> Indices:
     """Distribute the examples of each class over the clients.
 
     Parameters
@@ -85,118 +84,113 @@ def split(
     return [np.sort(np.concatenate(part)) if part else empty for part in parts]
 
 
-def shards(
-    num_classes: int, num_clients: int, per_client: int, rng: np.random.Generator
-) -> Proportions:
+def shards(classes: int, clients: int, s: "PartitionSettings", rng: Rng) -> Proportions:
     """Return equal shards, as in the code of FedRep and FLUTE.
 
-    Every class is cut into ``num_clients * S / num_classes`` shards of equal size, and
-    each client draws S of them (``per_client``). Since it may draw several shards of a
-    class, it may have fewer than S classes. S is at most the number of classes, and
-    ``num_clients * S`` must be a multiple of the number of classes.
+    Every class is cut into ``clients * S / classes`` shards of equal size, and each
+    client draws S of them (``classes_per_client``). Since it may draw several shards of
+    a class, it may have fewer than S classes. S is at most the number of classes, and
+    ``clients * S`` must be a multiple of the number of classes.
     """
-    copies = _shards_per_class(num_classes, num_clients, per_client)
-    drawn = rng.permutation(np.repeat(np.arange(num_classes), copies))
-    return _count(drawn.reshape(num_clients, per_client), num_classes) / copies
+    copies = _shards_per_class(classes, clients, s.classes_per_client)
+    drawn = rng.permutation(np.repeat(np.arange(classes), copies))
+    return _count(drawn.reshape(clients, -1), classes) / copies
 
 
 def distinct_shards(
-    num_classes: int, num_clients: int, per_client: int, rng: np.random.Generator
+    classes: int, clients: int, s: "PartitionSettings", rng: Rng
 ) -> Proportions:
     """Return equal shards of exactly S different classes per client.
 
     Unlike with `shards`, a client's shards belong to different classes: clients choose
     in turn the classes with the most remaining shards, and at random among equals.
     """
-    copies = _shards_per_class(num_classes, num_clients, per_client)
-    left = np.full(num_classes, copies)
-    drawn = np.empty((num_clients, per_client), dtype=np.int64)
-    for i in range(num_clients):
+    copies = _shards_per_class(classes, clients, s.classes_per_client)
+    left = np.full(classes, copies)
+    drawn = np.empty((clients, s.classes_per_client), dtype=np.int64)
+    for i in range(clients):
         # Choosing the most frequent classes keeps all later choices possible.
-        fullest = np.lexsort((rng.random(num_classes), -left))[:per_client]
+        fullest = np.lexsort((rng.random(classes), -left))[: s.classes_per_client]
         left[fullest] -= 1
         drawn[i] = fullest
-    return _count(rng.permutation(drawn), num_classes) / copies
+    return _count(rng.permutation(drawn), classes) / copies
 
 
-def _shards_per_class(num_classes: int, num_clients: int, per_client: int) -> int:
-    require(
-        1 <= per_client <= num_classes,
-        "classes-per-client",
-        per_client,
-        f"from 1 to {num_classes}, the number of classes",
-    )
-    step = num_classes // int(np.gcd(num_classes, per_client))
-    allowed = f"a multiple of {step} for equal shards of {num_classes} classes"
-    require(num_clients % step == 0, "num-clients", num_clients, allowed)
-    return num_clients * per_client // num_classes
+def _shards_per_class(classes: int, clients: int, per_client: int) -> int:
+    allowed = f"from 1 to {classes}, the number of classes"
+    valid = 1 <= per_client <= classes
+    require(valid, "classes-per-client", per_client, allowed)
+    step = classes // int(np.gcd(classes, per_client))
+    allowed = f"a multiple of {step} for equal shards of {classes} classes"
+    require(clients % step == 0, "num-clients", clients, allowed)
+    return clients * per_client // classes
 
 
-def _count(drawn: npt.NDArray[np.int64], num_classes: int) -> Proportions:
-    counts = np.zeros((num_classes, len(drawn)))
+def _count(drawn: npt.NDArray[np.int64], classes: int) -> Proportions:
+    counts = np.zeros((classes, len(drawn)))
     np.add.at(counts, (drawn, np.arange(len(drawn))[:, None]), 1)
     return counts
 
 
 def dirichlet(
-    num_classes: int, num_clients: int, alpha: float, rng: np.random.Generator
+    classes: int, clients: int, s: "PartitionSettings", rng: Rng
 ) -> Proportions:
     """Draw the proportions of each class from a symmetric Dirichlet distribution.
 
-    Its concentration ``alpha`` is above 0; small values give uneven proportions.
+    Small values of its concentration ``dirichlet_alpha`` give uneven proportions.
     """
-    return rng.dirichlet(np.full(num_clients, alpha), num_classes)
+    return rng.dirichlet(np.full(clients, s.dirichlet_alpha), classes)
 
 
 def log_normal(
-    num_classes: int,
-    num_clients: int,
-    per_client: int,
-    sigma: float,
-    rng: np.random.Generator,
+    classes: int, clients: int, s: "PartitionSettings", rng: Rng
 ) -> Proportions:
     """Return S different classes per client, and log-normal sizes (FedRep's FEMNIST).
 
-    The clients of a class share its examples in proportion to their weights; ``sigma``,
-    from 0 to 100, is the standard deviation of the logarithm of a weight.
+    The clients of a class share its examples in proportion to their weights;
+    ``size_sigma`` is the standard deviation of the logarithm of a weight.
     """
-    held = distinct_shards(num_classes, num_clients, per_client, rng) > 0
-    weights = held * rng.lognormal(0.0, sigma, num_clients)
+    held = distinct_shards(classes, clients, s, rng) > 0
+    weights = held * rng.lognormal(0.0, s.size_sigma, clients)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def iid(num_classes: int, num_clients: int) -> Proportions:
+def iid(classes: int, clients: int, s: "PartitionSettings", rng: Rng) -> Proportions:
     """Return equal proportions of every class."""
-    return np.full((num_classes, num_clients), 1 / num_clients)
+    return np.full((classes, clients), 1 / clients)
 
 
-def class_groups(num_classes: int, num_clients: int) -> Proportions:
+def class_groups(
+    classes: int, clients: int, s: "PartitionSettings", rng: Rng
+) -> Proportions:
     """Return three groups of clients with a third of the classes each.
 
     Proportions within a group are equal (SRPFL, appendix C, "correlated
     heterogeneity"). At least 3 classes and 3 clients are required.
     """
-    require(num_clients >= 3, "num-clients", num_clients, "at least 3")
-    require(num_classes >= 3, "num-classes", num_classes, "at least 3")
-    group_of_class = np.arange(num_classes) * 3 // num_classes
-    group_of_client = np.arange(num_clients) * 3 // num_clients
+    require(clients >= 3, "num-clients", clients, "at least 3")
+    require(classes >= 3, "num-classes", classes, "at least 3")
+    group_of_class = np.arange(classes) * 3 // classes
+    group_of_client = np.arange(clients) * 3 // clients
     together = group_of_class[:, None] == group_of_client
     return np.asarray(together / together.sum(axis=1, keepdims=True))
 
 
-def clustered(num_classes: int, num_clients: int, groups: int) -> Proportions:
+def clustered(
+    classes: int, clients: int, s: "PartitionSettings", rng: Rng
+) -> Proportions:
     """Return equal proportions of every class, for clients in ``label_groups`` groups.
 
     The groups differ in the meaning of the labels (`PartitionSettings.labels`), not in
     the mix of classes. There must be at most as many groups as classes and as clients.
     """
-    most = min(num_classes, num_clients)
-    allowed = f"at most {most}, the number of classes or of clients"
-    require(groups <= most, "label-groups", groups, allowed)
-    return iid(num_classes, num_clients)
+    allowed = f"at most {min(classes, clients)}, the number of classes or of clients"
+    valid = s.label_groups <= min(classes, clients)
+    require(valid, "label-groups", s.label_groups, allowed)
+    return iid(classes, clients, s, rng)
 
 
-# Each function with the names of the settings that are its arguments.
+# Each function with the names of the settings that it reads.
 PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
     "shards": (shards, ("classes_per_client",)),
     "distinct-shards": (distinct_shards, ("classes_per_client",)),
@@ -206,8 +200,6 @@ PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
     "iid": (iid, ()),
     CLUSTERED: (clustered, ("label_groups",)),
 }
-# Partitions without randomness, which take no generator.
-DETERMINISTIC = ("class-groups", "iid", CLUSTERED)
 
 
 PartitionName = Annotated[str, only_if(lambda n: n in PARTITIONS or is_path(n))]
@@ -344,6 +336,7 @@ def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -
     allowed = f"at most {n:,}, the number of training examples"
     require(num_clients <= n, "num-clients", num_clients, allowed)
     rng = np.random.default_rng([settings.seed, 0x9A27])
+    labels = np.concatenate([dataset.train.labels, dataset.test.labels])
     if dataset.clients:
         allowed = f"at most {len(dataset.clients)}, the clients that the data has"
         enough = num_clients <= len(dataset.clients)
@@ -351,20 +344,14 @@ def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -
         parts = (dataset.train, dataset.test)
         train, test = (_by_owner(part.owners, num_clients) for part in parts)
     elif is_path(name):
-        labels = np.concatenate([dataset.train.labels, dataset.test.labels])
         rows = partition_rows(labels, num_clients, settings)
         # All examples are partitioned at once, so that a client's training and test
         # examples have the same distribution.
         train = [part[part < n] for part in rows]
         test = [part[part >= n] - n for part in rows]
     else:
-        function, names = PARTITIONS[name]
-        both = np.concatenate([dataset.train.labels, dataset.test.labels])
-        present, places = np.unique(both, return_inverse=True)
-        values = [getattr(settings, argument) for argument in names]
-        if name not in DETERMINISTIC:
-            values.append(rng)
-        proportions = function(len(present), num_clients, *values)
+        present, places = np.unique(labels, return_inverse=True)
+        proportions = PARTITIONS[name][0](len(present), num_clients, settings, rng)
         train = split(places[:n], proportions, rng)
         test = split(places[n:], proportions, rng)
     if settings.test_partition == "all":

@@ -25,13 +25,16 @@ from flwr_frl.common.settings import (
     setting,
 )
 from flwr_frl.task.data.arrays import MAX_CLASSES
-from flwr_frl.task.data.cache import Dataset, DataSettings, ImageSet, Read, stamp
+from flwr_frl.task.data.cache import (
+    Dataset,
+    DataSettings,
+    ImageSet,
+    Integers,
+    Read,
+    stamp,
+)
 from flwr_frl.task.data.images import FORM, INSPECTED, Pictures, Source, common_shape
 from flwr_frl.task.data.labels import class_name, held_out
-
-Values = npt.NDArray[Any]
-# A table of pyarrow, and the rows of it that are examples.
-Rows = tuple[Any, npt.NDArray[np.int64]]
 
 # Suffixes of files; a folder is read by the first of them for which it has files.
 FORMATS = (".parquet", ".arrow", ".csv", ".jsonl", ".json")
@@ -109,16 +112,15 @@ def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
     require(exists, "data-dir", name, "the path of a data set")
     version = name
     if is_local:
-        files = _files(path / settings.data_subset, name, follow_links=False)
+        files = _files(path, settings.data_subset, follow_links=False)
         version = f"{path.resolve()}/{stamp(files)}"
 
     def read() -> Dataset:
         need("pyarrow", "hf", f"the data set {name!r}")
         try:
             root = path if is_local else _downloaded(name, settings)
-            root /= settings.data_subset
-            splits = _splits(root, _files(root, name, follow_links=not is_local))
-            return _dataset(name, splits, settings)
+            files = _files(root, settings.data_subset, follow_links=not is_local)
+            return _dataset(name, _splits(root, files), settings)
         except SettingsError:
             raise
         # Files and the network raise nearly any exception.
@@ -139,20 +141,18 @@ def _downloaded(name: str, settings: ColumnSettings) -> Path:
     return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
 
 
-def _files(root: Path, name: str, follow_links: bool) -> list[Path]:
+def _files(root: Path, subset: str, follow_links: bool) -> list[Path]:
     """Return a file, or the files of a folder that have the first of `FORMATS`."""
-    require(root.exists(), "data-subset", root.name, "a folder in the data")
-    found = sorted(path for path in root.rglob("*") if path.is_file()) or [root]
+    folder, place = root.resolve(), root / subset
+    inside = place.exists() and place.resolve().is_relative_to(folder)
+    require(inside, "data-subset", subset, "a folder in the data")
+    found = sorted(path for path in place.rglob("*") if path.is_file()) or [place]
     by_format = ([p for p in found if p.suffix.lower() == f] for f in FORMATS)
     files = next(filter(None, by_format), [])
-    allowed = f"a folder or file of the formats {', '.join(FORMATS)}"
-    require(bool(files), "task", f"hf:{name}", allowed)
-    folder = root.resolve()
-    for path in () if follow_links else files:
-        # The user may name a link.
-        allowed = "no link to other files"
-        own = path.resolve().is_relative_to(folder)
-        require(own, "task", f"hf:{name} with {str(path)!r}", allowed)
+    # The user may name a link.
+    own = follow_links or all(p.resolve().is_relative_to(folder) for p in files)
+    allowed = f"a file or a folder without links, of a format {', '.join(FORMATS)}"
+    require(bool(files) and own, "task", f"hf:{place}", allowed)
     return files
 
 
@@ -192,36 +192,44 @@ def _read(path: Path) -> Any:
 
 def _dataset(name: str, splits: Mapping[str, list[Path]], s: ColumnSettings) -> Dataset:
     """Return a data set; its images are decoded when it is written."""
-    parts, notes = _split(name, splits, s)
-    table = parts[0][0]
-    columns, label = _choose_columns(table, s)
-    owners: list[Any] = [None, None]
-    clients = tuple[str, ...]()
-    if s.client_column:
-        cells = [_clients(part, s.client_column) for part in parts]
-        found, numbers = np.unique(np.concatenate(cells), return_inverse=True)
-        owners = np.split(numbers, [len(cells[0])])
-        clients = tuple(map(str, found))
-    codes, classes = _labels(parts, label)
-    inputs: list[Any]
-    if _is_image(table.schema.field(columns[0]).type):
-        rows = parts[0][1]
-        some = table, rows[:: -(-len(rows) // INSPECTED)]
-        shape = common_shape(_sources(name, some, columns[0]), s.image_size)
-        inputs = [
-            Pictures(_sources(name, part, columns[0]), len(part[1]), shape)
-            for part in parts
+    table, n = _joined(splits, s)
+    total = len(table)
+    rows, notes = [np.arange(n), np.arange(n, total)], tuple[str, ...]()
+    inputs, label = _choose_columns(table, s)
+    clients, owners = (
+        _numbered(table, s.client_column) if s.client_column else ((), None)
+    )
+    if n == total:
+        tested = held_out(n, s.test_fraction, owners)
+        allowed = f"smaller, so that some of the {n} examples remain for training"
+        require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
+        rows = [np.setdiff1d(rows[0], tested), tested]
+        notes = (
+            f"{name!r} has no test split: {len(tested)} of the {n} examples of "
+            f"{s.train_split!r} are held out for testing",
+        )
+    codes, classes = _labels(table, label)
+    if _is_image(table.schema.field(inputs[0]).type):
+        cells = table[inputs[0]]
+        some = rows[0][:: -(-len(rows[0]) // INSPECTED)]
+        shape = common_shape(_sources(name, cells, some), s.image_size)
+        images = [
+            Pictures(_sources(name, cells, part), len(part), shape) for part in rows
         ]
     else:
-        inputs = [_numbers(part, columns) for part in parts]
-    train, test = map(ImageSet, inputs, codes, owners)
+        numbers = np.concatenate([_numbers(table, c) for c in inputs], axis=1)
+        images = [numbers[part] for part in rows]
+    train, test = (
+        ImageSet(own, codes[part], None if owners is None else owners[part])
+        for own, part in zip(images, rows, strict=True)
+    )
     return Dataset(train, test, classes, clients, notes)
 
 
-def _split(
-    name: str, splits: Mapping[str, list[Path]], s: ColumnSettings
-) -> tuple[list[Rows], tuple[str, ...]]:
-    """Return the training and the test examples, and notices for users."""
+def _joined(splits: Mapping[str, list[Path]], s: ColumnSettings) -> tuple[Any, int]:
+    """Return the training and the test examples, and the number of the former."""
+    import pyarrow
+
     choices = f"one of {', '.join(splits)}"
     require(s.train_split in splits, "train-split", s.train_split, choices)
     others = [split for split in splits if split != s.train_split]
@@ -229,21 +237,12 @@ def _split(
     tested = s.test_split or next(iter(usual), "")
     allowed = f"{choices}, but not train-split"
     require(not tested or tested in others, "test-split", tested, allowed)
-    table = _table(splits[s.train_split])
-    everything = table, np.arange(len(table))
-    if tested:
-        test = _table(splits[tested])
-        return [everything, (test, np.arange(len(test)))], ()
-    n = len(table)
-    clients = _clients(everything, s.client_column) if s.client_column else None
-    out = held_out(n, s.test_fraction, clients)
-    allowed = f"smaller, so that some of the {n} examples remain for training"
-    require(len(out) < n, "test-fraction", s.test_fraction, allowed)
-    note = (
-        f"{name!r} has no test split: {len(out)} of the {n} examples of "
-        f"{s.train_split!r} are held out for testing"
-    )
-    return [(table, np.setdiff1d(np.arange(n), out)), (table, out)], (note,)
+    tables = [_table(splits[split]) for split in (s.train_split, tested) if split]
+    # Equal integers must stand for equal classes.
+    names = [_class_names(table) for table in tables]
+    allowed = f"for testing the same classes as for training, {names[0]}"
+    require(names[0] == names[-1], "label-column", names[-1], allowed)
+    return pyarrow.concat_tables(tables, promote_options="permissive"), len(tables[0])
 
 
 def _choose_columns(table: Any, s: ColumnSettings) -> tuple[list[str], str]:
@@ -299,67 +298,48 @@ def _is_numeric(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _column(part: Rows, name: str) -> Values:
-    table, rows = part
-    return np.asarray(table[name].to_numpy(zero_copy_only=False))[rows]
-
-
-def _clients(part: Rows, name: str) -> Values:
-    """Return the client of each row."""
-    table = part[0]
+def _numbered(table: Any, name: str) -> tuple[tuple[str, ...], Integers]:
+    """Return the names of the clients, and the client of each row."""
     valid = name in table.column_names and table[name].null_count == 0
     require(valid, "client-column", name, "a column with a client in every row")
-    return _column(part, name)
+    found, numbers = np.unique(table[name].to_numpy(), return_inverse=True)
+    return tuple(map(str, found)), numbers
 
 
-def _labels(
-    parts: Sequence[Rows], label: str
-) -> tuple[list[npt.NDArray[np.int64]], tuple[str, ...]]:
-    """Return the class of each example, and the names of the classes.
+def _labels(table: Any, label: str) -> tuple[Integers, tuple[str, ...]]:
+    """Return the class of each row, and the names of the classes.
 
     Strings are numbered in the sorted order of their names (see `class_name`); integers
     must be classes from 0.
     """
-    cells = [_column(part, label) for part in parts]
-    values = np.concatenate(cells)
-    names, others = (_class_names(table).get(label, ()) for table, _ in parts)
-    allowed = f"for testing the same classes as for training, {', '.join(names)}"
-    require(names == others, "label-column", label, allowed)
+    values = table[label].to_numpy()
     if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
         texts, codes = np.unique(values.astype(np.str_), return_inverse=True)
         found, numbers = np.unique([*map(class_name, texts)], return_inverse=True)
-        names, codes = tuple(map(str, found)), numbers[codes]
-    else:
-        allowed = f"a column of strings, or of integers from 0 below {MAX_CLASSES}"
-        valid = values.dtype.kind in "biu" and values.min() >= 0
-        valid = valid and values.max() < MAX_CLASSES
-        require(bool(valid), "label-column", label, f"{allowed}, without empty cells")
-        codes = values.astype(np.int64)
-        names = names or tuple(map(str, range(int(codes.max()) + 1)))
-    return np.split(codes, [len(cells[0])]), names
+        return numbers[codes], tuple(map(str, found))
+    allowed = f"a column of strings, or of integers from 0 below {MAX_CLASSES}"
+    valid = values.dtype.kind in "biu" and values.min() >= 0
+    valid = valid and values.max() < MAX_CLASSES
+    require(bool(valid), "label-column", label, f"{allowed}, without empty cells")
+    counted = tuple(map(str, range(int(values.max()) + 1)))
+    return values.astype(np.int64), _class_names(table).get(label, counted)
 
 
-def _numbers(part: Rows, columns: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return columns of numbers, or of lists of equal length, as (n, width)."""
-    table, rows = part
-    arrays = []
-    for column in columns:
-        try:
-            values = np.array(table[column].to_pylist(), np.float32)
-            valid = bool(np.isfinite(values).all())
-        # Lists of unequal length, and empty cells
-        except (TypeError, ValueError):
-            valid = False
-        allowed = "a column with a number, or a list of equal length, in every row"
-        require(valid, "input-columns", column, allowed)
-        arrays.append(values.reshape(len(values), -1)[rows])
-    return np.concatenate(arrays, axis=1)
+def _numbers(table: Any, column: str) -> npt.NDArray[np.float32]:
+    """Return a column of numbers, or of lists of equal length, as (n, width)."""
+    try:
+        values = np.array(table[column].to_pylist(), np.float32)
+        valid = bool(np.isfinite(values).all())
+    # Lists of unequal length, and empty cells
+    except (TypeError, ValueError):
+        valid = False
+    allowed = "a column with a number, or a list of equal length, in every row"
+    require(valid, "input-columns", column, allowed)
+    return values.reshape(len(values), -1)
 
 
-def _sources(name: str, part: Rows, column: str) -> Iterator[Source]:
+def _sources(name: str, cells: Any, rows: Integers) -> Iterator[Source]:
     """Yield the images of a column, not decoded yet."""
-    table, rows = part
-    cells = table[column]
     for row in rows.tolist():
         yield f"{row} of {name}", partial(_opened, cells[row])
 

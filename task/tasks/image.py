@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +19,6 @@ from flwr_frl.task.data.datasets import SOURCES, load_dataset
 from flwr_frl.task.data.images import read_image
 from flwr_frl.task.data.partitions import (
     CLUSTERED,
-    Indices,
     PartitionSettings,
     partition,
 )
@@ -134,13 +133,11 @@ class PartitionedTask(BaseTask):
         self.loss: Loss = nn.functional.cross_entropy
         self.train, self.test = partition(dataset, num_clients, settings)
         self.client_names = dataset.clients if num_clients else ()
-        # Selecting a client's examples takes time, so those of recent ones are cached.
-        self._training_set, self._test_set = (
-            lru_cache(self._cache_size(rows))(
-                partial(self._examples, training=training)
-            )
-            for rows, training in ((self.train, True), (self.test, False))
-        )
+        # Selecting a client's examples takes time, so those of recent ones are cached,
+        # as many as fit even if all are the largest.
+        largest = max(map(len, self.train)) * int(dataset.train.images[:1].nbytes)
+        clients = max(FEWEST_CACHED, CACHED // max(1, largest))
+        self._examples = lru_cache(2 * clients)(self._select)
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
@@ -164,21 +161,16 @@ class PartitionedTask(BaseTask):
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training examples."""
-        return self._training_set(client)
+        return self._examples(client, True)
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples, which are never augmented."""
         permuted = self.settings.partition == CLUSTERED
         # With test-partition "all", a single test set serves all clients.
         is_shared = self.test[client] is self.test[0] and not permuted
-        return self._test_set(0 if is_shared else client)
+        return self._examples(0 if is_shared else client, False)
 
-    def _cache_size(self, parts: Indices) -> int:
-        """Return how many clients fit into the cache, even if all are the largest."""
-        largest = max(map(len, parts)) * int(self.dataset.train.images[:1].nbytes)
-        return max(FEWEST_CACHED, CACHED // max(1, largest))
-
-    def _examples(self, client: int, training: bool) -> ExampleSet:
+    def _select(self, client: int, training: bool) -> ExampleSet:
         part = self.dataset.train if training else self.dataset.test
         rows = (self.train if training else self.test)[client]
         copied = len(rows) * part.images[:1].nbytes <= COPIED

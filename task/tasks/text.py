@@ -170,9 +170,9 @@ class FileTask(BaseTask):
         self.client_names = tuple(file.stem for file in files[:num_clients])
         self._examples = lru_cache(maxsize=32)(self._read)
 
+    @abstractmethod
     def _rows(self, path: Path) -> list[tuple[str, str]]:
         """Return the (label, text) pairs of a file."""
-        raise NotImplementedError
 
     @abstractmethod
     def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
@@ -310,12 +310,9 @@ class TextTask(FileTask):
         # `splitlines` would also split at other characters, which texts may contain.
         for number, line in enumerate(_text(path).rstrip("\n").split("\n"), 1):
             label, tab, text = line.partition("\t")
-            if not tab or not class_name(label):
-                raise SettingsError(
-                    f"{str(path)!r}, line {number} is {line[:40]!r}; expected a class, "
-                    "a tab and a text",
-                    "data-dir",
-                )
+            valid = bool(tab and class_name(label))
+            allowed = "a class, a tab and a text"
+            require(valid, "data-dir", f"{path}, line {number}", allowed)
             rows.append((class_name(label), text))
         return rows
 

@@ -156,16 +156,12 @@ class TransformerText(FileTask):
         except (OSError, UnicodeError, csv.Error) as error:
             line = f"{str(path)!r} cannot be read: {error}"
             raise SettingsError(line, "data-dir") from None
-        require(bool(rows), "data-dir", str(path), f"a table with rows; {FORM}")
+        allowed = f"a text, a label and no more cells, as in {FORM}; quote texts"
         pairs = []
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(rows or [{}], 1):
             label, text = class_name(row.get("label") or ""), row.get("text")
             # `DictReader` keeps the cells beyond the header's under None.
-            if None in row or text is None or not label:
-                raise SettingsError(
-                    f"{str(path)!r}, row {number} lacks a text or a label, or has more "
-                    f"cells than the header; expected {FORM}, with quotes around texts",
-                    "data-dir",
-                )
-            pairs.append((label, text))
+            valid = bool(label) and text is not None and None not in row
+            require(valid, "data-dir", f"{path}, row {number}", allowed)
+            pairs.append((label, str(text)))
         return pairs

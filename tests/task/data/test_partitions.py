@@ -110,7 +110,8 @@ def test_shards_are_dealt_out_completely(data, num_classes, seed):
     copies = num_clients * per_client // num_classes
     for deal in (shards, distinct_shards):
         rng = np.random.default_rng(seed)
-        counts = deal(num_classes, num_clients, per_client, rng) * copies
+        settings = PartitionSettings(classes_per_client=per_client)
+        counts = deal(num_classes, num_clients, settings, rng) * copies
         assert np.allclose(counts, np.rint(counts))
         assert np.allclose(counts.sum(axis=0), per_client)
         assert np.allclose(counts.sum(axis=1), copies)
@@ -125,7 +126,8 @@ def test_shards_are_dealt_out_completely(data, num_classes, seed):
 def test_shards_can_be_equal_for_some_numbers_of_clients(
     clients, classes, per_client, works
 ):
-    given = classes, clients, per_client, np.random.default_rng(0)
+    settings = PartitionSettings(classes_per_client=per_client)
+    given = classes, clients, settings, np.random.default_rng(0)
     if works:
         shards(*given)
     else:
@@ -139,7 +141,8 @@ def test_dirichlet_is_even_for_a_large_and_uneven_for_a_small_concentration():
     # Each proportion has mean 1/n and variance (n - 1) / (n² (n alpha + 1)).
     n, classes = 10, 400
     for alpha in (0.1, 100.0):
-        drawn = dirichlet(classes, n, alpha, np.random.default_rng(1))
+        settings = PartitionSettings(dirichlet_alpha=alpha)
+        drawn = dirichlet(classes, n, settings, np.random.default_rng(1))
         assert np.allclose(drawn.sum(axis=1), 1)
         variance = (n - 1) / (n**2 * (n * alpha + 1))
         assert np.isclose(drawn.var(), variance, rtol=0.2)
@@ -156,7 +159,8 @@ def test_log_normal_has_s_classes_and_equal_shards_without_spread():
     assert len({len(part) for part in parts}) > 5
     for part, held_out in zip(parts, tests, strict=True):
         assert set(test[held_out]) <= set(train[part])
-    even = log_normal(10, 20, 3, 0.0, np.random.default_rng(0))
+    settings = PartitionSettings(classes_per_client=3, size_sigma=0.0)
+    even = log_normal(10, 20, settings, np.random.default_rng(0))
     assert set(np.unique(even.round(9))) == {0.0, round(1 / 6, 9)}
 
 

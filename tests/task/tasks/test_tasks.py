@@ -85,7 +85,7 @@ def test_clients_of_a_split_folder_keep_their_own_images(tmp_path):
     # Fewer clients than folders use the first folders.
     assert len(folder_task(tmp_path, 2).train) == 2
     assert code_of(folder_task, tmp_path, 4) == "num-clients"
-    (tmp_path / "w" / "train").mkdir(parents=True)
+    write_images(tmp_path / "w" / "test" / "a", [np.zeros((4, 4), "u1")])
     assert_says("client w", folder_task, tmp_path, 4)
 
 
