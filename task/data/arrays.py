@@ -59,21 +59,21 @@ def array_files(settings: DataSettings) -> tuple[str, Read]:
     SettingsError
         If a file is missing; later, if it is unreadable or an array is invalid.
     """
-    data_dir = settings.data_dir
-    paths = [Path(data_dir).expanduser() / f"{part}.npz" for part in PARTS]
-    exist = bool(data_dir) and all(path.is_file() for path in paths)
-    require(exist, "data-dir", data_dir, f"a directory with {ARRAYS_FORM}")
+    root = Path(settings.data_dir).expanduser()
+    paths = [root / f"{part}.npz" for part in PARTS]
+    exist = bool(settings.data_dir) and all(path.is_file() for path in paths)
+    require(exist, "data-dir", settings.data_dir, f"a directory with {ARRAYS_FORM}")
 
     def read() -> Dataset:
-        (train, names), (test, _) = map(_read_images, paths)
-        classes = names or tuple(map(str, range(int(train.labels.max()) + 1)))
-        for path, part in zip(paths, (train, test), strict=True):
-            with _reading(path, ARRAYS_FORM):
-                same = part.images.shape[1:] == train.images.shape[1:]
-                _check(same and part.labels.max() < len(set(classes)) == len(classes))
-        return Dataset(train, test, classes)
+        with _reading(root, ARRAYS_FORM):
+            (train, names), (test, _) = map(_read_images, paths)
+            classes = names or tuple(map(str, range(int(train.labels.max()) + 1)))
+            for part in (train, test):
+                _check(part.images.shape[1:] == train.images.shape[1:])
+                _check(part.labels.max() < len(set(classes)) == len(classes))
+            return Dataset(train, test, classes)
 
-    return f"arrays/2/{paths[0].parent.resolve()}/{stamp(paths)}", read
+    return f"arrays/2/{root.resolve()}/{stamp(paths)}", read
 
 
 def client_files(settings: DataSettings) -> tuple[str, Read]:
@@ -85,29 +85,26 @@ def client_files(settings: DataSettings) -> tuple[str, Read]:
         If a folder is missing or empty, or a client has a file in only one of them;
         later, if a file is unreadable or has other values than images and classes.
     """
-    data_dir, root = settings.data_dir, Path(settings.data_dir).expanduser()
+    root = Path(settings.data_dir).expanduser()
     names, tested = ({p.stem for p in (root / part).glob("*.npz")} for part in PARTS)
-    exist = bool(data_dir) and bool(names) and names == tested
+    exist = bool(settings.data_dir) and bool(names) and names == tested
     allowed = f"a directory with {PFLLIB_FORM}; both for every client"
-    require(exist, "data-dir", data_dir, allowed)
+    require(exist, "data-dir", settings.data_dir, allowed)
     clients = sorted(names, key=lambda name: (len(name), name))
     train, test = ([root / part / f"{c}.npz" for c in clients] for part in PARTS)
 
     def read_part(paths: list[Path]) -> ImageSet:
-        images, labels = zip(*map(_read_pfllib, paths), strict=True)
-        owners = np.repeat(np.arange(len(paths)), [*map(len, labels)])
+        parts = [_read_pfllib(path) for path in paths]
+        owners = np.repeat(np.arange(len(paths)), [len(labels) for _, labels in parts])
         # Clients without images lack the others' shape.
-        return ImageSet(
-            np.concatenate([own for own in images if len(own)]),
-            np.concatenate(labels),
-            owners,
-        )
+        images = np.concatenate([own for own, labels in parts if len(labels)])
+        return ImageSet(images, np.concatenate([labels for _, labels in parts]), owners)
 
     def read() -> Dataset:
         with _reading(root, PFLLIB_FORM):
-            parts = read_part(train), read_part(test)
-            count = 1 + int(max(part.labels.max() for part in parts))
-            return Dataset(*parts, tuple(map(str, range(count))), tuple(clients))
+            sets = read_part(train), read_part(test)
+            count = 1 + int(max(part.labels.max() for part in sets))
+            return Dataset(*sets, tuple(map(str, range(count))), tuple(clients))
 
     return f"pfllib/2/{root.resolve()}/{stamp([*train, *test])}", read
 
@@ -145,7 +142,8 @@ def _read_images(path: Path) -> tuple[ImageSet, tuple[str, ...]]:
         images = file["images"]
         names = file["classes"] if "classes" in file else np.empty(0, np.str_)
         images = images[..., None] if images.ndim == 3 else images
-        _check(images.dtype == np.uint8 and (names.dtype.kind, names.ndim) == ("U", 1))
+        _check(images.dtype == np.uint8)
+        _check((names.dtype.kind, names.ndim) == ("U", 1))
         part = _labelled(images, file["labels"])
         # Channels first are a frequent mistake.
         _check(images.shape[1] not in (1, 3) or images.shape[3] <= 4)

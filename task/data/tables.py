@@ -209,6 +209,7 @@ def _dataset(name: str, splits: Mapping[str, list[Path]], s: ColumnSettings) -> 
             f"{s.train_split!r} are held out for testing",
         )
     codes, classes = _labels(table, label)
+    images: list[Any]
     if _is_image(table.schema.field(inputs[0]).type):
         cells = table[inputs[0]]
         some = rows[0][:: -(-len(rows[0]) // INSPECTED)]
