@@ -112,15 +112,11 @@ def _try(task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor) -> Te
     except SettingsError:
         raise
     except Exception as error:
-        forms = (
-            f"{name} of type {str(values.dtype).removeprefix('torch.')} and shape "
-            f"{tuple(values.shape)}"
-            for name, values in (("inputs", inputs), ("targets", targets))
-        )
         mode = "training" if model.training else "evaluation"
+        forms = [(v.dtype, tuple(v.shape)) for v in (inputs, targets)]
         raise SettingsError(
-            f"the model or the loss fails in {mode} with {' and '.join(forms)}: "
-            f"{reason_of(error)}"
+            f"the model or the loss fails in {mode} with inputs of type and shape "
+            f"{forms[0]} and targets of {forms[1]}: {reason_of(error)}"
         ) from error
     if not is_finite_loss:
         line = f"the loss of the first batch is {loss.item()}; expected finite"

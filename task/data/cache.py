@@ -2,7 +2,7 @@
 
 A data set is read and written once, and memory-mapped afterwards, so that all processes
 of a machine share one copy. The file `ABOUT` is written last, so a folder without it is
-incomplete. Folders whose files are missing or have another size are written again.
+incomplete. Folders whose files are missing or truncated are written again.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,7 +170,10 @@ def load(key: str, read: Read, settings: DataSettings) -> Dataset:
         If the data cannot be read, the cache cannot be written, or the disk is full.
     """
     directory = cache_root(settings) / hashlib.sha256(os.fsencode(key)).hexdigest()[:24]
-    if not _is_complete(directory):
+    try:
+        dataset = _mapped(directory)
+    # Missing or truncated files
+    except (OSError, ValueError, EOFError):
         try:
             _write(read(), directory)
         except OSError as error:
@@ -179,21 +182,17 @@ def load(key: str, read: Read, settings: DataSettings) -> Dataset:
                 f"({error}); set cache-dir to a directory with enough space",
                 "cache-dir",
             ) from None
-    about = json.loads((directory / ABOUT).read_text("utf-8"))
-    classes, chosen = tuple(about["classes"]), settings.num_classes or None
-    allowed = f"0 (all) or from 2 to {len(classes)}"
-    valid = chosen is None or 2 <= chosen <= len(classes)
-    require(valid, "num-classes", chosen, allowed)
-    parts = []
-    for part in PARTS:
-        arrays = {
-            name: np.load(path, mmap_mode="r", allow_pickle=False)
-            for name in ("images", "labels", "owners")
-            if (path := directory / f"{part}-{name}.npy").exists()
-        }
-        parts.append(_first_classes(ImageSet(**arrays), len(classes[:chosen])))
-    clients, notes = tuple(about["clients"]), tuple(about["notes"])
-    return Dataset(parts[0], parts[1], classes[:chosen], clients, notes)
+        dataset = _mapped(directory)
+    total = len(dataset.classes)
+    count = settings.num_classes or total
+    allowed = f"0 (all) or from 2 to {total}"
+    require(count == total or 2 <= count <= total, "num-classes", count, allowed)
+    return replace(
+        dataset,
+        train=_first_classes(dataset.train, count),
+        test=_first_classes(dataset.test, count),
+        classes=dataset.classes[:count],
+    )
 
 
 def _first_classes(examples: ImageSet, count: int) -> ImageSet:
@@ -204,33 +203,31 @@ def _first_classes(examples: ImageSet, count: int) -> ImageSet:
     return examples[slice(int(selected.sum())) if leading else np.flatnonzero(selected)]
 
 
-def _is_complete(directory: Path) -> bool:
-    """Return whether a folder has all of its files in their full size."""
-    try:
-        sizes = json.loads((directory / ABOUT).read_text("utf-8"))["sizes"].items()
-        return all((directory / n).stat().st_size == size for n, size in sizes)
-    except (OSError, ValueError, KeyError):
-        return False
+def _mapped(directory: Path) -> Dataset:
+    """Return the data set in a folder of the cache."""
+    about = json.loads((directory / ABOUT).read_text("utf-8"))
+    names = ("images", "labels", "owners") if about["clients"] else ("images", "labels")
+    train, test = (
+        ImageSet(
+            *(np.load(directory / f"{part}-{n}.npy", mmap_mode="r") for n in names)
+        )
+        for part in PARTS
+    )
+    texts = (tuple(about[name]) for name in ("classes", "clients", "notes"))
+    return Dataset(train, test, *texts)
 
 
 def _write(dataset: Dataset, directory: Path) -> None:
     """Write the files of a data set; other processes may write the same ones."""
-    sizes = {}
     for part, examples in zip(PARTS, (dataset.train, dataset.test), strict=True):
         for name, values in vars(examples).items():
             if values is None:
                 continue
-            path = directory / f"{part}-{name}.npy"
-            with atomic_file(path) as file:
+            with atomic_file(directory / f"{part}-{name}.npy") as file:
                 if isinstance(values, Pictures):
                     values.write(file)
                 else:
                     np.save(file, np.ascontiguousarray(values), allow_pickle=False)
-            sizes[path.name] = path.stat().st_size
-    about = {
-        "classes": dataset.classes,
-        "clients": dataset.clients,
-        "notes": dataset.notes,
-        "sizes": sizes,
-    }
+    texts = ("classes", "clients", "notes")
+    about = {name: getattr(dataset, name) for name in texts}
     write_atomically(directory / ABOUT, json.dumps(about).encode())

@@ -120,8 +120,8 @@ LOADER = DataLoader(TensorDataset(torch.ones(5, 3), torch.arange(5) % 2))
 
 CHECKED = [
     # Examples
-    ({"train": one(torch.ones(2, 3).double(), CLASSES)}, "of type float64"),
-    ({"train": one(torch.ones(2, 5), CLASSES)}, "and shape (2, 5)"),
+    ({"train": one(torch.ones(2, 3).double(), CLASSES)}, "(torch.float64, (2, 3))"),
+    ({"train": one(torch.ones(2, 5), CLASSES)}, "(2, 5))"),
     ({"train": one(ROWS[:2], CLASSES * 7)}, "train examples of client 0: "),
     ({"test": one(ROWS[:2], CLASSES * 7)}, "test examples of client 0: "),
     ({"train": one(ROWS, LARGE)}, "the target of row 77 is 7"),
