@@ -16,7 +16,7 @@ from benchmarks.multi_task_network import Network
 from flwr_frl.common.settings import Setting
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.task.compression import Compressor, Identity, Sign, TopK
-from flwr_frl.task.saddle_point import Ball, Float64s, Pairs, Proximity, SaddlePoint
+from flwr_frl.task.saddle_point import Float64s, Pairs, Proximity, SaddlePoint
 from flwr_frl.task.tasks.multi_task import QCQP, LogisticRegression, build_problem
 
 NODES, STEP, DELTA = 30, 1e-3, 100.0
@@ -61,7 +61,7 @@ class Case:
 
     def network(self, scheme: str, zeta: float, step: float = STEP) -> Network:
         """Return the nodes before their first iteration."""
-        saddle = SaddlePoint(self.problem, self.constraint, Ball(20), step, DELTA, zeta)
+        saddle = SaddlePoint(self.problem, self.constraint, 20.0, step, DELTA, zeta)
         return Network(saddle, SCHEMES[scheme], self.seed)
 
     def gap(self, x: Float64s) -> float:

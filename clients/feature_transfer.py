@@ -1,6 +1,5 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5) for nonlinear models."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,18 +16,16 @@ from flwr_frl.clients.representation_transfer import RoleSettings, TransferClien
 from flwr_frl.common.settings import require, setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.combined import (
-    CombinedRepresentation,
-    has_positions,
-    one_per_row,
-)
+from flwr_frl.task.models.combined import CombinedRepresentation, has_positions
+from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.resident import test_examples
+from flwr_frl.task.tasks.text import PositionwiseLinear
 from flwr_frl.task.training.calls import evaluation_size
 from flwr_frl.task.training.local_training import train
 from flwr_frl.task.transfer import basis
 
-# Prefixes of arrays that a target saves after phase 2.
-SOURCES, PHASE_ONE = "sources.", "phase-1."
+# Prefixes of arrays that a target saves after phase 2 only.
+SOURCES, PHASE_ONE = "representation.sources.", "phase-1."
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,12 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
         return self._send(loss)
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Return a linear head on the features of all m sources, given arrays (m, …).
+        """Return a model on the features of all m sources, given arrays (m, …).
 
-        The result contains ``basis``, shape (features of all sources, q),
-        ``head.weight`` and ``head.bias``. After phase 2 it also contains the trained
-        ``sources.`` arrays (m, …), and basis and head of phase 1 under ``phase-1.``.
-        The loss is the mean over the last epoch.
+        The result contains ``representation.basis``, of shape (features of all sources,
+        q), and the linear head. After phase 2 it also contains the trained sources, and
+        basis and head of phase 1 under ``phase-1.``. The loss is the mean over the last
+        epoch.
         """
         examples, epochs = self.train_examples, self.settings.phase_two_epochs
         n, first = len(examples), examples
@@ -90,59 +87,46 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
             allowed = "0 for a target with one example, as each phase needs one"
             require(n > 1, "phase-two-epochs", epochs, allowed)
             order = torch.randperm(n)
-            first, second = examples.subset(order[: n // 2]), order[n // 2 :]
-        v, head, loss = self.phase_one(parameters, first)
-        saved = _arrays(v, head)
+            first, examples = (
+                examples.subset(half) for half in (order[: n // 2], order[n // 2 :])
+            )
+        model, loss = self.phase_one(parameters, first)
+        arrays = {name: to_numpy(t).copy() for name, t in model.state_dict().items()}
+        learned = {n: a for n, a in arrays.items() if not n.startswith(SOURCES)}
         if not epochs:
-            return saved, loss
-        before = {PHASE_ONE + name: array for name, array in saved.items()}
-        combined, loss = self.phase_two(parameters, v, head, examples.subset(second))
-        sources = combined.stacked(self._names_within())
-        trained = {SOURCES + name: to_numpy(value) for name, value in sources.items()}
-        return {**_arrays(combined.basis, head), **trained, **before}, loss
+            return learned, loss
+        # Section 5.3.2
+        loss = train(model, "all", examples, self._loss, epochs, self.settings)
+        trained = {name: to_numpy(t) for name, t in model.state_dict().items()}
+        return {**trained, **{PHASE_ONE + n: a for n, a in learned.items()}}, loss
+
+    @torch.no_grad()
+    def _features(
+        self, representation: CombinedRepresentation, examples: ExampleSet
+    ) -> Tensor:
+        """Return the features of all sources."""
+        batches = examples.batches(evaluation_size(self.model, examples))
+        return torch.cat([representation.features(x) for x, _ in batches])
 
     def phase_one(
         self, parameters: NDArrays, examples: ExampleSet
-    ) -> tuple[Tensor, nn.Linear, float]:
+    ) -> tuple[SplitModel, float]:
         """Train a head on the fixed features (section 5.3.1).
 
-        Returns the basis, the head, and the mean loss over the last epoch.
+        Returns the model and the mean loss over the last epoch.
         """
         examples = examples.without_augmentation()
-        features = self.features(parameters, examples)
-        tolerance = self.settings.rank_tolerance
-        columns = to_numpy(features).astype(np.float64).T
-        v = torch.from_numpy(basis([columns], tolerance)).to(features)
+        combined = self.combined(parameters, has_positions(examples.targets)).eval()
+        features = self._features(combined, examples)
+        columns = to_numpy(features.flatten(0, -2)).astype(np.float64).T
+        v = basis([columns], self.settings.rank_tolerance)
+        combined.basis = nn.Parameter(torch.from_numpy(v).to(features))
         outputs = len(self.task.classes) or self._num_outputs(examples)
-        head = nn.Linear(v.shape[1], outputs, dtype=v.dtype).to(self._device)
-        model = SplitModel(nn.Identity(), head)
-        epochs = self.settings.head_epochs
-        projected = ExampleSet(features @ v, one_per_row(examples.targets))
-        loss = train(model, "head", projected, self._loss, epochs, self.settings)
-        return v, head, loss
-
-    def phase_two(
-        self, parameters: NDArrays, v: Tensor, head: nn.Linear, examples: ExampleSet
-    ) -> tuple[CombinedRepresentation, float]:
-        """Train the whole model from the result of phase 1 (section 5.3.2).
-
-        Returns the representation and the mean loss over the last epoch; ``head``
-        trains, too.
-        """
-        states = self._source_states(parameters)
-        combined = CombinedRepresentation.of(
-            self.model.representation,
-            (under(REPRESENTATION, state) for state in states),
-            v.clone(),
-            has_positions(examples.targets),
-        )
-        model = SplitModel(combined.to(self._device), head)
-        epochs, sgd = self.settings.phase_two_epochs, self.settings
-
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            return self._loss(outputs, one_per_row(targets))
-
-        return combined, train(model, "all", examples, loss, epochs, sgd)
+        head = self.head(combined, outputs)
+        projected = ExampleSet(features @ combined.basis.detach(), examples.targets)
+        alone, epochs = SplitModel(nn.Identity(), head), self.settings.head_epochs
+        loss = train(alone, "head", projected, self._loss, epochs, self.settings)
+        return SplitModel(combined, head), loss
 
     @torch.no_grad()
     def _num_outputs(self, examples: ExampleSet) -> int:
@@ -150,34 +134,23 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
         outputs: Tensor = self.model.eval()(examples.first(1))
         return outputs.shape[1:2].numel()
 
-    def _names_within(self) -> list[str]:
-        names = array_names(self, self.shared)
-        return [name.removeprefix(REPRESENTATION) for name in names]
+    def combined(
+        self, parameters: NDArrays, at_positions: bool
+    ) -> CombinedRepresentation:
+        """Return the sources' representations, given arrays of shape (m, …)."""
+        names = [n.removeprefix(REPRESENTATION) for n in array_names(self, self.shared)]
+        sources = []
+        for arrays in zip(*parameters, strict=True):
+            state = to_tensors(dict(zip(names, arrays, strict=True)), self._device)
+            sources.append(copy_sharing_frozen(self.model.representation))
+            sources[-1].load_state_dict(state, strict=False)
+        return CombinedRepresentation(sources, at_positions)
 
-    def _source_states(self, parameters: NDArrays) -> Iterator[Tensors]:
-        """Yield the representation of each source, given arrays of shape (m, …)."""
-        names = array_names(self, self.shared)
-        for source in zip(*parameters, strict=True):
-            yield to_tensors(dict(zip(names, source, strict=True)), self._device)
-
-    @torch.no_grad()
-    def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
-        """Return [φ_1(x) … φ_m(x)], shape (n, m k), given arrays of shape (m, …).
-
-        For sequences with a class at every position, there is a row for each position.
-        """
-        columns, at_positions = [], has_positions(examples.targets)
-        for state in self._source_states(parameters):
-            self.model.load_state_dict(state, strict=False)
-            self.model.eval()
-            batches = examples.batches(evaluation_size(self.model, examples))
-            features = (self.model.representation(x) for x, _ in batches)
-            rows = [
-                z.flatten(0, -2) if at_positions else z.flatten(1) for z in features
-            ]
-            columns.append(torch.cat(rows))
-        # NaN features of one source must not affect those of the others.
-        return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
+    def head(self, combined: CombinedRepresentation, outputs: int) -> nn.Linear:
+        """Return a new linear head of the projected features."""
+        kind = PositionwiseLinear if combined.at_positions else nn.Linear
+        head = kind(combined.basis.shape[1], outputs, dtype=combined.basis.dtype)
+        return head.to(self._device)
 
     def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
         """Test this target's model.
@@ -188,39 +161,21 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
         examples = test_examples(self.task, self._index)
         if len(examples) == 0:
             return 0.0, 0, {}
-        before = {
-            name.removeprefix(PHASE_ONE): array
-            for name, array in saved.items()
-            if name.startswith(PHASE_ONE)
-        }
-        if not before:
-            loss, metrics = self._tested(parameters, saved, examples)
-            return loss, len(examples), metrics
-        trained: NDArrays = [saved[SOURCES + name] for name in self._names_within()]
-        loss, metrics = self._tested(trained, saved, examples)
-        first_loss, first = self._tested(parameters, before, examples)
-        for name, value in {"loss": first_loss, **first}.items():
-            metrics[f"{name}-phase-1"] = value
+        tensors = to_tensors(saved, self._device)
+        before = under(PHASE_ONE, tensors)
+        loss, metrics = self._tested(parameters, tensors, examples)
+        if before:
+            first_loss, first = self._tested(parameters, before, examples)
+            for name, value in {"loss": first_loss, **first}.items():
+                metrics[f"{name}-phase-1"] = value
         return loss, len(examples), metrics
 
     def _tested(
-        self, parameters: NDArrays, saved: Arrays, examples: ExampleSet
+        self, parameters: NDArrays, saved: Tensors, examples: ExampleSet
     ) -> tuple[float, Config]:
-        """Return loss and metrics of a saved basis and head on sources' features."""
-        names = "basis", "head.weight", "head.bias"
-        tensors = to_tensors({name: saved[name] for name in names}, self._device)
-        v, weight, bias = tensors.values()
-        head = nn.Linear(v.shape[1], len(weight), dtype=v.dtype).to(self._device)
-        head.load_state_dict({"weight": weight, "bias": bias})
-        features = self.features(parameters, examples) @ v
-        projected = ExampleSet(features, one_per_row(examples.targets))
-        return measure(self.task, SplitModel(nn.Identity(), head), projected)
-
-
-def _arrays(v: Tensor, head: nn.Linear) -> Arrays:
-    """Return a basis and a head as arrays to save."""
-    return {
-        "basis": to_numpy(v).copy(),
-        "head.weight": to_numpy(head.weight).copy(),
-        "head.bias": to_numpy(head.bias).copy(),
-    }
+        """Return loss and metrics of a saved model; sources not in it are received."""
+        combined = self.combined(parameters, has_positions(examples.targets))
+        combined.basis = nn.Parameter(saved[f"{REPRESENTATION}basis"])
+        model = SplitModel(combined, self.head(combined, len(saved["head.weight"])))
+        model.load_state_dict(saved, strict=False)
+        return measure(self.task, model, examples)

@@ -3,8 +3,6 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
-from itertools import compress, count, takewhile
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -18,7 +16,7 @@ from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, personal_array
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.clients.gossip.flat import FlatParameters
-from flwr_frl.clients.gossip.relayed import GraphClient, exchanges
+from flwr_frl.clients.gossip.relayed import GraphClient
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import TrainingDivergedError, number_or, require, setting
@@ -28,7 +26,6 @@ from flwr_frl.task.examples import Batch, ExampleSet, count_targets
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.saddle_point import (
-    Ball,
     Direction,
     Float64s,
     Noise,
@@ -46,8 +43,6 @@ from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import SGD, trainable_examples
 from flwr_frl.task.types import Loss
 
-# Prefix of unused messages of neighbours in a node's saved state.
-INBOX = "inbox."
 # Upper bound of δ η²: 1, with an allowance for rounding.
 LARGEST_DECAY = 1 + 1e-9
 
@@ -122,21 +117,16 @@ class SaddlePointClient(GraphClient):
         # Arrays of this node's last round; empty before the first one.
         self.stored: Mapping[str, npt.NDArray[Any]] = {}
         radius, zeta = settings.radius, settings.bandit_radius
-        self.feasible = Ball(self.default_radius if radius == "auto" else float(radius))
+        self.ball_radius = self.default_radius if radius == "auto" else float(radius)
         rounds = settings.num_server_rounds
         self.zeta = 1 / rounds if zeta == "theory" else float(zeta)
-        allowed = f"below {self.feasible.radius:g}, the radius of the feasible set"
-        require(self.zeta < self.feasible.radius, "bandit-radius", zeta, allowed)
+        allowed = f"below {self.ball_radius:g}, the radius of the feasible set"
+        require(self.zeta < self.ball_radius, "bandit-radius", zeta, allowed)
         value, step = settings.dual_regularizer, settings.saddle_step
         if value != "theory":
             allowed = f"at most {1 / step**2:g}, 1 / saddle-step squared"
             small = self.regularizer(0) * step**2 <= LARGEST_DECAY
             require(small, "dual-regularizer", value, allowed)
-
-    @property
-    def exchanged(self) -> npt.NDArray[np.int64] | slice:
-        """The entries of a node's parameters that a message contains."""
-        return slice(None)
 
     def get_properties(self, config: Config) -> Config:
         """Add ``first-message-bytes``, the length of the first message."""
@@ -168,36 +158,34 @@ class SaddlePointClient(GraphClient):
     # One round.
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Run one iteration if every neighbour's message has arrived.
+        """Run one iteration, but for the first round, and send one message.
 
-        The reply has the attachment ``message``, empty while waiting, and the metrics
-        ``train-loss`` (`cost`), ``refused`` and ``iterations`` (so far).
+        The reply has the attachment ``message`` and the metrics ``train-loss``
+        (`cost`), ``refused`` and ``iterations`` (so far).
         """
         self._receive(parameters, config)
         algorithm, noise = self.prepare(config)
-        queues, ready = self.queues(config), True
+        seed, node = self.settings.seed, int(config["node"])
         if not self.stored:
-            state = algorithm.start(self.settings.seed, self.initial_parameters())
+            state = algorithm.start(seed, self.initial_parameters())
         else:
-            state, ready = State.from_arrays(self.stored), all(queues.values())
-            if ready:
-                self.take(algorithm, state, queues)
-                self.iterate(algorithm, state, noise)
-        data = b""
-        if ready:
-            seed, node = self.settings.seed, int(config["node"])
-            stream = exchange_stream(seed, node, state.iteration + 1)
-            data = algorithm.send(state, self.compressor, stream)
+            state = State.from_arrays(self.stored)
+            algorithm.receive(state, self.decoded(config, state.iteration))
+            steps = self.settings.primal_steps
+            first = state.iteration * steps + 1
+            algorithm.iterate(state, map(noise.at, range(first, first + steps)))
+            if not np.isfinite(state.raw.astype(np.float32)).all():
+                raise TrainingDivergedError(
+                    f"a parameter is not finite after iteration {state.iteration} with "
+                    f"saddle-step {self.settings.saddle_step}; try a smaller one"
+                )
+        stream = exchange_stream(seed, node, state.iteration + 1)
+        message = algorithm.send(state, self.compressor, stream)
+        self._attachments["message"] = message
         cost = self.cost(algorithm, state, noise)
         load(self.flat, self.output(algorithm, state))
-        unused = {
-            f"{INBOX}{name}.{k}": np.frombuffer(message, np.uint8)
-            for name, queue in queues.items()
-            for k, message in enumerate(queue)
-        }
-        arrays = {**personal_arrays(self, WHOLE), **state.arrays(), **unused}
+        arrays = {**personal_arrays(self, WHOLE), **state.arrays()}
         self._state.save(arrays, int(config[SERVER_ROUND]))
-        self._attachments["message"] = data
         examples = len(self.task.train_examples(self._index))
         counts = {"refused": self.refused, "iterations": state.iteration}
         return [], max(self.least_weight, examples), {"train-loss": cost, **counts}
@@ -219,14 +207,11 @@ class SaddlePointClient(GraphClient):
         others: Any = config["neighbour-nodes"]
         pairs = np.array([(config["node"], j) for j in others], np.int64)
         problem, constraint, noise = self.problem(pairs)
+        delta = self.regularizer(int(config["dual-variables"]))
+        private = problem.dimension - self.dimension
         algorithm = SaddlePoint(
-            problem,
-            constraint,
-            self.feasible,
-            self.settings.saddle_step,
-            self.regularizer(int(config.get("dual-variables", 0))),
-            self.zeta,
-            self.exchanged,
+            *(problem, constraint, self.ball_radius, self.settings.saddle_step),
+            *(delta, self.zeta, private),
         )
         return algorithm, noise
 
@@ -235,7 +220,7 @@ class SaddlePointClient(GraphClient):
         value, step = self.settings.dual_regularizer, self.settings.saddle_step
         if value != "theory":
             return 100.0 if value == "auto" else float(value)
-        radius, omega = self.feasible.radius, self.compressor.omega(self.dimension)
+        radius, omega = self.ball_radius, self.compressor.omega(self.dimension)
         allowed = "auto or a number, as theory needs a radius"
         require(radius < math.inf, "dual-regularizer", value, allowed)
         # ‖(2 (x_i − x_j), 2 (x_j − x_i))‖ for points at a distance of twice the radius.
@@ -246,47 +231,17 @@ class SaddlePointClient(GraphClient):
         require(step <= largest, "saddle-step", step, allowed)
         return theory_regularizer(step, constant)
 
-    def queues(self, config: Config) -> dict[str, list[bytes]]:
-        """Return the unused messages of each neighbour, the oldest first.
-
-        The neighbours are in the order of their numbers.
-        """
-        queues, names = dict[str, list[bytes]](), config["neighbours"]
-        for name in cast(list[str], names):
-            keys = (f"{INBOX}{name}.{k}" for k in count())
-            saved = takewhile(self.stored.__contains__, keys)
-            queues[name] = [self.stored[key].tobytes() for key in saved]
-        for _, messages in exchanges(config, self._state.round):
-            for message in messages:
-                queues[message.sender].append(message.data)
-        return queues
-
-    def take(
-        self, algorithm: SaddlePoint, state: State, queues: dict[str, list[bytes]]
-    ) -> None:
-        """Update the neighbours' copies; malformed messages count as zero."""
-        first = Identity() if state.iteration == 0 else None
-        decoded = []
-        for sender, queue in queues.items():
+    def decoded(self, config: Config, iteration: int) -> list[npt.NDArray[np.float32]]:
+        """Return each neighbour's message; malformed ones count as zero."""
+        first, vectors = Identity() if iteration == 0 else None, []
+        relayed: Any = config["relayed-senders"], config["relayed-data"]
+        for sender, data in zip(*relayed, strict=True):
             try:
-                decoded.append(self.decode(queue.pop(0), first).numpy())
+                vectors.append(self.decode(data, first).numpy())
             except ValueError as error:
                 self.refuse(sender, error)
-                decoded.append(np.zeros(self.dimension, np.float32))
-        algorithm.receive(state, decoded)
-
-    def iterate(self, algorithm: SaddlePoint, state: State, noise: Noise) -> None:
-        """Run an iteration, with further local steps if ``primal-steps`` is above 1."""
-        steps = self.settings.primal_steps
-        first = state.iteration * steps + 1
-        algorithm.iterate(state, *noise.at(first))
-        for step in range(first + 1, first + steps):
-            algorithm.local_step(state, *noise.at(step))
-        if not np.isfinite(state.raw.astype(np.float32)).all():
-            raise TrainingDivergedError(
-                f"a parameter is not finite after iteration {state.iteration} with "
-                f"saddle-step {self.settings.saddle_step}; try a smaller one"
-            )
+                vectors.append(np.zeros(self.dimension, np.float32))
+        return vectors
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test this node's model, before its first iteration the initial one.
@@ -341,27 +296,15 @@ class MultiTaskClient(SaddlePointClient):
     def _exchanged_groups(self) -> tuple[str, ...]:
         return WHOLE if self.settings.constrained_part == "all" else (HEAD,)
 
-    @cached_property
-    def _is_exchanged(self) -> list[bool]:
-        """Whether messages contain each parameter."""
-        names = [name for name, _ in self.model.named_parameters()]
-        return [name.startswith(self._exchanged_groups) for name in names]
-
     @property
     def message_sizes(self) -> tuple[int, ...]:
         """Number of entries of each parameter that a message contains."""
-        sizes = tuple(compress(self.flat.sizes, self._is_exchanged))
+        named = zip(self.flat.names, self.flat.sizes, strict=True)
+        sizes = tuple(n for name, n in named if name.startswith(self._exchanged_groups))
         part = self.settings.constrained_part
         allowed = "'all', as the head of this model has no parameters to train"
         require(len(sizes) > 0, "constrained-part", part, allowed)
         return sizes
-
-    @property
-    def exchanged(self) -> npt.NDArray[np.int64] | slice:
-        """The entries of a node's parameters that a message contains."""
-        if self.settings.constrained_part == "all":
-            return slice(None)
-        return np.flatnonzero(np.repeat(self._is_exchanged, self.flat.sizes))
 
     def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
         """Return the loss, the constraints and the noise of a node with these edges."""

@@ -118,8 +118,6 @@ class Strategy(Algorithm, uses_mean="only"):
 
     _settings_type = StrategySettings
     settings: StrategySettings
-    # True if clients without training examples take part in training.
-    _asks_untrained = False
 
     def __init__(self, *, min_evaluate_nodes: int = 1, **arguments: Any) -> None:
         self._set_settings(arguments)
@@ -306,6 +304,10 @@ class Strategy(Algorithm, uses_mean="only"):
                 self._roll_back(name)
         return nodes
 
+    def _usable(self, nodes: list[int]) -> list[int]:
+        """Return the nodes that can train: those with training examples."""
+        return [node for node in nodes if node not in self._run.clients.untrained]
+
     def _connected_nodes(self, grid: Grid, trains: bool = False) -> list[int]:
         """Return the nodes that can take part; wait for one up to ``round-timeout``.
 
@@ -317,8 +319,8 @@ class Strategy(Algorithm, uses_mean="only"):
         until = time.monotonic() + clients.round_timeout
         while True:
             nodes = self._identify(grid)
-            if trains and not self._asks_untrained:
-                nodes = [node for node in nodes if node not in clients.untrained]
+            if trains:
+                nodes = self._usable(nodes)
             if nodes or getattr(grid, "in_process", False):
                 return nodes
             here = set(map(clients.name_of, clients.here))

@@ -5,63 +5,86 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
-from flwr_frl.common.settings import SettingsError, setting
-from flwr_frl.strategies.gossip.base import Gossip
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.strategies.gossip.base import Gossip, message_of
+from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
 
 class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     """Relay compressed copies between neighbours; every node has a separate model.
 
-    Neighbours iterate in lockstep, so the others wait for a node that is offline. The
-    values of the mixing weights are not used.
+    Neighbours iterate in lockstep: a node is asked once all of its neighbours have sent
+    their message of the same number, and receives these. The others therefore wait for
+    a node that is offline. The values of the mixing weights are not used.
 
     Parameters
     ----------
-    dual_regularizer : float or str, default "auto"
-        δ, with δ η² ≤ 1 (appendix B). ``auto`` is 100, as in the chapter's experiments.
-        ``theory`` is the δ of theorem 3, or of theorem 4 with bandit feedback. It needs
-        a bounded X and a very small step size, and clients then receive the number of
-        dual variables.
     **base
         Arguments of `Gossip`.
+
+    Attributes
+    ----------
+    sent : dict
+        By sender, the last two messages by their number, from 1. No neighbour is more
+        than one behind.
     """
 
     uses_consensus_step = False
     # The first exchange is not compressed.
     length_properties = ("message-bytes", "first-message-bytes")
 
-    dual_regularizer: float | str = setting(
-        "auto", form="auto, theory or a number above 0"
-    )
+    def _usable(self, nodes: list[int]) -> list[int]:
+        """Return the nodes that have not begun or have a message of each neighbour."""
+        name_of = self._run.clients.name_of
+        return [node for node in nodes if self.is_ready(name_of(node))]
+
+    def is_ready(self, name: str) -> bool:
+        """Return whether a node can run its next iteration."""
+        neighbours = self.neighbours[self.number[name]]
+        return not self.last(name) or len(self.pending(name)) == len(neighbours)
+
+    def last(self, name: str) -> int:
+        """Return the number of the last message that a node has sent, 0 for none."""
+        return max(self.sent.get(name, {}), default=0)
+
+    def pending(self, name: str) -> list[tuple[int, int, bytes]]:
+        """Return a node's messages: numbers of messages and of senders, and bytes."""
+        number, neighbours = self.last(name), self.neighbours[self.number[name]]
+        sent = [(j, self.sent.get(self.names[j], {})) for j in neighbours]
+        return [(number, j, of[number]) for j, of in sent if number in of]
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
-        """Add the node's number and neighbours to the config.
-
-        The entries are ``node``, ``neighbours`` (names), ``neighbour-nodes`` (numbers)
-        and, for ``dual-regularizer="theory"``, ``dual-variables``.
-        """
-        entries = super()._config(node, config)
+        """Add ``node``, ``neighbour-nodes`` (numbers), and ``dual-variables``."""
         i = self.number[self._run.clients.name_of(node)]
-        entries["node"] = i
-        entries["neighbours"] = [self.names[j] for j in self.neighbours[i]]
-        entries["neighbour-nodes"] = self.neighbours[i]
-        if self.dual_regularizer == "theory":
-            entries["dual-variables"] = 2 * len(self.edges)
-        return entries
+        return {
+            **super()._config(node, config),
+            "node": i,
+            "neighbour-nodes": self.neighbours[i],
+            "dual-variables": 2 * len(self.edges),
+        }
 
     def check_reply(self, reply: Reply) -> None:
-        """Raise `InvalidReplyError` unless message and ``iterations`` are valid."""
+        """Raise `InvalidReplyError` unless there is a message of valid length."""
         super().check_reply(reply)
-        reply.metric("iterations")
+        if not message_of(reply):
+            raise InvalidReplyError("has an empty message")
+
+    def aggregate(self, round: Round) -> Arrays:
+        """Keep each message until the sender's neighbours have used it."""
+        for reply in round.replies:
+            sent = self.sent.setdefault(reply.client, {})
+            sent[self.last(reply.client) + 1] = message_of(reply)
+            self.sent[reply.client] = dict(sorted(sent.items())[-2:])
+        return {}
 
     def metrics(self, round: Round) -> dict[str, float]:
         """Add ``iterations``, the minimum over the nodes.
 
         ``train-loss`` is the mean expected cost of the points x_i.
         """
-        iterations = [reply.metrics["iterations"] for reply in round.replies]
-        return {**super().metrics(round), "iterations": min(iterations)}
+        iterations = [max(0, self.last(name) - 1) for name in self.names]
+        return {**super().metrics(round), "iterations": float(min(iterations))}
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -20,8 +20,8 @@ these are exchanged. For the other entries, which no other node has, x̂_i equal
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
@@ -100,26 +100,6 @@ class Proximity:
     def gradient(self, x_i: Float64s, x_j: Float64s) -> Float64s:
         """Return the gradient of g_ij with respect to x_i, shape (E, d)."""
         return 2 * (x_i - x_j)
-
-
-@dataclass(frozen=True)
-class Ball:
-    """The set X: a ball around the origin, or the whole space if its radius is ∞.
-
-    Parameters
-    ----------
-    radius : float, default 20
-        R/2; chapter 4 has R = 40, and the theory needs a bounded X.
-    """
-
-    radius: float = 20.0
-
-    def project(self, x: Float64s) -> Float64s:
-        """Return the point of X nearest to each row of `x`, shape (n, d)."""
-        if self.radius == math.inf:
-            return x
-        norms = np.sqrt(dot(x, x))
-        return x * (self.radius / np.maximum(norms, self.radius))[:, None]
 
 
 class Noise:
@@ -243,8 +223,9 @@ class SaddlePoint:
         The costs of the group's nodes.
     constraint : Proximity
         g_ij of the group's edges.
-    feasible : Ball, default Ball(20)
-        X.
+    radius : float, default 20
+        Radius R/2 of X, a ball around the origin, or the whole space if it is ∞;
+        chapter 4 has R = 40, and the theory needs a bounded X.
     step : float, default 1e-3
         Step size η > 0.
     regularizer : float, default 100
@@ -253,27 +234,19 @@ class SaddlePoint:
     zeta : float, default 0
         Perturbation ζ of bandit feedback, below the radius of X (1e-4 in section 4.5);
         0 means sample feedback.
-    exchanged : ndarray of int or slice, optional
-        Indices of the entries that the constraints concern; by default all. X is then
-        the product of two balls of the same radius, one for these entries and one for
-        the others.
+    private : int, default 0
+        Number of first entries that are not exchanged, as the constraints do not
+        concern them. If there are any, X is the product of two balls of the same
+        radius, one for these entries and one for the others.
     """
 
     problem: Problem
     constraint: Proximity
-    feasible: Ball = Ball()
+    radius: float = 20.0
     step: float = 1e-3
     regularizer: float = 100.0
     zeta: float = 0.0
-    exchanged: NDArray[np.int64] | slice = field(default_factory=lambda: slice(None))
-
-    @cached_property
-    def _set(self) -> Ball:
-        """X, or for bandit feedback the set of the points that have X within ζ.
-
-        It is {(1 − ζ/r) x: x in X} for the radius r (section 4.4).
-        """
-        return Ball(self.feasible.radius - self.zeta)
+    private: int = 0
 
     @cached_property
     def _row(self) -> NDArray[np.int64]:
@@ -284,16 +257,6 @@ class SaddlePoint:
     def _first_edge(self) -> NDArray[np.int64]:
         """Index of each node's first edge."""
         return np.searchsorted(self._row, np.arange(len(self.problem.nodes)))
-
-    @cached_property
-    def _others(self) -> NDArray[np.int64]:
-        """The entries that are not exchanged."""
-        return np.delete(np.arange(self.problem.dimension), self.exchanged)
-
-    @property
-    def message_dimension(self) -> int:
-        """Number of entries that a message contains."""
-        return self.problem.dimension - len(self._others)
 
     def start(self, seed: int, initial: Float64s | None = None) -> State:
         """Return the state before the first iteration: x̃ in X, all else zero.
@@ -315,7 +278,7 @@ class SaddlePoint:
             initial = np.array([stream.standard_normal(d) for stream in streams])
         raw = self._projected(initial).astype(np.float32).astype(np.float64)
         edges, zero = len(self._row), np.zeros_like(raw)
-        known = np.zeros((edges, self.message_dimension))
+        known = np.zeros((edges, d - self.private))
         return State(raw, zero, known, np.zeros(edges), zero.copy())
 
     def point(self, state: State) -> Float64s:
@@ -324,15 +287,29 @@ class SaddlePoint:
 
     def constraints(self, state: State) -> Float64s:
         """Return g_ij(x_i, x_j) of every edge, as of the last messages."""
-        ends = self.point(state)[:, self.exchanged][self._row]
-        return self.constraint.value(ends, self._set.project(state.known))
+        ends = self._ends(self.point(state))
+        return self.constraint.value(ends, self._in_ball(state.known))
+
+    def _in_ball(self, x: Float64s) -> Float64s:
+        """Return the point of the ball of X nearest to each row, shape (n, entries).
+
+        For bandit feedback, the ball is {(1 − ζ/r) x: x in X} for the radius r, so that
+        all points within ζ of it are in X (section 4.4).
+        """
+        radius = self.radius - self.zeta
+        if radius == math.inf:
+            return x
+        norms = np.sqrt(dot(x, x))
+        return x * (radius / np.maximum(norms, radius))[:, None]
 
     def _projected(self, x: Float64s) -> Float64s:
         """Return the points of X nearest to the rows of `x`, shape (n, d)."""
-        nearest = np.empty_like(x)
-        for entries in (self.exchanged, self._others):
-            nearest[:, entries] = self._set.project(x[:, entries])
-        return nearest
+        parts = x[:, : self.private], x[:, self.private :]
+        return np.concatenate([self._in_ball(part) for part in parts], axis=1)
+
+    def _ends(self, x: Float64s) -> Float64s:
+        """Return the exchanged entries of the node i of each edge (i, j)."""
+        return x[self._row, self.private :]
 
     def send(
         self, state: State, compressor: Compressor, stream: np.random.Generator
@@ -354,20 +331,19 @@ class SaddlePoint:
             The message, the same for all neighbours.
         """
         used = Identity() if state.iteration == 0 else compressor
-        (difference,) = (state.raw - state.copy)[:, self.exchanged]
+        difference = (state.raw - state.copy)[0, self.private :]
         single = torch.from_numpy(difference.astype(np.float32))
         message = used.compress(single, stream)
         sent = used.decompress(message, len(difference)).numpy()
-        copy = state.raw.copy()
-        copy[:, self.exchanged] = state.copy[:, self.exchanged] + sent
-        state.copy = copy
+        known = state.copy[:, self.private :] + sent
+        state.copy = np.concatenate([state.raw[:, : self.private], known], axis=1)
         return message
 
     def receive(self, state: State, decoded: Sequence[NDArray[np.float32]]) -> None:
         """Add a message of each neighbour to its copy, in the order of the edges."""
         state.known = state.known + np.array(decoded)
 
-    def iterate(self, state: State, samples: Float64s, directions: Float64s) -> None:
+    def iterate(self, state: State, draws: Iterable[tuple[Float64s, Float64s]]) -> None:
         """Run the part of an iteration after the exchange.
 
         These are lines 6 to 12 of Algorithm 2, or lines 6 to 13 of Algorithm 3:
@@ -375,52 +351,31 @@ class SaddlePoint:
         x̃_i ← Π_X(x̃_i − η [∇f_i(x_i) + 2 Σ_j λ_ij ∇g_ij(x_i, x_j)]);
         λ_ij ← max(0, λ_ij + η [g_ij(x_i, x_j) − δ η λ_ij]).
 
+        Further updates of x̃_i are the same at x̃_i, as x_i has not changed, and with
+        the new λ_ij; the chapter names local iterations as future work (section 4.6).
+
         Parameters
         ----------
         state : State
             The state; updated.
-        samples, directions : ndarray, shapes (n, s) and (n, d)
-            See `Noise.at`.
+        draws : iterable of pairs of ndarray, shapes (n, s) and (n, d)
+            Samples and directions of each update of x̃_i; see `Noise.at`.
         """
         t, eta, duals = state.iteration + 1, self.step, state.duals
-        x, neighbours = self.point(state), self._set.project(state.known)
-        violation = self.constraint.value(x[:, self.exchanged][self._row], neighbours)
+        x, neighbours = self.point(state), self._in_ball(state.known)
+        violation = self.constraint.value(self._ends(x), neighbours)
         state.average = x / t + (t - 1) / t * state.average
-        self._descend(state, x, neighbours, samples, directions)
         ascent = violation - self.regularizer * eta * duals
         state.duals = np.maximum(duals + eta * ascent, 0)
+        for samples, directions in draws:
+            gradient = self._cost_gradient(x, samples, directions)
+            pull = duals[:, None] * self.constraint.gradient(self._ends(x), neighbours)
+            # The factor 2: L has a term for either end of an edge (equation 4.4).
+            pulls = 2 * np.add.reduceat(pull, self._first_edge)
+            gradient[:, self.private :] += pulls
+            state.raw = self._projected(state.raw - eta * gradient)
+            x, duals = state.raw, state.duals
         state.iteration = t
-
-    def local_step(self, state: State, samples: Float64s, directions: Float64s) -> None:
-        """Run one more update of x̃_i between two exchanges.
-
-        As in ``iterate``, but at x̃_i, as x_i has not changed, and with the new λ_ij:
-        x̃_i ← Π_X(x̃_i − η [∇f_i(x̃_i) + 2 Σ_j λ_ij ∇g_ij(x̃_i, x_j)]). The chapter names
-        local iterations as future work (section 4.6).
-
-        Parameters
-        ----------
-        state, samples, directions
-            The same arguments as in ``iterate``.
-        """
-        neighbours = self._set.project(state.known)
-        self._descend(state, state.raw, neighbours, samples, directions)
-
-    def _descend(
-        self,
-        state: State,
-        x: Float64s,
-        neighbours: Float64s,
-        samples: Float64s,
-        directions: Float64s,
-    ) -> None:
-        """Update x̃ with gradients at x (Algorithm 2, line 11)."""
-        gradient = self._cost_gradient(x, samples, directions)
-        ends = x[:, self.exchanged][self._row]
-        pull = state.duals[:, None] * self.constraint.gradient(ends, neighbours)
-        # The factor 2: L has a term for either end of an edge (equation 4.4).
-        gradient[:, self.exchanged] += 2 * np.add.reduceat(pull, self._first_edge)
-        state.raw = self._projected(state.raw - self.step * gradient)
 
     def _cost_gradient(self, x: Float64s, samples: Float64s, u: Float64s) -> Float64s:
         """Return ∇f at x, or its estimate from two values (Algorithm 3, lines 10, 11).

@@ -48,8 +48,8 @@ TYPES: dict[str, Any] = {
     "consensus-step": Share,
     "neighbour-weight": Share,
     "node": Round,
-    "neighbours": list[str],
     "neighbour-nodes": list[Round],
+    "dual-variables": Round,
     "relayed-rounds": list[Round],
     "relayed-senders": list[str],
     "relayed-weights": list[Share],
@@ -58,7 +58,6 @@ TYPES: dict[str, Any] = {
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 RULES = {name: TypeAdapter[Any](kind, config=STRICT) for name, kind in TYPES.items()}
 SAME_LENGTH = (
-    ("neighbours", "neighbour-nodes"),
     ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"),
 )
 

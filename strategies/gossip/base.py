@@ -107,9 +107,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     # estimates must all arrive.
     relays_missed_rounds: ClassVar[bool] = True
 
-    # A node without examples still mixes its neighbours' models.
-    _asks_untrained = True
-
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.names: list[str] = []
@@ -204,6 +201,10 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     def _expected_clients(self) -> set[str]:
         """Exclude lost nodes."""
         return super()._expected_clients() - self.lost
+
+    def _usable(self, nodes: list[int]) -> list[int]:
+        """Return all nodes; those without examples mix their neighbours' models."""
+        return nodes
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes."""

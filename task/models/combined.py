@@ -1,12 +1,9 @@
 """Several representations as one, projected onto a basis of their features."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-
-from flwr_frl.task.models.frozen import copy_sharing_frozen
 
 
 class CombinedRepresentation(nn.Module):
@@ -14,60 +11,37 @@ class CombinedRepresentation(nn.Module):
 
     Parameters
     ----------
-    sources : sequence of nn.Module
+    sources : iterable of nn.Module
         The representations φ_i.
-    basis : Tensor, shape (features of all sources, q)
-        V.
     at_positions : bool
-        Whether there are features for every position of a sequence, (n, time, k);
-        outputs then have one row per position. Otherwise they have one row per example,
-        whose features are flattened.
+        Whether there are features for every position of a sequence, (n, time, k).
+        Otherwise the features of an example are flattened.
+
+    Attributes
+    ----------
+    basis : Tensor, shape (features of all sources, q)
+        V, empty until it is set.
     """
 
-    def __init__(
-        self, sources: Sequence[nn.Module], basis: Tensor, at_positions: bool
-    ) -> None:
+    def __init__(self, sources: Iterable[nn.Module], at_positions: bool) -> None:
         super().__init__()
         self.sources = nn.ModuleList(sources)
-        self.basis = nn.Parameter(basis)
+        self.basis = nn.Parameter(torch.empty(0))
         self.at_positions = at_positions
 
-    @classmethod
-    def of(
-        cls,
-        representation: nn.Module,
-        states: Iterable[Mapping[str, Tensor]],
-        basis: Tensor,
-        at_positions: bool,
-    ) -> Self:
-        """Combine copies of a representation with the given state dicts."""
-        sources = []
-        for state in states:
-            source = copy_sharing_frozen(representation)
-            source.load_state_dict(state, strict=False)
-            sources.append(source)
-        return cls(sources, basis, at_positions)
-
-    def stacked(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return arrays of the representations, each of shape (m, …), by name."""
-        states = [source.state_dict() for source in self.sources]
-        return {name: torch.stack([state[name] for state in states]) for name in names}
+    def features(self, x: Tensor) -> Tensor:
+        """Return [φ_1(x) … φ_m(x)]."""
+        features = [source(x) for source in self.sources]
+        if not self.at_positions:
+            features = [z.flatten(1) for z in features]
+        # NaN features of one source must not affect those of the others.
+        return torch.nan_to_num(torch.cat(features, dim=-1), 0.0, 0.0, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the projected features."""
-        features = [
-            z.flatten(0, -2) if self.at_positions else z.flatten(1)
-            for z in (source(x) for source in self.sources)
-        ]
-        projected: Tensor = torch.cat(features, dim=1) @ self.basis
-        return projected
+        return self.features(x) @ self.basis
 
 
 def has_positions(targets: Tensor) -> bool:
     """Return True if each target is a sequence of classes."""
     return targets.ndim > 1 and not targets.is_floating_point()
-
-
-def one_per_row(targets: Tensor) -> Tensor:
-    """Return one target for each row of features, so one for each position."""
-    return targets.flatten() if has_positions(targets) else targets

@@ -21,7 +21,7 @@ from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.compression import Identity, RandK, Sign, TopK
-from flwr_frl.task.saddle_point import Ball, SaddlePoint
+from flwr_frl.task.saddle_point import SaddlePoint
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
 
 NODES = 6
@@ -233,5 +233,5 @@ def test_steps_and_sets_that_the_theorems_exclude_are_rejected():
     theory = {"dual-regularizer": "theory", "compressor": "identity"}
     assert code_of(client_of(**theory).regularizer, 12) == "saddle-step"
     unbounded = client_of(**theory)
-    unbounded.feasible = Ball(np.inf)
+    unbounded.ball_radius = np.inf
     assert code_of(unbounded.regularizer, 12) == "dual-regularizer"

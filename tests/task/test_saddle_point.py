@@ -11,7 +11,6 @@ from benchmarks.multi_task import directed
 from benchmarks.multi_task_network import Network, compress_rows
 from flwr_frl.task.compression import QSGD, Identity, RandK, Sign, TopK
 from flwr_frl.task.saddle_point import (
-    Ball,
     Noise,
     Proximity,
     SaddlePoint,
@@ -52,7 +51,7 @@ def test_two_iterations_by_hand():
     start = column(1, -2)
     state = State(start, start, column(-2, 1), np.zeros(2), column(0, 0))
     # Gradients are 2 + 0.5 and -8 - 1, and duals are still 0. g = 3^2 - 1 = 8.
-    saddle.iterate(state, column(0.5, -1), column(1, 1))
+    saddle.iterate(state, [(column(0.5, -1), column(1, 1))])
     assert_allclose(state.raw, column(0.75, -1.1))
     assert_allclose(state.duals, 0.1 * 8)
     assert_allclose(state.average, column(1, -2))
@@ -61,7 +60,7 @@ def test_two_iterations_by_hand():
     # -1.1 + 0.34 + 0.592. g = 1.85^2 - 1; the dual variable decays by
     # delta eta lambda = 10 * 0.1 * 0.8.
     state.copy, state.known = state.raw.copy(), state.raw[::-1].copy()
-    saddle.iterate(state, column(0, 1), column(1, 1))
+    saddle.iterate(state, [(column(0, 1), column(1, 1))])
     assert_allclose(state.raw, column(0.008, -0.168))
     assert_allclose(state.duals, 0.8 + 0.1 * (2.4225 - 0.8))
     assert_allclose(state.average, column(0.875, -1.55))
@@ -69,7 +68,7 @@ def test_two_iterations_by_hand():
     # Dual variables are never negative.
     zero = column(0, 0)
     near = State(zero, zero, zero, np.full(2, 0.05), zero.copy())
-    saddle.iterate(near, zero, column(1, 1))
+    saddle.iterate(near, [(zero, column(1, 1))])
     assert_array_equal(near.duals, 0)
 
 
@@ -80,11 +79,11 @@ def test_two_iterations_by_hand():
     [(0.0, 1.0), (0.1, 0.9)],
 )
 def test_gradients_at_points_update_raw_parameters(zeta, point):
-    saddle = two_nodes(feasible=Ball(1), zeta=zeta)
+    saddle = two_nodes(radius=1, zeta=zeta)
     raw, copy, known = column(0.9, -0.5), column(1.5, -0.4), column(-0.4, 1.5)
     state = State(raw, copy, known, np.full(2, 0.5), column(0.3, 0.3), 3)
     # In one dimension, with u = 1 or -1, two values of a quadratic give its derivative.
-    saddle.iterate(state, column(0, 0), column(1, -1))
+    saddle.iterate(state, [(column(0, 0), column(1, -1))])
     apart = point + 0.4
     first = 0.9 - 0.1 * 2 * point - 2 * 0.1 * 0.5 * 2 * apart
     second = -0.5 - 0.1 * 4 * -0.4 + 2 * 0.1 * 0.5 * 2 * apart
@@ -107,7 +106,7 @@ def plain(saddle, raw, seed, iterations):
     copy, average = np.zeros_like(raw), np.zeros_like(raw)
 
     def onto_ball(x):
-        return x * min(1, saddle.feasible.radius / np.sqrt(x @ x))
+        return x * min(1, saddle.radius / np.sqrt(x @ x))
 
     for t in range(1, iterations + 1):
         q = raw - copy
@@ -131,7 +130,7 @@ def test_algorithm_2_without_compression_equals_numpy():
     # A small ball and tight constraints make projections and dual variables matter.
     near = Proximity(PAIRS, np.full(len(PAIRS), -0.08))
     problem = QCQP.create(range(5), 0)
-    saddle = SaddlePoint(problem, near, Ball(2.5), step=0.005)
+    saddle = SaddlePoint(problem, near, 2.5, step=0.005)
     network = Network(saddle, Identity(), seed=3)
     start = network.state.raw.copy()
     for _ in range(100):
@@ -171,7 +170,7 @@ class Device:
         decoded = [used.decompress(m, 10).numpy() for m in received]
         self.algorithm.receive(state, decoded)
         noise = Noise(self.algorithm.problem, self.seed)
-        self.algorithm.iterate(state, *noise.at(state.iteration + 1))
+        self.algorithm.iterate(state, [noise.at(state.iteration + 1)])
         self.arrays = state.arrays()
 
 

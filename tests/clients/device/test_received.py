@@ -36,7 +36,6 @@ WRONG = {
     "relayed-weights": [["a"], [1e30], [math.nan]],
     "relayed-rounds": [["1"], [1.5], 3],
     "relayed-data": [["text"], [1]],
-    "neighbours": [[1], "a"],
     "neighbour-nodes": [["1"], [-1]],
 }
 
@@ -61,7 +60,6 @@ def test_lists_of_different_lengths_are_refused() -> None:
     for config in (
         {"relayed-rounds": [1], "relayed-senders": ["a", "b"]},
         {"relayed-rounds": [1]},
-        {"neighbours": ["a"], "neighbour-nodes": [1, 2]},
     ):
         assert_says("not of the same length", check_config, ConfigRecord(config))
 
