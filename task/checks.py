@@ -19,9 +19,11 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
 from flwr_frl.task.metrics import number
 from flwr_frl.task.models.frozen import copy_sharing_frozen, frozen_tensors
-from flwr_frl.task.models.pretrained import logits_of
-from flwr_frl.task.models.side_effects import uses_batch_statistics
-from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.models.split_model import (
+    SplitModel,
+    logits_of,
+    uses_batch_statistics,
+)
 from flwr_frl.task.training.sgd import freeze
 
 if TYPE_CHECKING:

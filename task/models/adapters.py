@@ -13,7 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import Checked, need, require, setting, unknown
+from flwr_frl.common.settings import (
+    Checked,
+    SettingsError,
+    need,
+    require,
+    setting,
+    unknown,
+)
 from flwr_frl.task.base import RegressionTask, Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import changed
@@ -88,16 +95,16 @@ def lora_layers(model: nn.Module) -> Iterator[Any]:
 
 def needs_lora(task: Task) -> None:
     """Refuse models without LoRA adapters."""
-    if next(lora_layers(task.scratch_model), None) is None:
-        allowed = "lora, or a task whose model has LoRA adapters of peft"
-        require(False, "adapters", "none", allowed)
+    adapted = next(lora_layers(task.scratch_model), None) is not None
+    allowed = "lora, or a task whose model has LoRA adapters of peft"
+    require(adapted, "adapters", "none", allowed)
 
 
 def needs_trained_a(task: Task) -> None:
     """Refuse models without LoRA adapters, or whose matrices A are all frozen."""
     needs_lora(task)
-    if not any(is_lora(name, "A") for name in task.initial_state):
-        require(False, "lora-share", "b", "both: the matrices A must be trained")
+    trained = any(is_lora(name, "A") for name in task.initial_state)
+    require(trained, "lora-share", "b", "both: the matrices A must be trained")
 
 
 def with_adapters(task: Task, settings: AdapterSettings) -> Task:
@@ -113,14 +120,12 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
     """
     if settings.adapters == "none" and settings.lora_share == "both":
         return task
+    name, value = "lora-share", str(settings.lora_share)
     if settings.adapters == "lora":
         need("peft", "transformers", "adapters='lora'")
+        name, value = "adapters", settings.adapters
     valid = not (task.untrainable or isinstance(task, RegressionTask))
-    given: tuple[str, str, str] = "lora-share", settings.lora_share, "both"
-    if settings.adapters != "none":
-        given = "adapters", settings.adapters, "none"
-    name, value, default = given
-    allowed = f"{default} for a {type(task).__name__}, which has no layers for them"
+    allowed = f"the default for a {type(task).__name__}, which has no layers for them"
     require(valid, name, value, allowed)
     twin = changed(task, {"initial_model": partial(adapted_model, task, settings)})
     # These attributes are cached for the model without adapters.
@@ -148,24 +153,20 @@ def add_lora(model: SplitModel, settings: AdapterSettings) -> None:
     """Freeze a model's representation and add LoRA adapters to it, in place."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    targets = _targets(model, settings.lora_targets)
-    for name, layer in targets.items():
-        groups = int(getattr(layer, "groups", 1))
-        # `peft` gives B the groups of its convolution.
-        allowed = f"a multiple of {groups}, the number of groups of the layer {name!r}"
-        rank = settings.lora_rank
-        require(rank % groups == 0, "lora-rank", rank, allowed)
-    config = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
-        # A list would also match names that end like one of these.
-        target_modules="|".join(
-            re.escape(f"representation.{name}".rstrip(".")) for name in targets
-        ),
+    # A list would also match names that end like one of these.
+    names = "|".join(
+        re.escape(f"representation.{name}".rstrip("."))
+        for name in _targets(model, settings.lora_targets)
     )
+    rank, alpha = settings.lora_rank, settings.lora_alpha
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=names)  # type: ignore[arg-type]
     trained = [p for p in model.head.parameters() if p.requires_grad]
-    with seeded(settings.seed):
-        inject_adapter_in_model(config, model)
+    try:
+        with seeded(settings.seed):
+            inject_adapter_in_model(config, model)
+    # The rank of a grouped convolution must be a multiple of its groups.
+    except ValueError as error:
+        raise SettingsError(f"lora-rank {rank}: {error}", "lora-rank") from None
     # `peft` freezes all parameters but those of the adapters.
     for parameter in trained:
         parameter.requires_grad_(True)
@@ -175,26 +176,20 @@ def add_lora(model: SplitModel, settings: AdapterSettings) -> None:
         torch.backends.mha.set_fastpath_enabled(False)
 
 
-def _targets(model: SplitModel, text: str) -> dict[str, nn.Module]:
-    """Return the layers of the representation that get adapters, by their names."""
-    layers = {
-        name: module
-        for name, module in model.representation.named_modules()
-        if type(module) in LAYERS or type(module).__name__ == "Conv1D"
-    }
-    linear = {
-        name: module
-        for name, module in layers.items()
-        if type(module) is nn.Linear or type(module).__name__ == "Conv1D"
-    }
+def _targets(model: SplitModel, text: str) -> set[str]:
+    """Return the names of the layers of the representation that get adapters."""
+    kinds = {n: type(m) for n, m in model.representation.named_modules()}
+    # `transformers` has its own Conv1D, a linear layer.
+    linear = {n for n, k in kinds.items() if k is nn.Linear or k.__name__ == "Conv1D"}
+    layers = linear | {name for name, kind in kinds.items() if kind in LAYERS}
     if not text.split():
         allowed = "none, or lora-targets: the representation has no linear layers"
         require(bool(linear), "adapters", "lora", allowed)
         return linear
-    targets = dict[str, nn.Module]()
+    targets = set[str]()
     for word in text.split():
         plain = word.removeprefix("representation.")
-        named = {n: m for n, m in layers.items() if f".{n}".endswith(f".{plain}")}
+        named = {n for n in layers if f".{n}".endswith(f".{plain}")}
         if not named:
             names = {*layers, *(name.rpartition(".")[2] for name in layers)} - {""}
             raise unknown("lora-targets", word, names, "the names in the model")

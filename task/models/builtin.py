@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,81 +13,67 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import SettingsError, reason_of, require, unknown
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.names import MODELS as DESCRIPTIONS
 
 # Largest number of values of one input: an RGB image of 4096 x 4096 pixels.
 MOST_INPUTS = 3 * 4096**2
 
 # Named layers of each block; the last blocks are the head.
 Blocks = list[list[tuple[str, nn.Module]]]
+Builder = Callable[[tuple[int, ...], int], Blocks]
 
 
-def _dense(widths: list[int]) -> Blocks:
+def _dense(widths: list[int], dropout: float = 0.0) -> Blocks:
     """Return fully connected blocks, each but the last followed by a ReLU."""
     blocks: Blocks = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths), 1):
         block: list[tuple[str, nn.Module]] = [(f"fc{i}", nn.Linear(fan_in, fan_out))]
         if i < len(widths) - 1:
             block.append((f"relu{i}", nn.ReLU()))
+            if dropout:
+                block.append((f"dropout{i}", nn.Dropout(dropout)))
         blocks.append(block)
     return blocks
 
 
-def _convolution(
-    number: int, channels_in: int, channels_out: int, size: int, padding: int = 0
-) -> list[tuple[str, nn.Module]]:
-    # ReLU after the pooling equals ReLU before it, since both are monotone, and has a
-    # quarter of the values.
-    return [
-        (f"conv{number}", nn.Conv2d(channels_in, channels_out, size, padding=padding)),
-        (f"pool{number}", nn.MaxPool2d(2)),
-        (f"convrelu{number}", nn.ReLU()),
-    ]
+def _cnn(
+    channels: tuple[int, int],
+    hidden: list[int],
+    size: int = 5,
+    padding: int = 0,
+    dropout: float = 0.0,
+    dense_dropout: float = 0.0,
+) -> Builder:
+    """Return a network of two convolutions, each with pooling, and dense layers.
 
+    ``dropout`` follows the first convolution, ``dense_dropout`` the dense layers.
+    """
 
-def _cifar10_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
-    return [
-        _convolution(1, shape[0], 64, 5),
-        [*_convolution(2, 64, 64, 5), ("flatten", nn.Flatten())],
-        *_dense([64 * height * width, 120, 64, num_classes]),
-    ]
-
-
-def _cifar100_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
-    return [
-        [*_convolution(1, shape[0], 64, 5), ("dropout", nn.Dropout(0.6))],
-        [*_convolution(2, 64, 128, 5), ("flatten", nn.Flatten())],
-        *_dense([128 * height * width, 256, 128, num_classes]),
-    ]
-
-
-def _cifar100_cnn_srpfl(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
-    first, second, last = _dense([128 * height * width, 256, 128, num_classes])
-    return [
-        _convolution(1, shape[0], 64, 5),
-        [*_convolution(2, 64, 128, 5), ("flatten", nn.Flatten())],
-        [*first, ("dropout1", nn.Dropout(0.6))],
-        [*second, ("dropout2", nn.Dropout(0.6))],
-        last,
-    ]
-
-
-def _digits_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    height, width = (side // 2 // 2 for side in shape[1:])
-    return [
-        _convolution(1, shape[0], 16, 3, padding=1),
-        [*_convolution(2, 16, 32, 3, padding=1), ("flatten", nn.Flatten())],
-        *_dense([32 * height * width, 32, num_classes]),
-    ]
-
-
-def _mlp(*hidden: int) -> Callable[[tuple[int, ...], int], Blocks]:
     def build(shape: tuple[int, ...], num_classes: int) -> Blocks:
-        size = int(torch.Size(shape).numel())
-        first, *rest = _dense([size, *hidden, num_classes])
+        blocks: Blocks = []
+        first, *sides = shape
+        for i, (fan_in, fan_out) in enumerate(pairwise((first, *channels)), 1):
+            sides = [(side + 2 * padding - size + 1) // 2 for side in sides]
+            # ReLU after the pooling equals ReLU before it, since both are monotone,
+            # and has a quarter of the values.
+            blocks.append(
+                [
+                    (f"conv{i}", nn.Conv2d(fan_in, fan_out, size, padding=padding)),
+                    (f"pool{i}", nn.MaxPool2d(2)),
+                    (f"convrelu{i}", nn.ReLU()),
+                ]
+            )
+        if dropout:
+            blocks[0].append(("dropout", nn.Dropout(dropout)))
+        blocks[1].append(("flatten", nn.Flatten()))
+        features = channels[-1] * math.prod(sides)
+        return blocks + _dense([features, *hidden, num_classes], dense_dropout)
+
+    return build
+
+
+def _mlp(*hidden: int) -> Builder:
+    def build(shape: tuple[int, ...], num_classes: int) -> Blocks:
+        first, *rest = _dense([math.prod(shape), *hidden, num_classes])
         return [[("flatten", nn.Flatten()), *first], *rest]
 
     return build
@@ -129,26 +116,24 @@ def _resnet20(shape: tuple[int, ...], num_classes: int) -> Blocks:
 
 
 def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    size = int(torch.Size(shape).numel())
-    linear = nn.Linear(size, num_classes)
+    linear = nn.Linear(math.prod(shape), num_classes)
     # The problem is convex, so no symmetry has to be broken by random values.
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return [[("flatten", nn.Flatten())], [("fc1", linear)]]
 
 
-_BLOCKS: dict[str, Callable[[tuple[int, ...], int], Blocks]] = {
-    "cifar10-cnn": _cifar10_cnn,
-    "cifar100-cnn": _cifar100_cnn,
-    "cifar100-cnn-srpfl": _cifar100_cnn_srpfl,
-    "digits-cnn": _digits_cnn,
+# The functions that return the layers, by the names in `flwr_frl.task.names`.
+MODELS: dict[str, Builder] = {
+    "cifar10-cnn": _cnn((64, 64), [120, 64]),
+    "cifar100-cnn": _cnn((64, 128), [256, 128], dropout=0.6),
+    "cifar100-cnn-srpfl": _cnn((64, 128), [256, 128], dense_dropout=0.6),
+    "digits-cnn": _cnn((16, 32), [32], size=3, padding=1),
     "mlp": _mlp(512, 256, 64),
     "mlp-2": _mlp(256),
     "resnet20": _resnet20,
     "logistic": _logistic,
 }
-# By name: the function that returns the layers, and a description.
-MODELS = {name: (_BLOCKS[name], about) for name, about in DESCRIPTIONS.items()}
 
 
 def build_model(
@@ -189,32 +174,21 @@ def build_model(
     """
     allowed = f"of at most {MOST_INPUTS:,} numbers"
     require(math.prod(shape) <= MOST_INPUTS, "the shape of an input", shape, allowed)
-    if name in MODELS:
-        if head:
-            raise SettingsError(
-                f"model-head is {head!r}; the built-in model {name!r} has head-layers"
-            )
-        try:
-            blocks = MODELS[name][0](shape, num_classes)
-        except (RuntimeError, ZeroDivisionError, ValueError) as error:
-            raise SettingsError(
-                f"model {name!r} does not fit inputs of shape {shape}: {error}"
-            ) from None
-        require(
-            1 <= head_layers < len(blocks),
-            "head-layers",
-            head_layers,
-            f"from 1 to {len(blocks) - 1} for model {name!r}",
-        )
-        model = SplitModel(
-            _sequential(blocks[:-head_layers]), _sequential(blocks[-head_layers:])
-        )
-        with _fitting(name, shape):
-            _output(model, shape)
-    else:
+    built = partial(_built_in, name, shape, num_classes, head_layers, head)
+    if name not in MODELS:
         require(head_layers == 1, "head-layers", head_layers, f"1 for model {name!r}")
-        model = _torchvision_model(name, shape, num_classes, head)
-    return model.to(memory_format=torch.channels_last)
+        built = partial(_torchvision_model, name, shape, num_classes, head)
+    try:
+        # RegNets compute their widths with tensors, which need values.
+        with torch.device("cpu") if name.startswith("regnet_") else nullcontext():
+            return built().to(memory_format=torch.channels_last)
+    except SettingsError:
+        raise
+    # torchvision's models raise exceptions of many types.
+    except Exception as error:
+        raise SettingsError(
+            f"model {name!r} does not fit inputs of shape {shape}: {reason_of(error)}"
+        ) from None
 
 
 @contextmanager
@@ -224,11 +198,23 @@ def without_memory() -> Iterator[None]:
         yield
 
 
+def _built_in(
+    name: str, shape: tuple[int, ...], num_classes: int, head_layers: int, head: str
+) -> SplitModel:
+    require(not head, "model-head", head, f"none: {name!r} has head-layers")
+    blocks = MODELS[name](shape, num_classes)
+    allowed = f"from 1 to {len(blocks) - 1} for model {name!r}"
+    require(1 <= head_layers < len(blocks), "head-layers", head_layers, allowed)
+    model = SplitModel(
+        _sequential(blocks[:-head_layers]), _sequential(blocks[-head_layers:])
+    )
+    _output(model, shape)
+    return model
+
+
 def _sequential(blocks: Blocks) -> nn.Module:
     layers = [layer for block in blocks for layer in block]
-    if len(layers) == 1:
-        return layers[0][1]
-    return nn.Sequential(OrderedDict(layers))
+    return layers[0][1] if len(layers) == 1 else nn.Sequential(OrderedDict(layers))
 
 
 def _torchvision_model(
@@ -250,39 +236,18 @@ def _torchvision_model(
         options["image_size"] = shape[1]
     if name == "maxvit_t":
         options["input_size"] = shape[1:]
-    # RegNets compute their widths with tensors, which need values in `without_memory`.
-    computes = name.startswith("regnet_")
-    with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
-        module = get_model(name, **options)
-        expected = _output(module, shape)
+    module = get_model(name, **options)
+    expected = _output(module, shape)
     if not head:
         linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-        if not linear:
-            raise SettingsError(
-                f"model {name!r} does not end with a linear layer and cannot be split; "
-                "choose another one"
-            )
+        allowed = "one that ends with a linear layer, which is the head"
+        require(bool(linear), "model", name, allowed)
         head = linear[-1]
     model = SplitModel.wrap(module, head)
-    with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
-        split = _output(model, shape)
-    if not split.is_meta and not torch.equal(split, expected):
-        raise SettingsError(
-            f"model-head is {head!r}; expected the last thing that {name!r} applies"
-        )
+    split = _output(model, shape)
+    valid = split.is_meta or torch.equal(split, expected)
+    require(valid, "model-head", head, f"the last thing that {name!r} applies")
     return model
-
-
-@contextmanager
-def _fitting(name: str, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn an exception of a model into a `SettingsError` about its inputs."""
-    try:
-        yield
-    # torchvision's models raise exceptions of many types.
-    except Exception as error:
-        raise SettingsError(
-            f"model {name!r} does not fit inputs of shape {shape}: {reason_of(error)}"
-        ) from None
 
 
 def _output(model: nn.Module, shape: tuple[int, ...]) -> Tensor:

@@ -1,39 +1,52 @@
 """A model in two parts: a representation and a head."""
 
-from collections.abc import Callable, Hashable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.overrides import TorchFunctionMode
 
 from flwr_frl.common.settings import SettingsError
+from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.models.layers import covers
-from flwr_frl.task.models.pretrained import (
-    return_logits,
-    saved_head,
-    without_copy,
-)
-from flwr_frl.task.models.side_effects import (
-    Observed,
-    observe,
-    on_trial,
-    uses_batch_statistics,
-)
 
 Part = Literal["representation", "head", "all"]
 # Above this many values, on a CPU, a single model stays in the cache, but a stack of
 # models does not (``benchmarks/results/cohort.md``).
 LARGE = 50_000
-# Number of each `kind` of model. Not cleared between runs, as models may outlive a run.
-_KINDS: dict[Hashable, int] = {}
 # Attributes of modules that contain hooks.
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks"),
     *("_backward_hooks", "_backward_pre_hooks"),
 )
+
+
+class Observed(NamedTuple):
+    """Side effects of a forward pass in training mode.
+
+    Parameters
+    ----------
+    random_parts : frozenset of str
+        Parts that draw random numbers; both if an embedding has a maximum norm.
+    has_padding : bool
+        True if an embedding has a padding index.
+    has_tensor_features : bool
+        True if the representation returns a tensor.
+    mixes_examples : bool
+        True if the representation has batch norms without running statistics: even in
+        evaluation mode, the features of an example depend on its batch.
+    """
+
+    random_parts: frozenset[str]
+    has_padding: bool
+    has_tensor_features: bool
+    mixes_examples: bool
 
 
 class SplitModel(nn.Module):
@@ -56,7 +69,6 @@ class SplitModel(nn.Module):
 
     head_name = ""
     _observed: Observed | None = None
-    _refusals: dict[Hashable, bool] | None = None
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -116,8 +128,8 @@ class SplitModel(nn.Module):
         attributes.
         """
         shapes = tuple((n, t.shape, t.dtype) for n, t in self.tensors.items())
-        # An integer is hashed faster than the tuple.
-        return _KINDS.setdefault((repr(self), shapes), len(_KINDS))
+        # One string for all equal models, as it is compared and hashed often.
+        return sys.intern(f"{self!r} {shapes}")
 
     @cached_property
     def is_tied(self) -> bool:
@@ -152,8 +164,34 @@ class SplitModel(nn.Module):
             Returns inputs to try the model on.
         """
         if self._observed is None:
-            self._observed = observe(self, inputs())
+            self._observed = self._observe(inputs())
         return self._observed
+
+    def _observe(self, inputs: Tensor) -> Observed:
+        kinds, modules = nn.Embedding | nn.EmbeddingBag, self.structure.modules
+        if any(isinstance(m, kinds) and m.max_norm is not None for m in modules):
+            # Such a forward pass shortens weights in place, so none is tried.
+            return Observed(frozenset(("representation", "head")), False, False, False)
+        if len(inputs) == 1:
+            # Norms without running statistics refuse a single example.
+            inputs = torch.cat([inputs, inputs])
+        state, random_parts, embeddings = random_state(), set(), _Embeddings()
+        with on_trial(self):
+            for module in self.train().modules():
+                # In evaluation mode norms accept one example and keep their statistics.
+                if isinstance(module, _NormBase):
+                    module.eval()
+            for name in ("representation", "head"):
+                with embeddings:
+                    inputs = self.get_submodule(name)(inputs)
+                if name == "representation":
+                    has_tensor_features = isinstance(inputs, Tensor)
+                if not all(map(torch.equal, state, random_state())):
+                    random_parts.add(name)
+                    set_random_state(state)
+        mixes = any(map(uses_batch_statistics, self.representation.modules()))
+        padding, parts = embeddings.have_padding, frozenset(random_parts)
+        return Observed(parts, padding, has_tensor_features, mixes)
 
     def can_be_stacked(self, inputs: Callable[[], Tensor]) -> bool:
         """Return True if several models of this kind can be trained as one.
@@ -173,34 +211,26 @@ class SplitModel(nn.Module):
         return not (hooked or hidden or observed.random_parts or observed.has_padding)
 
     def refuses_one(self, inputs: Tensor) -> bool:
-        """Return True if batch norms cannot train on a single example.
-
-        Determined by one trial per shape of inputs and modes of the modules.
+        """Return True if batch norms cannot train on a single example, by a trial.
 
         Parameters
         ----------
         inputs : Tensor, shape (1, ...)
             The inputs of one example.
         """
-        modules = list(self.modules())
         if not any(
             (isinstance(m, _NormBase) and m.training) or uses_batch_statistics(m)
-            for m in modules
+            for m in self.structure.modules
         ):
             return False
-        if self._refusals is None:
-            self._refusals = {}
-        key = inputs.shape, tuple(module.training for module in modules)
-        if key not in self._refusals:
-            self._refusals[key] = False
-            with on_trial(self):
-                try:
-                    self(inputs)
-                except ValueError as error:
-                    if "more than 1 value per" not in str(error):
-                        raise
-                    self._refusals[key] = True
-        return self._refusals[key]
+        with on_trial(self):
+            try:
+                self(inputs)
+            except ValueError as error:
+                if "more than 1 value per" not in str(error):
+                    raise
+                return True
+        return False
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -279,7 +309,11 @@ class SplitModel(nn.Module):
         SettingsError
             If the module has no submodule of that name.
         """
-        modules, head = dict(module.named_modules()), head or saved_head(module)
+        modules = dict(module.named_modules())
+        # Modules that `peft` trains beside the adapters, each with an unused original.
+        kinds = "modules_to_save", "original_module"
+        saved = [n for n, m in modules.items() if all(hasattr(m, k) for k in kinds)]
+        head = head or (saved[-1] if saved else "")
         if not head or head not in modules:
             linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
             raise SettingsError(
@@ -288,17 +322,34 @@ class SplitModel(nn.Module):
             )
         parent, _, name = head.rpartition(".")
         setattr(module.get_submodule(parent), name, nn.Identity())
-        return_logits(module)
-        model = cls(module, without_copy(modules[head]))
+        base: Any = module
+        if hasattr(base, "get_base_model"):
+            base = base.get_base_model()
+        # `transformers` is not imported; a task that uses it has done so.
+        if any(kind.__name__ == "PreTrainedModel" for kind in type(base).__mro__):
+            module.register_forward_hook(_take_logits)
+        last = modules[head]
+        if head in saved:
+            last = next(last.get_submodule("modules_to_save").children())
+        model = cls(module, last)
         model.head_name = head
         return model
+
+
+def logits_of(output: Any) -> Any:
+    """Return the logits in an output object, and anything else unchanged."""
+    return getattr(output, "logits", output)
+
+
+def _take_logits(module: nn.Module, inputs: Any, output: Any) -> Any:
+    return logits_of(output)
 
 
 def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
     """Return a module's output with some of its parameters replaced.
 
-    Unlike torch's ``functional_call``, this replaces a shared parameter in all of its
-    places.
+    A shared parameter is replaced in all of its places, and then restored in all of
+    them, which torch's ``functional_call`` does not do.
 
     Parameters
     ----------
@@ -349,3 +400,45 @@ class Structure(NamedTuple):
     num_values: int
     has_own_train: bool
     members: dict[str, frozenset[nn.Module | nn.Parameter]]
+
+
+@contextmanager
+def on_trial(model: nn.Module) -> Iterator[None]:
+    """Restore a model's modes and buffers and torch's generators after a block.
+
+    Gradients are off within the block.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    state = random_state()
+    with torch.no_grad():
+        try:
+            yield
+        finally:
+            set_random_state(state)
+            for module, training in modes.items():
+                module.training = training
+            for buffer, value in buffers:
+                # Expanded buffers cannot be written, and have not changed.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+class _Embeddings(TorchFunctionMode):
+    """Detects embeddings with padding, also those that are called as functions."""
+
+    have_padding = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        # torch passes all arguments except inputs and weights by name.
+        if func is nn.functional.embedding and named["padding_idx"] is not None:
+            self.have_padding = True
+        return func(*args, **named)
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Return True for a batch norm without running statistics."""
+    return isinstance(module, _BatchNorm) and module.running_mean is None

@@ -92,23 +92,12 @@ def load_transformer(place: str, frozen_layers: int) -> nn.Module:
     SettingsError
         If it cannot be loaded, or has fewer layers.
     """
-    transformers, local = _library(), os.path.isdir(place)
-    try:
-        if torch.get_default_device().type == "meta":
-            config = transformers.AutoConfig.from_pretrained(
-                place, local_files_only=local, trust_remote_code=False
-            )
-            model = transformers.AutoModel.from_config(config, trust_remote_code=False)
-        else:
-            model = transformers.AutoModel.from_pretrained(
-                place,
-                local_files_only=local,
-                dtype=torch.float32,
-                trust_remote_code=False,
-            )
-    # A damaged folder and a missing network raise exceptions of many types.
-    except Exception as error:
-        raise _unreadable(place, error) from None
+    if torch.get_default_device().type == "meta":
+        config = _read("AutoConfig", place)
+        kind: Any = import_module("transformers").AutoModel
+        model = kind.from_config(config, trust_remote_code=False)
+    else:
+        model = _read("AutoModel", place, dtype=torch.float32)
     if getattr(model, "pooler", None) is not None:
         # The pooler is not used, and would be sent in every round.
         model.pooler = None
@@ -119,38 +108,30 @@ def load_transformer(place: str, frozen_layers: int) -> nn.Module:
 
 def load_tokenizer(place: str) -> Any:
     """Return the tokenizer of a transformer; it pads on the right."""
-    local = Path(place).is_dir()
-    try:
-        tokenizer = _library().AutoTokenizer.from_pretrained(
-            place,
-            local_files_only=local,
-            padding_side="right",
-            trust_remote_code=False,
-        )
-    except Exception as error:
-        raise _unreadable(place, error) from None
+    tokenizer = _read("AutoTokenizer", place, padding_side="right")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
 
 
-def _library() -> Any:
+def _read(kind: str, place: str, **options: Any) -> Any:
+    """Return an object of a class of ``transformers`` that is read without any code."""
     need("transformers", "transformers", "task 'hf-text'")
     transformers: Any = import_module("transformers")
     # Progress bars of each client's model would fill the terminal.
     transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
-def _unreadable(place: str, error: Exception) -> SettingsError:
-    where = "in the folder" if Path(place).is_dir() else "on the hub"
-    reason = error_line(error)
+    # A folder needs no network.
+    options |= {"trust_remote_code": False, "local_files_only": os.path.isdir(place)}
+    try:
+        return getattr(transformers, kind).from_pretrained(place, **options)
+    # A damaged folder and a missing network raise exceptions of many types.
+    except Exception as error:
+        reason = error_line(error)
     if "trust_remote_code" in reason:
         # The advice of `transformers` is to run the code.
-        reason = "it requires its own code, which is not run; expected a model that "
-        reason += "transformers contains"
-    line = f"task: the transformer {where} {place!r} cannot be loaded: {reason}"
-    return SettingsError(line, "task")
+        reason = "it requires its own code, which is not run"
+    line = f"task: the transformer {place!r} cannot be loaded: {reason}"
+    raise SettingsError(line, "task")
 
 
 def _freeze(model: nn.Module, layers: int) -> None:
@@ -165,13 +146,11 @@ def _freeze(model: nn.Module, layers: int) -> None:
     stack = next((n for n in lists if len(model.get_submodule(n)) == count), None)  # type: ignore[arg-type]
     allowed = f"at most {count}, the number of layers, or -1 for all"
     require(stack is not None and layers <= count, "frozen-layers", layers, allowed)
-    trained = [f"{stack}.{i}." for i in range(layers, count)]
-    inside = False
+    frozen, inside = tuple(f"{stack}.{i}." for i in range(layers)), False
+    # Parameters are listed in the order in which their modules are applied.
     for name, parameter in model.named_parameters():
-        # Modules are listed in the order in which they are applied.
-        inside = inside or name.startswith(f"{stack}.")
-        behind = inside and not name.startswith(f"{stack}.")
-        if behind or name.startswith(tuple(trained)):
+        inside = inside or name.startswith(frozen)
+        if inside and not name.startswith(frozen):
             return
         parameter.requires_grad_(False)
 

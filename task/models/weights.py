@@ -11,13 +11,14 @@ from torch import Tensor
 
 from flwr_frl.common.sealed import SHA256, Arrays, check, digest
 from flwr_frl.common.settings import SettingsError, reason_of, unknown
+from flwr_frl.common.text import one_line
 from flwr_frl.task.models.split_model import SplitModel
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
 # Metadata "format" of files that `pack_model` has written.
 FORMAT = "flwr-frl model 1"
 # Auxiliary outputs, which help to train from scratch and are left out here.
-AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+AUXILIARY = tuple(f"representation.{n}" for n in ("aux1.", "aux2.", "AuxLogits."))
 
 
 def load_weights(model: SplitModel, weights: str, name: str) -> None:
@@ -53,21 +54,17 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
     if any(k not in arrays or arrays[k].shape != state[k].shape for k in head):
         arrays = {k: v for k, v in arrays.items() if not k.startswith("head.")}
         arrays |= {key: state[key] for key in head}
-    for key in {**state, **arrays}:
-        expected, given = (
-            tuple(each[key].shape) if key in each else "missing"
-            for each in (state, arrays)
-        )
-        # Old files lack the counters of batch norms.
-        is_optional = key.endswith("num_batches_tracked") and key not in arrays
-        plain = key.removeprefix("representation.")
-        is_auxiliary = plain.startswith(AUXILIARY) and key not in state
-        if expected != given and not (is_optional or is_auxiliary):
-            raise SettingsError(
-                f"weights {weights!r} do not fit model {name!r}: {plain!r} is "
-                f"{given} in the file, and {expected} in the model"
-            )
-    model.load_state_dict({key: arrays.get(key, state[key]) for key in state})
+    arrays = {
+        key: value
+        for key, value in arrays.items()
+        if key in state or not key.startswith(AUXILIARY)
+    }
+    try:
+        model.load_state_dict(arrays)
+    except RuntimeError as error:
+        reason = one_line(error, 300)
+        line = f"weights {weights!r} do not fit model {name!r}: {reason}"
+        raise SettingsError(line) from None
 
 
 def _split_name(key: str, head: str) -> str:

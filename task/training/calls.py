@@ -15,8 +15,12 @@ from flwr_frl.common.settings import TrainingDivergedError, is_path
 from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
-from flwr_frl.task.models.side_effects import uses_batch_statistics
-from flwr_frl.task.models.split_model import LARGE, Part, SplitModel
+from flwr_frl.task.models.split_model import (
+    LARGE,
+    Part,
+    SplitModel,
+    uses_batch_statistics,
+)
 from flwr_frl.task.training.sgd import (
     SGD,
     Proximal,

@@ -19,8 +19,7 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import Batch, ExampleSet
-from flwr_frl.task.models.side_effects import on_trial
-from flwr_frl.task.models.split_model import Part, SplitModel
+from flwr_frl.task.models.split_model import Part, SplitModel, on_trial
 
 # Maps a batch's features and targets and the model to a value added to the loss.
 Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]

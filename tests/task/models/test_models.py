@@ -200,7 +200,7 @@ NO_FIT = "does not fit inputs of shape"
         ("resnet18", COLOURED, {"head": "layer4"}, NO_FIT),
         ("resnet18", COLOURED, {"head": "relu"}, "expected the last thing that"),
         ("resnet18", COLOURED, {"head": "classifier"}, "no head named 'classifier'"),
-        ("squeezenet1_1", COLOURED, {}, "does not end with a linear layer"),
+        ("squeezenet1_1", COLOURED, {}, "one that ends with a linear layer"),
     ],
 )
 def test_models_that_do_not_fit_are_an_error(name, shape, more, part):
