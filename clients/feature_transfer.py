@@ -121,18 +121,13 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
         columns = to_numpy(features.flatten(0, -2)).astype(np.float64).T
         v = basis([columns], self.settings.rank_tolerance)
         combined.basis = nn.Parameter(torch.from_numpy(v).to(features))
-        outputs = len(self.task.classes) or self._num_outputs(examples)
+        with torch.no_grad():
+            outputs = self.model.eval()(examples.first(1)).shape[1:2].numel()
         head = self.head(combined, outputs)
         projected = ExampleSet(features @ combined.basis.detach(), examples.targets)
         alone, epochs = SplitModel(nn.Identity(), head), self.settings.head_epochs
         loss = train(alone, "head", projected, self._loss, epochs, self.settings)
         return SplitModel(combined, head), loss
-
-    @torch.no_grad()
-    def _num_outputs(self, examples: ExampleSet) -> int:
-        """Return the number of outputs of the task's model."""
-        outputs: Tensor = self.model.eval()(examples.first(1))
-        return outputs.shape[1:2].numel()
 
     def combined(
         self, parameters: NDArrays, at_positions: bool

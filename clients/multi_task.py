@@ -1,7 +1,6 @@
 """Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -45,6 +44,7 @@ from flwr_frl.task.types import Loss
 
 # Upper bound of δ η²: 1, with an allowance for rounding.
 LARGEST_DECAY = 1 + 1e-9
+SYNTHETIC = {"task": ("qcqp", "multi-task-logistic")}
 
 
 def is_positive(number: float) -> bool:
@@ -57,13 +57,16 @@ def is_perturbation(number: float) -> bool:
     return 0 <= number < math.inf
 
 
-class SaddlePointClient(GraphClient):
+class MultiTaskClient(GraphClient):
     """Algorithms 2 and 3: a node that is constrained by its neighbours' parameters.
 
     The first message is the uncompressed starting point; each later round runs one
     iteration and sends C(x̃ − x̂). An iteration needs one message from every neighbour,
-    since the dual variables of both ends of an edge must stay equal. If a neighbour is
-    offline, a node saves the other messages and waits.
+    since the dual variables of both ends of an edge must stay equal.
+
+    The cost f_i is the loss of the task's model on a batch of the node's examples (0
+    without any), and g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the
+    task's initial model.
 
     Parameters
     ----------
@@ -87,6 +90,16 @@ class SaddlePointClient(GraphClient):
         Seed of a random start, the samples, the perturbations and random compressors.
     num_server_rounds : int, default 30
         Rounds T, for ``theory``.
+    constraint_bound : float, default 1
+        b in the constraint ‖θ_i − θ_j‖² ≤ b between neighbours.
+    constrained_part : {"all", "head"}, default "all"
+        Parameters θ_i that are constrained: all parameters of a node's model, or those
+        of its head. Only these are sent to the neighbours.
+    batch_size : int, default 10
+        Examples per step.
+    averaged_output : bool, default False
+        Use the mean of the parameters of all iterations as a node's model, as in the
+        theory, instead of the last ones.
     """
 
     personal = WHOLE
@@ -105,6 +118,10 @@ class SaddlePointClient(GraphClient):
     primal_steps: int = setting(1, ge=1)
     seed: int = setting(0, ge=0)
     num_server_rounds: int = setting(30, ge=1)
+    constraint_bound: float = setting(1.0, ge=0, unused_if=SYNTHETIC)
+    constrained_part: Literal["all", "head"] = setting("all", unused_if=SYNTHETIC)
+    batch_size: int = setting(10, ge=1, unused_if=SYNTHETIC)
+    averaged_output: bool = setting(False, unused_if=SYNTHETIC)
     # Radius of X if the setting is ``auto``.
     default_radius: ClassVar[float] = math.inf
     # Least weight of a node in the mean of the costs.
@@ -122,38 +139,63 @@ class SaddlePointClient(GraphClient):
         self.zeta = 1 / rounds if zeta == "theory" else float(zeta)
         allowed = f"below {self.ball_radius:g}, the radius of the feasible set"
         require(self.zeta < self.ball_radius, "bandit-radius", zeta, allowed)
-        value, step = settings.dual_regularizer, settings.saddle_step
-        if value != "theory":
-            allowed = f"at most {1 / step**2:g}, 1 / saddle-step squared"
-            small = self.regularizer(0) * step**2 <= LARGEST_DECAY
-            require(small, "dual-regularizer", value, allowed)
+        # Each dual variable makes the theorems' limits stricter.
+        self.regularizer(0)
 
     def get_properties(self, config: Config) -> Config:
         """Add ``first-message-bytes``, the length of the first message."""
         size = Identity().num_bytes(self.dimension)
         return {**super().get_properties(config), "first-message-bytes": size}
 
-    # Methods that a subclass defines for its kind of problem.
+    # The problem.
 
-    @abstractmethod
+    @property
+    def _exchanged_groups(self) -> tuple[str, ...]:
+        return WHOLE if self.settings.constrained_part == "all" else (HEAD,)
+
+    @property
+    def message_sizes(self) -> tuple[int, ...]:
+        """Number of entries of each parameter that a message contains."""
+        named = zip(self.flat.names, self.flat.sizes, strict=True)
+        sizes = tuple(n for name, n in named if name.startswith(self._exchanged_groups))
+        part = self.settings.constrained_part
+        allowed = "'all', as the head of this model has no parameters to train"
+        require(len(sizes) > 0, "constrained-part", part, allowed)
+        return sizes
+
     def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
         """Return the costs, constraints and noise of a node with these edges."""
+        examples = train_examples(self.task, self._index).on(self._device)
+        loss, size, node = self.task.loss, self.settings.batch_size, int(pairs[0, 0])
+        problem = ModelProblem(node, self.model, examples, loss, size)
+        offsets = np.full(len(pairs), -self.settings.constraint_bound)
+        noise = Noise(problem, self.settings.seed, self.direction, block=1)
+        return problem, Proximity(pairs, offsets), noise
 
-    @abstractmethod
     def initial_parameters(self) -> Float64s | None:
         """Return x̃ before the first iteration, shape (1, d), or None for random x̃."""
+        return to_numpy(self.flat.vector)[None].astype(np.float64)
 
-    @abstractmethod
     def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
-        """Return the cost that is reported as ``train-loss``."""
+        """Return the cost that is reported, the mean loss of the iteration's batches.
 
-    @abstractmethod
+        Without an iteration, it is the loss of the next one's first batch.
+        """
+        losses = cast(ModelProblem, algorithm.problem).losses
+        if not losses:
+            samples, _ = noise.at(state.iteration * self.settings.primal_steps + 1)
+            return float(algorithm.problem.value(algorithm.point(state), samples)[0])
+        return float(np.mean(losses))
+
     def output(self, algorithm: SaddlePoint, state: State) -> Float64s:
         """Return the parameters of this node's model, shape (1, d)."""
+        averaged = self.settings.averaged_output and state.iteration > 0
+        return state.average if averaged else algorithm.point(state)
 
-    @abstractmethod
     def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
-        """Return the loss, the number of examples and the metrics of an evaluation."""
+        """Test this node's model on its test examples, with the task's metrics."""
+        self.attach_sketch()
+        return self._test(self.model)
 
     # One round.
 
@@ -216,10 +258,13 @@ class SaddlePointClient(GraphClient):
         return algorithm, noise
 
     def regularizer(self, dual_variables: int) -> float:
-        """Return δ; raise `SettingsError` if the theory does not allow the settings."""
+        """Return δ; raise `SettingsError` if the settings do not allow it."""
         value, step = self.settings.dual_regularizer, self.settings.saddle_step
         if value != "theory":
-            return 100.0 if value == "auto" else float(value)
+            delta, allowed = 100.0 if value == "auto" else float(value), 1 / step**2
+            valid = delta * step**2 <= LARGEST_DECAY
+            require(valid, "dual-regularizer", value, f"at most {allowed:g}, 1 / η²")
+            return delta
         radius, omega = self.ball_radius, self.compressor.omega(self.dimension)
         allowed = "auto or a number, as theory needs a radius"
         require(radius < math.inf, "dual-regularizer", value, allowed)
@@ -266,82 +311,7 @@ class SaddlePointClient(GraphClient):
         return direction if self.zeta else ""
 
 
-class MultiTaskClient(SaddlePointClient):
-    """A node with a task's own model and examples.
-
-    The cost f_i is the loss of the task's model on a batch of the node's examples (0
-    without any), and g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the
-    task's initial model.
-
-    Parameters
-    ----------
-    constraint_bound : float, default 1
-        b in the constraint ‖θ_i − θ_j‖² ≤ b between neighbours.
-    constrained_part : {"all", "head"}, default "all"
-        Parameters θ_i that are constrained: all parameters of a node's model, or those
-        of its head. Only these are sent to the neighbours.
-    batch_size : int, default 10
-        Examples per step.
-    averaged_output : bool, default False
-        Use the mean of the parameters of all iterations as a node's model, as in the
-        theory, instead of the last ones.
-    """
-
-    constraint_bound: float = setting(1.0, ge=0)
-    constrained_part: Literal["all", "head"] = setting("all")
-    batch_size: int = setting(10, ge=1)
-    averaged_output: bool = setting(False)
-
-    @property
-    def _exchanged_groups(self) -> tuple[str, ...]:
-        return WHOLE if self.settings.constrained_part == "all" else (HEAD,)
-
-    @property
-    def message_sizes(self) -> tuple[int, ...]:
-        """Number of entries of each parameter that a message contains."""
-        named = zip(self.flat.names, self.flat.sizes, strict=True)
-        sizes = tuple(n for name, n in named if name.startswith(self._exchanged_groups))
-        part = self.settings.constrained_part
-        allowed = "'all', as the head of this model has no parameters to train"
-        require(len(sizes) > 0, "constrained-part", part, allowed)
-        return sizes
-
-    def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
-        """Return the loss, the constraints and the noise of a node with these edges."""
-        examples = train_examples(self.task, self._index).on(self._device)
-        loss, size, node = self.task.loss, self.settings.batch_size, int(pairs[0, 0])
-        problem = ModelProblem(node, self.model, examples, loss, size)
-        offsets = np.full(len(pairs), -self.settings.constraint_bound)
-        noise = Noise(problem, self.settings.seed, self.direction, block=1)
-        return problem, Proximity(pairs, offsets), noise
-
-    def initial_parameters(self) -> Float64s:
-        """Return those of the initial model."""
-        return to_numpy(self.flat.vector)[None].astype(np.float64)
-
-    def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
-        """Return the mean loss of the iteration's batches.
-
-        Without an iteration, it is the loss of the next one's first batch.
-        """
-        losses = cast(ModelProblem, algorithm.problem).losses
-        if not losses:
-            samples, _ = noise.at(state.iteration * self.settings.primal_steps + 1)
-            return float(algorithm.problem.value(algorithm.point(state), samples)[0])
-        return float(np.mean(losses))
-
-    def output(self, algorithm: SaddlePoint, state: State) -> Float64s:
-        """Return the last point, or the mean of all (``averaged-output``)."""
-        averaged = self.settings.averaged_output and state.iteration > 0
-        return state.average if averaged else algorithm.point(state)
-
-    def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
-        """Test this node's model on its test examples, with the task's metrics."""
-        self.attach_sketch()
-        return self._test(self.model)
-
-
-class SyntheticMultiTaskClient(SaddlePointClient, requires=(TaskOf(MultiTaskSetup),)):
+class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup),)):
     """A node with one of the chapter's problems; x̃ starts at random values."""
 
     task: MultiTaskSetup

@@ -1,7 +1,7 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5): sources and targets."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.common import NDArrays
@@ -11,7 +11,6 @@ from flwr_frl.clients.device.parameter_groups import Groups
 from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
-from flwr_frl.task.base import Matrix
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
     Role,
@@ -127,17 +126,16 @@ class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
         """Fit y ≈ X B w, save wᵀ of shape (k, k), and send Bᵀ of shape (k, d)."""
         x, y = self.task.draw(self._index)
-        columns = y.reshape(len(y), -1).T
-        thetas = [phase_two(np.zeros(x.shape[1]), x, column) for column in columns]
+        columns = y.reshape(len(y), -1)
+        thetas = phase_two(np.zeros((x.shape[1], columns.shape[1])), x, columns).T
         norms = [float(np.linalg.norm(theta)) for theta in thetas]
         head = {"head.weight": np.diag(norms)}
         self._state.save(head, int(config[SERVER_ROUND]))
-        pairs = zip(columns, thetas, strict=True)
-        losses = [np.mean((column - x @ theta) ** 2) for column, theta in pairs]
+        loss = float(np.mean((columns - x @ thetas.T) ** 2))
         # θ = 0 has no direction; its column of B is then 0, too.
         scaled = zip(thetas, norms, strict=True)
         directions = np.array([theta / (norm or 1.0) for theta, norm in scaled])
-        return [directions], len(y), {"train-loss": float(np.mean(losses))}
+        return [directions], len(y), {"train-loss": loss}
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Return θ₁ as ``phase-1`` and θ₂ as ``phase-2``, given Vᵀ of shape (q, d).
@@ -166,11 +164,8 @@ class RepresentationTransferClient(TransferClient, requires=(TaskOf(TransferTask
         """
         x, y = self.task.draw(self._index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
-        models = cast(Matrix, saved["phase-1"]), cast(Matrix, saved["phase-2"]), scratch
-        best, first, second, alone = self.task.errors(self._index, *models)
-        errors: Config = {
-            "error": second,
-            "error-phase-1": first,
-            "error-scratch": alone,
-        }
-        return second * best, len(self.task.test_examples(self._index)), errors
+        models: Any = saved["phase-2"], saved["phase-1"], scratch
+        best, *errors = self.task.errors(self._index, *models)
+        names = "error", "error-phase-1", "error-scratch"
+        metrics: Config = dict(zip(names, errors, strict=True))
+        return errors[0] * best, len(self.task.test_examples(self._index)), metrics

@@ -1,12 +1,10 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5) from sources to targets."""
 
 from collections.abc import Iterable
-from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import require, setting
@@ -72,13 +70,14 @@ class RepresentationTransfer(
         Known clients have reported their roles, which then count instead of
         ``num_sources``.
         """
-        if not self._run.clients.known:
+        known = list(self._run.clients.known)
+        if not known:
             allowed = f"below {num_clients}, so that one of the clients is a target"
             valid = self.num_sources < num_clients
             require(valid, "num-sources", self.num_sources, allowed)
-        for role in ("source", "target") if self._run.clients.known else ():
+        for role in ("source", "target") if known else ():
             allowed = f"one client or more with the role {role!r} in its node config"
-            count = len(self._with_role(list(self._run.clients.known), role))
+            count = len(self._with_role(known, role))
             require(count > 0, "role", count, allowed)
 
     def _with_role(self, nodes: list[int], role: str) -> list[int]:
@@ -121,7 +120,6 @@ class RepresentationTransfer(
 
         None asks the sources again in the next round.
         """
-        log(WARNING, "the theory of representation transfer covers linear models only")
         return {name: np.stack([s[name] for s in sources]) for name in sources[0]}
 
     def configure_evaluate(

@@ -26,7 +26,7 @@ from flwr_frl.common.settings import (
 from flwr_frl.predict.file_settings import FileSettings
 from flwr_frl.task.base import Task
 from flwr_frl.task.data.images import IMAGE_SUFFIXES
-from flwr_frl.task.models import SplitModel, without_memory
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import frozen_tensors, new_model
 from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
 from flwr_frl.task.tasks import build_task, model_settings
@@ -339,7 +339,7 @@ def check_size(task: Task, arrays: Mapping[str, Tensor], settings: Settings) -> 
     """
     if is_path(settings.get("task", "")):
         return
-    with without_memory():
+    with torch.device("meta"):
         size = sum(value.numel() for value in new_model(task).state_dict().values())
     limit = MAX_MISSING_VALUES + sum(array.numel() for array in arrays.values())
     require(size <= limit, "the model's size", size, f"at most {limit:,}, as its file")

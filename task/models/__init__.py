@@ -1,6 +1,6 @@
 """Split models: built-in architectures, pretrained weights and vectorised layers."""
 
-from flwr_frl.task.models.builtin import MODELS, build_model, without_memory
+from flwr_frl.task.models.builtin import MODELS, build_model
 from flwr_frl.task.models.split_model import Part, SplitModel, called_with
 
 __all__ = [
@@ -9,5 +9,4 @@ __all__ = [
     "SplitModel",
     "build_model",
     "called_with",
-    "without_memory",
 ]

@@ -2,8 +2,8 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -189,13 +189,6 @@ def build_model(
         raise SettingsError(
             f"model {name!r} does not fit inputs of shape {shape}: {reason_of(error)}"
         ) from None
-
-
-@contextmanager
-def without_memory() -> Iterator[None]:
-    """Create modules on the device ``meta``, with shapes but without values."""
-    with torch.device("meta"):
-        yield
 
 
 def _built_in(

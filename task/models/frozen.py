@@ -6,24 +6,20 @@ buffers outside of the state dict (``persistent=False``).
 
 import copy
 import hashlib
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.models.split_model import SplitModel
 
+if TYPE_CHECKING:
+    from flwr_frl.task.base import BaseTask
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
-class Builder(Protocol):
-    """The part of the `Task` interface that builds models."""
-
-    def initial_model(self) -> SplitModel:
-        """Return a new model, the same for every client and every call."""
-
-
-def new_model(task: Builder) -> SplitModel:
+def new_model(task: "BaseTask") -> SplitModel:
     """Return a task's initial model, with its frozen part outside of the state dict."""
     model = task.initial_model()
     set_apart(model)
