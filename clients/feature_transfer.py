@@ -1,5 +1,6 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5) for nonlinear models."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,6 @@ from flwr_frl.clients.representation_transfer import RoleSettings, TransferClien
 from flwr_frl.common.settings import require, setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.combined import CombinedRepresentation, has_positions
 from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.tasks.text import PositionwiseLinear
@@ -31,6 +31,42 @@ SOURCES, PHASE_ONE = "representation.sources.", "phase-1."
 @dataclass(frozen=True)
 class RoleTrainingSettings(TrainingSettings, RoleSettings):
     """Local training of split models, and the roles of clients."""
+
+
+class CombinedRepresentation(nn.Module):
+    """Maps inputs x to [φ_1(x) … φ_m(x)] V.
+
+    Parameters
+    ----------
+    sources : iterable of nn.Module
+        The representations φ_i.
+    at_positions : bool
+        Whether there are features for every position of a sequence, (n, time, k).
+        Otherwise the features of an example are flattened.
+
+    Attributes
+    ----------
+    basis : Tensor, shape (features of all sources, q)
+        V, empty until it is set.
+    """
+
+    def __init__(self, sources: Iterable[nn.Module], at_positions: bool) -> None:
+        super().__init__()
+        self.sources = nn.ModuleList(sources)
+        self.basis = nn.Parameter(torch.empty(0))
+        self.at_positions = at_positions
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return [φ_1(x) … φ_m(x)]."""
+        features = [source(x) for source in self.sources]
+        if not self.at_positions:
+            features = [z.flatten(1) for z in features]
+        # NaN features of one source must not affect those of the others.
+        return torch.nan_to_num(torch.cat(features, dim=-1), 0.0, 0.0, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the projected features."""
+        return self.features(x) @ self.basis
 
 
 class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
@@ -100,14 +136,6 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
         trained = {name: to_numpy(t) for name, t in model.state_dict().items()}
         return {**trained, **{PHASE_ONE + n: a for n, a in learned.items()}}, loss
 
-    @torch.no_grad()
-    def _features(
-        self, representation: CombinedRepresentation, examples: ExampleSet
-    ) -> Tensor:
-        """Return the features of all sources."""
-        batches = examples.batches(evaluation_size(self.model, examples))
-        return torch.cat([representation.features(x) for x, _ in batches])
-
     def phase_one(
         self, parameters: NDArrays, examples: ExampleSet
     ) -> tuple[SplitModel, float]:
@@ -116,13 +144,14 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
         Returns the model and the mean loss over the last epoch.
         """
         examples = examples.without_augmentation()
-        combined = self.combined(parameters, has_positions(examples.targets)).eval()
-        features = self._features(combined, examples)
+        combined = self.combined(parameters, _has_positions(examples.targets)).eval()
+        batches = examples.batches(evaluation_size(self.model, examples))
+        with torch.no_grad():
+            features = torch.cat([combined.features(x) for x, _ in batches])
+            outputs = self.model.eval()(examples.first(1)).shape[1:2].numel()
         columns = to_numpy(features.flatten(0, -2)).astype(np.float64).T
         v = basis([columns], self.settings.rank_tolerance)
         combined.basis = nn.Parameter(torch.from_numpy(v).to(features))
-        with torch.no_grad():
-            outputs = self.model.eval()(examples.first(1)).shape[1:2].numel()
         head = self.head(combined, outputs)
         projected = ExampleSet(features @ combined.basis.detach(), examples.targets)
         alone, epochs = SplitModel(nn.Identity(), head), self.settings.head_epochs
@@ -169,8 +198,13 @@ class FeatureTransferClient(TransferClient, requires=(trained_representation,)):
         self, parameters: NDArrays, saved: Tensors, examples: ExampleSet
     ) -> tuple[float, Config]:
         """Return loss and metrics of a saved model; sources not in it are received."""
-        combined = self.combined(parameters, has_positions(examples.targets))
+        combined = self.combined(parameters, _has_positions(examples.targets))
         combined.basis = nn.Parameter(saved[f"{REPRESENTATION}basis"])
         model = SplitModel(combined, self.head(combined, len(saved["head.weight"])))
         model.load_state_dict(saved, strict=False)
         return measure(self.task, model, examples)
+
+
+def _has_positions(targets: Tensor) -> bool:
+    """Return True if each target is a sequence of classes."""
+    return targets.ndim > 1 and not targets.is_floating_point()

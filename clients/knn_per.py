@@ -8,7 +8,6 @@ from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import EVALUATION_BATCH
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.combined import has_positions
 from flwr_frl.task.training.calls import features_of
 
 # Number of candidates in addition to the neighbours.
@@ -156,9 +155,10 @@ class KNNPerClient(FedAvgClient, requires=(needs_classes,), supports_example_dp=
             return self.model
         examples = self.train_examples.without_augmentation()
         stored = features_of(self.model.eval(), examples, self.settings)
-        by_position = has_positions(stored.targets)
+        targets = stored.targets
+        by_position = targets.ndim > 1 and not targets.is_floating_point()
         features = feature_rows(stored.inputs, by_position)
-        targets = stored.targets.flatten()
+        targets = targets.flatten()
         # Cross-entropy ignores negative targets.
         labelled = targets >= 0
         if not labelled.any():

@@ -36,13 +36,13 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
 
     def _usable(self, nodes: list[int]) -> list[int]:
         """Return the nodes that have not begun or have a message of each neighbour."""
-        name_of = self._run.clients.name_of
-        return [node for node in nodes if self.is_ready(name_of(node))]
-
-    def is_ready(self, name: str) -> bool:
-        """Return whether a node can run its next iteration."""
-        neighbours = self.neighbours[self.number[name]]
-        return not self.last(name) or len(self.pending(name)) == len(neighbours)
+        ready = []
+        for node in nodes:
+            name = self._run.clients.name_of(node)
+            degree = len(self.neighbours[self.number[name]])
+            if not self.last(name) or len(self.pending(name)) == degree:
+                ready.append(node)
+        return ready
 
     def last(self, name: str) -> int:
         """Return the number of the last message that a node has sent, 0 for none."""

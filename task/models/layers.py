@@ -44,10 +44,6 @@ def _convolution(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> 
     return torch.unflatten(outputs, 1, (models, -1)).transpose(0, 1)
 
 
-def _flatten(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    return x.flatten(2)
-
-
 def _per_example(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
     outputs: Tensor = layer(x.flatten(0, 1))
     return torch.unflatten(outputs, 0, x.shape[:2])
@@ -57,11 +53,10 @@ LAYERS: dict[type[nn.Module], Layer] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
-    nn.Flatten: _flatten,
     **dict.fromkeys(
         (
             *(nn.Identity, nn.Dropout, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU),
-            *(nn.SiLU, nn.Tanh, nn.Sigmoid),
+            *(nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Flatten),
             *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
         ),
         _per_example,

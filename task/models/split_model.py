@@ -218,10 +218,8 @@ class SplitModel(nn.Module):
         inputs : Tensor, shape (1, ...)
             The inputs of one example.
         """
-        if not any(
-            (isinstance(m, _NormBase) and m.training) or uses_batch_statistics(m)
-            for m in self.structure.modules
-        ):
+        norms = [m for m in self.structure.modules if isinstance(m, _NormBase)]
+        if not any(norm.training or norm.running_mean is None for norm in norms):
             return False
         with on_trial(self):
             try:

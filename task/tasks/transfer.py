@@ -139,17 +139,6 @@ class TransferTask(Checked, RegressionTask):
         noise = rng.standard_normal(outputs.shape) * np.sqrt(self.noise_variance)
         return x, outputs + noise
 
-    def excess_risk(self, client: int, model: Matrix) -> float:
-        """Return EER(θ, θ*) = R(θ) − R(θ*), with R(θ) = E (y − xᵀ θ)² (equation 5.2).
-
-        It is (θ − θ*)ᵀ Σ (θ − θ*), as the noise is independent of x; for several
-        outputs, the sum over them.
-        """
-        difference = model - self.model(client)
-        source = self.is_source(client)
-        variances = np.ones(self.dimension) if source else self.eigenvalues
-        return float(np.sum(variances @ difference**2))
-
     def errors(self, client: int, *models: Matrix) -> list[float]:
         """Return the test errors of models relative to that of θ* (Table 5.1).
 

@@ -209,51 +209,6 @@ def test_failed_target_is_retried():
     assert grid.asked(MessageType.TRAIN) == [5]
 
 
-# Invalid replies
-
-
-BAD_SOURCES = {
-    "nan": lambda b: np.full_like(b, np.nan),
-    "dimension": lambda b: np.ones((1, 5)),
-    "rows": lambda b: np.ones((2, 12)),
-    "dtype": lambda b: b.astype(np.float32),
-    "empty": lambda b: np.empty((0, 12)),
-}
-
-
-@pytest.mark.parametrize("bad", [*BAD_SOURCES, "name", "head too", "error"])
-def test_invalid_source_is_ignored(bad):
-    honest = make_app(settings_of())
-
-    def app(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        training = message.metadata.message_type == MessageType.TRAIN
-        if training and context.node_id == 2:
-            if bad == "error":
-                raise RuntimeError("broken")
-            b = reply.content["arrays"][WEIGHT].numpy()
-            arrays = {WEIGHT: BAD_SOURCES.get(bad, lambda b: b)(b)}
-            if bad == "name":
-                arrays = {"weight": b}
-            if bad == "head too":
-                arrays["head.weight"] = np.ones((1, 1))
-            reply.content["arrays"] = ArrayRecord(
-                {name: Array(value) for name, value in arrays.items()}
-            )
-        return reply
-
-    strategy, grid, start = started(app)
-    arrays, (row,) = rounds(strategy, grid, start, 1, 1)
-    assert (row["clients"], row["rejected"]) == (3, 1)
-    assert strategy._run.round.rejections[0][0] == "000001"
-    good = [r for r in trained(grid) if r.metadata.src_node_id != 2]
-    others = [r.content["arrays"][WEIGHT].numpy().T for r in good]
-    v = arrays[WEIGHT].numpy().T
-    np.testing.assert_allclose(
-        v @ (v.T @ np.hstack(others)), np.hstack(others), atol=1e-2
-    )
-
-
 def test_zeros_from_the_only_available_source_do_not_end_the_run():
     asleep = {2, 3, 4}
     some = failing(asleep)

@@ -1,31 +1,30 @@
-"""Algorithms 2 and 3 by hand, in NumPy, and batched; costs and constraints."""
+"""Algorithms 2 and 3 by hand, and batched; costs and constraints."""
 
 import math
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from saddle_points import EDGES, PAIRS, algorithm
 
 from benchmarks.multi_task import directed
-from benchmarks.multi_task_network import Network, compress_rows
+from benchmarks.multi_task_network import compress_rows
 from flwr_frl.task.compression import QSGD, Identity, RandK, Sign, TopK
 from flwr_frl.task.saddle_point import (
     Noise,
     Proximity,
     SaddlePoint,
     State,
-    exchange_stream,
     theory_constant,
     theory_regularizer,
 )
 from flwr_frl.task.tasks.multi_task import (
-    PROBLEMS,
     QCQP,
     LogisticRegression,
     build_problem,
 )
 
+EDGES = np.array([(0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4)])
+PAIRS = directed(EDGES)
 OPERATORS = [Identity(), TopK(1), Sign(), TopK(3, Sign())]
 DRAWING = [QSGD(15), RandK(3), TopK(4, QSGD(15, scaled=True))]
 
@@ -93,111 +92,7 @@ def test_gradients_at_points_update_raw_parameters(zeta, point):
     assert_array_equal(state.copy, copy)
 
 
-# Comparison with NumPy
-
-
-def plain(saddle, raw, seed, iterations):
-    """Run algorithm 2 without compression, node by node."""
-    problem, eta, delta = saddle.problem, saddle.step, saddle.regularizer
-    noise = Noise(problem, seed)
-    constraint = saddle.constraint
-    c = dict(zip(map(tuple, constraint.pairs), constraint.offsets, strict=True))
-    lam = dict.fromkeys(c, 0.0)
-    copy, average = np.zeros_like(raw), np.zeros_like(raw)
-
-    def onto_ball(x):
-        return x * min(1, saddle.radius / np.sqrt(x @ x))
-
-    for t in range(1, iterations + 1):
-        q = raw - copy
-        copy = copy + q.astype(np.float32)
-        x = [onto_ball(row) for row in copy]
-        average += (np.array(x) - average) / t
-        b, _ = noise.at(t)
-        new = []
-        for i, x_i in enumerate(x):
-            slope = 2 * problem.a[i] @ x_i + b[i]
-            slope += sum(4 * lam[e] * (x_i - x[e[1]]) for e in lam if e[0] == i)
-            new.append(onto_ball(raw[i] - eta * slope))
-        for i, j in lam:
-            g = np.sum((x[i] - x[j]) ** 2) + c[i, j]
-            lam[i, j] = max(0, lam[i, j] + eta * (g - delta * eta * lam[i, j]))
-        raw = np.array(new)
-    return raw, copy, average, lam
-
-
-def test_algorithm_2_without_compression_equals_numpy():
-    # A small ball and tight constraints make projections and dual variables matter.
-    near = Proximity(PAIRS, np.full(len(PAIRS), -0.08))
-    problem = QCQP.create(range(5), 0)
-    saddle = SaddlePoint(problem, near, 2.5, step=0.005)
-    network = Network(saddle, Identity(), seed=3)
-    start = network.state.raw.copy()
-    for _ in range(100):
-        network.iterate()
-    raw, copy, average, lam = plain(saddle, start, 3, 100)
-    assert_allclose(network.state.raw, raw, rtol=0, atol=1e-10)
-    assert_allclose(network.state.copy, copy, rtol=0, atol=1e-10)
-    assert_allclose(network.state.average, average, rtol=0, atol=1e-10)
-    assert_allclose(network.state.duals, list(lam.values()), rtol=0, atol=1e-10)
-    assert max(lam.values()) > 0.1
-    assert np.abs(raw - start).max() > 0.5
-
-
-# Single nodes
-
-
-class Device:
-    """A single node that exchanges only bytes."""
-
-    def __init__(self, node, operator, seed, name, zeta):
-        self.node, self.operator, self.seed = node, operator, seed
-        self.algorithm = algorithm(name, [node], seed, zeta=zeta)
-        self.neighbours = [int(j) for i, j in PAIRS if i == node]
-        self.arrays = self.algorithm.start(seed).arrays()
-
-    def send(self):
-        state = State.from_arrays(self.arrays)
-        stream = exchange_stream(self.seed, self.node, state.iteration + 1)
-        message = self.algorithm.send(state, self.operator, stream)
-        self.arrays = state.arrays()
-        return message
-
-    def iterate(self, messages):
-        state = State.from_arrays(self.arrays)
-        received = [messages[j] for j in self.neighbours]
-        used = Identity() if state.iteration == 0 else self.operator
-        decoded = [used.decompress(m, 10).numpy() for m in received]
-        self.algorithm.receive(state, decoded)
-        noise = Noise(self.algorithm.problem, self.seed)
-        self.algorithm.iterate(state, [noise.at(state.iteration + 1)])
-        self.arrays = state.arrays()
-
-
-@pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("zeta", [0.0, 1e-4])
-def test_network_equals_nodes_that_exchange_bytes(operator, name, zeta):
-    network = Network(algorithm(name, seed=2, zeta=zeta), operator, seed=2)
-    devices = [Device(i, operator, 2, name, zeta) for i in range(5)]
-    sent = 0
-    # More than one block of noise, which does not depend on the operator
-    iterations = 70 if operator in DRAWING[:1] else 20
-    for _ in range(iterations):
-        network.iterate()
-        messages = [device.send() for device in devices]
-        sent += 8 * sum(map(len, messages))
-        for device in devices:
-            device.iterate(messages)
-    for key, together in network.state.arrays().items():
-        parts = [device.arrays[key] for device in devices]
-        if key == "iteration":
-            assert {int(part) for part in parts} == {iterations}
-        else:
-            assert_array_equal(np.concatenate(parts), together, strict=True)
-    assert network.bits == sent
-    # Senders and receivers hold the same copies.
-    assert_array_equal(network.state.known, network.state.copy[PAIRS[:, 1]])
+# The network in arrays
 
 
 @pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)

@@ -166,15 +166,3 @@ def test_unit_columns_ignore_the_scale_of_a_source():
     for column in columns[:3]:
         np.testing.assert_allclose(np.linalg.norm(column, axis=0), 1)
     assert basis(columns, 0.01).shape == (8, 3)
-
-
-@pytest.mark.parametrize("client", [0, 1])
-def test_the_excess_risk_is_the_difference_of_the_risks(client):
-    data = TransferTask(dimension=4, rank=1, num_sources=1, noise_variance=0.5)
-    true = data.model(client)
-    model = true + np.array([0.5, -0.3, 0.2, 0.1])
-    x, y = data.draw(client, 1, 200_000)
-    risks = [np.mean((y - x @ m) ** 2) for m in (model, true)]
-    risk = data.excess_risk(client, model)
-    assert risk == pytest.approx(risks[0] - risks[1], abs=0.01)
-    assert data.excess_risk(client, true) == 0
