@@ -12,7 +12,6 @@ _OTHERS = (
     "device.parameter_groups:HEAD",
     "device.parameter_groups:REPRESENTATION",
     "device.parameter_groups:WHOLE",
-    "fedavg:FedAvgFTClient",
     "gossip.base:Node",
 )
 

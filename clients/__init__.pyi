@@ -25,6 +25,7 @@ from flwr_frl.clients.fedpac import FedPACClient as FedPACClient
 from flwr_frl.clients.fedper import FedPerClient as FedPerClient
 from flwr_frl.clients.fedproto import FedProtoClient as FedProtoClient
 from flwr_frl.clients.fedprox import FedProxClient as FedProxClient
+from flwr_frl.clients.fedprox import FedProxFTClient as FedProxFTClient
 from flwr_frl.clients.fedrep import FedRepClient as FedRepClient
 from flwr_frl.clients.fedrep import FedRepLinearClient as FedRepLinearClient
 from flwr_frl.clients.fedrod import FedRoDClient as FedRoDClient
@@ -51,4 +52,5 @@ from flwr_frl.clients.pfedhn import PFedHNClient as PFedHNClient
 from flwr_frl.clients.pfedme import PFedMeClient as PFedMeClient
 from flwr_frl.clients.representation_transfer import RepresentationTransferClient as RepresentationTransferClient
 from flwr_frl.clients.scaffold import SCAFFOLDClient as SCAFFOLDClient
+from flwr_frl.clients.scaffold import SCAFFOLDFTClient as SCAFFOLDFTClient
 from flwr_frl.clients.squarm_sgd import SQuARMSGDClient as SQuARMSGDClient

@@ -31,7 +31,7 @@ from flwr_frl.clients.device.parameter_groups import (
     personal_arrays,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.traits import Traits, extend
+from flwr_frl.clients.device.traits import Traits
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
     SettingsError,
@@ -39,6 +39,7 @@ from flwr_frl.common.settings import (
     setting,
     settings_of,
     warn_about_similar,
+    with_traits,
 )
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current, random_state, set_random_state
@@ -159,7 +160,7 @@ class Client(NumPyClient):
         names = "fit", "update", "train"
         if any(getattr(cls, name) is not getattr(parent, name) for name in names):
             traits = {"supports_example_dp": False, **traits}
-        cls._traits = extend(cls, cls._traits, traits)
+        cls._traits = with_traits(cls._traits, traits)
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any

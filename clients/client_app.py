@@ -13,13 +13,12 @@ from flwr.app import (
     Message,
     MessageType,
     RecordDict,
-    UserConfig,
 )
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import log
 
-from flwr_frl.clients.algorithms import FrozenConfig, client_setup
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
 from flwr_frl.clients.device.codec import (
     check_config,
@@ -44,7 +43,7 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.flower_messages import fill, reply_with
 from flwr_frl.common.memory_array import memory_record
 from flwr_frl.common.run_cache import begin_run, current_run
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import Settings, SettingsError
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.training.cohort import each_together
 
@@ -54,19 +53,14 @@ class App(ClientApp):
 
     Parameters
     ----------
-    run_config : UserConfig, optional
+    run_config : mapping, optional
         Settings; ``cohort`` and ``device`` default to ``auto``.
     mods : sequence of Mod
         Flower's mods around training.
-    strict : bool
-        Whether the settings may have no unknown names.
     """
 
-    def __init__(
-        self, run_config: UserConfig | None, mods: Sequence[Mod], strict: bool
-    ) -> None:
+    def __init__(self, run_config: Settings | None, mods: Sequence[Mod]) -> None:
         super().__init__()
-        self.strict = strict
         self.mods = mods
         self.run_config = run_config
         self.cohort = str((run_config or {}).get("cohort", "auto"))
@@ -79,8 +73,7 @@ class App(ClientApp):
         record = message.content.get(keys.CONFIG)
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
         # Only flwr-frl's ServerApp sends the name of the run.
-        strict = self.strict and keys.RUN in record
-        setup = client_setup(context, self.run_config, strict)
+        setup = client_setup(context, self.run_config, keys.RUN in record)
         self._use_device(setup)
         return setup, check_config(record)
 
@@ -185,20 +178,16 @@ def named(context: Context, message: Message) -> Context:
     )
 
 
-def make_app(
-    run_config: UserConfig | None = None, mods: Sequence[Mod] = (), strict: bool = True
-) -> ClientApp:
+def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
     """Return the ClientApp.
 
     Parameters
     ----------
-    run_config : UserConfig, optional
+    run_config : mapping, optional
         Settings; by default the context's, as with ``flwr run``.
     mods : sequence of Mod, optional
         Flower's mods around training, the outermost first. They see messages, never
         personal state.
-    strict : bool, default True
-        Whether settings with unknown names are refused.
 
     Returns
     -------
@@ -206,8 +195,7 @@ def make_app(
         Answers train, evaluate and query messages. ``query.arrays`` returns the initial
         arrays, ``query.statistics`` the result of `Client.statistics`.
     """
-    run_config = None if run_config is None else FrozenConfig(run_config)
-    app = App(run_config, mods, strict)
+    app = App(run_config, mods)
 
     def open_message(
         message: Message, context: Context

@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al., AISTATS 2017)."""
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.fine_tuning import fine_tuned
+from flwr_frl.clients.fine_tuning import FineTuned
 
 
 class FedAvgClient(Client, supports_example_dp=True):
@@ -12,4 +12,5 @@ class FedAvgClient(Client, supports_example_dp=True):
         return self.train("all", self.settings.representation_epochs)
 
 
-FedAvgFTClient = fine_tuned(FedAvgClient)
+class FedAvgFTClient(FineTuned, FedAvgClient, supports_example_dp=True):
+    """Train as with FedAvg, and fine-tune the head before each test."""

@@ -1,6 +1,7 @@
 """FedProx (Li et al., MLSys 2020)."""
 
 from flwr_frl.clients.fedavg import FedAvgClient
+from flwr_frl.clients.fine_tuning import FineTuned
 
 
 class FedProxClient(FedAvgClient):
@@ -8,3 +9,7 @@ class FedProxClient(FedAvgClient):
 
     `Client.train` adds the proximal term if the server sends μ.
     """
+
+
+class FedProxFTClient(FineTuned, FedProxClient, supports_example_dp=True):
+    """Train as with FedProx, and fine-tune the head before each test."""

@@ -5,6 +5,7 @@ import torch
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.common.messages import CONTROL, FROM_SHARED, IN_MEAN, IS_CHANGE
 from flwr_frl.task.training.sgd import steps_an_epoch
 
@@ -59,3 +60,9 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
         beta = self.settings.momentum
         weights = ((1 - beta**t) / (1 - beta) for t in range(1, steps + 1))
         return float(self.settings.learning_rate * sum(weights))
+
+
+class SCAFFOLDFTClient(
+    FineTuned, SCAFFOLDClient, supports_example_dp=True, assumes_sgd=True
+):
+    """Train as with SCAFFOLD, and fine-tune the head before each test."""

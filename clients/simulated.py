@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from logging import ERROR
 
-from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
+from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.common import NDArrays, log
 
 from flwr_frl.clients.algorithms import client_setup
@@ -16,11 +16,11 @@ from flwr_frl.common.messages import (
     RUN,
     SHARE,
 )
-from flwr_frl.common.settings import Settings, SettingsError, require
+from flwr_frl.common.settings import Resolved, SettingsError, require
 from flwr_frl.task.held_out import fewer
 
 
-def try_out(settings: Settings, num_clients: int) -> list[Client]:
+def try_out(settings: Resolved, num_clients: int) -> list[Client]:
     """Build and check the first client of each of ``client-models``.
 
     Raises `SettingsError` if a model cannot be built, or its shared arrays differ from
@@ -31,9 +31,7 @@ def try_out(settings: Settings, num_clients: int) -> list[Client]:
     for i in range(min(max(1, len(models)), num_clients)):
         node = {"partition-id": i, "num-partitions": num_clients}
         context = Context(0, 0, {**node}, RecordDict(), {})
-        clients.append(
-            build_client(context, client_setup(context, {**settings}, strict=False), {})
-        )
+        clients.append(build_client(context, client_setup(context, settings), {}))
         clients[i].get_properties({})
         both = clients[0]._structure(), clients[i]._structure()
         for first, other in zip(*both, strict=True):
@@ -44,7 +42,7 @@ def try_out(settings: Settings, num_clients: int) -> list[Client]:
 
 def keep(
     contexts: Iterable[Context],
-    settings: UserConfig,
+    settings: Resolved,
     run: str,
     acknowledged: Mapping[str, int],
 ) -> bool:
@@ -55,7 +53,7 @@ def keep(
     """
     written = True
     # Only with `resume` or checkpoints do states have a directory.
-    resumed = {**settings, "resume": settings["output"]}
+    resumed = Resolved({**settings, "resume": settings["output"]})
     for context in contexts:
         name = client_name(context)
         config = ConfigRecord({RUN: run})
@@ -63,7 +61,7 @@ def keep(
             name, 0
         )
         try:
-            setup = client_setup(context, resumed, strict=False)
+            setup = client_setup(context, resumed)
             client = build_client(context, setup, config)
             written = _keep(client) and written
         except SettingsError as error:

@@ -22,7 +22,7 @@ from flwr_frl.clients.device.parameter_groups import (
 )
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.common.settings import SettingsError, declared, defaults
-from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
+from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class
 from flwr_frl.strategies.gossip.base import Gossip
 from flwr_frl.task.tasks import GENERATED, build_task
 
@@ -139,7 +139,7 @@ def page(each: Algorithm) -> str:
 def paper(name: str) -> str:
     """Return a link to the paper, if ``papers.toml`` has one."""
     links = tomllib.loads((DOCS / "papers.toml").read_text(encoding="utf-8"))
-    plain = name.removesuffix(FINE_TUNED)
+    plain = name.removesuffix("-ft")
     return f" · [paper]({links[plain]})" if plain in links else ""
 
 

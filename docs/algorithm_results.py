@@ -5,7 +5,6 @@ from statistics import fmean
 
 from benchmarks.derived import published
 from docs.links import RESULTS
-from flwr_frl.strategies.algorithms import FINE_TUNED
 
 
 def results(name: str) -> str:
@@ -25,7 +24,7 @@ def _beside_papers(name: str) -> str:
     """Return the algorithm's rows in the papers' tables of CIFAR-10, in %."""
     results = json.loads((RESULTS / "papers_tables.json").read_text("utf-8"))["results"]
     # A global method is tested in the runs of its fine-tuned variant.
-    tuned, rows = f"{name}{FINE_TUNED}", []
+    tuned, rows = f"{name}-ft", []
     for cell in ("100x5", "100x2", "50x5", "50x2", "1000x2"):
         runs = [run["accuracy"] for run in results.get(name, {}).get(cell, [])]
         if not runs:

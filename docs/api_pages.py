@@ -74,9 +74,6 @@ def _entry(found: Any, name: str) -> str:
     is_class = inspect.isclass(found)
     if not (is_class or inspect.isfunction(found)):
         return f"`{name}`\n: The constant `{textwrap.shorten(repr(found), 70)}`.\n"
-    if "-" in found.__qualname__:
-        # A variant that is created at run time, such as `FedAvg-ft`.
-        return f"`{name}`\n: {(inspect.getdoc(found) or '').splitlines()[0]}\n"
     kind = "autoclass" if is_class else "autofunction"
     options = "\n   :members:\n   :show-inheritance:" if is_class else ""
     path = f"{found.__module__}.{found.__qualname__}"

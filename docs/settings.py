@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_origin
 
 from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
@@ -162,7 +162,7 @@ def fact_lines() -> Iterator[str]:
     texts = [row for row in rows if isinstance(row.setting.default, str)]
     differ = {name: each.may_differ for name, each in facts.items()}
     with_fact = {
-        "safe": [row.name for row in texts if row.setting.is_safe],
+        "safe": [row.name for row in texts if is_safe(row.setting)],
         "code": [name for name, each in facts.items() if each.code],
         # Settings of a single algorithm are read from its class.
         "per-device": [row.name for row in common if row.setting.facts.per_device],
@@ -176,6 +176,11 @@ def fact_lines() -> Iterator[str]:
     }
     pairs = ", ".join(f"{n} = {spelled(value)}" for n, value in sorted(values.items()))
     yield f"fallbacks = {{ {pairs} }}"
+
+
+def is_safe(setting: Declared) -> bool:
+    """Return whether a stranger's file may set a string."""
+    return setting.facts.safe or get_origin(setting.kind) is Literal
 
 
 def stub(package: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from math import ceil
 
@@ -9,7 +10,6 @@ import torch
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.settings import Settings, declared
-from flwr_frl.task.base import Task
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training.local_training import train
 from flwr_frl.task.training.sgd import SGD
@@ -30,9 +30,8 @@ def choose_backend(settings: Settings) -> str:
     Ray is chosen on a cluster (``RAY_ADDRESS``) and with several GPUs. Otherwise it is
     chosen if sharing the training of all rounds among the cores saves more than
     `RAY_START` seconds. The time of the training is estimated from a step that is
-    measured once: steps of a client x clients in a round x rounds, divided by
-    `COHORT_GAIN` if the clients train together. The choice changes the numbers of a run
-    by rounding only.
+    measured once (`fit_seconds`), less if the clients train together. The choice
+    changes the numbers of a run by rounding only.
 
     Parameters
     ----------
@@ -55,9 +54,11 @@ def choose_backend(settings: Settings) -> str:
     cores = usable_cores()
     if cores == 1 or gpus or device not in ("auto", "cpu"):
         return "inline"
-    saved = training_seconds(settings) * (1 - 1 / cores)
-    saved -= client_rounds(settings) * RAY_CALL / cores
-    return "ray" if saved > RAY_START else "inline"
+    # Seconds that a training of a client saves on Ray, with what its call costs.
+    saved = fit_seconds(settings) * (1 - 1 / cores) - RAY_CALL / cores
+    clients = float(settings["num-clients"]) * float(settings["fraction-train"])
+    rounds = float(settings["num-server-rounds"])
+    return "ray" if max(1.0, clients) * rounds * saved > RAY_START else "inline"
 
 
 def usable_cores() -> int:
@@ -67,44 +68,30 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def client_rounds(settings: Settings) -> float:
-    """Return the total number of local trainings in a run, over all clients."""
-    clients = float(settings["num-clients"]) * float(settings["fraction-train"])
-    return max(1.0, clients) * float(settings["num-server-rounds"])
+def fit_seconds(settings: Settings) -> float:
+    """Return the estimated seconds of one client's training in a round, on one core.
 
-
-def training_seconds(settings: Settings) -> float:
-    """Return the estimated seconds of all training on one core, 0 if it is unknown."""
+    A training step of client 0 is measured. The result is 0 if it cannot train, which
+    the run reports.
+    """
     task = build_task(settings, int(settings["num-clients"]))
-    # The run reports a client that cannot train; this only measures time.
-    try:
-        step = step_seconds(task, settings)
-    except Exception:
-        return 0.0
-    steps = ceil(len(task.train_examples(0)) / int(settings["batch-size"]))
-    epochs = float(settings["representation-epochs"])
-    # A step of the head alone has no backward pass through the representation.
-    if "head-epochs" in declared(client_class(settings)._settings_type):
-        epochs += float(settings["head-epochs"]) / 3
-    seconds = client_rounds(settings) * steps * epochs * step
-    together = settings["cohort"] == "auto" and not task.scratch_model.is_large
-    return seconds / COHORT_GAIN if together else seconds
-
-
-def step_seconds(task: Task, settings: Settings) -> float:
-    """Measure the CPU seconds of one training step of client 0."""
-    examples = task.train_examples(0)
     # Training must not diverge, and its time does not depend on the learning rate.
     sgd = SGD(learning_rate=1e-30, batch_size=int(settings["batch-size"]))
-    measured = []
+    seconds = 0.0
     # The measurement must not affect the random numbers of the run.
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), suppress(Exception):
+        examples = task.train_examples(0)
         few = examples.sample(min(1.0, 2 * sgd.batch_size / len(examples)))
         model = task.initial_model()
         # The first steps are slower, as they allocate memory.
         for _ in range(2):
             began = time.process_time()
             train(model, "all", few, task.loss, 1, sgd)
-            steps = ceil(len(few) / sgd.batch_size)
-            measured.append((time.process_time() - began) / steps)
-    return min(measured)
+            step = (time.process_time() - began) / ceil(len(few) / sgd.batch_size)
+        epochs = float(settings["representation-epochs"])
+        # A step of the head alone has no backward pass through the representation.
+        if "head-epochs" in declared(client_class(settings)._settings_type):
+            epochs += float(settings["head-epochs"]) / 3
+        seconds = step * epochs * ceil(len(examples) / sgd.batch_size)
+    together = settings["cohort"] == "auto" and not task.scratch_model.is_large
+    return seconds / COHORT_GAIN if together else seconds

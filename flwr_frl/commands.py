@@ -9,7 +9,6 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.common import log
 from rich.console import Console
 
 from flwr_frl.common.settings import (
@@ -56,24 +55,20 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     if not namespace.verbose:
         logging.getLogger("flwr").setLevel(WARNING)
     backend, jobs, grid = namespace.backend, namespace.jobs, namespace.grid
-    require(jobs >= 1, "jobs", jobs, "at least 1")
-    allowed = "1 with ray, which uses all cores for each run; set --backend inline"
-    require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
+    valid = jobs == 1 or (jobs > 1 and backend != "ray")
+    allowed = "at least 1, and 1 with ray, which uses all cores for each run"
+    require(valid, "jobs", jobs, allowed)
     backend = "inline" if jobs > 1 else backend
     names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
     overrides = {**overrides, "output": output}
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
     require(tuning or not grid, "grid", grid, allowed)
-    algorithms, chosen = names[tuning:], overrides.get("algorithm")
-    if algorithms and chosen not in (None, *algorithms):
-        text = "algorithm=%s does nothing: the command names %s"
-        log(WARNING, text, chosen, ", ".join(algorithms))
-    algorithms = algorithms or ([str(chosen)] if chosen else list(DEFAULT_ALGORITHMS))
-    logged = set[str]()
+    chosen = overrides.get("algorithm")
+    algorithms = names[tuning:] or ([str(chosen)] if chosen else [*DEFAULT_ALGORITHMS])
 
     def checked(names: Sequence[str], given: Settings) -> Settings:
-        return check(names, given, backend, logged, algorithms)
+        return check(names, given, backend, algorithms)
 
     sweep = Sweep(checked, partial(run_one, backend), namespace.seeds, jobs)
     summaries: Mapping[str, Any]

@@ -4,23 +4,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.common import log
 
-from flwr_frl.arguments import FLAGS
 from flwr_frl.backend import choose_backend
+from flwr_frl.cli import FLAGS
 from flwr_frl.clients.algorithms import owners
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.clients.simulated import keep, try_out
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
-from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.run_cache import begin_run, run_cache
 from flwr_frl.common.settings import (
-    Declared,
     Maker,
+    Resolved,
     Setting,
     Settings,
     SettingsError,
@@ -52,6 +51,7 @@ from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.newcomers import check_newcomers
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.task.base import Task
 from flwr_frl.task.devices import find
 from flwr_frl.task.models.adapters import AdapterSettings
 
@@ -165,23 +165,23 @@ def import_path(named: Any, setting: str, backend: str) -> str:
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
     output = Path(str(settings["output"])).resolve()
-    choice = {**settings, "algorithm": algorithm, "output": str(output)}
-    directory = Path(str(settings["resume"])) / short_name(algorithm)
-    if settings["resume"] and not (directory / CHECKPOINT).is_file():
+    name = short_name(algorithm)
+    resume = settings["resume"]
+    if resume and not (Path(str(resume)) / name / CHECKPOINT).is_file():
         log(WARNING, "%s has no checkpoint and starts now", algorithm)
-        choice["resume"] = ""
+        resume = ""
+    of_run = {"algorithm": algorithm, "output": str(output), "resume": resume}
+    choice = Resolved({**settings, **of_run})
     if backend == "auto":
         backend = choose_backend(choice)
     kind = RayGrid if backend == "ray" else InlineGrid
-    # The settings may include those of the command's other algorithms.
-    app = make_app(choice, strict=False)
-    grid = kind(app, int(settings["num-clients"]))
+    grid = kind(make_app(choice), int(settings["num-clients"]))
 
     def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
         return keep(grid.contexts_with_state(), choice, run_token, acknowledged)
 
     summary = server_app.run(grid, choice, keep_clients)
-    return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
+    return Run(summary, read_rows(output / name / METRICS))
 
 
 def output_of(given: Settings) -> str:
@@ -196,18 +196,18 @@ def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
     return [*OF_ALL, *(maker for makers in each for maker in makers)]
 
 
-def _declared_by(algorithms: Sequence[str], settings: Settings) -> dict[str, Declared]:
-    made = (declared(maker).items() for maker in _makers(algorithms, settings))
-    return {name: setting for each in made for name, setting in each}
+@run_cache(maxsize=None)
+def _warn(line: str) -> None:
+    """Log a warning, once per command."""
+    log(WARNING, "%s", line)
 
 
 def check(
     algorithms: Sequence[str],
     given: Settings,
     backend: str,
-    logged: set[str] | None = None,
     others: Sequence[str] = (),
-) -> Settings:
+) -> Resolved:
     """Check everything that can be checked before a run, and decode the data.
 
     Parameters
@@ -218,15 +218,13 @@ def check(
         The settings that are not defaults.
     backend : str
         The backend.
-    logged : set of str, optional
-        Warnings that have already been logged; new ones are added.
     others : sequence of str
         Algorithms of other runs of the command, whose settings may be given, too.
 
     Returns
     -------
-    mapping
-        All settings, read-only.
+    Resolved
+        All settings.
 
     Raises
     ------
@@ -238,53 +236,42 @@ def check(
     # No simulated client is ever lost, so a round needs no timeout. Clients that fail
     # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
-    given = {**given, "output": given.get("output", output_of(given))}
+    given = {**given, "output": output_of(given)}
     for algorithm in algorithms:
         named = {**defaults(), **given, "algorithm": algorithm}
         given = {**simulation_defaults(named), **given}
     every = [*algorithms, *others]
     settings = resolve(given, lambda named: _makers(every, named))
-    used, known = (_declared_by(each, settings) for each in (algorithms, every))
-    # Settings that this algorithm does not read get their defaults, so that runs that
-    # do the same also have the same settings.
-    unread = {n: each.default for n, each in known.items() if n not in used}
-    settings = {**settings, **unread}
     build(RunSettings, settings).check_validation(settings)
-    _check_machine(settings, backend)
-    _check_resume(algorithms, settings)
-    tried = [_tried_out({**settings, "algorithm": name}) for name in algorithms]
-    # Without duplicates, in order.
-    warnings = dict.fromkeys(note for _, notes in tried for note in notes)
-    for name, value in given.items():
-        # A setting is unused if no algorithm uses it.
-        reasons = [unused.get(name, "") for unused, _ in tried]
-        if name not in known:
-            where = f"{', '.join(algorithms)} on {settings['task']}"
-            reasons = [f"it is not read by {where}"]
-        elif name not in used:
-            continue
-        if all(reasons):
-            warnings[f"{name}={value} does nothing: {reasons[-1]}"] = None
-    logged = set() if logged is None else logged
-    for warning in warnings:
-        if warning not in logged:
-            log(WARNING, "%s", warning)
-    logged.update(warnings)
-    # Paths are made absolute, since workers run in other folders.
-    folders = {name: str(settings[name]) for name in ("data-dir", "cache-dir")}
-    absolute = {n: str(Path(f).expanduser().resolve()) for n, f in folders.items() if f}
-    return MappingProxyType({**settings, **absolute})
-
-
-def _check_machine(settings: Settings, backend: str) -> None:
-    """Check that the device exists and that the output folder can be written."""
     # The machines of a Ray cluster may have other devices.
     if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
         find(str(settings["device"]))
-    output = Path(str(settings["output"])).absolute()
-    existing = next(path for path in (output, *output.parents) if path.exists())
-    usable = existing.is_dir() and os.access(existing, os.W_OK)
-    require(usable, "output", settings["output"], f"writable; {str(existing)!r} is not")
+    _check_resume(algorithms, settings)
+    tasks = [
+        task
+        for name in algorithms
+        for task in _tried_out(Resolved({**settings, "algorithm": name}))
+    ]
+    for note in (note for task in tasks for note in task.notes):
+        _warn(note)
+    read = {n: s for m in _makers(every, settings) for n, s in declared(m).items()}
+    for name, value in given.items():
+        # A task's setting is unused if no algorithm's task uses it.
+        reasons = [task.unused_settings.get(name, "") for task in tasks]
+        if name not in read:
+            reasons = [f"{', '.join(algorithms)} on {settings['task']} do not read it"]
+        for other, values in read[name].facts.unused_if.items() if name in read else ():
+            if settings[other] in values:
+                reasons = [f"{other} is {settings[other]!r}"]
+        if all(reasons):
+            _warn(f"{name}={value} does nothing: {reasons[-1]}")
+    # Paths are made absolute, since workers run in other folders.
+    folders = {
+        name: str(Path(str(settings[name])).expanduser().resolve())
+        for name in ("data-dir", "cache-dir")
+        if settings[name]
+    }
+    return Resolved({**settings, **folders})
 
 
 def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
@@ -297,10 +284,10 @@ def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
         Checkpoint.read(places[name], {**settings, "algorithm": name})
 
 
-def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
+def _tried_out(settings: Resolved) -> list[Task]:
     """Build everything that a run builds, so that all of its checks are made.
 
-    Returns the unused settings, with the reasons, and the notes of the tasks.
+    Returns the tasks of the clients, one for each of ``client-models``.
     """
     num_clients, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
     awaited = int(settings["min-available-nodes"])
@@ -311,7 +298,7 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     strategy._check_clients(num_clients - newcomers)
     Tracking(settings)
     speed_model(settings, num_clients - newcomers)
-    unsaved = {**settings, "checkpoint-every": 0, "resume": ""}
+    unsaved = Resolved({**settings, "checkpoint-every": 0, "resume": ""})
     tasks = [client.task for client in try_out(unsaved, num_clients)]
     if settings["validation-fraction"]:
         for i in range(1, num_clients):
@@ -319,13 +306,4 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     elif is_path(settings["task"]):
         # A third-party task may have fewer clients than the run.
         tasks[0].check(num_clients - 1)
-    unused: dict[str, str] = {}
-    for task in tasks:
-        unused |= getattr(task, "unused_settings", {})
-    unused |= strategy._unused_settings
-    read = _declared_by([str(settings["algorithm"])], settings)
-    for name, setting in read.items():
-        for other, values in setting.facts.unused_if.items():
-            if other in read and settings[other] in values:
-                unused[name] = f"{other} is {settings[other]!r}"
-    return unused, [note for task in tasks for note in task.notes]
+    return tasks

@@ -4,12 +4,11 @@ from functools import cache
 
 from flwr_frl.common.lazy import attach
 from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
-from flwr_frl.strategies.table import CASES, FINE_TUNED, full
+from flwr_frl.strategies.table import CASES, full
 
 # Everything public that is not the strategy of an algorithm.
 _OTHERS = (
     "algorithms:build_strategy",
-    "averaging:FedAvgFT",
     "base:Strategy",
     "gossip.base:Gossip",
     "server.round:Participation",
@@ -21,8 +20,7 @@ _OTHERS = (
 
 def strategy_paths() -> list[str]:
     """Return the import paths of all strategies, also of those for certain tasks."""
-    paths = [path for path, _ in ALGORITHMS.values()] + list(CASES.values())
-    return [path for path in paths if not path.endswith(FINE_TUNED)]
+    return [path for path, _ in ALGORITHMS.values()] + list(CASES.values())
 
 
 @cache

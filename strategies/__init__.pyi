@@ -12,6 +12,7 @@ from flwr_frl.strategies.averaging import FedDPA as FedDPA
 from flwr_frl.strategies.averaging import FedMTL as FedMTL
 from flwr_frl.strategies.averaging import FedPer as FedPer
 from flwr_frl.strategies.averaging import FedProx as FedProx
+from flwr_frl.strategies.averaging import FedProxFT as FedProxFT
 from flwr_frl.strategies.averaging import FedRoD as FedRoD
 from flwr_frl.strategies.averaging import FedSALoRA as FedSALoRA
 from flwr_frl.strategies.averaging import GPFL as GPFL
@@ -51,10 +52,12 @@ from flwr_frl.strategies.relaying import SQuARMSGD as SQuARMSGD
 from flwr_frl.strategies.representation_transfer import RepresentationTransfer as RepresentationTransfer
 from flwr_frl.strategies.representation_transfer import RepresentationTransferLinear as RepresentationTransferLinear
 from flwr_frl.strategies.scaffold import SCAFFOLD as SCAFFOLD
+from flwr_frl.strategies.scaffold import SCAFFOLDFT as SCAFFOLDFT
 from flwr_frl.strategies.server.round import Participation as Participation
 from flwr_frl.strategies.server.round import Reply as Reply
 from flwr_frl.strategies.server.round import Round as Round
 from flwr_frl.strategies.srpfl import FLANP as FLANP
+from flwr_frl.strategies.srpfl import FLANPFT as FLANPFT
 from flwr_frl.strategies.srpfl import LGSRPFL as LGSRPFL
 from flwr_frl.strategies.srpfl import SRPFL as SRPFL
 from flwr_frl.strategies.srpfl import SRPFLFLUTE as SRPFLFLUTE

@@ -1,13 +1,11 @@
 """Find an algorithm's strategy by its name or import path.
 
 An algorithm is a strategy that declares its client. A built-in one has a row in
-`ALGORITHMS`; any other is named by its import path, ``package.module:Class``. A global
-method has a fine-tuned variant, whose name or path ends with ``-ft``.
+`ALGORITHMS`; any other is named by its import path, ``package.module:Class``.
 """
 
 from collections.abc import Iterable
-from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from flwr_frl.common.settings import (
     Setting,
@@ -22,9 +20,6 @@ from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
 from flwr_frl.strategies.table import CASES, SIMULATION_DEFAULTS
-from flwr_frl.strategies.table import FINE_TUNED as FINE_TUNED
-
-S = TypeVar("S", bound=Algorithm)
 
 
 def strategy_class(settings: Settings) -> type[Algorithm]:
@@ -46,67 +41,17 @@ def strategy_class(settings: Settings) -> type[Algorithm]:
     SettingsError
         If there is no such algorithm, or it cannot be imported or is not a strategy.
     """
-    path = _path(str(settings["algorithm"]))
-    return _load(CASES.get((path, str(settings["task"])), path))
-
-
-def _path(algorithm: str) -> str:
-    if is_path(algorithm):
-        return algorithm
-    plain = algorithm.removesuffix(FINE_TUNED)
-    if algorithm not in ALGORITHMS and plain in ALGORITHMS:
-        return ALGORITHMS[plain][0] + FINE_TUNED
-    if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS, others="package.module:Class")
-    return ALGORITHMS[algorithm][0]
-
-
-def _load(path: str) -> type[Algorithm]:
-    plain = path.removesuffix(FINE_TUNED)
-    loaded = load(plain, "algorithm")
-    if not (isinstance(loaded, type) and issubclass(loaded, Algorithm)):
-        raise SettingsError(
-            f"algorithm {path!r} is no strategy; expected a subclass of Strategy "
-            "or SRPFL"
-        )
-    return loaded if plain == path else fine_tuned(loaded)
-
-
-@cache
-def fine_tuned(kind: type[S]) -> type[S]:
-    """Return a global method whose clients fine-tune the head before evaluation.
-
-    The server is unchanged, except that only the last round is evaluated, as every
-    evaluation fine-tunes again (FedRep, section 5.2). The clients are those of
-    ``flwr_frl.clients.fine_tuning``.
-
-    Parameters
-    ----------
-    kind : type of Strategy
-        The global method, or SRPFL over one.
-
-    Returns
-    -------
-    type of Strategy
-        A subclass with the same name and ``-ft``. Each call returns the same class.
-    """
-    about: dict[str, Any] = {
-        "__doc__": f"{kind.__name__}; clients test it with a fine-tuned head.",
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__ + FINE_TUNED,
-    }
-    name, keywords = kind.__name__ + FINE_TUNED, dict[str, Any]()
-    if wrapped := getattr(kind, "wrapped_settings", None):
-
-        def wrapped_settings(cls: type[Algorithm], settings: Settings) -> Settings:
-            inner = wrapped(settings)
-            return {**inner, "algorithm": f"{inner['algorithm']}{FINE_TUNED}"}
-
-        about["wrapped_settings"] = classmethod(wrapped_settings)
-    else:
-        client = kind._traits.client and kind._traits.client + FINE_TUNED
-        keywords = {"client": client, "evaluate_last_round_only": True}
-    return cast(type[S], type(name, (kind,), about, **keywords))
+    path = str(settings["algorithm"])
+    if not is_path(path):
+        if path not in ALGORITHMS:
+            raise unknown("algorithm", path, ALGORITHMS, others="package.module:Class")
+        path = ALGORITHMS[path][0]
+    path = CASES.get((path, str(settings["task"])), path)
+    kind = load(path, "algorithm")
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        allowed = "expected a subclass of Strategy or SRPFL"
+        raise SettingsError(f"algorithm {path!r} is no strategy; {allowed}")
+    return kind
 
 
 def settings_owners(settings: Settings) -> list[type[Algorithm]]:
@@ -149,7 +94,7 @@ def simulation_defaults(settings: Settings) -> dict[str, Setting]:
     """
     *wrapping, kind = settings_owners(settings)
     speeds = {"speed-model": "fixed"} if wrapping else {}
-    path = f"{kind.__module__}:{kind.__qualname__}".removesuffix(FINE_TUNED)
+    path = f"{kind.__module__}:{kind.__qualname__}"
     return {**speeds, **SIMULATION_DEFAULTS.get(path, {})}
 
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from flwr_frl.common.messages import COINS, PROXIMAL_WEIGHT
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.algorithms import fine_tuned
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.client_state_mean import AllClientsMean
 from flwr_frl.strategies.server.replies import Arrays
@@ -19,7 +18,13 @@ class FedAvg(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
     """Average the whole model."""
 
 
-FedAvgFT = fine_tuned(FedAvg)
+class FedAvgFT(
+    FedAvg,
+    client="flwr_frl.clients.fedavg:FedAvgFTClient",
+    # Each evaluation fine-tunes anew.
+    evaluate_last_round_only=True,
+):
+    """FedAvg; clients test it with a fine-tuned head (FedRep, section 5.2)."""
 
 
 # FedProx (Li et al., MLSys 2020)
@@ -40,6 +45,14 @@ class FedProx(Strategy, client="flwr_frl.clients.fedprox:FedProxClient"):
     def begin(self, round: Round) -> None:
         """Send μ."""
         round.config[PROXIMAL_WEIGHT] = self.proximal_mu
+
+
+class FedProxFT(
+    FedProx,
+    client="flwr_frl.clients.fedprox:FedProxFTClient",
+    evaluate_last_round_only=True,
+):
+    """FedProx; clients test it with a fine-tuned head."""
 
 
 # FedPer (Arivazhagan et al., 2019)

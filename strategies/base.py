@@ -58,7 +58,6 @@ from flwr_frl.strategies.server.traits import (
     Algorithm,
     StrategySettings,
     check_settings,
-    unused_settings,
 )
 
 # Metrics under which a client may report its training loss: flwr-frl's, that of
@@ -243,13 +242,6 @@ class Strategy(Algorithm, uses_mean="only"):
         continues from the newest round that both have, or else from its own newest.
         """
         self._run.clients.continue_from(name)
-
-    @property
-    def _unused_settings(self) -> dict[str, str]:
-        """Settings without effect here, by name, with the reason."""
-        unused = unused_settings(self.settings, self._traits)
-        used = self._run.participation.uses
-        return {name: why for name, why in unused.items() if name not in used}
 
     def _expected_clients(self) -> set[str]:
         """Return the names of earlier participants that may return."""

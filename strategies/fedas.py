@@ -19,12 +19,6 @@ class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
     is below 1; rules that give every client one vote, such as ``median``, never do.
     """
 
-    @property
-    def _unused_settings(self) -> dict[str, str]:
-        """Settings without effect here, by name, with the reason."""
-        unused = super()._unused_settings
-        return {n: why for n, why in unused.items() if n != "largest-share"}
-
     def check_reply(self, reply: Reply) -> None:
         """Reject replies without a trace, or with one below 0."""
         if reply.metric(FISHER_TRACE) < 0:

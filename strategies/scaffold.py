@@ -103,3 +103,12 @@ class SCAFFOLD(
             self.in_mean.clear()
             self._outdated = ""
         return new
+
+
+class SCAFFOLDFT(
+    SCAFFOLD,
+    client="flwr_frl.clients.scaffold:SCAFFOLDFTClient",
+    # Each evaluation fine-tunes anew.
+    evaluate_last_round_only=True,
+):
+    """SCAFFOLD; clients test it with a fine-tuned head."""

@@ -182,6 +182,12 @@ class FLANP(SRPFL):
     base = "fedavg"
 
 
+class FLANPFT(FLANP):
+    """FLANP; clients test the model with a fine-tuned head."""
+
+    base = "fedavg-ft"
+
+
 class SRPFLFLUTE(SRPFL):
     """SRPFL over FLUTE."""
 

@@ -12,11 +12,11 @@ _TABLE = {
         "FLUTE with the linear case's regularizer",
     ),
     "fedavg": ("averaging:FedAvg", "FedAvg (McMahan et al., AISTATS 2017)"),
-    "fedavg-ft": ("averaging:FedAvg-ft", "FedAvg, with heads fine-tuned in the end"),
+    "fedavg-ft": ("averaging:FedAvgFT", "FedAvg, with heads fine-tuned in the end"),
     "fedprox": ("averaging:FedProx", "FedProx (Li et al., MLSys 2020)"),
-    "fedprox-ft": ("averaging:FedProx-ft", "FedProx, fine-tuned in the end"),
+    "fedprox-ft": ("averaging:FedProxFT", "FedProx, fine-tuned in the end"),
     "scaffold": ("scaffold:SCAFFOLD", "SCAFFOLD (Karimireddy et al., ICML 2020)"),
-    "scaffold-ft": ("scaffold:SCAFFOLD-ft", "SCAFFOLD, fine-tuned in the end"),
+    "scaffold-ft": ("scaffold:SCAFFOLDFT", "SCAFFOLD, fine-tuned in the end"),
     "ditto": ("averaging:Ditto", "Ditto (Li et al., ICML 2021)"),
     "apfl": ("averaging:APFL", "APFL (Deng et al., 2020)"),
     "pfedme": ("averaging:PFedMe", "pFedMe (T. Dinh et al., NeurIPS 2020)"),
@@ -49,7 +49,7 @@ _TABLE = {
     "srpfl": ("srpfl:SRPFL", "SRPFL (Tziotis et al., TMLR 2023)"),
     "lg-srpfl": ("srpfl:LGSRPFL", "SRPFL over lg-fedavg"),
     "flanp": ("srpfl:FLANP", "SRPFL over fedavg"),
-    "flanp-ft": ("srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
+    "flanp-ft": ("srpfl:FLANPFT", "SRPFL over fedavg-ft"),
     "srpfl-flute": ("srpfl:SRPFLFLUTE", "SRPFL over flute"),
     "fedbuff": ("fedbuff:FedBuff", "FedBuff (Nguyen et al., AISTATS 2022)"),
     "fedasync": ("fedasync:FedAsync", "FedAsync (Xie et al., 2019)"),
@@ -74,10 +74,6 @@ _CASES = {
 }
 # Algorithms whose models need LoRA adapters.
 _OF_ADAPTERS = ("averaging:FedSALoRA", "averaging:FFALoRA", "averaging:FedDPA")
-
-
-# Suffix of the variant of a global method whose clients fine-tune the head.
-FINE_TUNED = "-ft"
 
 
 def full(path: str) -> str:

@@ -30,9 +30,6 @@ class ClosesEarly(Participation):
         self.strategy = strategy
         # Number of clients of which the first ones reply.
         self.clients = 0
-        if strategy.settings.aggregation != "mean":
-            # It limits how few replies may close a round.
-            self.uses = frozenset({"byzantine-fraction"})
 
     def check_replies(self, setting: str, count: int, clients: int) -> None:
         """Raise `SettingsError` if the first replies may be too few for the rule.

@@ -14,7 +14,7 @@ from docs.algorithm_pages import (
 )
 from docs.links import DOCS, RESULTS, ROOT, for_site
 from flwr_frl import simulate
-from flwr_frl.arguments import parse
+from flwr_frl.cli import parse
 from flwr_frl.running import check
 from flwr_frl.strategies.algorithms import ALGORITHMS
 

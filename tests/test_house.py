@@ -54,10 +54,7 @@ ROOMS = {
     "flwr_frl.strategies.server_app": (5, "doors"),
     "flwr_frl.clients.client_app": (5, "doors"),
 }
-FRONT = [
-    f"flwr_frl.{name}"
-    for name in ("arguments", "backend", "cli", "commands", "running")
-]
+FRONT = [f"flwr_frl.{name}" for name in ("backend", "cli", "commands", "running")]
 FORBIDDEN = {
     "task": ["flwr", "flwr_frl.clients", "flwr_frl.strategies", *FRONT],
     "clients": ["flwr_frl.strategies", *FRONT],

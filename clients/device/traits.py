@@ -1,11 +1,16 @@
 """Requirements and capabilities of a client class, declared as one object."""
 
-import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-from flwr_frl.common.settings import Setting, SettingsError, made_by
+from flwr_frl.common.settings import (
+    Setting,
+    Settings,
+    SettingsError,
+    defaults,
+    made_by,
+    require,
+)
 from flwr_frl.task.base import Task
 from flwr_frl.task.tasks import TASKS
 
@@ -48,33 +53,17 @@ class Traits:
         for check in self.requires:
             check(task)
 
-
-def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
-    """Return the traits of a subclass.
-
-    Parameters
-    ----------
-    kind : type of Client
-        The subclass.
-    traits : Traits
-        Inherited traits.
-    changes : dict
-        Class keywords of the subclass.
-
-    Raises
-    ------
-    SettingsError
-        If a keyword is unknown.
-    """
-    names = [each.name for each in fields(Traits)]
-    for name in changes.keys() - names:
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise SettingsError(
-            f"{kind.__name__} has the unknown class keyword {name!r}{hint}; expected "
-            f"one of {', '.join(names)}"
-        )
-    return replace(traits, **changes)
+    def check_settings(self, settings: Settings) -> None:
+        """Raise `SettingsError` for settings that the algorithm does not support."""
+        algorithm = settings["algorithm"]
+        if not self.supports_example_dp:
+            allowed = f"0 with {algorithm!r}: not all steps of training can be counted"
+            noise = settings["dp-noise"]
+            require(noise == 0, "dp-noise", noise, allowed)
+        for name in ("optimizer", "max-gradient-norm") if self.assumes_sgd else ():
+            default, value = defaults()[name], settings[name]
+            allowed = f"{default} with {algorithm!r}, which assumes steps of SGD"
+            require(value == default, name, value, allowed)
 
 
 @dataclass(frozen=True)

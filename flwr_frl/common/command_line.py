@@ -30,14 +30,15 @@ def exit_code(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (SettingsError, TrainingDivergedError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         # A reader such as `head` has closed the pipe. Without the redirection, flushing
         # the remaining output at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    # The system's errors name the file, or the size of the array.
+    except (SettingsError, TrainingDivergedError, OSError, MemoryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def run_config(texts: list[str]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ because servers use it.
 import dataclasses
 import difflib
 import inspect
-import math
 import os
 import re
 import tomllib
@@ -32,16 +31,7 @@ from importlib.util import find_spec
 from logging import getLogger
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -57,8 +47,6 @@ FIELDS = "__dataclass_fields__"
 KEY = "setting"
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
-# Beginnings of allowed values that need a noun in messages.
-INEQUALITIES = ("above ", "below ", "in [", "in (")
 # Settings by the names that other libraries and our flags use.
 OTHER_NAMES = {
     "local-epochs": ("head-epochs", "representation-epochs"),
@@ -68,14 +56,13 @@ OTHER_NAMES = {
     "round": ("num-server-rounds",),
     "rounds": ("num-server-rounds",),
     "num-rounds": ("num-server-rounds",),
-    "clients": ("num-clients",),
     "fraction": ("fraction-train",),
-    "fraction-fit": ("fraction-train",),
 }
 # Messages that begin with the name of a setting.
 ABOUT = re.compile("(?!there |it )([a-z][a-z0-9-]*)(?: is |: )")
-# Types of settings in words that follow "expected".
+# Types of settings, and limits of numbers, in words that follow "expected".
 TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 # Longer lists of names are replaced by a reference to the documentation.
 MAX_LISTED = 60
 # Characters shown of the repr of a value that is not a string.
@@ -128,8 +115,7 @@ def require(
     value : object
         The value. The message shows its repr, shortened and on one line.
     allowed : str
-        The allowed values, in words that follow "expected". Those that begin like
-        "above 0" or "in (0, 1]" are preceded by "a number".
+        The allowed values, in words that follow "expected".
     code : str, optional
         Code of the error; by default that of `SettingsError`.
 
@@ -140,16 +126,10 @@ def require(
     """
     if condition:
         return
-    shown = repr(value)
-    if "\n" in shown:
-        shown = " ".join(shown.split())
+    shown = " ".join(repr(value).split())
     if len(shown) > MAX_SHOWN and not isinstance(value, str):
         shown = f"a {type(value).__name__}, {shown[:MAX_SHOWN]}…"
-    # "at least 0" is clear after a number, but not after another value.
-    is_number = isinstance(value, int | float)
-    starts = INEQUALITIES if is_number else (*INEQUALITIES, "at least ")
-    number = "a number " if allowed.startswith(starts) else ""
-    raise SettingsError(f"{name} is {shown}; expected {number}{allowed}", code)
+    raise SettingsError(f"{name} is {shown}; expected {allowed}", code)
 
 
 def require_drawable(count: int, product: str) -> None:
@@ -176,14 +156,10 @@ def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -
     SettingsError
         If only some are positive, or if the noise is below `MIN_NOISE`.
     """
-    enough = noise == 0 or noise >= MIN_NOISE
-    require(enough, f"{prefix}-noise", noise, f"0 or at least {MIN_NOISE}")
-    for name, value in (("delta", delta), ("clip", clip)):
-        if noise:
-            allowed = f"above 0 with {prefix}-noise"
-        else:
-            allowed = f"0 without {prefix}-noise: there is no ε without noise"
-        require((value > 0) == (noise > 0), f"{prefix}-{name}", value, allowed)
+    values = noise, clip, delta
+    valid = noise >= MIN_NOISE and all(values) if noise else not any(values)
+    allowed = f"at least {MIN_NOISE} with {prefix}-clip and {prefix}-delta above 0, or "
+    require(valid, f"{prefix}-noise", noise, f"{allowed}0 like these")
 
 
 def reason_of(error: BaseException) -> str:
@@ -294,22 +270,15 @@ def is_possible(path: str) -> bool:
     return "\0" not in path
 
 
-def only_if(valid: Callable[[str], bool]) -> AfterValidator:
-    """Return a validator, for the annotation of a setting, from a test of its value."""
-
-    def validated(value: str) -> str:
-        if not valid(value):
-            raise ValueError
-        return value
-
-    return AfterValidator(validated)
-
-
 def checked_by(check: Callable[[Any], object]) -> AfterValidator:
-    """Return a validator from a function that raises `ValueError` for bad values."""
+    """Return a validator, for the annotation of a setting, from a test of its value.
+
+    The test returns False or raises `ValueError` for values that are not allowed.
+    """
 
     def validated(value: Any) -> Any:
-        check(value)
+        if check(value) is False:
+            raise ValueError
         return value
 
     return AfterValidator(validated)
@@ -317,16 +286,11 @@ def checked_by(check: Callable[[Any], object]) -> AfterValidator:
 
 def number_or(names: Sequence[str], valid: Callable[[float], bool]) -> AfterValidator:
     """Return a validator of one of some names or a number, also one in a string."""
-
-    def check(value: float | str) -> None:
-        if value not in names and not valid(float(value)):
-            raise ValueError
-
-    return checked_by(check)
+    return checked_by(lambda value: value in names or valid(float(value)))
 
 
 # The annotation of a path of a file or a folder.
-PathText = Annotated[str, only_if(is_possible)]
+PathText = Annotated[str, checked_by(is_possible)]
 
 
 @dataclass(frozen=True)
@@ -434,27 +398,15 @@ class Declared:
         return self.annotation.__origin__ if annotated else self.annotation
 
     @property
-    def is_safe(self) -> bool:
-        """True if a stranger's file may set a string."""
-        return self.facts.safe or get_origin(self.kind) is Literal
-
-    @cached_property
     def allowed(self) -> str:
         """The allowed values in words that follow "expected"."""
-        if self.kind is bool or self.facts.form:
-            return self.facts.form or TYPES[bool]
+        if self.facts.form:
+            return self.facts.form
         if get_origin(self.kind) is Literal:
-            *first, last = (name or "empty" for name in get_args(self.kind))
-            return f"{', '.join(first)} or {last}" if first else last
-        if self.kind not in (int, float) or not self.facts.limits:
-            return ""
-        limits = self.facts.limits
-        low = limits.get("ge", limits.get("gt", -math.inf))
-        high = limits.get("le", limits.get("lt"))
-        if high is None:
-            return f"{'at least' if 'ge' in limits else 'above'} {low:g}"
-        ends = "[" if "ge" in limits else "(", "]" if "le" in limits else ")"
-        return f"in {ends[0]}{low}, {high}{ends[1]}"
+            return ", ".join(name or "empty" for name in get_args(self.kind))
+        limits = [f"{LIMITS[n]} {limit:,}" for n, limit in self.facts.limits.items()]
+        kind = TYPES[type(self.default)]
+        return f"{kind}, {' and '.join(limits)}" if limits else kind
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -467,12 +419,7 @@ class Declared:
         try:
             self._adapter.validate_python(value)
         except ValidationError:
-            allowed = self.allowed or TYPES[type(self.default)]
-            if self.kind is int and not isinstance(value, int):
-                allowed = f"{TYPES[int]}, {allowed}"
-            elif value == math.inf:
-                allowed = f"{allowed} and finite"
-            require(False, name, value, allowed)
+            require(False, name, value, self.allowed)
 
 
 Maker = Callable[..., Any]
@@ -482,17 +429,6 @@ T = TypeVar("T")
 def made_by(maker: Maker) -> Any:
     """Return the class or function behind a partial."""
     return getattr(maker, "func", maker)
-
-
-def _parameters(maker: Maker) -> Mapping[str, inspect.Parameter]:
-    """Return a maker's parameters by name, with evaluated annotations."""
-    function = made_by(maker)
-    if FIELDS in getattr(function, "__dict__", {}):
-        # Fields may be inherited from a dataclass of another module.
-        hints = get_type_hints(function, include_extras=True)
-        fields = inspect.signature(maker).parameters
-        return {n: p.replace(annotation=hints[n]) for n, p in fields.items()}
-    return inspect.signature(maker, eval_str=True).parameters
 
 
 @run_cache(maxsize=None)
@@ -518,15 +454,9 @@ def declared(maker: Maker) -> dict[str, Declared]:
     function = made_by(maker)
     if _settings_type := getattr(function, "_settings_type", None):
         return declared(_settings_type)
-    try:
-        parameters = _parameters(maker)
-    except NameError as error:
-        # Names that are imported only for type checkers are undefined.
-        line = f"an annotation of {function.__module__}:{function.__qualname__}"
-        raise SettingsError(f"{line} cannot be evaluated: {error}") from None
     fields = getattr(function, FIELDS, {})
     settings: dict[str, Declared] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in inspect.signature(maker, eval_str=True).parameters.items():
         annotation, default = parameter.annotation, parameter.default
         extras = [*getattr(annotation, "__metadata__", ())]
         if name in fields:
@@ -539,9 +469,10 @@ def declared(maker: Maker) -> dict[str, Declared]:
         place = f"the default of {name!r} in {function.__qualname__}"
         valid = isinstance(default, bool | int | float | str)
         require(valid, place, default, "a bool, an int, a float or a str", setting)
-        settings[setting] = Declared(name, default, annotation, facts)
-        if settings[setting].kind is float and type(default) is int:
-            settings[setting] = Declared(name, float(default), annotation, facts)
+        made = Declared(name, default, annotation, facts)
+        if made.kind is float:
+            made = dataclasses.replace(made, default=float(default))
+        settings[setting] = made
     return settings
 
 
@@ -572,38 +503,27 @@ def settings_of(kind: type[Any]) -> type[Any]:
     Raises
     ------
     SettingsError
-        If a field has no annotation or the name of an attribute, or if a setting is
-        replaced by a plain value.
+        If a field has no annotation, or if a setting is replaced by a plain value.
     """
-    types: list[type[Any]]
-    if "_settings_type" in vars(kind):
-        types = [kind._settings_type]
-    else:
-        of_bases = (getattr(base, "_settings_type", None) for base in kind.__bases__)
-        types = list(dict.fromkeys(filter(None, of_bases)))
+    own = vars(kind).get("_settings_type")
+    of_bases = (getattr(base, "_settings_type", None) for base in kind.__bases__)
+    types = list(dict.fromkeys(filter(None, [own] if own else of_bases)))
     # Types that others extend are contained in these.
     bases = [t for t in types if sum(issubclass(other, t) for other in types) == 1]
-    inherited = {n for each in bases for n in vars(each).get(FIELDS, {})}
+    inherited = {n for each in bases for n in getattr(each, FIELDS, {})}
     fields, annotations = [], inspect.get_annotations(kind)
     for name, value in list(vars(kind).items()):
         is_field = isinstance(value, dataclasses.Field)
-        if not is_field and not (name in inherited and isinstance(value, Setting)):
-            continue
-        delattr(kind, name)
-        is_attribute = hasattr(kind, name) or any(
-            callable(getattr(each, name, None)) for each in bases
-        )
-        if not is_field or name not in annotations or is_attribute:
-            default = value.default if is_field else value
-            kind_of_value = type(default).__name__
-            field = f"{name}{'_' * is_attribute}: {kind_of_value} = setting(...)"
-            line = f"{kind.__qualname__}.{name} is no setting; write {field}, with the "
-            line += "type of its values and a name that no attribute has"
-            raise SettingsError(line, name.replace("_", "-"))
-        evaluated = inspect.get_annotations(kind, eval_str=True)
-        fields.append((name, evaluated[name], value))
+        if is_field and name in annotations:
+            delattr(kind, name)
+            evaluated = inspect.get_annotations(kind, eval_str=True)
+            fields.append((name, evaluated[name], value))
+        elif is_field or (name in inherited and isinstance(value, Setting)):
+            line = f"{kind.__qualname__}.{name} is no setting; write {name}: TYPE = "
+            raise SettingsError(f"{line}setting(...)", name.replace("_", "-"))
     if not fields and len(bases) == 1:
-        return bases[0]
+        only: type[Any] = bases[0]
+        return only
     namespace = {"__doc__": kind.__doc__, "__module__": kind.__module__}
     if check := vars(kind).get("check_settings"):
         namespace["check_settings"] = check
@@ -611,6 +531,17 @@ def settings_of(kind: type[Any]) -> type[Any]:
     return make_dataclass(
         name, fields, bases=tuple(bases), namespace=namespace, frozen=True
     )
+
+
+def with_traits(traits: T, changes: Mapping[str, Any]) -> T:
+    """Return a class's inherited traits, a dataclass, with its class keywords.
+
+    Raises `SettingsError` if a keyword is unknown.
+    """
+    known = [each.name for each in dataclasses.fields(cast(Any, traits))]
+    for name in changes.keys() - known:
+        raise unknown("class keyword", name, known, code="traits")
+    return cast(T, dataclasses.replace(cast(Any, traits), **changes))
 
 
 class Checked:
@@ -640,26 +571,35 @@ def build(maker: Callable[..., T], settings: Settings, **others: Any) -> T:
     Raises
     ------
     SettingsError
-        If a value is not allowed, or if ``maker`` has a required argument that is
-        neither a setting nor among ``others``.
+        If a value is not allowed.
     """
-    function = made_by(maker)
-    if kind := getattr(function, "_settings_type", None):
+    if kind := getattr(made_by(maker), "_settings_type", None):
         return maker(settings=build(kind, settings), **others)
     arguments = {}
     for name, setting in declared(maker).items():
         if name in settings:
             setting.check(name, settings[name])
             arguments[setting.argument] = settings[name]
-    try:
-        inspect.signature(maker).bind(**arguments, **others)
-    except TypeError as error:
-        raise SettingsError(
-            f"{function.__qualname__} cannot be called with its settings: {error}; "
-            "every required argument must be declared as a setting",
-            "undeclared-argument",
-        ) from None
     return maker(**arguments, **others)
+
+
+class Resolved(dict[str, Setting]):
+    """All settings of a run with valid names and types, which nobody changes.
+
+    `resolve` makes it where settings enter a process, and returns it unchanged: a
+    process resolves once. It is hashable, for caches, and sent to workers whole.
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(self.items()))
+
+    def __reduce__(self) -> Any:
+        # Hashes of strings differ between processes.
+        return Resolved, (dict(self),)
 
 
 @cache
@@ -690,17 +630,11 @@ def facts(name: str) -> frozenset[str]:
     return frozenset(pyproject()["tool"]["flwr-frl"][name])
 
 
-def fallbacks() -> Settings:
-    """Return the settings of this package with a ``fallback``, and its value."""
-    settings: Settings = pyproject()["tool"]["flwr-frl"]["fallbacks"]
-    return settings
-
-
 def resolve(
     given: Settings,
     owners: Callable[[Settings], Iterable[Maker]] = lambda settings: (),
     strict: bool = True,
-) -> Settings:
+) -> Resolved:
     """Merge settings with the defaults, and check names and types.
 
     Every process does so once, where the settings enter it: on the command line or in
@@ -709,9 +643,10 @@ def resolve(
     Parameters
     ----------
     given : mapping of str to bool, int, float or str
-        Settings in kebab-case. An int is converted to float if the default is a float,
-        and a number to str if the default is ``"auto"`` or ``"0"``. A leading ``~`` of
-        the folders of results is expanded, as a shell does not expand it after ``=``.
+        Settings in kebab-case, or `Resolved` ones. An int is converted to float if the
+        default is a float, and a number to str if the default is ``"auto"`` or ``"0"``.
+        A leading ``~`` of the folders of results is expanded, as a shell does not
+        expand it after ``=``.
     owners : callable, optional
         Returns, for settings that name an algorithm and a task, the classes and
         functions that declare settings.
@@ -721,14 +656,16 @@ def resolve(
 
     Returns
     -------
-    mapping of str to bool, int, float or str
-        All settings, read-only.
+    Resolved
+        All settings.
 
     Raises
     ------
     SettingsError
         If a name is unknown, or a value's type differs from its default's.
     """
+    if isinstance(given, Resolved):
+        return given
     known = dict(defaults())
     named = {n: converted(n, v, known[n]) for n, v in given.items() if n in known}
     for maker in owners({**known, **named}):
@@ -736,12 +673,9 @@ def resolve(
             default = setting.default
             existing = known.setdefault(name, default)
             if (type(default), default) != (type(existing), existing):
-                raise SettingsError(
-                    f"{made_by(maker).__qualname__} declares {name} with the default "
-                    f"{default!r}, but elsewhere it is {existing!r}; rename the "
-                    "setting, or keep the default and set it in the run config",
-                    name,
-                )
+                where = f"the default of {name} in {made_by(maker).__qualname__}"
+                allowed = f"{existing!r}, its default elsewhere, or another name"
+                require(False, where, default, allowed, name)
     values = dict(known)
     for name, value in given.items():
         if name not in known and strict:
@@ -750,7 +684,7 @@ def resolve(
         values[name] = converted(name, value, known.get(name, value))
     for name in ("output", "resume"):
         values[name] = os.path.expanduser(str(values[name]))
-    return MappingProxyType(values)
+    return Resolved(values)
 
 
 def converted(name: str, value: Setting, default: Setting) -> Setting:

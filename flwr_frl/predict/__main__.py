@@ -12,20 +12,16 @@ line, its class and the probability, or the outputs if there are no classes, sep
 by tabs.
 """
 
-import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from flwr_frl.common.command_line import Parser, exit_code, run_config
 from flwr_frl.common.settings import require
 from flwr_frl.predict.file_settings import FLAGS
-from flwr_frl.predict.personalize import __doc__ as about_personalize
 from flwr_frl.predict.predictor import load_model
-from flwr_frl.predict.runs import load_run, personalize
+from flwr_frl.predict.runs import load_run
 
 
 def parser_of(name: str, description: str | None) -> Parser:
@@ -56,7 +52,7 @@ def named_in(options: Namespace) -> dict[str, Any]:
     return {**named, **{name: text for name, text in flags.items() if text}}
 
 
-def _predict(arguments: Sequence[str]) -> int:
+def _main(arguments: Sequence[str]) -> int:
     parser = parser_of("flwr_frl.predict", __doc__)
     add = parser.add_argument
     add("files", nargs="*", help="images, folders of images, or text files")
@@ -78,31 +74,9 @@ def _predict(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _personalize(arguments: Sequence[str]) -> int:
-    parser = parser_of("flwr_frl.predict.personalize", about_personalize)
-    options = parser.parse_args(arguments)
-    name = options.client_name or Path(options.data_dir).resolve().name
-    where = {"checkpoint": options.checkpoint, "data_dir": options.data_dir}
-    where |= {"client_name": name, "state_dir": options.state_dir}
-    fitted = personalize(**{**named_in(options), **where})
-    results = {"loss": fitted.loss, **fitted.metrics}
-    text = ", ".join(f"{key} {value:.4g}" for key, value in results.items())
-    text += f" on {fitted.num_test_examples} test examples"
-    print(f"fitted on {fitted.num_examples} examples, {text}; kept in {fitted.path}")
-    command = shlex.join(["--client-name", name, *arguments])
-    print(f"python -m flwr_frl.predict FILES {command}")
-    return 0
-
-
-def main(
-    arguments: Sequence[str] | None = None,
-    command: Callable[[Sequence[str]], int] = _predict,
-) -> int:
-    """Run a command; return 0, or 2 after printing a one-line error."""
-    return exit_code(lambda: command(sys.argv[1:] if arguments is None else arguments))
-
-
-personalize_main: Callable[..., int] = partial(main, command=_personalize)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 2 after printing a one-line error."""
+    return exit_code(lambda: _main(sys.argv[1:] if arguments is None else arguments))
 
 
 if __name__ == "__main__":

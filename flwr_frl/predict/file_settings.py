@@ -1,7 +1,7 @@
 """Decide which settings of a checkpoint or an exported model are used.
 
 Such a file may come from a stranger. Code, paths and addresses that only the file names
-are not used, and neither are large sizes.
+are not used.
 """
 
 import os
@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, Self
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.settings import (
-    Setting,
-    Settings,
+    Resolved,
     declared,
     defaults,
     facts,
-    fallbacks,
     is_path,
+    pyproject,
     require,
     resolve,
     unknown,
@@ -27,10 +26,6 @@ from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, model_settings
 
 # A string of a custom class's setting that cannot be a path, an address or code.
 WORDS = re.compile(r"[\w\s,;=+-]*")
-# Largest integer that is used, in general and for some settings: all images are scaled
-# to image-size before the model shows whether it fits.
-LARGEST = 10**6
-LARGEST_OF = {"image-size": 512, "seed": 2**63}
 # Settings with an option on the command line; --run-config names all others.
 FLAGS = ("task", "algorithm", "data-dir")
 
@@ -40,13 +35,13 @@ class FileSettings(NamedTuple):
 
     Parameters
     ----------
-    settings : mapping
+    settings : Resolved
         All settings to use, with fallbacks or defaults in place of withheld ones.
     withheld : dict of str to setting
         Values that only the file names and that are not used, by setting.
     """
 
-    settings: Settings
+    settings: Resolved
     withheld: Mapping[str, Any]
 
     @classmethod
@@ -58,38 +53,31 @@ class FileSettings(NamedTuple):
         settings : mapping
             Settings in the file.
         given : mapping
-            Settings that the user names, with ``-`` or ``_``; paths may be `Path`.
-            A setting that may name code must equal the file's; any other replaces it.
+            Settings that the user names, with ``-`` or ``_``, which replace those of
+            the file; paths may be `Path`.
 
         Raises
         ------
         SettingsError
-            If the user names an unknown setting, or different code than the file.
+            If the user names an unknown setting.
         """
-        named: dict[str, Setting] = {
+        named: dict[str, Any] = {
             name.replace("_", "-"): os.fspath(v) if isinstance(v, os.PathLike) else v
             for name, v in given.items()
         }
-        for name, value in named.items():
-            if name not in settings and name not in defaults():
-                raise unknown("setting", name, {*settings, *defaults()})
-            if name in facts("code"):
-                in_file = settings.get(name, defaults().get(name))
-                require(value == in_file, name, value, f"that of the file, {in_file!r}")
+        for name in named.keys() - settings.keys() - defaults().keys():
+            raise unknown("setting", name, {*settings, *defaults()})
         mine = {n: v for n, v in settings.items() if n in named or _is_harmless(n, v)}
         withheld = {n: v for n, v in settings.items() if n not in mine}
-        replaced = {n: v for n, v in fallbacks().items() if n in withheld}
-        resolved = resolve({**mine, **replaced, **named}, strict=False)
-        return cls(resolved, withheld)
+        replaced = {n: v for n, v in _fallbacks().items() if n in withheld}
+        return cls(resolve({**mine, **replaced, **named}, strict=False), withheld)
 
     def need(self, names: Iterable[str]) -> None:
         """Raise `SettingsError` if one of these settings is withheld."""
         for name in sorted(self.withheld.keys() & {*names}):
             option = f"--{name}" if name in FLAGS else f"--run-config '{name}=...'"
             python = f"{name.replace('-', '_')}=... in Python"
-            allowed = (
-                f"you to name it, too, by {option} or {python}: a file alone may not"
-            )
+            allowed = f"you to name it, too, by {option} or {python}"
             require(False, name, self.withheld[name], allowed)
 
     def need_algorithm(self) -> None:
@@ -105,8 +93,7 @@ class FileSettings(NamedTuple):
     def need_task(self) -> None:
         """Raise `SettingsError` if the task or its settings are withheld."""
         self.need(["task"])
-        task = str(self.settings["task"])
-        unused = {*fallbacks()}
+        task, unused = str(self.settings["task"]), {*_fallbacks()}
         if task in GENERATED:
             unused.add("data-dir")
         # A file has all arrays of a trained model, except for a frozen backbone.
@@ -115,12 +102,16 @@ class FileSettings(NamedTuple):
         self.need({"num-clients", *model_settings(task)} - unused)
 
 
+def _fallbacks() -> Mapping[str, Any]:
+    """Return the values with which a trained model can do without a file's."""
+    values: Mapping[str, Any] = pyproject()["tool"]["flwr-frl"]["fallbacks"]
+    return values
+
+
 def _is_harmless(name: str, value: Any) -> bool:
     """Return whether a setting has no effect outside the process."""
-    if isinstance(value, int | float):
-        return isinstance(value, float) or abs(value) <= LARGEST_OF.get(name, LARGEST)
     if not isinstance(value, str):
-        return False
+        return isinstance(value, int | float)
     if value == defaults().get(name):
         return True
     if name == "task":

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +33,10 @@ from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
 from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.image import ImageTask
 
-# Number of images in memory at a time.
-BATCH_SIZE = 64
 # Values of a model that a file of arrays may lack; 256 MiB of float32.
 MAX_MISSING_VALUES = 2**26
+# Number of images in memory at a time.
+BATCH_SIZE = 64
 # Metadata key of an exported model: the settings of its task, if it has no card.
 TASK = "task"
 
@@ -153,8 +154,10 @@ class Predictor:
         Raises
         ------
         SettingsError
-            If the file has another suffix or cannot be written, or if the model has
-            more parts than the task's, as with some algorithms.
+            If the file has another suffix, or if the model has more parts than the
+            task's, as with some algorithms.
+        OSError
+            If the file cannot be written.
         """
         path = Path(path)
         valid = path.suffix == ".safetensors"
@@ -170,10 +173,7 @@ class Predictor:
             name: tensor.clone(memory_format=torch.contiguous_format)
             for name, tensor in {**tensors, **frozen_tensors(self.model)}.items()
         }
-        try:
-            write_atomically(path, pack_model(copies, self._about()))
-        except OSError as error:
-            raise SettingsError(f"export {str(path)!r}: {error}", "export") from None
+        write_atomically(path, pack_model(copies, self._about()))
 
     def _about(self) -> dict[str, str]:
         if card := ImageCard.of(self.task):
@@ -189,12 +189,10 @@ class Predictor:
         if isinstance(self.task, ImageTask) or path.suffix.lower() in IMAGE_SUFFIXES:
             yield str(path), str(path)
             return
-        try:
+        with unusable(repr(str(path))):
             lines = path.read_text(encoding="utf-8-sig").split("\n")
-        except (OSError, ValueError) as error:
-            raise unusable(repr(str(path)), reason_of(error)) from None
-        if not any(map(str.strip, lines)):
-            raise unusable(repr(str(path)), "it has no lines")
+            if not any(map(str.strip, lines)):
+                raise ValueError("it has no lines")
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"{path}:{number}", line
@@ -219,26 +217,20 @@ class Predictor:
         size = BATCH_SIZE if isinstance(self.task, ImageTask) else 1
         for start in range(0, len(inputs), size):
             places, batch = zip(*inputs[start : start + size], strict=True)
-            read = [self._read(*pair) for pair in zip(places, batch, strict=True)]
-            yield places, self._predict(places, torch.stack(read))
+            read = []
+            for place, value in zip(places, batch, strict=True):
+                with unusable(place):
+                    is_read = isinstance(value, Tensor)
+                    read.append(value if is_read else self.task.read(value))
+            with unusable(places[0]), torch.no_grad():
+                outputs: Tensor = self.model(torch.stack(read))
+            for place, row in zip(places, outputs, strict=True):
+                with unusable(place):
+                    if not row.isfinite().all():
+                        raise ValueError("the model's output is not finite")
+            yield places, self._prediction(outputs)
 
-    def _read(self, place: str, value: str | Tensor) -> Tensor:
-        try:
-            return value if isinstance(value, Tensor) else self.task.read(value)
-        # A decoder or a custom reader can raise any exception.
-        except Exception as error:
-            raise unusable(place, reason_of(error)) from None
-
-    def _predict(self, places: Sequence[str], inputs: Tensor) -> Prediction:
-        try:
-            with torch.no_grad():
-                outputs: Tensor = self.model(inputs)
-        # A custom model can raise any exception.
-        except Exception as error:
-            raise unusable(places[0], reason_of(error)) from None
-        for place, row in zip(places, outputs, strict=True):
-            if not row.isfinite().all():
-                raise unusable(place, "the model's output is not finite")
+    def _prediction(self, outputs: Tensor) -> Prediction:
         names = self.classes
         if not names:
             return Prediction([], outputs.numpy())
@@ -319,9 +311,17 @@ def files_in(paths: Sequence[FilePath]) -> list[Path]:
     return files
 
 
-def unusable(place: str, reason: str) -> SettingsError:
-    """Return the error for an input that has no prediction."""
-    return SettingsError(f"{place} cannot be predicted from: {reason}", "inputs")
+@contextmanager
+def unusable(place: str) -> Iterator[None]:
+    """Name the input that has no prediction.
+
+    Decoders, custom readers and custom models can raise any exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        line = f"{place} cannot be predicted from: {reason_of(error)}"
+        raise SettingsError(line, "inputs") from None
 
 
 def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> None:

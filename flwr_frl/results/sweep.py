@@ -140,9 +140,8 @@ class Sweep:
         interrupted, its folders therefore hold only runs of this command. A run that
         fails does not end the others; its error is the outcome of its group.
         """
-        # Read-only settings cannot be sent to another process.
         planned = [
-            (self.run, name, dict(settings))
+            (self.run, name, settings)
             for group in groups
             for settings in group.settings
             for name in group.algorithms

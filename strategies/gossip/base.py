@@ -123,12 +123,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         # Clients ahead of the server's checkpoint.
         self._ahead: set[str] = set()
 
-    @property
-    def _unused_settings(self) -> dict[str, str]:
-        """Add the settings of sampling and averaging."""
-        names = "fraction-train", "min-train-nodes", "weighting", "largest-share"
-        return super()._unused_settings | dict.fromkeys(names, "all nodes take part")
-
     # The nodes.
 
     def _check_clients(self, num_clients: int) -> None:

@@ -65,8 +65,6 @@ class Participation:
 
     # True if a round waits for the replies of all sampled clients.
     waits_for_all = True
-    # Settings that have an effect here although the strategy does not use them.
-    uses = frozenset[str]()
 
     def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
         """Raise `SettingsError` if no client would be sampled.

@@ -1,12 +1,13 @@
 """Settings of a run."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from flwr_frl.common.settings import (
     Checked,
     PathText,
     Settings,
-    SettingsError,
+    checked_by,
     require,
     setting,
 )
@@ -82,7 +83,9 @@ class RunSettings(Checked):
     evaluate_last: int = setting(10, ge=0, may_differ="on resume")
     new_clients: int = setting(0, ge=0)
     names_by_key: bool = setting(False, may_differ="always")
-    output: PathText = setting("results", form="a directory", may_differ="always")
+    output: Annotated[PathText, checked_by(bool)] = setting(
+        "results", form="a directory", may_differ="always"
+    )
     checkpoint_every: int = setting(0, ge=0, may_differ="always")
     patience: int = setting(0, ge=0, may_differ="on resume")
     keep_best: bool = setting(False, may_differ="always")
@@ -90,12 +93,6 @@ class RunSettings(Checked):
     tracker: str = setting("", form="a name or import path", may_differ="always")
     tracker_uri: str = setting("", form="an address", may_differ="always")
     page: int = setting(0, ge=0, le=65_535, may_differ="always")
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        if not self.output:
-            raise SettingsError("output is ''; expected a directory")
 
     def check_validation(self, settings: Settings) -> None:
         """Raise `SettingsError` if a round would be chosen by the test sets."""

@@ -7,7 +7,7 @@ A subclass declares its traits in its class statement::
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
@@ -15,12 +15,12 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr_frl.common.settings import (
     Checked,
     Settings,
-    SettingsError,
     build,
     require,
     setting,
     settings_of,
     warn_about_similar,
+    with_traits,
 )
 from flwr_frl.strategies.server.aggregation import RULES, WEIGHED, RuleName
 
@@ -146,7 +146,9 @@ class StrategySettings(Checked):
     weighting: Literal["uniform", "examples"] = setting("uniform")
     largest_share: float = setting(1.0, gt=0, le=1)
     aggregation: RuleName = setting("mean")
-    byzantine_fraction: float = setting(0.2, ge=0, lt=0.5)
+    byzantine_fraction: float = setting(
+        0.2, ge=0, lt=0.5, unused_if={"aggregation": ("mean",)}
+    )
     clip_norm: float = setting(0.0, ge=0, unused_if={"aggregation": UNCLIPPED})
     bucket_size: int = setting(0, ge=0, unused_if={"aggregation": ("mean",)})
     server_dp_noise: float = setting(0.0, ge=0, le=1_000_000)
@@ -183,23 +185,6 @@ def check_settings(settings: StrategySettings, traits: Traits) -> None:
     require(rule == "mean", "aggregation", rule, "mean with server-dp-noise")
 
 
-def unused_settings(settings: StrategySettings, traits: Traits) -> dict[str, str]:
-    """Return settings without effect, by name, with the reason."""
-    unused = dict[str, str]()
-    if settings.weighting == "examples" and not settings.uses_claims:
-        reason = "gives equal weights unless largest-share is below 1"
-        unused["weighting"] = f"aggregation {settings.aggregation!r} {reason}"
-    if settings.aggregation not in ("trimmed-mean", "multi-krum"):
-        reason = f"aggregation {settings.aggregation!r} does not use it"
-        unused["byzantine-fraction"] = reason
-    if settings.weighting == "uniform":
-        unused["largest-share"] = "with weighting='uniform' all have the same share"
-    if traits.uses_mean == "never":
-        reason = "this algorithm averages no models"
-        unused |= {"weighting": reason, "largest-share": reason}
-    return unused
-
-
 class Algorithm(FlowerStrategy):
     """A strategy that declares traits in its class statement and settings as fields."""
 
@@ -213,7 +198,7 @@ class Algorithm(FlowerStrategy):
         Raises
         ------
         SettingsError
-            If a trait is unknown, or is defined as an attribute, without effect.
+            If a trait is unknown.
         """
         super().__init_subclass__()
         warn_about_similar(cls, HOOKS)
@@ -221,12 +206,6 @@ class Algorithm(FlowerStrategy):
         if isinstance(client := traits.get("client"), type):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"
         cls._settings_type = settings_of(cls)
-        known = Traits.__dataclass_fields__.keys()
-        for name in (traits.keys() - known) | (vars(cls).keys() & known):
-            raise SettingsError(
-                f"{cls.__qualname__} declares {name!r}; expected class keywords "
-                f"{', '.join(known)}, as in `class Mine(Strategy, client=...)`"
-            )
         parent = next(kind for kind in cls.__mro__[1:] if issubclass(kind, Algorithm))
         # An overriding method may use more than the mean. It may also be that of a base
         # that is no strategy.
@@ -234,7 +213,7 @@ class Algorithm(FlowerStrategy):
         overrides = aggregates is not inspect.getattr_static(parent, "aggregate", None)
         if overrides and cls._traits.uses_mean == "only":
             traits = {"uses_mean": "also", **traits}
-        cls._traits = replace(cls._traits, **traits)
+        cls._traits = with_traits(cls._traits, traits)
 
     def _set_settings(self, values: Mapping[str, Any]) -> None:
         """Validate settings, and make those of the algorithm attributes."""
@@ -247,19 +226,7 @@ class Algorithm(FlowerStrategy):
     def _from(cls, settings: Settings, *positional: Any, **others: Any) -> Any:
         """Return the strategy with its declared arguments taken from settings.
 
-        Raises
-        ------
-        SettingsError
-            If a setting is out of its range, or an ``__init__`` does not accept the
-            declared settings or needs others.
+        Raises `SettingsError` if a setting is out of its range.
         """
         arguments = vars(build(cls._settings_type, settings))
-        try:
-            return cls(*positional, **others, **arguments)
-        except TypeError as error:
-            raise SettingsError(
-                f"{cls.__qualname__} cannot be called with its settings: {error}; an "
-                "__init__ must take **base, call super().__init__(**base), and have no "
-                "required argument of its own",
-                "undeclared-argument",
-            ) from error
+        return cls(*positional, **others, **arguments)

@@ -28,11 +28,11 @@ import numpy.typing as npt
 from flwr_frl.common.settings import (
     Checked,
     SettingsError,
+    checked_by,
     error_line,
     is_path,
     load,
     need,
-    only_if,
     require,
     setting,
 )
@@ -202,7 +202,7 @@ PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
 }
 
 
-PartitionName = Annotated[str, only_if(lambda n: n in PARTITIONS or is_path(n))]
+PartitionName = Annotated[str, checked_by(lambda n: n in PARTITIONS or is_path(n))]
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def test_a_third_party_app_trains_and_gives_one_line_errors(
         assert squares == pytest.approx(clients[name]["loss"], rel=1e-4)
 
     log = fleet.run(GUEST, "roll=1.5", 600)
-    assert "roll is 1.5; expected a number in [0, 1)" in log
+    assert "roll is 1.5; expected a number" in log
     assert "Traceback" not in log
 
 

@@ -11,7 +11,7 @@ from named_tasks import dashed
 from refusals import refusal
 
 from flwr_frl import cli
-from flwr_frl.arguments import parse
+from flwr_frl.cli import parse
 from flwr_frl.commands import execute
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import read_rows

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from flwr_frl import simulate
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main
-from flwr_frl.predict.__main__ import personalize_main as personalize
+from flwr_frl.predict.personalize import main as personalize
 from flwr_frl.task.tasks import build_task
 
 TABLE = """
@@ -106,8 +106,7 @@ def test_a_custom_partition_must_be_named_by_the_user(tmp_path):
     )
     assert right == pytest.approx(clients["000001"]["accuracy"], abs=1e-6)
     # Otherwise the clients' examples are refused: code that files name is not run.
-    for named in ({}, {"partition": "os:path"}):
-        assert code_of(load_run, place, "000001", **named) == "partition"
+    assert code_of(load_run, place, "000001") == "partition"
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,13 @@ from PIL import Image
 from refusals import assert_says, code_of
 from safetensors.numpy import load_file
 
-from flwr_frl import simulate
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.messages import FROZEN_DIGEST
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import load_run
 from flwr_frl.predict.__main__ import main as predict
-from flwr_frl.predict.__main__ import personalize_main as main
-from flwr_frl.predict.personalize import personalize
+from flwr_frl.predict.personalize import main, personalize
 
 BRIGHTNESS = np.array([30, 110, 200])
 
@@ -218,10 +216,3 @@ def test_another_frozen_part_is_refused(tmp_path, late, monkeypatch):
         patched.setattr(Client, "_about_frozen", lambda self: frozen)
         folder = train(tmp_path, "fedrep")
     assert code_of(personalize, folder, late, "pi-9") == "weights"
-
-
-def test_a_task_that_reads_no_data_of_a_device_is_refused(tmp_path, late):
-    settings = {"output": str(tmp_path / "results"), "rounds": 1, "head_epochs": 1}
-    simulate("fedrep", "inline", num_clients=5, fraction=0.4, **settings)
-    run = tmp_path / "results" / "fedrep"
-    assert code_of(personalize, run, late, "late") == "data-dir"

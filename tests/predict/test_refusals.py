@@ -71,7 +71,7 @@ BAD_INPUT = [
     ([IMAGE, "--checkpoint", "x" * 400], "checkpoint is 'xxx"),
     ([IMAGE, "--checkpoint", "{root}/empty"], "it has no checksum; expected a"),
     ([IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]], "its checksum is wrong"),
-    ([IMAGE, *RUN], "client-name is ''; expected one of anna, bob"),
+    ([IMAGE, *RUN], "unknown client ''; known: anna, bob"),
     ([IMAGE, *RUN, "--client-name", "ann"], "'ann'; did you mean 'anna'"),
     ([IMAGE, *RUN, "--client-name", "anna"], "clients/anna'; expected the folder"),
     (
@@ -79,7 +79,7 @@ BAD_INPUT = [
         "cannot be used: its checksum is wrong",
     ),
     ([*ANNA, "--export", "{root}/model.h5"], "a name that ends with .safetensors"),
-    ([*ANNA, "--export", "{root}/text.png/m.safetensors"], "export '{root}/text.png/"),
+    ([*ANNA, "--export", "{root}/text.png/m.safetensors"], "{root}/text.png'"),
     ([IMAGE, *ANNA, "--modell", "x"], "unrecognized arguments: --modell x"),
     ([IMAGE, *ANNA, "--run-config", "a=["], "--run-config 'a=[' cannot be read"),
 ]

@@ -18,8 +18,8 @@ from flwr_frl.common.sealed import seal
 from flwr_frl.common.settings import defaults, facts
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main as predict_main
-from flwr_frl.predict.__main__ import personalize_main
 from flwr_frl.predict.file_settings import FileSettings
+from flwr_frl.predict.personalize import main as personalize_main
 from flwr_frl.predict.personalize import personalize
 from flwr_frl.task.models.weights import FORMAT, pack_model
 
@@ -121,7 +121,6 @@ LINEAR, TEXT = {"task": "linear"}, {"task": "text-folder", "data-dir": "{private
 # Settings of a file, and a part of the error of both commands
 FILES = [
     ({"algorithm": "{module}:X"}, "algorithm is"),
-    ({"algorithm": "{module}:X-ft"}, "algorithm is"),
     ({"algorithm": "srpfl", "srpfl-base": "{module}:X"}, "srpfl-base is"),
     ({"task": "{module}:task"}, "task is"),
     ({"task": "image-folder", "image-size": 60000}, "image-size is"),
@@ -285,8 +284,6 @@ def test_code_that_the_user_also_names_is_used(payload, tmp_path):
     arguments += ["--export", str(tmp_path / "out.safetensors")]
     assert predict_main([*arguments, "--run-config", f'srpfl-base="{base}"']) == 0
     assert load_model(tmp_path / "out.safetensors").classes == tuple("0123456789")
-    # Naming other code than the file is an error, and so is an unknown setting.
-    assert code_of(load_run, tmp_path / "X", algorithm="fedavg") == "algorithm"
     assert_says("unknown setting 'base'", load_run, tmp_path / "X", **named, base=base)
 
 

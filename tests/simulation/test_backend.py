@@ -17,14 +17,14 @@ def settings(monkeypatch, tmp_path):
     return {**check(["fedrep"], overrides, "auto"), "algorithm": "fedrep"}
 
 
-def seconds_a_step(monkeypatch, seconds):
-    monkeypatch.setattr(backend, "step_seconds", lambda task, settings: seconds)
+def seconds_a_fit(monkeypatch, seconds):
+    monkeypatch.setattr(backend, "fit_seconds", lambda settings: seconds)
 
 
 def test_long_training_runs_on_ray_if_there_are_several_cores(monkeypatch, settings):
-    seconds_a_step(monkeypatch, 1e-4)
+    seconds_a_fit(monkeypatch, 0.01)
     assert backend.choose_backend(settings) == "inline"
-    seconds_a_step(monkeypatch, 0.1)
+    seconds_a_fit(monkeypatch, 10.0)
     assert backend.choose_backend(settings) == "ray"
     # Workers cannot import classes of a script.
     custom = {**settings, "algorithm": "__main__:Mine"}
@@ -49,8 +49,7 @@ def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
 
 
 def test_measuring_a_step_does_not_change_later_random_numbers(settings):
-    task = backend.build_task(settings, 10)
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    assert 0 < backend.step_seconds(task, settings) < 10
+    assert 0 < backend.fit_seconds(settings) < 10
     assert torch.equal(torch.get_rng_state(), state)

@@ -18,7 +18,7 @@ fedrap => algorithm
 @ sede=1 => setting
 @ seed=1e => run-config
 @ nowhere.toml => run-config
---output /dev/null/out => output
+--output /dev/null/out => ~cannot be created
 --colour => command-line
 --clients 13 => num-clients
 @ torch-threads=1025 => torch-threads
@@ -57,7 +57,6 @@ fedavg @ fewest=3 => setting
 outsiders:Hooked @ fewest=0 => fewest
 --task nowhere:task => task
 srpfl @ srpfl-base='srpfl' => ~srpfl-base is 'srpfl'
-fedrep-ft => ~FedRepClient cannot be fine-tuned with '-ft'; it must use the
 l2gd @ l2gd-lambda=12.0 => ~l2gd-lambda is 12.0; expected at most 11.1111
 fed-mtl @ weighting='examples' => weighting
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes

@@ -6,12 +6,14 @@ import pytest
 from command_line import cases, config, run
 
 from flwr_frl import running
-from flwr_frl.arguments import parse
+from flwr_frl.cli import parse
+from flwr_frl.common.run_cache import begin_run
 
 
 def warnings_of(arguments: list[str], caplog) -> list[str]:
     """Check a command line, and return the warnings."""
     caplog.clear()
+    begin_run()
     namespace, settings = parse(arguments)
     running.check(namespace.algorithms, settings, "inline")
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
@@ -21,8 +23,8 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
 IDLE = """
 fedrep --classes-per-client 3 @ partition='dirichlet' => classes-per-client
 fedavg @ bucket-size=2 clip-norm=1.0 => bucket-size clip-norm
-fedavg @ largest-share=0.3 byzantine-fraction=0.1 => largest-share byzantine-fraction
-dpsgd --fraction 0.5 @ communication-time=3.0 => communication-time fraction-train
+fedavg @ byzantine-fraction=0.1 => byzantine-fraction
+dpsgd @ communication-time=3.0 => communication-time
 fedavg fedrep @ nc-weight=0.5 head-epochs=3 => nc-weight
 fedrep --task linear @ partition='iid' batch-size=5 => partition batch-size
 fedavg @ augment=false augment-all=true => augment-all
@@ -31,7 +33,6 @@ squarm-sgd @ compressor='sign' compressor-k=0.2 => compressor-k
 """
 # All of these settings are read by at least one of the algorithms.
 USED = """
-dpsgd fedavg --fraction 0.5 => -
 fedavg flute @ nc-weight=0.5 seed=3 resume='' => -
 fedrep @ partition='dirichlet' dirichlet-alpha=5 => -
 srpfl @ srpfl-base='flute' nc-weight=0.5 initial-nodes=3 => -

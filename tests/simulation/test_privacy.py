@@ -18,7 +18,7 @@ from command_line import (
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from flwr_frl.clients.algorithms import check_countable
+from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.files import ACCOUNT_FILE
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.algorithms import build_strategy
@@ -135,10 +135,10 @@ def test_steps_before_a_kill_and_of_repeated_rounds_are_counted(tmp_path, monkey
 @pytest.mark.parametrize(
     ("algorithm", "more", "part"),
     [
-        ("apfl", {}, "with 'apfl' on 'digits': not all steps of its training can be"),
-        ("dpsgd", {}, "with 'dpsgd' on 'digits'"),
-        ("fedrep", {"task": "linear"}, "with 'fedrep' on 'linear'"),
-        ("fedbn", {"model": "resnet20"}, "with 'fedbn' on 'digits'"),
+        ("apfl", {}, "with 'apfl': not all steps of training can be"),
+        ("dpsgd", {}, "with 'dpsgd'"),
+        ("fedrep", {"task": "linear"}, "with 'fedrep'"),
+        ("fedbn", {"model": "resnet20"}, "with 'fedbn'"),
         ("fedavg", {"model": "resnet20"}, "with this model: BatchNorm cannot support"),
     ],
 )
@@ -165,7 +165,10 @@ def counted(name: str) -> str:
             return False
         return True
 
-    kinds = {"S": fine(build_strategy, SERVER), "D": fine(check_countable, DEVICE)}
+    def check_client(settings) -> None:
+        client_class(settings)._traits.check_settings(settings)
+
+    kinds = {"S": fine(build_strategy, SERVER), "D": fine(check_client, DEVICE)}
     return " ".join(letter for letter, is_counted in kinds.items() if is_counted)
 
 

@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from layered import (
     WIDTH,
     average_classes,
@@ -22,8 +29,7 @@ from seen_replies import round_of, seen
 from softmax_runs import CLASSES, DIMENSION, N, assert_near, draw, run
 from torch import nn
 
-from flwr_frl.clients import FedAvgClient, FedProtoClient
-from flwr_frl.clients.algorithms import node_settings
+from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedProto
 from flwr_frl.strategies.server.replies import InvalidReplyError, to_record
@@ -251,11 +257,15 @@ def test_clients_with_two_architectures(narrow):
 
 
 def test_node_config_selects_the_model(narrow):
-    settings = resolve({"algorithm": "fedproto", "client-models": "narrow"})
-    node = {"client-name": "pi", "model": "mlp", "head-layers": 2}
-    device = {"model": "mlp", "head-layers": 2}
-    assert node_settings(FedProtoClient, settings, node) == device
+    def model_of(algorithm: str, node) -> str:
+        settings = resolve({"algorithm": algorithm, "client-models": "narrow"})
+        context = Context(0, 0, {"client-name": "pi", **node}, RecordDict(), {})
+        return client_setup(context, settings).run["model"]
+
+    assert model_of("fedproto", {"model": "mlp"}) == "mlp"
     # Without a partition id, no entry of the list is assigned to the device.
-    assert node_settings(FedProtoClient, settings, {"client-name": "pi"}) == {}
+    default = model_of("fedproto", {})
+    assert default != "narrow"
+    assert model_of("fedproto", {"partition-id": 0}) == "narrow"
     # Only clients of FedProto may choose their model.
-    assert node_settings(FedAvgClient, settings, node) == {}
+    assert model_of("fedavg", {"partition-id": 0, "model": "mlp"}) == default

@@ -254,10 +254,10 @@ def test_unsupported_models_targets_and_settings_are_rejected(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "code"),
     [
-        ((0.0, 0.0, 1e-5), "dp-delta"),
-        ((0.0, 1.0, 0.0), "dp-clip"),
-        ((1.0, 1.0, 0.0), "dp-delta"),
-        ((1.0, 0.0, 1e-5), "dp-clip"),
+        ((0.0, 0.0, 1e-5), "dp-noise"),
+        ((0.0, 1.0, 0.0), "dp-noise"),
+        ((1.0, 1.0, 0.0), "dp-noise"),
+        ((1.0, 0.0, 1e-5), "dp-noise"),
         ((1.0, 1.0, 1.0), "dp-delta"),
         ((-1.0, 1.0, 1e-5), "dp-noise"),
         ((1e-200, 1.0, 1e-5), "dp-noise"),
