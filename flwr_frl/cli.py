@@ -19,7 +19,7 @@ from rich.console import Console
 
 from flwr_frl.common.command_line import Parser, exit_code, run_config
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import defaults, require
+from flwr_frl.common.settings import defaults
 from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
@@ -108,8 +108,6 @@ def parse(
         text, absent = text.replace("%", "%%"), argparse.SUPPRESS
         add(f"--{flag}", dest=name, type=type(default), default=absent, help=text)
     namespace = parser.parse_intermixed_args(arguments)
-    for name in namespace.algorithms:
-        require("," not in name, "algorithm", name, "names separated by spaces")
     by_flag = {n: value for n, value in vars(namespace).items() if n in defaults()}
     namespace.grid = " ".join(namespace.grid)
     given = dict[str, Any]()

@@ -35,7 +35,8 @@ fedrap => algorithm
 @ cache-dir='file' => cache-dir
 --output '' => ~output is ''; expected a directory
 FedAvg => ~did you mean 'fedavg'? known: apfl,
-fedrep,fedavg => ~algorithm is 'fedrep,fedavg'; expected names separated by spaces
+outsiders:Nobody => algorithm
+outsiders: => algorithm
 --num-clients 5 => command-line
 --rounds => command-line
 --run-config seed=3 fedavg => run-config

@@ -3,11 +3,9 @@
 import pytest
 
 from flwr_frl.clients.algorithms import load_client
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.algorithms import (
     ALGORITHMS,
-    build_strategy,
-    check_names,
     client_path,
     settings_owners,
     strategy_class,
@@ -90,56 +88,3 @@ def test_classes_whose_settings_apply():
     owners = settings_owners(settings_of("flanp", srpfl_base="flute-star"))
     assert owners[0] is FLANP
     assert path_of(owners[1]) == "flwr_frl.strategies.averaging:FedAvg"
-
-
-WRONG = {
-    "fedrap": "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: apfl, ",
-    "nowhere.at_all:Strategy": "cannot be imported: ModuleNotFoundError: No module",
-    "breaks_at_once:Any": "cannot be imported: OSError: no battery",
-    "outsiders:Nobody": "cannot be imported: AttributeError: module 'outsiders' has",
-    "outsiders:Plain.more": "type object 'Plain' has no attribute 'more'",
-    "outsiders:": "algorithm 'outsiders:' cannot be imported: ",
-    ":Plain": "algorithm ':Plain' cannot be imported: ",
-    "outsiders:Homeless": "is no strategy; expected a subclass of Strategy",
-    "outsiders:ASYNCHRONOUS": "algorithm 'outsiders:ASYNCHRONOUS' is no strategy; ",
-    "outsiders:WithoutHooks": "algorithm 'outsiders:WithoutHooks' is no strategy; ",
-    "outsiders:WithoutClient": "has the client ''; declare the import path",
-}
-
-
-@pytest.mark.parametrize("algorithm", WRONG)
-def test_invalid_algorithm_is_rejected_in_one_line(algorithm, tmp_path, monkeypatch):
-    (tmp_path / "breaks_at_once.py").write_text("raise OSError('no\\nbattery')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SettingsError) as caught:
-        build_strategy(settings_of(algorithm))
-    assert WRONG[algorithm] in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "line"),
-    [
-        ("outsiders:LostClient", "module 'outsiders' has no attribute 'NobodyIsHere'"),
-        ("outsiders:StrangeClient", "is no client; expected a subclass of Client"),
-    ],
-)
-def test_invalid_client_is_rejected_when_it_is_loaded(algorithm, line):
-    # Servers do not load the client class.
-    path = client_path(settings_of(algorithm))
-    with pytest.raises(SettingsError, match=line):
-        load_client(path)
-
-
-@pytest.mark.parametrize(
-    ("algorithms", "line"),
-    [
-        (["fedavg", "here:Plain", "there:Plain"], "'Plain': 'here:Plain' and 'there:P"),
-        (["outsiders:fedrep", "fedrep"], "'fedrep': 'fedrep' and 'outsiders:fedrep'; "),
-        # Its results would be mistaken for those of the built-in algorithm.
-        (["outsiders:fedrep"], "'fedrep': 'fedrep' and 'outsiders:fedrep'; each must"),
-    ],
-)
-def test_equal_names_are_rejected(algorithms, line):
-    with pytest.raises(SettingsError, match=f"two algorithms are called {line}"):
-        check_names(algorithms)

@@ -4,13 +4,10 @@ from typing import ClassVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.grids.closing import GridDecorator
-
-ASYNCHRONOUS = 3
 
 
 class Plain(Strategy, client="flwr_frl.clients.fedrep:FedRepClient"):
@@ -74,41 +71,12 @@ class WithoutClient(Strategy):
     """Does not declare its client."""
 
 
-class Needy(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
-    """Requires an argument that is not a setting."""
-
-    def __init__(self, thing, **base):
-        super().__init__(**base)
-
-
-class CutOff(Plain):
-    """Does not pass keyword arguments on to its base class."""
-
-    caution: float = setting(0.5, gt=0, le=1)
-
-    def __init__(self):
-        super().__init__()
-
-
-class BelowCutOff(CutOff):
-    """Passes on keyword arguments that its base class does not accept."""
-
-    def __init__(self, **base):
-        super().__init__(**base)
-
-
 class LostClient(Strategy, client="outsiders:NobodyIsHere"):
     pass
 
 
 class StrangeClient(Strategy, client="outsiders:Plain"):
     pass
-
-
-class WithoutHooks(FlowerFedAvg):
-    """A Flower strategy that lacks the hooks of `Strategy`."""
-
-    client = "flwr_frl.clients.fedavg:FedAvgClient"
 
 
 class Homeless:

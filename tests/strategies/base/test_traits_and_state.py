@@ -151,17 +151,6 @@ def test_a_setting_that_is_declared_again_keeps_its_value() -> None:
         Nearly(proximal_mu=2.0)
 
 
-def test_an_init_that_drops_inherited_settings_is_an_error() -> None:
-    class CutOff(FedAvg):
-        own: int = setting(2, ge=0)
-
-        def __init__(self):
-            super().__init__()
-
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
-        CutOff.from_settings({"own": 5, "seed": 3})
-
-
 def test_methods_that_resemble_hooks_are_named(caplog) -> None:
     class Mine(FedAvg):
         def agregate(self, round):
