@@ -255,14 +255,16 @@ def check(
     for note in (note for task in tasks for note in task.notes):
         _warn(note)
     read = {n: s for m in _makers(every, settings) for n, s in declared(m).items()}
+    where = f"{', '.join(algorithms)} on {settings['task']}"
     for name, value in given.items():
-        # A task's setting is unused if no algorithm's task uses it.
-        reasons = [task.unused_settings.get(name, "") for task in tasks]
         if name not in read:
-            reasons = [f"{', '.join(algorithms)} on {settings['task']} do not read it"]
-        for other, values in read[name].facts.unused_if.items() if name in read else ():
-            if settings[other] in values:
-                reasons = [f"{other} is {settings[other]!r}"]
+            reasons = [f"it is not read by {where}"]
+        else:
+            # A task's setting is unused if no algorithm's task uses it.
+            reasons = [task.unused_settings.get(name, "") for task in tasks]
+            for other, values in read[name].facts.unused_if.items():
+                if settings[other] in values:
+                    reasons = [f"{other} is {settings[other]!r}"]
         if all(reasons):
             _warn(f"{name}={value} does nothing: {reasons[-1]}")
     # Paths are made absolute, since workers run in other folders.

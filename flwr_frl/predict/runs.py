@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -141,7 +142,7 @@ class TrainedRun:
     heads: Tensors
 
     @classmethod
-    def read(cls, path: FilePath, named: Settings | dict[str, Any]) -> Self:
+    def read(cls, path: FilePath, named: Mapping[str, Any]) -> Self:
         """Read a server's checkpoint.
 
         Parameters

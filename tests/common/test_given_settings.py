@@ -50,6 +50,13 @@ def test_home_is_expanded_in_the_folders_of_results(monkeypatch):
     assert settings["output"] == settings["resume"] == "/home/me/out"
 
 
+def test_a_process_resolves_settings_once_and_its_workers_never():
+    settings = resolve({"seed": 3})
+    assert resolve(settings) is settings
+    sent = pickle.loads(pickle.dumps(settings))
+    assert (resolve(sent) is sent, sent, hash(sent)) == (True, settings, hash(settings))
+
+
 def test_guests_add_their_settings():
     def guests(settings):
         return MoreSteps, function
