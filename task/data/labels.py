@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# Larger integers are probably not classes.
+MAX_CLASSES = 100_000
 # Seed of held-out test sets, the same for all runs.
 HELD_OUT_SEED = 0x4E1D
 # An integer as a program writes it if other cells of its column are empty.

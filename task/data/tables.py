@@ -24,7 +24,6 @@ from flwr_frl.common.settings import (
     require,
     setting,
 )
-from flwr_frl.task.data.arrays import MAX_CLASSES
 from flwr_frl.task.data.cache import (
     Dataset,
     DataSettings,
@@ -34,7 +33,7 @@ from flwr_frl.task.data.cache import (
     stamp,
 )
 from flwr_frl.task.data.images import FORM, INSPECTED, Pictures, Source, common_shape
-from flwr_frl.task.data.labels import class_name, held_out
+from flwr_frl.task.data.labels import MAX_CLASSES, class_name, held_out
 
 # Suffixes of files; a folder is read by the first of them for which it has files.
 FORMATS = (".parquet", ".arrow", ".csv", ".jsonl", ".json")

@@ -1,4 +1,4 @@
-"""Image classification on a data set that is split over clients."""
+"""Classification of images and table rows on a data set that is split over clients."""
 
 import warnings
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from torch import nn
 
 from flwr_frl.common.settings import PathText, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.cache import Dataset, DataSettings
+from flwr_frl.task.data.cache import Dataset, DataSettings, load
 from flwr_frl.task.data.datasets import SOURCES, load_dataset
 from flwr_frl.task.data.images import read_image
 from flwr_frl.task.data.partitions import (
@@ -22,6 +22,7 @@ from flwr_frl.task.data.partitions import (
     PartitionSettings,
     partition,
 )
+from flwr_frl.task.data.tables import ColumnSettings, table_files
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
@@ -291,6 +292,34 @@ class ImageTask(PartitionedTask):
         is_tried = type(self) is ImageTask and "initial_model" not in vars(self)
         if self.held_out or self.metrics or not is_tried:
             super().check(client)
+
+
+@dataclass(frozen=True)
+class HubSettings(ImageSettings, ColumnSettings):
+    """Settings of a task with a table."""
+
+
+@dataclass(frozen=True)
+class FromHub:
+    """Make the task of a table: an `ImageTask`, or a `PartitionedTask` for numbers.
+
+    Parameters
+    ----------
+    name : str, default ""
+        Name or path of the data set (see `table_files`); ``data-dir`` overrides it.
+    """
+
+    name: str = ""
+
+    _settings_type: ClassVar[type] = HubSettings
+
+    def __call__(self, settings: HubSettings, num_clients: int) -> PartitionedTask:
+        """Return the task; with 0 clients, client 0 has the whole data set."""
+        dataset = load(*table_files(self.name, settings), settings)
+        if dataset.train.images.ndim == 4:
+            # The defaults of image folders apply.
+            return ImageTask("image-folder", settings, num_clients, dataset)
+        return PartitionedTask(settings, num_clients, dataset)
 
 
 def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
