@@ -1,5 +1,9 @@
-"""Base classes of tasks."""
+"""Base classes of tasks, and fingerprints of their examples.
 
+Fingerprints show that two processes have the same examples.
+"""
+
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -13,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import ResourceError, SettingsError, require
 from flwr_frl.task.checks import Trials, check_head, check_model
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -26,6 +30,9 @@ from flwr_frl.task.types import Loss, Metric
 __all__ = ["BaseTask", "ExampleTask", "Matrix", "Metric", "RegressionTask", "Task"]
 
 Matrix = npt.NDArray[np.float64]
+# Largest number of rows of a set that are read, and of values per row that count, so
+# that a fingerprint takes about a millisecond of any mapped data.
+ROWS, VALUES = 16, 256
 
 
 class BaseTask(ABC):
@@ -106,12 +113,9 @@ class BaseTask(ABC):
         for part in ("train", "test"):
             try:
                 examples = getattr(self, f"{part}_examples")(client)
-                if not isinstance(examples, ExampleSet):
-                    raise SettingsError(
-                        f"they are a {type(examples).__name__}; expected an "
-                        "ExampleSet; ExampleSet.from_dataset converts a Dataset (or "
-                        "the dataset of a DataLoader)"
-                    )
+                allowed = "an ExampleSet (ExampleSet.from_dataset converts a Dataset)"
+                is_set = isinstance(examples, ExampleSet)
+                require(is_set, "the value", examples, allowed, "settings")
                 if len(examples) > 0:
                     self._trials.check(self, part, examples)
             except SettingsError as error:
@@ -122,6 +126,10 @@ class BaseTask(ABC):
     @cached_property
     def _trials(self) -> Trials:
         return Trials()
+
+    @cached_property
+    def _fingerprints(self) -> dict[int, str]:
+        return {}
 
     def check_model(self, examples: ExampleSet) -> None:  # noqa: B027
         """Check the model on a client's examples, before it is tried on them."""
@@ -185,23 +193,16 @@ class ExampleTask(BaseTask):
 
     def __post_init__(self) -> None:
         """Check types, names and lengths."""
-        if isinstance(self.model, nn.Module):
-            raise SettingsError(
-                f"model is a {type(self.model).__name__}; expected a function that "
-                "returns a new one"
-            )
-        if isinstance(self.loss, type):
-            raise SettingsError(
-                f"loss is the class {self.loss.__name__}; expected a function, such as "
-                f"{self.loss.__name__}()"
-            )
+        is_function = not isinstance(self.model, nn.Module)
+        require(is_function, "model", self.model, "a function that returns a new one")
+        is_class = isinstance(self.loss, type)
+        allowed = "a function or an instance, such as nn.MSELoss()"
+        require(not is_class, "loss", self.loss, allowed)
         check_metrics(self.metrics)
         if isinstance(self.train, Mapping) and isinstance(self.test, Mapping):
-            if unpaired := sorted(map(str, {*self.train} ^ {*self.test})):
-                raise SettingsError(
-                    f"client {unpaired[0]!r} is in one of train and test; expected "
-                    "in both"
-                )
+            unpaired = sorted(map(str, {*self.train} ^ {*self.test}))
+            named = "clients in only one of train and test"
+            require(not unpaired, f"the list of {named}", unpaired, "empty")
             names = tuple(self.train)
             object.__setattr__(self, "client_names", tuple(map(str, names)))
             for part, sets in (("train", self.train), ("test", self.test)):
@@ -209,20 +210,15 @@ class ExampleTask(BaseTask):
         for name in ("train", "test"):
             sets = getattr(self, name)
             is_sequence = hasattr(sets, "__len__") and hasattr(sets, "__getitem__")
-            if isinstance(sets, Mapping) or not is_sequence:
-                raise SettingsError(
-                    f"{name} is a {type(sets).__name__}; expected a sequence of the "
-                    "clients' ExampleSets, such as a list, or two dictionaries of them"
-                )
+            valid = is_sequence and not isinstance(sets, Mapping)
+            allowed = "a sequence of the clients' ExampleSets, or two mappings of them"
+            require(valid, name, type(sets), allowed)
 
     def initial_model(self) -> SplitModel:
         """Return a new model, initialised from the seed or the weights' file."""
         with seeded(self.seed or 0):
             module = self.model()
-        if not isinstance(module, nn.Module):
-            raise SettingsError(
-                f"model() returns a {type(module).__name__}; expected an nn.Module"
-            )
+        require(isinstance(module, nn.Module), "model()", module, "an nn.Module")
         name, model = type(module).__name__, module
         if not isinstance(model, SplitModel):
             model = SplitModel.wrap(module, self.head)
@@ -256,11 +252,8 @@ class ExampleTask(BaseTask):
 
     def _of(self, part: str, client: int) -> ExampleSet:
         sets: Sequence[ExampleSet] = getattr(self, part)
-        if client >= len(sets):
-            raise SettingsError(
-                f"the task's {part} has examples of {len(sets)} clients; num-clients "
-                f"must be at most {len(sets)}"
-            )
+        allowed = f"below {len(sets)}, the number that {part} has; lower num-clients"
+        require(client < len(sets), "client", client, allowed, "num-clients")
         return sets[client]
 
     def read(self, line: str) -> Tensor:
@@ -270,6 +263,66 @@ class ExampleTask(BaseTask):
 
 # The type of all tasks.
 Task = BaseTask
+
+
+def fingerprint(task: Task, client: int) -> str:
+    """Return a digest of a client's examples, computed once per task object.
+
+    It covers the number of training and test examples, the shapes and dtypes of inputs
+    and targets, and up to 4,096 values of 16 examples at equal distances. Another split
+    changes it; a change of a few other examples may not. They are read under a fixed
+    seed, so that random augmentations on access do not count.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    client : int
+        Index of the client, from 0.
+    """
+    if client not in task._fingerprints:
+        with seeded(client):
+            sets = task.train_examples(client), task.test_examples(client)
+        # `Task.check` refuses other types.
+        valid = all(isinstance(examples, ExampleSet) for examples in sets)
+        task._fingerprints[client] = _digest(sets) if valid else ""
+    return task._fingerprints[client]
+
+
+def _digest(sets: tuple[ExampleSet, ...]) -> str:
+    digest = hashlib.sha256()
+    for examples in sets:
+        rows = torch.arange(0, len(examples), -(-len(examples) // ROWS) or 1)
+        places = rows if examples.rows is None else examples.rows[rows]
+        for values, at in ((examples.inputs, places), (examples.targets, rows)):
+            shape = f"{len(examples)} {values.dtype} {tuple(values.shape[1:])}"
+            taken = values[at.to(values.device)].detach().cpu().flatten()
+            # Copied, as bytes can only be read from contiguous memory.
+            taken = taken[:: -(-len(taken) // (ROWS * VALUES)) or 1].clone()
+            digest.update(shape.encode())
+            digest.update(taken.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def check_examples(task: Task, client: int, expected: object) -> None:
+    """Raise `ResourceError` if a simulated client's fingerprint is not the expected.
+
+    Parameters
+    ----------
+    task : Task
+        The task, as built in this process.
+    client : int
+        Index of the client, from 0.
+    expected : object
+        Fingerprint at the start of the run; None if it is unknown.
+    """
+    if expected is not None and (found := fingerprint(task, client)) != expected:
+        raise ResourceError(
+            f"examples of client {client} have the fingerprint {found}; expected "
+            f"{expected}, as at the start of the run: each process must build the same "
+            "task, from the same data, with a seed for each random split",
+            "other-examples",
+        )
 
 
 class RegressionTask(BaseTask):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flwr_frl.common.npy import is_finite
-from flwr_frl.common.settings import SettingsError, reason_of
+from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
 from flwr_frl.task.metrics import number
@@ -129,11 +129,8 @@ def _try(task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor) -> Te
 
 def _check_shapes(task: "Task", outputs: Any, targets: Tensor) -> None:
     """Raise `SettingsError` unless the outputs are a tensor that fits the targets."""
-    if not isinstance(outputs, Tensor):
-        raise SettingsError(
-            f"the model returns a {type(outputs).__name__}; expected a tensor, without "
-            "auxiliary outputs (aux_logits=False in torchvision)"
-        )
+    allowed = "a tensor, without others beside it (aux_logits=False in torchvision)"
+    require(isinstance(outputs, Tensor), "the model's output", outputs, allowed)
     count = len(task.classes)
     if are_classes(targets, outputs.shape[1:2]):
         fits = targets.shape == outputs.shape[:1] + outputs.shape[2:]
@@ -196,11 +193,9 @@ def check_range(task: "Task", targets: Tensor, count: int) -> None:
 
 def check_model(model: SplitModel) -> None:
     """Raise `SettingsError` if an initial model cannot be trained or sent."""
-    if frozen_tensors(model) and not any(True for _ in model.parameters()):
-        raise SettingsError(
-            f"the model's {min(frozen_tensors(model))!r} does not require a gradient, "
-            "and neither does any other parameter; at least one must, to be trained"
-        )
+    is_trained = not frozen_tensors(model) or any(True for _ in model.parameters())
+    allowed = "at least one; none requires a gradient"
+    require(is_trained, "the model's number of trained parameters", 0, allowed)
     for name, value in model.tensors.items():
         short = value.dtype in (torch.float16, torch.bfloat16)
         if is_lazy(value) or short or not is_finite(value.detach().cpu().numpy()):

@@ -163,7 +163,8 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
     """Return a copy of a task with some attributes replaced, which is not tried yet."""
     twin = copy.copy(task)
-    vars(twin).pop("_trials", None)
+    for name in ("_trials", "_fingerprints"):
+        vars(twin).pop(name, None)
     for name, value in attributes.items():
         # Also in a frozen dataclass; a property of a user's class raises an error.
         object.__setattr__(twin, name, value)

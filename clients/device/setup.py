@@ -31,8 +31,7 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.task import devices
-from flwr_frl.task.base import Task
-from flwr_frl.task.fingerprint import check_examples, fingerprint
+from flwr_frl.task.base import Task, check_examples, fingerprint
 from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.tasks import TaskKey, built_task, reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask

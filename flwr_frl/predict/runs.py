@@ -46,9 +46,8 @@ from flwr_frl.predict.predictor import (
     check_arrays,
     check_size,
 )
-from flwr_frl.task.base import Task
+from flwr_frl.task.base import Task, check_examples
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.fingerprint import check_examples
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training.privacy import ExamplePrivacy

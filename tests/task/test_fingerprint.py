@@ -9,7 +9,7 @@ from torch import nn
 
 from flwr_frl.common.settings import ResourceError
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.fingerprint import VALUES, check_examples, fingerprint
+from flwr_frl.task.base import VALUES, check_examples, fingerprint
 
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40)
 
