@@ -25,7 +25,6 @@ fedrap => algorithm
 --fraction 0.01 => ~of 20 clients it samples nobody
 --backend dask => backend
 --task image-folder --data-dir nowhere => data-dir
---task image-folder --data-dir hollow => data-dir
 --task image-folder --data-dir broken => data-dir
 --task cifar10 --data-dir nowhere => data-dir
 @ resume='nowhere' => ~there is no checkpoint 'nowhere/fedavg
