@@ -39,9 +39,8 @@ Direction = Literal["sphere", "bernoulli", "gaussian"]
 # First words of the random seeds; they separate the random streams from each other and
 # from those of the problems.
 START, NOISE, EXCHANGE = 0x4D545, 0x4D546, 0x4D547
-# Iterations per block of noise, and the largest number of values in a block of more
-# than one iteration.
-BLOCK, VALUES = 64, 2**20
+# Iterations per block of noise
+BLOCK = 64
 
 
 class Problem(Protocol):
@@ -107,7 +106,7 @@ class Noise:
 
     Each node draws them in blocks of 64 iterations, with one random stream per block. A
     device that keeps nothing between messages redraws a block to use one row, which is
-    cheap; a long run draws every block once. With many parameters, blocks are shorter.
+    cheap; a long run draws every block once.
 
     Parameters
     ----------
@@ -121,7 +120,7 @@ class Noise:
         4.4.1). The length is 1 except for ``gaussian``, whose x ± ζ u can lie outside
         of X, where the costs must then be defined. "" draws none, for sample feedback.
     block : int, default 64
-        Largest number of iterations in a block.
+        Number of iterations in a block; 1 if there are many parameters.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class Noise:
         block: int = BLOCK,
     ) -> None:
         self.problem, self.seed, self.direction = problem, seed, direction
-        self.block = max(1, min(block, VALUES // problem.dimension))
+        self.block = block
         self._drawn: tuple[int, Float64s, Float64s] | None = None
 
     def at(self, iteration: int) -> tuple[Float64s, Float64s]:

@@ -141,20 +141,6 @@ def test_logistic_regression_has_7850_parameters():
 # Custom modules
 
 
-def test_wrap_by_hand():
-    # 2 x + 1, then 3 y - 2: at x = 5 the feature is 11 and the output 31.
-    module = nn.Sequential(OrderedDict(body=nn.Linear(1, 1), fc=nn.Linear(1, 1)))
-    with torch.no_grad():
-        for parameter, value in zip(module.parameters(), (2, 1, 3, -2), strict=True):
-            parameter.fill_(value)
-    model = SplitModel.wrap(module, head="fc")
-    x = torch.tensor([[5.0]])
-    assert model.representation(x).item() == 11
-    assert model(x).item() == 31
-    kept = [f"representation.body.{name}" for name in ("weight", "bias")]
-    assert list(model.state_dict()) == [*kept, "head.weight", "head.bias"]
-
-
 @pytest.mark.parametrize(
     ("name", "head"), [("resnet18", "fc"), ("mobilenet_v3_small", "classifier.3")]
 )

@@ -26,18 +26,6 @@ def test_the_distance_of_two_lines_is_the_sine_of_their_angle(degrees):
     assert principal_angle_distance(a, b) == pytest.approx(abs(np.sin(angle)), abs=1e-9)
 
 
-def test_the_distance_of_planes_is_the_sine_of_the_largest_angle():
-    # Span(e1, e2) and span(cos 20° e1 + sin 20° e3, cos 50° e2 + sin 50° e4).
-    first = np.eye(4)[:, :2]
-    a, b = np.deg2rad(20), np.deg2rad(50)
-    second = np.array([[np.cos(a), 0], [0, np.cos(b)], [np.sin(a), 0], [0, np.sin(b)]])
-    assert principal_angle_distance(first, second) == pytest.approx(np.sin(b))
-    assert principal_angle_distance(second, first) == pytest.approx(np.sin(b))
-    # A line in the plane has distance 0 from it; the plane is not in the line.
-    assert principal_angle_distance(first, column(1, 1, 0, 0)) == pytest.approx(0)
-    assert principal_angle_distance(column(1, 1, 0, 0), first) == pytest.approx(1)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 6))
 def test_distance_matches_its_definition(seed, k, extra):
     # ‖B̂₁,⊥ᵀ B̂₂‖₂ with a basis of the complement from the full QR decomposition
