@@ -7,7 +7,6 @@ from flwr_frl.clients.device.parameter_groups import REPRESENTATION as REPRESENT
 from flwr_frl.clients.device.parameter_groups import WHOLE as WHOLE
 from flwr_frl.clients.ditto import DittoClient as DittoClient
 from flwr_frl.clients.dpsgd import DPSGDClient as DPSGDClient
-from flwr_frl.clients.feature_transfer import FeatureTransferClient as FeatureTransferClient
 from flwr_frl.clients.fed_mtl import FedMTLClient as FedMTLClient
 from flwr_frl.clients.fedala import FedALAClient as FedALAClient
 from flwr_frl.clients.fedamp import FedAMPClient as FedAMPClient
@@ -50,6 +49,7 @@ from flwr_frl.clients.per_fedavg import PerFedAvgClient as PerFedAvgClient
 from flwr_frl.clients.pfedfda import PFedFDAClient as PFedFDAClient
 from flwr_frl.clients.pfedhn import PFedHNClient as PFedHNClient
 from flwr_frl.clients.pfedme import PFedMeClient as PFedMeClient
+from flwr_frl.clients.representation_transfer import FeatureTransferClient as FeatureTransferClient
 from flwr_frl.clients.representation_transfer import RepresentationTransferClient as RepresentationTransferClient
 from flwr_frl.clients.scaffold import SCAFFOLDClient as SCAFFOLDClient
 from flwr_frl.clients.scaffold import SCAFFOLDFTClient as SCAFFOLDFTClient

@@ -17,7 +17,7 @@ from flwr_frl.task.transfer import basis, unit_columns
 
 class RepresentationTransfer(
     Strategy,
-    client="flwr_frl.clients.feature_transfer:FeatureTransferClient",
+    client="flwr_frl.clients.representation_transfer:FeatureTransferClient",
     # The targets receive arrays of another shape.
     uses_mean="never",
     evaluate_last_round_only=True,

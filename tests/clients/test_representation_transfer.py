@@ -14,8 +14,10 @@ from flwr_frl import simulate
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.feature_transfer import FeatureTransferClient
-from flwr_frl.clients.representation_transfer import RepresentationTransferClient
+from flwr_frl.clients.representation_transfer import (
+    FeatureTransferClient,
+    RepresentationTransferClient,
+)
 from flwr_frl.common.settings import build, resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.tasks import build_task

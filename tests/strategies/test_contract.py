@@ -39,7 +39,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.codec import unpack
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.setup import build_client
-from flwr_frl.clients.representation_transfer import TransferClient
+from flwr_frl.clients.representation_transfer import FeatureTransferClient
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.fedbuff import AsynchronousRounds
@@ -145,7 +145,7 @@ def test_the_deployed_model_is_the_same_every_time(
     config = dict(message.content.config_records["config"])
     config["acknowledged-round"] = config["server-round"]
     client = build_client(context, client_setup(context, settings), config)
-    if isinstance(client, TransferClient):
+    if isinstance(client, FeatureTransferClient):
         pytest.skip("only its clients can combine what they receive")
     client._receive(unpack(message, client), config)
     first, second = (copy.deepcopy(client.deployed_model().state_dict()) for _ in "ab")
