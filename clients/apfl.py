@@ -2,15 +2,16 @@
 
 import torch
 from flwr.common import NDArrays
-from torch import Tensor
+from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL
+from flwr_frl.clients.device.training import minimise
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.training.sgd import freeze, loop
+from flwr_frl.task.training.sgd import SGD, freeze
 
 ALPHA = "alpha."
 
@@ -46,50 +47,41 @@ class APFLClient(Client):
         return self.mix(self.personal_model(), self.settings.representation_epochs)
 
     def personalize(self) -> None:
-        """Train v_i, starting from w, and α_i for ``newcomer-epochs`` with w fixed."""
+        """Train v_i, starting from w, for ``newcomer-epochs`` with w and α_i fixed."""
         v = copy_sharing_frozen(self.model)
-        self.mix(v, self.settings.newcomer_epochs, moves_global=False)
+        self.mix(v, self.settings.newcomer_epochs, only_personal=True)
 
-    def mix(self, v: SplitModel, epochs: int, moves_global: bool = True) -> float:
-        """Train v_i and α_i, and with ``moves_global`` also w_i.
+    def mix(self, v: SplitModel, epochs: int, only_personal: bool = False) -> float:
+        """Train v_i and, unless ``only_personal``, w_i and α_i.
 
         Returns the mean loss of v̄_i over the last epoch.
         """
-        w = self.model.requires_grad_(False)
-        trained = (w, v) if moves_global else (v,)
-        optimizers = [self.settings.optimizer(freeze(m, "all")) for m in trained]
-        alpha = self.saved[ALPHA + "value"].clone()
+        settings, w = self.settings, self.model.requires_grad_(False)
+        adapts = settings.apfl_adaptive and not only_personal
+        alpha = nn.Parameter(self.saved[ALPHA + "value"].clone(), adapts)
+        # Only the first step of a round updates α.
+        if adapts:
+            hook = alpha.register_post_accumulate_grad_hook
+            hook(lambda a: a.requires_grad_(False))  # type: ignore[no-untyped-call]
+        plain = SGD(settings.learning_rate, momentum=0.0, weight_decay=0.0)
+        optimizers = [
+            settings.optimizer(freeze(v, "all")),
+            plain.optimizer(nn.ParameterDict({"alpha": alpha})),
+        ]
+        if not only_personal:
+            optimizers.append(settings.optimizer(freeze(w, "all")))
 
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            with self.settings.autocast():
-                loss = self.global_loss(inputs, targets) if moves_global else 0.0
-                outputs = called_with(v, mixture(alpha, v, w), inputs)
-                mixed_loss = self._loss(outputs, targets)
-            (loss + mixed_loss).backward()  # type: ignore[no-untyped-call]
-            for optimizer in optimizers:
-                optimizer.step()
-            if alpha.grad is not None:
-                # Only the first step of a loop updates α.
-                alpha.requires_grad_(False)
-                alpha.sub_(alpha.grad, alpha=self.settings.learning_rate).clamp_(0, 1)
-                alpha.grad = None
-            return mixed_loss.detach()
+        def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            alpha.data.clamp_(0, 1)
+            loss = 0.0 if only_personal else self._loss(w(inputs), targets)
+            outputs = called_with(v, mixture(alpha, v, w), inputs)
+            mixed_loss = self._loss(outputs, targets)
+            return mixed_loss, loss + mixed_loss
 
-        # A newcomer's v starts at w, where α has no gradient: update α every epoch.
-        updates = 1 if moves_global else max(1, epochs)
-        for _ in range(updates):
-            alpha.requires_grad_(self.settings.apfl_adaptive)
-            mean = loop(step, self.train_examples, epochs // updates, self.settings, v)
+        mean = minimise(self, objective, epochs, optimizers, v)
         self.saved = within(PERSONAL_MODEL, v.state_dict())
-        self.saved[ALPHA + "value"] = alpha.detach()
+        self.saved[ALPHA + "value"] = alpha.detach().clamp(0, 1)
         return mean
-
-    def global_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return w's loss, plus the proximal term if the server sends μ."""
-        loss = self._loss(self.model(inputs), targets)
-        return loss + self._proximal(inputs, self.model)
 
     def personal_model(self) -> SplitModel:
         """Return v_i, or its initial values, as a separate model."""

@@ -50,12 +50,9 @@ class FedALAClient(Client):
         if group == STARTED:
             return {"value": torch.zeros(1)}
         if group == WEIGHTS:
-            named = self.model.named_parameters()
-            return {
-                name: torch.ones(p.shape, dtype=p.dtype)
-                for name, p in named
-                if name.startswith(HEAD)
-            }
+            named = self.model.head.named_parameters()
+            ones = {name: torch.ones(p.shape, dtype=p.dtype) for name, p in named}
+            return within(HEAD, ones)
         return super().initial_group(group)
 
     def update(self) -> float:

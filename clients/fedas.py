@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, on_copy
-from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.training import class_means, labelled_features, minimise
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import differentiable
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.sgd import SGD, freeze, loop
+from flwr_frl.task.training.sgd import SGD, freeze
 
 PROTOTYPES = "prototypes."
 MEANS, COUNTS = f"{PROTOTYPES}means", f"{PROTOTYPES}counts"
@@ -74,24 +74,19 @@ class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
         """Train the representation towards the prototypes, if there are any."""
         means, has_prototype = self.saved[MEANS], self.saved[COUNTS] > 0
         rate, model = self.settings.fedas_learning_rate, self.model
-        is_trained = any(True for _ in model.representation.parameters())
         has_examples = len(self.task.train_examples(self._index)) > 0
-        if not (rate and is_trained and has_prototype.any() and has_examples):
+        if not (rate and has_prototype.any() and has_examples):
             return
         batch, bfloat16 = self.settings.batch_size, self.settings.bfloat16
         sgd = SGD(rate, 0.0, 0.0, batch_size=batch, bfloat16=bfloat16)
+
+        def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            features = model.representation(inputs).flatten(0, -2)
+            loss = alignment_loss(features, targets.flatten(), means, has_prototype)
+            return loss, loss
+
         optimizer = sgd.optimizer(freeze(model, "representation"))
-
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            with sgd.autocast():
-                features = model.representation(inputs).flatten(0, -2)
-                loss = alignment_loss(features, targets.flatten(), means, has_prototype)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            return loss.detach()
-
-        loop(step, self.train_examples, self.settings.fedas_epochs, sgd, model)
+        minimise(self, objective, self.settings.fedas_epochs, [optimizer], sgd=sgd)
 
     def fisher_trace(self) -> float:
         """Return the trace of the empirical Fisher information of the whole model."""

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
+from flwr_frl.clients.device.training import minimise
 from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.training.sgd import freeze, loop
+from flwr_frl.task.models.frozen import copy_sharing_frozen, set_apart
 
 PERSONAL_HEAD, POLICY = "personal-head.", "policy."
 # Widths a of the kernel Σ_a exp(−‖x − y‖² / 2a), from the authors' code.
@@ -37,9 +37,8 @@ class SeparatingHead(nn.Module):
         self, personal: nn.Linear, shared: nn.Linear, policy: nn.Module
     ) -> None:
         super().__init__()
-        self.personal = personal
-        self.shared = shared.requires_grad_(False)
-        self.policy = policy
+        self.personal, self.shared, self.policy = personal, shared, policy
+        set_apart(shared.requires_grad_(False))
         # v / ‖v‖ of the personal head before this round's training.
         context = personal.weight.detach().sum(0)
         self.register_buffer("context", nn.functional.normalize(context, dim=0))
@@ -48,9 +47,8 @@ class SeparatingHead(nn.Module):
         """Return the sum of both heads' outputs."""
         pairs = self.policy(features * self.context).unflatten(-1, (2, -1))
         shares, rest = pairs.softmax(-2).unbind(-2)
-        outputs: Tensor = self.personal(features * shares) + self.shared(
-            features * rest
-        )
+        outputs: Tensor = self.personal(features * shares)
+        outputs = outputs + self.shared(features * rest)
         return outputs
 
 
@@ -91,60 +89,41 @@ class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
         """Return the initial head, or a policy network drawn with the task's seed."""
         if group == PERSONAL_HEAD:
             return under(HEAD, self.task.initial_state)
-        with seeded(getattr(self.task, "seed", 0) or 0):
-            return self.policy().state_dict()
+        return self.policy().state_dict()
 
     def policy(self) -> nn.Module:
-        """Return an untrained policy network."""
+        """Return a policy network drawn with the task's seed."""
         weight = self.model.linear_head("FedCP").weight
         k, dtype = weight.shape[1], weight.dtype
-        linear, norm = (
-            nn.Linear(k, 2 * k, dtype=dtype),
-            nn.LayerNorm(2 * k, dtype=dtype),
-        )
-        return nn.Sequential(linear, norm, nn.ReLU())
+        with seeded(getattr(self.task, "seed", 0) or 0):
+            layer = nn.Linear(k, 2 * k, dtype=dtype)
+        norm = nn.LayerNorm(2 * k, dtype=dtype)
+        return nn.Sequential(layer, norm, nn.ReLU())
 
     def deployed_model(self) -> SplitModel:
         """Return the received representation with both heads and the policy."""
         shared = self.model.linear_head("FedCP")
-        personal, policy = copy.deepcopy(shared), self._blank_policy()
+        personal, policy = copy.deepcopy(shared), self.policy().to(self._device)
         personal.load_state_dict(under(PERSONAL_HEAD, self.saved))
         policy.load_state_dict(under(POLICY, self.received))
         head = SeparatingHead(personal, copy.deepcopy(shared), policy)
         return SplitModel(self.model.representation, head)
 
-    def _blank_policy(self) -> nn.Module:
-        # The values are overwritten; drawing them must not advance the client's RNG.
-        with torch.random.fork_rng(devices=[]):
-            return self.policy().to(self._device)
-
     def update(self) -> Update:
         """Train representation, personal head and policy together."""
-        model, weight = self.deployed_model(), self.settings.fedcp_lambda
+        model, settings = self.deployed_model(), self.settings
         received = copy_sharing_frozen(model.representation)
         received.requires_grad_(False).train()
-        optimizer = self.settings.optimizer(freeze(model, "all"))
-        model.head.get_submodule("shared").requires_grad_(False)
-        examples = self.train_examples
-        batch = min(self.settings.batch_size, len(examples))
+        batch = min(settings.batch_size, len(self.train_examples))
 
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            with self.settings.autocast():
-                features = model.representation(inputs)
-                loss = self._loss(model.head(features), targets)
-                objective = loss
-                if weight:
-                    share = weight * len(targets) / batch
-                    distance = discrepancy(features, received(inputs))
-                    objective = objective + share * distance
-                objective = objective + self._proximal(features, model)
-            objective.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            return loss.detach()
+        def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            features = model.representation(inputs)
+            loss = self._loss(model.head(features), targets)
+            share = settings.fedcp_lambda * len(targets) / batch
+            return loss, loss + share * discrepancy(features, received(inputs))
 
-        epochs = self.settings.representation_epochs
-        loss = loop(step, examples, epochs, self.settings, self.model)
+        epochs = settings.representation_epochs
+        loss = minimise(self, objective, epochs, model=model)
         head = under("head.personal.", model.state_dict())
         self.saved = within(PERSONAL_HEAD, head)
         mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in head.items()}

@@ -6,11 +6,12 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Arrays, Client, Config, on_copy
 from flwr_frl.clients.device.conversions import Tensors, to_numpy
 from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.training import minimise
 from flwr_frl.common.messages import CONSENSUS
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.sgd import freeze, loop
+from flwr_frl.task.training.sgd import freeze
 
 MEMORY = "memory."
 
@@ -91,34 +92,25 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
         bias = nn.ParameterDict({} if memory is None else {"bias": memory})
         optimizer = settings.optimizer(nn.ModuleList([freeze(model, "all"), bias]))
         mean = torch.zeros_like(self.layer.weight[0]).detach()
-        examples = self.train_examples
         # With fewer examples, the only batch is a full one.
-        batch = min(settings.batch_size, len(examples))
+        batch = min(settings.batch_size, len(self.train_examples))
 
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             nonlocal mean
-            optimizer.zero_grad()
-            with settings.autocast():
-                features = model.representation(inputs)
-                moved = features if memory is None else features + bias["bias"]
-                loss = objective = self._loss(model.head(moved), targets)
-                now = features.flatten(0, -2).mean(0)
-                # A last batch of one example must not replace the mean.
-                momentum = settings.dbe_momentum * len(targets) / batch
-                mean = (1 - momentum) * mean + momentum * now
-                if consensus is not None and settings.dbe_kappa:
-                    distance = (mean - consensus).square().mean()
-                    objective = objective + settings.dbe_kappa / 2 * distance
-                objective = objective + self._proximal(features, model)
-            objective.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            mean = mean.detach()
-            return loss.detach()
+            features = model.representation(inputs)
+            moved = features if memory is None else features + bias["bias"]
+            loss = self._loss(model.head(moved), targets)
+            now = features.flatten(0, -2).mean(0)
+            # A last batch of one example must not replace the mean.
+            momentum = settings.dbe_momentum * len(targets) / batch
+            mean = (1 - momentum) * mean.detach() + momentum * now
+            if consensus is None:
+                return loss, loss
+            distance = (mean - consensus).square().mean()
+            return loss, loss + settings.dbe_kappa / 2 * distance
 
-        loss = loop(
-            step, examples, settings.representation_epochs, settings, self.model
-        )
-        return mean.to(self.layer.weight.dtype), loss
+        loss = minimise(self, objective, settings.representation_epochs, [optimizer])
+        return mean.detach().to(self.layer.weight.dtype), loss
 
     @torch.no_grad()
     def deployed_model(self) -> SplitModel:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, TrainingSettings, Update
-from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.training import class_means, labelled_features
 from flwr_frl.clients.device.traits import linear_head, needs_classes, separate_head
 from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES

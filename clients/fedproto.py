@@ -9,10 +9,10 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Update
-from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.training import class_means, labelled_features
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.traits import linear_head, needs_classes
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import train
-from flwr_frl.task.training.sgd import Proximal
 from flwr_frl.task.types import Loss
 
 PERSONAL_HEAD = "personal-head."
@@ -74,18 +72,6 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
 
     personal = (PERSONAL_HEAD,)
 
-    def get_properties(self, config: Config) -> Config:
-        """Also check that the loss is finite if a class has no examples."""
-        properties = super().get_properties(config)
-        counts = self.log_counts(self.model.linear_head("FedRoD"))
-        present = counts.isfinite().nonzero()[:1, 0]
-        if len(present) and not self.task.loss(counts[None], present).isfinite():
-            raise SettingsError(
-                "FedRoD needs a loss that is finite where a class has no examples, as "
-                "cross-entropy is without label smoothing; the task's is not"
-            )
-        return properties
-
     def initial_group(self, group: str) -> Tensors:
         """Return a personalised head whose parameters are 0."""
         head = under(HEAD, self.task.initial_state)
@@ -97,21 +83,13 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
         The training loss is the sum of the losses of both heads.
         """
         generic = self.model.linear_head("FedRoD")
-        heads = TwoHeads(generic, self.personal_head(), self.log_counts(generic))
-        near = None
-        if self._proximal_weight:
-            generic_head = within(f"{HEAD}generic.", under(HEAD, self.received))
-            near = Proximal(self._proximal_weight, {**self.received, **generic_head})
-        loss = train(
-            SplitModel(self.model.representation, heads),
-            "all",
-            self.train_examples,
-            BothLosses(self._loss),
-            self.settings.representation_epochs,
-            self.settings,
-            near,
-        )
-        self.saved = within(PERSONAL_HEAD, heads.personal.state_dict())
+        personal = copy.deepcopy(generic)
+        personal.load_state_dict(under(PERSONAL_HEAD, self.saved))
+        heads = TwoHeads(generic, personal, self.log_counts(generic))
+        model = SplitModel(self.model.representation, heads)
+        how = BothLosses(self._loss), self.settings.representation_epochs
+        loss = train(model, "all", self.train_examples, *how, self.settings)
+        self.saved = within(PERSONAL_HEAD, personal.state_dict())
         return loss
 
     def log_counts(self, head: nn.Linear) -> Tensor:
@@ -120,12 +98,6 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
         # Cross-entropy ignores negative targets.
         counts = torch.bincount(targets[targets >= 0], minlength=head.out_features)
         return counts.to(head.weight.dtype).log().to(head.weight.device)
-
-    def personal_head(self) -> nn.Linear:
-        """Return p as a separate module."""
-        head = copy.deepcopy(self.model.linear_head("FedRoD"))
-        head.load_state_dict(under(PERSONAL_HEAD, self.saved))
-        return head
 
     def deployed_model(self) -> SplitModel:
         """Return the model with the head g + p, which is also one linear layer."""

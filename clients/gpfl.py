@@ -9,12 +9,13 @@ from torch.nn.functional import cross_entropy, linear, normalize, relu
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.clients.device.training import minimise
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import IGNORED
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.sgd import freeze, loop
+from flwr_frl.task.training.sgd import freeze
 
 EMBEDDING, VALVE, SHARES = "embedding.", "valve.", "shares."
 
@@ -114,13 +115,18 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
 
     def initial_group(self, group: str) -> Tensors:
         """Return shares of 0; draw embeddings and valve from the task's seed."""
-        weight = self.model.linear_head("GPFL").weight
         if group == SHARES:
-            return {"value": torch.zeros(len(weight))}
-        with seeded(getattr(self.task, "seed", 0) or 0):
-            embedding = torch.randn(weight.shape, dtype=weight.dtype)
-            valve = ConditionalValve(weight.shape[1], weight.dtype)
+            classes = self.model.linear_head("GPFL").out_features
+            return {"value": torch.zeros(classes)}
+        embedding, valve = self.drawn()
         return valve.state_dict() if group == VALVE else {"weight": embedding}
+
+    def drawn(self) -> tuple[Tensor, ConditionalValve]:
+        """Return embeddings and a valve drawn with the task's seed."""
+        like = self.model.linear_head("GPFL").weight
+        with seeded(getattr(self.task, "seed", 0) or 0):
+            embedding = torch.randn(like.shape, dtype=like.dtype)
+            return embedding, ConditionalValve(like.shape[1], like.dtype)
 
     def update(self) -> Update:
         """Train all parts for ``representation-epochs``."""
@@ -128,53 +134,31 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         self.saved[f"{SHARES}value"] = self.class_shares()
         frozen = self.received[f"{EMBEDDING}weight"]
         valve, condition = self.valve(), self.condition()
-        shared = nn.ModuleDict({"valve": valve})
         embedding = nn.Parameter(frozen.clone())
+        shared = nn.ModuleDict({"valve": valve})
         shared.register_parameter("embedding", embedding)
-        # The gradient is clipped as a whole, not by each of the two optimisers.
-        unclipped = replace(settings, max_gradient_norm=0.0)
-        decayed = replace(unclipped, weight_decay=settings.gpfl_mu)
-        optimizers = (
-            unclipped.optimizer(freeze(model, "all")),
-            decayed.optimizer(shared),
-        )
-        trained = [*model.parameters(), *shared.parameters()]
+        decayed = replace(settings, weight_decay=settings.gpfl_mu)
+        pair = settings.optimizer(freeze(model, "all")), decayed.optimizer(shared)
 
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            with settings.autocast():
-                features = model.representation(inputs)
-                outputs = model.head(valve(features, condition))
-                loss = self._loss(outputs, targets)
-                z = valve(features, frozen.mean(0)).flatten(0, -2)
-                y = targets.flatten()
-                cosines = linear(normalize(z), normalize(embedding))
-                # The task's loss may ignore other negative targets than torch's does.
-                labels = y.masked_fill(y < 0, IGNORED)
-                objective = loss + cross_entropy(cosines, labels)
-                away = (z - frozen[y.clamp(min=0)])[y >= 0]
-                distance = torch.linalg.vector_norm(away, dim=1).mean()
-                objective = objective + settings.gpfl_lambda * distance
-                objective = objective + self._proximal(features, model)
-            objective.backward()
-            if settings.max_gradient_norm:
-                nn.utils.clip_grad_norm_(trained, settings.max_gradient_norm)
-            for optimizer in optimizers:
-                optimizer.step()
-            return loss.detach()
+        def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            features = model.representation(inputs)
+            outputs = model.head(valve(features, condition))
+            loss, y = self._loss(outputs, targets), targets.flatten()
+            z = valve(features, frozen.mean(0)).flatten(0, -2)
+            cosines = linear(normalize(z), normalize(embedding))
+            # The task's loss may ignore other negative targets than torch's does.
+            value = loss + cross_entropy(cosines, y.masked_fill(y < 0, IGNORED))
+            away = (z - frozen[y.clamp(min=0)])[y >= 0]
+            distance = torch.linalg.vector_norm(away, dim=1).mean()
+            return loss, value + settings.gpfl_lambda * distance
 
-        epochs = settings.representation_epochs
-        loss = loop(step, self.train_examples, epochs, settings, model)
+        loss = minimise(self, objective, settings.representation_epochs, pair)
         others = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
         return loss, {**model.state_dict(), **others}
 
     def valve(self) -> ConditionalValve:
         """Return the received valve."""
-        width = self.model.linear_head("GPFL").in_features
-        # The values are overwritten; drawing them must not advance the client's RNG.
-        with torch.random.fork_rng(devices=[]):
-            valve = ConditionalValve(width, self.model.linear_head("GPFL").weight.dtype)
+        _, valve = self.drawn()
         valve.load_state_dict(under(VALVE, self.received))
         return valve.to(self._device)
 

@@ -9,7 +9,7 @@ from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.common.messages import CLUSTER, CLUSTERS
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
@@ -80,12 +80,7 @@ def initial_models(task: Task, count: int) -> Tensors:
     """Return the initial models of ``count`` clusters, stacked along the first axis.
 
     The first is the task's. In the others all layers are initialised anew, even if the
-    first has pretrained weights.
-
-    Raises
-    ------
-    SettingsError
-        If no layer can be initialised anew, as equal models would stay equal.
+    first has pretrained weights; layers without ``reset_parameters`` start equal.
     """
     states = [task.initial_state]
     for number in range(1, count):
@@ -96,12 +91,5 @@ def initial_models(task: Task, count: int) -> Tensors:
             for module in model.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
-        state = model.state_dict()
-        if all(torch.equal(state[name], states[0][name]) for name in state):
-            raise SettingsError(
-                f"num-clusters is {count}; expected 1 for a model in which no layer "
-                "has reset_parameters, so that its clusters would all start equal",
-                "num-clusters",
-            )
-        states.append(state)
+        states.append(model.state_dict())
     return {name: torch.stack([s[name] for s in states]) for name in states[0]}

@@ -7,10 +7,10 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.conversions import Tensors, under, within
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
+from flwr_frl.clients.device.training import minimise
 from flwr_frl.clients.device.traits import trained_representation
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.training.sgd import freeze, loop
 
 PREVIOUS = "previous."
 
@@ -49,9 +49,7 @@ class MOONClient(Client, requires=(trained_representation,)):
 
     def update(self) -> float:
         """Train for ``representation-epochs``, and save the representation."""
-        epochs = self.settings.representation_epochs
-        contrasts = self.settings.moon_mu > 0
-        loss = self.contrast(epochs) if contrasts else self.train("all", epochs)
+        loss = self.contrast(self.settings.representation_epochs)
         trained = under(REPRESENTATION, self.model.state_dict())
         self.saved = within(PREVIOUS, trained)
         return loss
@@ -63,23 +61,14 @@ class MOONClient(Client, requires=(trained_representation,)):
         previous = copy_sharing_frozen(model.representation)
         previous.load_state_dict(under(PREVIOUS, self.saved))
         others = [other.requires_grad_(False).eval() for other in (received, previous)]
-        optimizer = settings.optimizer(freeze(model, "all"))
 
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            with settings.autocast():
-                features = model.representation(inputs)
-                loss = self._loss(model.head(features), targets)
-                distance = contrastive_loss(
-                    features, inputs, others, settings.moon_temperature
-                )
-                objective = loss + settings.moon_mu * distance
-                objective = objective + self._proximal(features, model)
-            objective.backward()
-            optimizer.step()
-            return loss.detach()
+        def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            z = model.representation(inputs)
+            loss = self._loss(model.head(z), targets)
+            distance = contrastive_loss(z, inputs, others, settings.moon_temperature)
+            return loss, loss + settings.moon_mu * distance
 
-        return loop(step, self.train_examples, epochs, settings, model)
+        return minimise(self, objective, epochs)
 
 
 def contrastive_loss(

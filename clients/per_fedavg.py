@@ -55,9 +55,6 @@ class PerFedAvgClient(Client, assumes_sgd=True):
             there = moved(w, slope, -self.settings.inner_learning_rate)
             loss, slope = self.gradient(there, (inputs, targets))
             meta = self.meta_gradient(w, slope, third)
-            if self._proximal_weight:
-                away = moved(w, {n: self.received[n] for n in w}, -1.0)
-                meta = moved(meta, away, self._proximal_weight)
             for name, parameter in named.items():
                 parameter.data.copy_(w[name])
                 parameter.grad = meta[name]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.class_features import class_means, labelled_features
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import REPRESENTATION
+from flwr_frl.clients.device.training import class_means, labelled_features
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
@@ -222,15 +222,13 @@ def stratified_halves(targets: Tensor) -> tuple[Tensor, Tensor]:
 
     Classes with one example are in neither half.
     """
-    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for c in sorted(set(targets.tolist())):
-        places = (targets == c).nonzero().flatten()
-        if len(places) > 1:
-            for half, part in zip(halves, (places[::2], places[1::2]), strict=True):
-                half.append(part)
-    none = targets.new_zeros(0, dtype=torch.long)
-    first, second = (torch.cat([none, *half]) for half in halves)
-    return first, second
+    by_class = targets.argsort(stable=True)
+    held = nn.functional.one_hot(targets[by_class])
+    # The number of an example in its class, from 1
+    places = (held * held.cumsum(0)).sum(1)
+    shared = held.sum(0)[targets[by_class]] > 1
+    odd = places % 2 == 1
+    return by_class[shared & odd], by_class[shared & ~odd]
 
 
 def minimum_in_unit_interval(function: Callable[[float], float]) -> float:

@@ -2,8 +2,9 @@
 
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import difference
+from flwr_frl.clients.feddyn import only_parameters
 from flwr_frl.common.messages import IS_CHANGE
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.settings import require
 from flwr_frl.task.base import Task
 
 # For each of them, the hypernetwork has 100 float32 weights and as many momenta, which
@@ -11,21 +12,14 @@ from flwr_frl.task.base import Task
 MOST_PARAMETERS = 1_000_000
 
 
-def generated(task: Task) -> None:
-    """Refuse models that are too large for a hypernetwork, or that have buffers."""
-    model = task.scratch_model
-    count = sum(parameter.numel() for parameter in model.parameters())
+def small(task: Task) -> None:
+    """Refuse models that are too large for a hypernetwork."""
+    count = sum(parameter.numel() for parameter in task.scratch_model.parameters())
     allowed = f"at most {MOST_PARAMETERS:,}, for a hypernetwork of moderate size"
     require(count <= MOST_PARAMETERS, "number of parameters", count, allowed, "model")
-    if buffers := model.state_dict().keys() - dict(model.named_parameters()).keys():
-        raise SettingsError(
-            f"the model has the buffer {min(buffers)!r}; expected parameters alone, "
-            "without batch norms: a hypernetwork generates no statistics",
-            "model",
-        )
 
 
-class PFedHNClient(Client, supports_example_dp=True, requires=(generated,)):
+class PFedHNClient(Client, supports_example_dp=True, requires=(only_parameters, small)):
     """Algorithm 1, client side: train θ_i and send its change; no state is kept.
 
     The authors train for 50 steps with batches of 64, step size 0.005, momentum 0.9 and

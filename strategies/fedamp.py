@@ -122,13 +122,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
             lengths = np.sqrt(np.maximum(squares[i] * squares, np.finfo(float).tiny))
             cosines = products[i] / lengths
             scores = np.exp(self.fedamp_scale * (cosines - 1)) * others
-            if scores.max() < np.finfo(float).tiny:
-                # All underflow: the nearest model gets the score 1 instead.
-                nearest = cosines[others].max(initial=-1.0)
-                above = np.minimum(cosines - nearest, 0)
-                scores = np.exp(self.fedamp_scale * above) * others
-            total = scores.sum()
-            weights = scores * (1 - self.fedamp_self_weight) / (total or 1.0)
+            weights = scores * (1 - self.fedamp_self_weight) / (scores.sum() or 1.0)
         else:
             distances = np.maximum(squares[i] + squares - 2 * products[i], 0)
             sigma = self.fedamp_sigma

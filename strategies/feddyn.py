@@ -1,11 +1,8 @@
 """FedDyn (Acar et al., ICLR 2021)."""
 
-from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.common import log
-from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import PROXIMAL_WEIGHT
 from flwr_frl.common.settings import require, setting
@@ -13,8 +10,8 @@ from flwr_frl.strategies.server.client_state_mean import ClientStateMean
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 from flwr_frl.strategies.server.round import Round
 
-# Keys of the strategy's state.
-GRADIENTS, SEEN = "gradients", "seen"
+# Key of the strategy's state.
+GRADIENTS = "gradients"
 
 
 class FedDyn(
@@ -29,10 +26,9 @@ class FedDyn(
     gradient ∇L_k(θ_k), h is the mean of all λ_k, with 0 for clients that have not
     trained. Checkpoints contain m h = Σ_k λ_k, which remains correct when m grows.
 
-    If a client has lost its λ_k, the old one would remain in h permanently. After its
-    next reply, h and all λ_k are reset to 0, with a warning. The same happens if a
-    restored server has an older h. With another ``aggregation`` than the mean, h
-    follows the combined changes, and is only approximately the mean of all λ_k.
+    If h begins anew (`ClientStateMean`), h and all λ_k are 0. With another
+    ``aggregation`` than the mean, h follows the combined changes, and is only
+    approximately the mean of all λ_k.
 
     The paper has one α. The authors' code divides it by a client's share of the
     examples; here, as in the paper, it is the same for all. Clients are tested with θ;
@@ -52,27 +48,10 @@ class FedDyn(
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        weighting = self.settings.weighting
-        allowed = "uniform, as h is the mean over all clients"
-        require(weighting == "uniform", "weighting", weighting, allowed)
         noise = self.settings.server_dp_noise
         allowed = "0, as h would contain the noise of all rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)
         self.state[GRADIENTS] = {}
-        self.state[SEEN] = []
-
-    @property
-    def gradient(self) -> Arrays:
-        """The server's h, by parameter name; empty before the first round."""
-        m = max(1, len(self.state[SEEN]))
-        return {name: total / m for name, total in self.state[GRADIENTS].items()}
-
-    def _identify(self, grid: Grid) -> list[int]:
-        """Return the nodes that can take part; from now on m includes their clients."""
-        nodes = super()._identify(grid)
-        names = {self._run.clients.known[node].name for node in nodes}
-        self.state[SEEN] = sorted(names.union(self.state[SEEN]))
-        return nodes
 
     def begin(self, round: Round) -> None:
         """Send α."""
@@ -83,26 +62,17 @@ class FedDyn(
         changes = round.mean()
         if changes is None:
             return None
-        names = [reply.client for reply in round.replies]
-        seen = set(self.state[SEEN]).union(names)
-        unused = self.in_mean.keys() & round.unused.keys()
-        lost = self._outdated or min(unused, default="")
+        m, lost = len(self.state["seen"]), self.lost(round)
         totals, new = {}, {}
         for name, change in changes.items():
-            old = round.sent[name]
+            old, moved = round.sent[name], change.astype(np.float64)
             total = self.state[GRADIENTS].get(name, np.zeros(old.shape))
-            total = total - self.feddyn_alpha * len(names) * change.astype(np.float64)
+            total = total - self.feddyn_alpha * len(round.replies) * moved
             totals[name] = np.zeros(old.shape) if lost else total
-            moved = old + change.astype(np.float64)
-            moved -= totals[name] / len(seen) / self.feddyn_alpha
+            moved = old + moved - totals[name] / m / self.feddyn_alpha
             new[name] = rounded_to(old.dtype, moved)
         if not is_finite(new):
             return None
-        self.state[SEEN], self.state[GRADIENTS] = sorted(seen), totals
-        self.in_mean.update(dict.fromkeys(names, True))
-        if lost:
-            text = "h and all gradients are reset: client %s lacks the one in h"
-            log(WARNING, text, self._run.clients.label(lost))
-            self.in_mean.clear()
-            self._outdated = ""
+        self.state[GRADIENTS] = totals
+        self.note(round, lost)
         return new

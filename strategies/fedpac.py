@@ -1,14 +1,15 @@
 """FedPAC (Xu et al., ICLR 2023): feature alignment and classifier collaboration."""
 
+import math
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.messages import PROTOTYPES
-from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
+from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto, check_range
 from flwr_frl.strategies.flute import TrainedHeads
-from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
 
 Matrix = npt.NDArray[np.float64]
@@ -48,18 +49,14 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
     def check_reply(self, reply: Reply) -> None:
         """Reject negative variances and huge features as well."""
         super().check_reply(reply)
-        largest = float(np.abs(reply.read()[CLASS_FEATURES]).max(initial=0.0))
-        if largest > LARGEST_ENTRY:
-            text = f"has {CLASS_FEATURES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
-            raise InvalidReplyError(text)
-        if float(reply.read()[VARIANCE].item()) < 0:
-            raise InvalidReplyError(f"has {VARIANCE!r} below 0")
+        check_range(reply, CLASS_FEATURES, -LARGEST_ENTRY, LARGEST_ENTRY)
+        check_range(reply, VARIANCE, 0, math.inf)
 
     def aggregate(self, round: Round) -> Arrays:
         """Return the mean representation and the centroids; combine the heads."""
         centroids, replies = super().aggregate(round), round.replies
-        decoded = [partial(self._representation, reply) for reply in replies]
-        centre = _representation_of(round.centre())
+        decoded = [partial(representation_of, reply.read()) for reply in replies]
+        centre = representation_of(round.centre())
         mean = self._apply_rule(self.weights(replies), decoded, centre) or centre
         weights = combination_weights(
             np.stack([r.read()[CLASS_FEATURES] for r in replies]).astype(np.float64),
@@ -74,11 +71,9 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
         self.save_heads([reply.client for reply in replies], combined)
         return {**mean, **centroids}
 
-    def _representation(self, reply: Reply) -> Arrays:
-        return _representation_of(reply.read())
 
-
-def _representation_of(arrays: Arrays) -> Arrays:
+def representation_of(arrays: Arrays) -> Arrays:
+    """Return the arrays of the representation."""
     return {n: a for n, a in arrays.items() if n.startswith("representation.")}
 
 

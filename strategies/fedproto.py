@@ -1,5 +1,6 @@
 """FedProto (Tan et al., AAAI 2022)."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,14 @@ from flwr_frl.strategies.server.round import Reply, Round
 
 # Upper bound of features; the square of 1e30 is infinite in float32.
 LARGEST_ENTRY = 1e6
+
+
+def check_range(reply: Reply, name: str, least: float, most: float) -> None:
+    """Raise `InvalidReplyError` if an entry of an array is out of a range."""
+    values = reply.read()[name].astype(np.float64)
+    if not ((values >= least) & (values <= most)).all():
+        text = f"has an entry of {name!r} that is not from {least:g} to {most:g}"
+        raise InvalidReplyError(text)
 
 
 class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
@@ -29,12 +38,8 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
 
     def check_reply(self, reply: Reply) -> None:
         """Reject negative numbers of examples and huge prototypes."""
-        if (self.counts(reply) < 0).any():
-            raise InvalidReplyError(f"has {PROTOTYPE_COUNTS!r} below 0")
-        largest = float(np.abs(reply.read()[PROTOTYPES]).max(initial=0.0))
-        if largest > LARGEST_ENTRY:
-            text = f"has {PROTOTYPES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
-            raise InvalidReplyError(text)
+        check_range(reply, PROTOTYPE_COUNTS, 0, math.inf)
+        check_range(reply, PROTOTYPES, -LARGEST_ENTRY, LARGEST_ENTRY)
 
     def counts(self, reply: Reply) -> npt.NDArray[np.float64]:
         """Return the number of examples of each class that a client reports."""

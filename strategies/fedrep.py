@@ -9,9 +9,10 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import STATISTICS
+from flwr_frl.common.messages import NUM_EXAMPLES, STATISTICS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.strategies.server.round import Round
 
@@ -29,6 +30,48 @@ def gaussian_start(
     key = int.from_bytes(name.encode(), "little")
     rng = np.random.default_rng([seed, 0xF1, key])
     return scale * rng.standard_normal(shape)
+
+
+def mean_statistic(strategy: Strategy, grid: Grid, name: str) -> npt.NDArray[Any]:
+    """Return the mean of an array that clients compute before the first round.
+
+    These are results of `Client.statistics`, which are combined as models are: with the
+    weights and the rule of the run, or privately. Arrays of other shapes or types than
+    most are left out.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The strategy of the run.
+    grid : Grid
+        Its grid.
+    name : str
+        Name of the array.
+
+    Raises
+    ------
+    SettingsError
+        If no client sends one.
+    """
+    run, settings, nodes = strategy._run, strategy.settings, strategy._identify(grid)
+    answers = run.clients.arrays(grid, nodes, STATISTICS)
+    sent = {client: r[name].numpy() for client, r in answers if name in r}
+    kinds = Counter((array.shape, array.dtype) for array in sent.values())
+    if not sent:
+        raise run.clients.nothing_sent(name)
+    usual = max(kinds, key=lambda kind: (kinds[kind], str(kind)))
+    sent = {n: a for n, a in sent.items() if (a.shape, a.dtype) == usual}
+    arrays = [partial(dict[str, Any], {name: array}) for array in sent.values()]
+    centre = {name: np.zeros(*usual)}
+    if run.privacy:
+        names = [run.clients.name_of(node) for node in nodes]
+        return (run.privacy.mean(names, arrays, centre) or centre)[name]
+    weights = [1.0] * len(sent)
+    if settings.weighting == "examples":
+        known = {c.name: c.properties for c in run.clients.known.values()}
+        counts = [float(known[client].get(NUM_EXAMPLES, 1)) for client in sent]
+        weights = capped(counts, settings.largest_share)
+    return (strategy._apply_rule(weights, arrays, centre) or centre)[name]
 
 
 class FedRep(Strategy, client="flwr_frl.clients.fedrep:FedRepClient"):
@@ -71,23 +114,7 @@ class FedRepLinear(
             seed, scale = self.settings.seed, 1 / (10 * d)
             b = gaussian_start(seed, "representation", (k, d), scale)
             return to_record({REPRESENTATION_WEIGHT: b})
-        nodes = self._identify(grid)
-        answers = self._run.clients.arrays(grid, nodes, STATISTICS)
-        sent = [record["moments"] for _, record in answers if "moments" in record]
-        shapes = Counter(tuple(array.shape) for array in sent)
-        # The most common shape; arrays of other shapes are left out.
-        usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
-        moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
-        if not moments:
-            raise self._run.clients.nothing_sent("moments")
-        single = [partial(dict[str, Any], moments=m) for m in moments]
-        votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
-        if self._run.privacy:
-            names = [self._run.clients.name_of(node) for node in nodes]
-            combined = self._run.privacy.mean(names, single, centre) or centre
-        else:
-            combined = self._apply_rule(votes, single, centre) or centre
-        moment = combined["moments"].astype(np.float64)
+        moment = mean_statistic(self, grid, "moments").astype(np.float64)
         # Noise is not symmetric, but `eigh` reads one triangle only.
         moment = (moment + moment.T) / 2 if self._run.privacy else moment
         # `eigh` returns the eigenvalues in ascending order.

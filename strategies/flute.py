@@ -6,7 +6,7 @@ optimal; therefore the server also updates the heads, all of them together.
 """
 
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
 from flwr_frl.strategies.server.clients import Client
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Round
-
-if TYPE_CHECKING:
-    from flwr_frl.task.models.neural_collapse import HeadRegularizer
 
 Matrix = npt.NDArray[np.float64]
 HEAD_WEIGHT = "head.weight"
@@ -72,11 +69,9 @@ class TrainedHeads(HeadsOnServer):
     def _split(self, whole: ArrayRecord) -> ArrayRecord:
         """Store a model's head as the initial one, and return the rest."""
         names = [name for name in whole if name.startswith("head.")]
-        if HEAD_WEIGHT not in names or whole[HEAD_WEIGHT].numpy().ndim != 2:
-            raise SettingsError(
-                f"{type(self).__name__} needs a head that is one linear layer; this "
-                f"one has {names}"
-            )
+        if HEAD_WEIGHT not in names:
+            line = "needs a head that is one linear layer; this one has"
+            raise SettingsError(f"{type(self).__name__} {line} {names}")
         self.initial_head.clear()
         self.initial_head.update({name: whole[name].numpy() for name in names})
         return ArrayRecord({n: a for n, a in whole.items() if n not in names})
@@ -111,21 +106,14 @@ class FLUTE(
     server_learning_rate : float, default 0.5
         Step size on 1/n Σ_i NC_i(H_i) over the n sampled clients (the authors' code
         divides by n and uses 0.5).
-    regularizer : HeadRegularizer, optional
-        Regularizer that the server minimises, by default
-        `flwr_frl.task.models.neural_collapse.neural_collapse`. Clients use
-        `FLUTEClient.regularizer`.
     **base
         Arguments of `Strategy`.
     """
 
     server_learning_rate: float = setting(0.5, ge=0)
 
-    def __init__(
-        self, *, regularizer: "HeadRegularizer | None" = None, **base: Any
-    ) -> None:
+    def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.regularizer = regularizer
         # Masks of the clients' classes, as last reported, by name.
         self._classes: dict[str, str] = {}
         self._run.clients.refusal_of = self._refusal_of
@@ -144,9 +132,7 @@ class FLUTE(
             return ""
         return (
             f"its classes are {one_line(repr(reported))}; they must be a 0 or 1 for "
-            "each class of the head, with a 1. A ClientApp answers @app.query() with "
-            "them as 'classes' in the ConfigRecord 'properties', and a message to "
-            "train with its head as the ArrayRecord 'head'"
+            "each class of the head, with a 1: 'classes' in the record 'properties'"
         )
 
     def aggregate(self, round: Round) -> Arrays | None:
@@ -162,7 +148,7 @@ class FLUTE(
     def improve(
         self, heads: npt.NDArray[Any], classes: npt.NDArray[np.bool_]
     ) -> npt.NDArray[Any]:
-        """Return the heads, of shape (n, m, k), after one step on the regularizer.
+        """Return the heads, of shape (n, m, k), after one step on Σ NC_i.
 
         ``classes``, bool of shape (n, m), is True for the classes that a client has.
         """
@@ -171,13 +157,8 @@ class FLUTE(
 
         from flwr_frl.task.models.neural_collapse import neural_collapse, step
 
-        improved = step(
-            torch.from_numpy(heads),
-            torch.from_numpy(classes),
-            self.regularizer or neural_collapse,
-            self.server_learning_rate,
-        )
-        return improved.numpy()
+        stacked = torch.from_numpy(heads), torch.from_numpy(classes)
+        return step(*stacked, neural_collapse, self.server_learning_rate).numpy()
 
 
 class FLUTEStar(FLUTE, client="flwr_frl.clients.flute:FLUTEStarClient"):
@@ -187,8 +168,9 @@ class FLUTEStar(FLUTE, client="flwr_frl.clients.flute:FLUTEStarClient"):
 class FLUTELinear(
     HeadsOnServer,
     client="flwr_frl.clients.flute:FLUTELinearClient",
-    # Replies are gradients.
+    # Replies are gradients, which are summed.
     replies_are_changes=True,
+    uses_mean="never",
 ):
     """Algorithm 1: a linear representation B and the heads W = [w_1 … w_M].
 
@@ -264,21 +246,14 @@ class FLUTELinear(
         for i, reply in enumerate(replies):
             grad_b += np.asarray(reply.read()[name_b].T, np.float64)
             grad_w[:, i] = reply.read()[f"gradient.{HEAD_WEIGHT}"][0]
-        if (
-            self.settings.aggregation != "mean"
-            and (combined := round.mean()) is not None
-        ):
-            # In place of the sum, n times the result of the rule.
-            grad_b = len(replies) * np.asarray(combined[name_b].T, np.float64)
         bb, ww = b.T @ b, w @ w.T
         reg_b = 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
         reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
         # η_r/η_l. At the default of 1 results are bit-identical to a single step size.
-        ratio = (self.regularizer_learning_rate or self.learning_rate) / (
-            self.learning_rate
-        )
-        new_b = b - self.learning_rate * (grad_b + ratio * reg_b)
-        new_w = w - self.learning_rate * (grad_w + ratio * reg_w)
+        rate = self.learning_rate
+        ratio = (self.regularizer_learning_rate or rate) / rate
+        new_b = b - rate * (grad_b + ratio * reg_b)
+        new_w = w - rate * (grad_w + ratio * reg_w)
         if not is_finite({REPRESENTATION_WEIGHT: new_b}):
             return None
         self.save_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
@@ -288,10 +263,5 @@ class FLUTELinear(
 def warn_if_unbounded(gamma1: float, gamma2: float) -> None:
     """Warn if the linear case's regularizer has no lower bound."""
     if gamma1 > 2 * gamma2:
-        log(
-            WARNING,
-            "gamma1 is %g, more than 2 gamma2 = %g: the regularizer has no lower "
-            "bound, and FLUTE usually diverges; lower gamma1 if the error grows",
-            gamma1,
-            2 * gamma2,
-        )
+        text = "gamma1 is %g, more than 2 gamma2 = %g: FLUTE usually diverges; lower it"
+        log(WARNING, text, gamma1, 2 * gamma2)

@@ -1,7 +1,6 @@
 """pFedHN (Shamsian et al., ICML 2021): a hypernetwork generates all models."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from logging import WARNING
 from typing import Any, Literal
@@ -21,8 +20,6 @@ from flwr_frl.strategies.server.round import Participation, Reply, Round
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
-# Sends messages and returns the replies.
-Exchange = Callable[[list[Message]], Iterable[Message]]
 # Distinguish the draws of initial values and of the clients' order from others of the
 # same seed.
 START, ORDER = 0x44E7, 0x44E8
@@ -112,28 +109,24 @@ class PFedHN(
         """
         each = self.hypernetwork_steps == "client"
         self._serves = each and type(self._run.participation) is Participation
-        return OneByOne(grid, self.serve) if self._serves else grid
+        return OneByOne(grid, self) if self._serves else grid
 
     def _open_round(self, round: Round, kind: str) -> list[Message]:
         """Initialise h before the first round."""
         self._like = {name: array.numpy() for name, array in round.record.items()}
         if not self.network:
             width = self.embedding_width or 1 + len(self._run.clients.known) // 4
-            widths = [
-                width,
-                *[self.hypernetwork_width] * (self.hypernetwork_layers + 1),
-            ]
+            hidden = [self.hypernetwork_width] * (self.hypernetwork_layers + 1)
             size = sum(array.size for array in self._like.values())
             rng = np.random.default_rng([self.settings.seed, START])
-            values = initial_network([*widths, size], rng)
+            values = initial_network([width, *hidden, size], rng)
             self.network["values"] = values
             self.network["momentum"] = {n: np.zeros_like(v) for n, v in values.items()}
         return super()._open_round(round, kind)
 
     def per_client(self, client: str) -> Arrays:
         """Return θ_i."""
-        model = self.models.get(client)
-        return model or self._model(self._embedding(client)["values"])
+        return self.models.get(client) or self._model(self._embedding(client))
 
     def _embedding(self, client: str) -> Network:
         """Return a client's v_i and its momentum; v_i is random before it trains."""
@@ -145,9 +138,9 @@ class PFedHN(
         values = rng.standard_normal(width).astype(np.float32)
         return {"values": values, "momentum": np.zeros_like(values)}
 
-    def _model(self, embedding: Floats) -> Arrays:
+    def _model(self, embedding: Network) -> Arrays:
         """Return h(v; φ) as the arrays of a model."""
-        flat = outputs(self.network["values"], embedding)[-1]
+        flat = outputs(self.network["values"], embedding["values"])[-1]
         ends = np.cumsum([like.size for like in self._like.values()])
         parts = np.split(flat, ends[:-1])
         return {
@@ -155,109 +148,87 @@ class PFedHN(
             for (name, like), part in zip(self._like.items(), parts, strict=True)
         }
 
-    def serve(self, messages: list[Message], exchange: Exchange) -> list[Message]:
-        """Send the messages one after another, and make a step after each reply.
-
-        Parameters
-        ----------
-        messages : list of Message
-            A round's training messages; each gets the θ_i of the current φ.
-        exchange : callable
-            Sends messages and returns the replies.
-
-        Returns
-        -------
-        list of Message
-            The replies.
-        """
-        key = self.settings.seed, ORDER, self._run.round.number
-        replies = []
-        for i in np.random.default_rng(key).permutation(len(messages)):
-            message = messages[i]
-            node = message.metadata.dst_node_id
-            model = self._model(
-                self._embedding(self._run.clients.name_of(node))["values"]
-            )
-            record = to_record(model)
-            if self.settings.transport == "float16":
-                record = as_float16(record)
-            message.content[ARRAYS] = record
-            came = list(exchange([message]))
-            replies += came
-            round = self._run.round
-            if valid := [r for r in came if round.is_valid(r)]:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    self._make_step(list(map(round.accept, valid)))
-        return replies
-
     def aggregate(self, round: Round) -> Arrays | None:
         """Make a step unless all are made, and return the shared arrays unchanged."""
         if not self._serves and not self._make_step(round.replies):
             return None
         for name, embedding in self.embeddings.items():
-            self.models[name] = self._model(embedding["values"])
+            self.models[name] = self._model(embedding)
         return round.sent
 
     def _make_step(self, replies: list[Reply]) -> bool:
         """Make a step of φ along the mean of replies, and of each v_i; False if not."""
-        values = self.network["values"]
+        values, momentum = self.network["values"], self.network["momentum"]
         total = {name: np.zeros_like(value) for name, value in values.items()}
-        embeddings: dict[str, Network] = {}
+        moved: dict[str, Network] = {}
         for reply in replies:
-            embedding = _copies(self._embedding(reply.client))
-            flat = [change.ravel() for change in reply.read().values()]
-            direction = np.concatenate(flat).astype(np.float32)
-            gradients = clipped(pulled_back(values, embedding["values"], -direction))
-            self._step(
-                embedding["values"], embedding["momentum"], gradients.pop(EMBEDDING)
+            own = self._embedding(reply.client)
+            flat = np.concatenate([change.ravel() for change in reply.read().values()])
+            direction = -flat.astype(np.float32)
+            gradients = clipped(pulled_back(values, own["values"], direction))
+            moved[reply.client] = self._stepped(
+                **own, gradient=gradients.pop(EMBEDDING)
             )
-            embeddings[reply.client] = embedding
             for layer, gradient in gradients.items():
                 total[layer] += gradient / np.float32(len(replies))
-        network = {kind: _copies(arrays) for kind, arrays in self.network.items()}
-        for layer, gradient in total.items():
-            self._step(network["values"][layer], network["momentum"][layer], gradient)
-        if not all(map(is_finite, (*network.values(), *embeddings.values()))):
+        layers = {n: self._stepped(values[n], momentum[n], total[n]) for n in total}
+        network = {kind: {n: layers[n][kind] for n in layers} for kind in self.network}
+        if not all(map(is_finite, (*network.values(), *moved.values()))):
             text = "round %d: the hypernetwork is not finite; the former one stays"
             log(WARNING, text, self._run.round.number)
             return False
         self.network.update(network)
-        self.embeddings.update(embeddings)
+        self.embeddings.update(moved)
         return True
 
-    def _step(self, value: Floats, momentum: Floats, gradient: Floats) -> None:
-        """Change a value and its momentum in place, as torch's SGD does."""
-        momentum *= np.float32(self.hypernetwork_momentum)
-        momentum += gradient + np.float32(self.hypernetwork_weight_decay) * value
-        value -= np.float32(self.hypernetwork_learning_rate) * momentum
+    def _stepped(self, values: Floats, momentum: Floats, gradient: Floats) -> Network:
+        """Return new values and their momentum after a step of torch's SGD."""
+        decay = np.float32(self.hypernetwork_weight_decay) * values
+        momentum = np.float32(self.hypernetwork_momentum) * momentum
+        momentum = momentum + (gradient + decay)
+        rate = np.float32(self.hypernetwork_learning_rate)
+        return {"values": values - rate * momentum, "momentum": momentum}
 
 
 class OneByOne(GridDecorator):
-    """A grid that lets a strategy exchange a round's training messages in turn.
+    """A grid that sends a round's training messages one after another.
+
+    The strategy makes a step after each reply, and each client gets the θ_i of the
+    current φ.
 
     Parameters
     ----------
     grid : Grid
         The decorated grid.
-    serve : callable
-        Called with the messages and an `Exchange`; returns the replies.
+    strategy : PFedHN
+        The strategy.
     """
 
-    def __init__(
-        self, grid: Grid, serve: Callable[[list[Message], Exchange], list[Message]]
-    ) -> None:
+    def __init__(self, grid: Grid, strategy: PFedHN) -> None:
         super().__init__(grid)
-        self._serve = serve
+        self.strategy = strategy
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return the replies; training messages are sent one after another."""
-        exchange = partial(self.grid.send_and_receive, timeout=timeout)
-        messages = list(messages)
-        if {m.metadata.message_type for m in messages} == {MessageType.TRAIN}:
-            return self._serve(messages, exchange)
-        return exchange(messages)
+        """Return the replies; training messages are sent in random order."""
+        messages, strategy, replies = list(messages), self.strategy, list[Message]()
+        if any(m.metadata.message_type != MessageType.TRAIN for m in messages):
+            return self.grid.send_and_receive(messages, timeout=timeout)
+        round, clients = strategy._run.round, strategy._run.clients
+        key = strategy.settings.seed, ORDER, round.number
+        for i in np.random.default_rng(key).permutation(len(messages)):
+            name = clients.name_of(messages[i].metadata.dst_node_id)
+            model = to_record(strategy._model(strategy._embedding(name)))
+            if strategy.settings.transport == "float16":
+                model = as_float16(model)
+            messages[i].content[ARRAYS] = model
+            came = list(self.grid.send_and_receive([messages[i]], timeout=timeout))
+            replies += came
+            if valid := [r for r in came if round.is_valid(r)]:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    strategy._make_step(list(map(round.accept, valid)))
+        return replies
 
 
 def initial_network(widths: Sequence[int], rng: np.random.Generator) -> Network:
@@ -316,7 +287,3 @@ def clipped(gradients: Network) -> Network:
     squares = [np.square(g, dtype=np.float64).sum() for g in gradients.values()]
     factor = min(1.0, LARGEST_NORM / (float(np.sqrt(sum(squares))) + 1e-6))
     return {name: g * g.dtype.type(factor) for name, g in gradients.items()}
-
-
-def _copies(arrays: Mapping[str, Floats]) -> Network:
-    return {name: value.copy() for name, value in arrays.items()}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 from flwr.common import log
+from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.common.settings import require
@@ -23,16 +24,44 @@ class ClientStateMean(Strategy, replies_are_changes=True):
     that they were sent, and the mean is approximate. If all clients take part in a
     round and nothing is clipped or added, both kinds of replies give the same mean.
 
-    After the server was restored from a backup, the mean is reset if a client's state
-    is newer than the one that the mean contains.
+    If a client has lost its state, the old one would remain in the mean permanently.
+    The same holds for one whose state is newer than the mean, because the server was
+    restored from a backup. Unless the mean is approximate, it begins anew then.
     """
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
+        weighting = self.settings.weighting
+        allowed = "uniform, as the mean is that of all clients"
+        require(weighting == "uniform", "weighting", weighting, allowed)
         # Names of the clients whose state is in the mean.
         self.in_mean: dict[str, bool] = self.state.setdefault("in_mean", {})
+        # Names of all clients seen so far.
+        self.state["seen"] = []
         # A client with a newer state than the mean contains; empty if there is none.
         self._outdated = ""
+
+    def _identify(self, grid: Grid) -> list[int]:
+        """Return the nodes that can take part; their clients count as seen."""
+        nodes = super()._identify(grid)
+        names = {self._run.clients.known[node].name for node in nodes}
+        self.state["seen"] = sorted(names.union(self.state["seen"]))
+        return nodes
+
+    def lost(self, round: Round) -> str:
+        """Return the client for whose state the mean begins anew; empty for none."""
+        if self.is_approximate:
+            return ""
+        return self._outdated or min(self.in_mean.keys() & round.unused, default="")
+
+    def note(self, round: Round, lost: str) -> None:
+        """Note that the mean now has the states of a round's clients, or of none."""
+        self.in_mean.update({reply.client: True for reply in round.replies})
+        if lost:
+            text = "the mean begins anew: client %s lacks the state that is in it"
+            log(WARNING, text, self._run.clients.label(lost))
+            self.in_mean.clear()
+            self._outdated = ""
 
     @property
     def is_approximate(self) -> bool:
@@ -82,12 +111,6 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
 
     If the mean is approximate, Δx_i is x_i − x̄.
     """
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        allowed = "uniform, as the mean is that of all clients"
-        weighting = self.settings.weighting
-        require(weighting == "uniform", "weighting", weighting, allowed)
 
     def reset_mean(self, name: str) -> None:
         """Set N to 0: the next changes are again measured from x̄."""

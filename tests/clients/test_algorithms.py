@@ -5,29 +5,19 @@ shuffling has no effect and an epoch is one step.
 """
 
 import numpy as np
-import own_tasks
 import pytest
 import torch
 from client_messages import new_context
 from flwr.app import Context
 
-from flwr_frl.clients import (
-    APFLClient,
-    FedAvgFTClient,
-    FedCPClient,
-    FedDBEClient,
-    FedRoDClient,
-)
+from flwr_frl.clients import FedAvgFTClient
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.clients.fedrep import FedRepClient
 from flwr_frl.clients.local import LocalClient
 from flwr_frl.common.settings import build, resolve
-from flwr_frl.task.base import ExampleTask
-from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.tasks.linear import LinearTask
 
 HEAD_EPOCHS, REPRESENTATION_EPOCHS = 4, 3
@@ -157,23 +147,6 @@ def test_proximal_equals_half_mu_times_the_squared_distance(mu):
             parameter.add_(0.3)
     term = client._proximal(torch.zeros(1), client.model)
     assert torch.as_tensor(term).item() == near(mu / 2 * 10 * 0.09)
-
-
-@pytest.mark.parametrize("kind", [APFLClient, FedCPClient, FedDBEClient, FedRoDClient])
-def test_custom_training_steps_include_the_proximal_term(kind):
-    sets = [ExampleSet(torch.eye(4, 3), torch.tensor([0, 1, 1, 0]))]
-    settings = kind._settings_type(learning_rate=0.1, representation_epochs=5)
-    moved = {}
-    for mu in (0.0, 5.0):
-        task = ExampleTask(own_tasks.model, sets, sets, classes=("a", "b"))
-        client = kind(task, 0, PersonalState(new_context()), settings)
-        sent = client.get_parameters({})
-        replied, *_ = client.fit(sent, {"server-round": 1, "proximal-mu": mu})
-        pairs = zip(array_names(client, client.sent), replied, strict=True)
-        received = dict(zip(array_names(client, client.shared), sent, strict=True))
-        changes = [a - received[n] for n, a in pairs if n.startswith("repr")]
-        moved[mu] = sum(np.square(change).sum() for change in changes)
-    assert 0 < moved[5.0] < 0.9 * moved[0.0]
 
 
 def test_the_proximal_term_adds_to_a_client_s_regularizer():

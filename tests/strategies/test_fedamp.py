@@ -103,12 +103,3 @@ def test_equal_models_have_equal_weights_and_stay(kind, moved):
         assert_same(sent, model)
     weights = strategy.attention(np.full((4, 4), 12 * moved**2), 1)
     np.testing.assert_allclose(weights, [0.25] * 4, rtol=1e-12)
-
-
-@pytest.mark.parametrize("scale", [700.0, 1e4])
-def test_large_scale_selects_the_nearest_model(scale):
-    strategy = FedAMP(fedamp_scale=scale, fedamp_self_weight=0.25)
-    changes = np.array([[1.0, 0.0], [-1.0, 0.1], [0.1, 1.0], [0.0, -1.0]])
-    weights = strategy.attention(changes @ changes.T, 0)
-    assert_near(weights, [0.25, 0, 0.75, 0], 1e-12)
-    assert_near(strategy.attention(np.ones((1, 1)), 0), [1])

@@ -1,11 +1,8 @@
 """FedRoD compared with a NumPy implementation of server and clients."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from paper_rounds import VARIANTS, assert_losses, run_variant
 from softmax_runs import (
     CLASSES,
@@ -15,17 +12,13 @@ from softmax_runs import (
     N,
     assert_near,
     draw,
-    linear,
     matrix,
     run,
     start,
 )
 from torch import nn
 
-from flwr_frl.clients import FedRoDClient
-from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrod import BothLosses, TwoHeads
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.tasks.text import PositionwiseLinear
 
@@ -114,34 +107,6 @@ def balanced(num_clients):
 
     sets = [examples(i) for i in range(num_clients)]
     return ExampleTask(model, sets, sets, classes=("a", "b", "c"))
-
-
-def test_proximal_mu_from_the_server_is_applied():
-    client = run("fedrod", 0).client(2, 0)
-    sent = client.get_parameters({})
-    held, _, _ = client.fit(sent, {"server-round": 1, "proximal-mu": 1 / RATE})
-    x, y = draw(2)
-    x = np.column_stack([x, np.ones(len(x))])
-    expected = start()
-    for _ in range(STEPS):
-        slope = slope_of(x @ expected.T + np.log(np.bincount(y, minlength=CLASSES)), 2)
-        expected = start() - RATE * slope
-    assert_near(np.column_stack(held), expected)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("held", [2, 3])
-def test_label_smoothing_is_rejected_if_a_class_has_no_examples(smoothing, held):
-    loss = partial(nn.functional.cross_entropy, label_smoothing=smoothing)
-    sets = [ExampleSet(torch.ones(6, DIMENSION), torch.arange(6) % held)]
-    task = ExampleTask(linear, sets, sets, loss, classes=("a", "b", "c"))
-    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
-    client = FedRoDClient(task, 0, state, FedRoDClient._settings_type())
-    if smoothing and held < CLASSES:
-        with pytest.raises(SettingsError, match="FedRoD needs a loss that is finite"):
-            client.get_properties({})
-    else:
-        assert client.get_properties({})["num-examples"] == 6
 
 
 def test_counts_are_added_per_class_in_sequences():

@@ -133,10 +133,8 @@ def test_gamma1_above_twice_gamma2_warns_and_can_converge(caplog) -> None:
     settings = linear_settings(num_clients=10, gamma1=0.4, **more)
     grid, strategy = InlineGrid(make_app(settings), 10), build_strategy(settings)
     arrays = strategy.initialize(grid)
-    assert [r.getMessage() for r in caplog.records if r.levelno == WARNING] == [
-        "gamma1 is 0.4, more than 2 gamma2 = 0.25: the regularizer has no lower "
-        "bound, and FLUTE usually diverges; lower gamma1 if the error grows"
-    ]
+    (line,) = [r.getMessage() for r in caplog.records if r.levelno == WARNING]
+    assert "gamma1 is 0.4, more than 2 gamma2 = 0.25" in line
     rounds = range(1, 31)
     arrays = run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: False)
     b = arrays[REPRESENTATION].numpy().T
@@ -218,11 +216,3 @@ def test_reconnected_client_updates_its_classes(monkeypatch) -> None:
         # Client 2 has reconnected as another node with an additional class.
         grid.masks, grid.names = {1: "111", 3: "111"}, {3: "c2"}
     assert used == [[[True] * 3, [True, True, False]], [[True] * 3] * 2]
-
-
-def test_custom_regularizer() -> None:
-    strategy = FLUTE(regularizer=lambda heads, _: heads.square().sum((1, 2)))
-    heads = np.ones((2, 3, 2), np.float32)
-    improved = strategy.improve(heads, np.ones((2, 3), bool))
-    # The gradient of the mean of two squared norms is H, and the step size is 0.5.
-    np.testing.assert_allclose(improved, 0.5 * heads)

@@ -11,7 +11,6 @@ from softmax_runs import (
     STEPS,
     N,
     assert_near,
-    code_of,
     gradient,
     loss_of,
     mean,
@@ -19,12 +18,10 @@ from softmax_runs import (
     start,
     weights,
 )
-from torch import nn
 
 from flwr_frl.clients.ifca import initial_models
 from flwr_frl.strategies import IFCA
 from flwr_frl.strategies.server.replies import InvalidReplyError
-from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 CLUSTERS = 3
 
@@ -119,24 +116,3 @@ def test_reply_with_an_invalid_cluster_is_rejected(cluster):
     strategy.check_reply(seen(reply_with(message, arrays, **metrics, cluster=1)))
     with pytest.raises(InvalidReplyError):
         strategy.check_reply(seen(reply_with(message, arrays, **metrics, **named)))
-
-
-def fixed(num_clients):
-    """A model without a layer that can be re-initialized."""
-
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
-
-        def forward(self, x):
-            return x * self.weight
-
-    sets = [ExampleSet(torch.ones(2, 3), torch.arange(2))] * num_clients
-    return ExampleTask(lambda: SplitModel(nn.Identity(), Scale()), sets, sets)
-
-
-def test_model_that_cannot_be_re_initialized_is_rejected():
-    task = fixed(1)
-    assert code_of(lambda: initial_models(task, 2)) == "num-clusters"
-    assert initial_models(task, 1)["head.weight"].shape == (1, 3)

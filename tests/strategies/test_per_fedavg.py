@@ -120,18 +120,6 @@ def test_each_step_draws_separate_batches(kind, monkeypatch):
             assert torch.equal(covered.sort(0).values, x.sort(0).values)
 
 
-@BOTH
-def test_proximal_mu_from_the_server_is_applied(algorithm):
-    # With rate times μ = 1, each step starts at wᵗ again.
-    client = run(algorithm, 0).client(2, 0)
-    sent = client.get_parameters({})
-    held, _, _ = client.fit(sent, {"server-round": 1, "proximal-mu": 1 / RATE})
-    w = local = start()
-    for _ in range(STEPS):
-        local = w - RATE * meta_gradient(local, 2, algorithm == "hf-maml", 0.01)
-    assert_near(np.column_stack([held[0], held[1]]), local)
-
-
 def test_clients_that_are_evaluated_together_leave_cudnn_as_it_was():
     # It is turned off for gradients in evaluation mode.
     run("per-fedavg", 1, evaluate=True)

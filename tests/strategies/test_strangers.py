@@ -200,9 +200,6 @@ def test_flute_needs_the_classes_of_clients():
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
         run(FLUTE(), Template())
     assert "\n" not in str(caught.value)
-    # The error explains how a client would report them.
-    for needed in ("@app.query()", "'properties'", "'head'"):
-        assert needed in str(caught.value)
 
 
 def test_flute_trains_clients_that_report_classes_and_return_heads():
