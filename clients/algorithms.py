@@ -9,7 +9,9 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.setup import (
     DeviceSettings,
     Setup,
+    client_name,
     cohort_size,
+    partition,
     partition_id,
     per_device,
     unread,
@@ -127,7 +129,7 @@ def client_setup(
     return _node_setup(run, tuple(context.node_config.items()))
 
 
-@run_cache(maxsize=1024)
+@run_cache(maxsize=None)
 def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
     """Return the setup of a client with a node config.
 
@@ -141,7 +143,10 @@ def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
     if models and "client-models" in declared(kind) and "partition-id" in node:
         model = models[partition_id(node) % len(models)]
         overridden = {"model": model, **overridden}
-    return _setup(run, tuple(overridden.items()))
+    common = _setup(run, tuple(overridden.items()))
+    index, count = partition(node, common.run)
+    name = client_name(node)
+    return common._replace(name=name, partition=index, num_clients=count)
 
 
 @run_cache(maxsize=16)
@@ -154,6 +159,7 @@ def _resolved(run: tuple[tuple[str, Setting], ...], strict: bool) -> Resolved:
 
 @run_cache(maxsize=64)
 def _setup(run: Resolved, node: tuple[tuple[str, Any], ...]) -> Setup:
+    """Return the setup that clients with the same overridden settings share."""
     kind = client_class(run)
     of_node = {name: converted(name, value, run[name]) for name, value in node}
     settings = Resolved(complete({**run, **of_node}))
@@ -169,11 +175,5 @@ def _setup(run: Resolved, node: tuple[tuple[str, Any], ...]) -> Setup:
         require(valid, "class-weights", weights, allowed)
     states = Path(str(settings["output"])) / short_name(str(settings["algorithm"]))
     is_resumable = int(settings["checkpoint-every"]) or settings["resume"]
-    return Setup(
-        kind,
-        algorithm,
-        device,
-        settings,
-        task_key(settings),
-        states / "clients" if is_resumable else None,
-    )
+    directory = states / "clients" if is_resumable else None
+    return Setup(kind, algorithm, device, task_key(settings), directory, settings)

@@ -463,16 +463,6 @@ class Client(NumPyClient):
             return self._private.train(TrainCall(*call))
         return train(*call)
 
-    def _proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
-        """Return FedProx's term μ/2 ‖w − w_received‖², for a custom training step.
-
-        It is 0 unless the server runs FedProx.
-        """
-        if not self._proximal_weight:
-            return 0.0
-        near = Proximal(self._proximal_weight, self.received)
-        return near(features, None, model)
-
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test the deployed model.
 

@@ -36,7 +36,7 @@ from flwr_frl.clients.device.setup import (
     cohort_size,
     label_of,
     properties_of,
-    seed_torch,
+    torch_seed,
 )
 from flwr_frl.clients.simulated import join
 from flwr_frl.common import messages as keys
@@ -44,6 +44,7 @@ from flwr_frl.common.flower_messages import fill, reply_with
 from flwr_frl.common.memory_array import memory_record
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.settings import Settings, SettingsError
+from flwr_frl.task import devices
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.training.cohort import each_together
 
@@ -201,7 +202,8 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         message: Message, context: Context
     ) -> tuple[Setup, Client, Config]:
         setup, config = app.read_message(message, context)
-        seed_torch(context, int(setup.run["seed"]), config)
+        server_round = config.get(keys.SERVER_ROUND, 0)
+        devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
         return setup, build_client(context, setup, config), config
 
     @app.train(mods=list(mods))
@@ -231,7 +233,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         name = str(context.node_id)
         properties: Config = {keys.CLIENT: name}
         try:
-            properties[keys.CLIENT] = name = client_name(context)
+            properties[keys.CLIENT] = name = client_name(context.node_config)
             setup, config = app.read_message(message, context)
             refusal = config.get(keys.REFUSAL)
             # Before the checks, so that a refused client has a label as well.

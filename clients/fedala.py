@@ -66,9 +66,8 @@ class FedALAClient(Client):
     def learn_weights(self) -> None:
         """Train W_i if this client has trained before and has training examples."""
         weights, rate = under(WEIGHTS, self.saved), self.settings.ala_learning_rate
-        if rate == 0 or not self.has_trained():
-            return
-        if not len(self.task.train_examples(self._index)):
+        has_examples = len(self.task.train_examples(self._index)) > 0
+        if not (rate and has_examples and self.has_trained()):
             return
         head = self.model.head
         some = self.train_examples.sample(self.settings.ala_share)

@@ -6,7 +6,12 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, on_copy
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.device.training import class_means, labelled_features, minimise
+from flwr_frl.clients.device.training import (
+    class_means,
+    labelled_features,
+    minimise,
+    no_means,
+)
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.common.settings import setting
@@ -52,9 +57,7 @@ class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
 
     def initial_group(self, group: str) -> Tensors:
         """Return zeros, as there are no prototypes yet."""
-        classes, width = self.model.linear_head("FedAS").weight.shape
-        counts = torch.zeros(classes, dtype=torch.int64)
-        return {"means": torch.zeros(classes, width), "counts": counts}
+        return no_means(self.model.linear_head("FedAS"))
 
     def update(self) -> float:
         """Align the representation, train the model, and add the Fisher trace."""

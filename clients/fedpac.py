@@ -1,28 +1,34 @@
 """FedPAC (Xu et al., ICLR 2023): aligned features, and heads combined per client."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, TrainingSettings, Update
+from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.clients.device.training import class_means, labelled_features
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.training import class_means, labelled_features, no_means
 from flwr_frl.clients.device.traits import linear_head, needs_classes, separate_head
-from flwr_frl.clients.fedproto import NearPrototypes
-from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.clients.fedproto import near_received, own_prototypes
 from flwr_frl.common.settings import setting
+from flwr_frl.task.base import Task
 
 CENTROIDS, STATISTICS = "prototypes.", "statistics."
 # The authors' learning rate of the head, 0.1, relative to the other one, 0.01.
 HEAD_RATIO = 10
 
 
-@dataclass(frozen=True)
-class FedPACSettings(TrainingSettings):
-    """Settings of FedPAC's clients.
+class FedPACClient(
+    Client, requires=(needs_classes, linear_head("FedPAC"), separate_head)
+):
+    """Algorithm 1, client side: the server sends representation, centroids and head.
+
+    The head trains first, then the representation under the trained head, with λ times
+    the mean squared distance of a feature's entries to those of its class's centroid.
+    As in the authors' code, that is a mean over the entries. A class without a centroid
+    contributes nothing; the authors' code then uses the client's own centroid.
 
     Parameters
     ----------
@@ -36,67 +42,43 @@ class FedPACSettings(TrainingSettings):
         (0.1 and 0.01).
     """
 
+    shared = (*WHOLE, CENTROIDS)
+    sent = (*WHOLE, CENTROIDS, STATISTICS)
     fedpac_lambda: float = setting(1.0, ge=0)
     fedpac_head_epochs: int = setting(1, ge=0)
     fedpac_head_learning_rate: float = setting(0.0, ge=0)
 
-    @property
-    def head_rate(self) -> float:
-        """Learning rate of the head."""
-        return self.fedpac_head_learning_rate or HEAD_RATIO * self.learning_rate
-
-    def in_round(self, server_round: int, rounds: int) -> Self:
-        """Return the settings with both learning rates of one of the rounds."""
-        scheduled = super().in_round(server_round, rounds)
-        factor = scheduled.learning_rate / self.learning_rate
-        rate = factor * self.fedpac_head_learning_rate
-        return replace(scheduled, fedpac_head_learning_rate=rate)
-
-
-class FedPACClient(
-    Client, requires=(needs_classes, linear_head("FedPAC"), separate_head)
-):
-    """Algorithm 1, client side: the server sends representation, centroids and head.
-
-    The head trains first, then the representation under the trained head, with λ times
-    the mean squared distance of a feature's entries to those of its class's centroid.
-    As in the authors' code, that is a mean over the entries. A class without a centroid
-    contributes nothing; the authors' code then uses the client's own centroid.
-    """
-
-    shared = (*WHOLE, CENTROIDS)
-    sent = (*WHOLE, CENTROIDS, STATISTICS)
-    _settings_type = FedPACSettings
+    def __init__(
+        self, task: Task, index: int, state: PersonalState, settings: Any
+    ) -> None:
+        super().__init__(task, index, state, settings)
+        # A schedule changes both learning rates in the same proportion.
+        ratio = settings.fedpac_head_learning_rate / settings.learning_rate
+        self.head_ratio = ratio or HEAD_RATIO
 
     def initial_group(self, group: str) -> Tensors:
         """Return zeros, as there are neither centroids nor statistics yet."""
-        classes, width = self.model.linear_head("FedPAC").weight.shape
+        empty = no_means(self.model.linear_head("FedPAC"))
         if group == STATISTICS:
-            return {
-                "features": torch.zeros(classes, width),
-                "variance": torch.zeros(()),
-            }
-        counts = torch.zeros(classes, dtype=torch.int64)
-        return {"means": torch.zeros(classes, width), "counts": counts}
+            return {"features": empty["means"], "variance": torch.zeros(())}
+        return empty
 
     def update(self) -> Update:
         """Measure the received features, and train the head, then the representation.
 
         Representation, head, new class means and the statistics are sent.
         """
-        settings, near = self.settings, None
+        settings = self.settings
         statistics = self.statistics_of(*labelled_features(self))
-        if settings.fedpac_lambda:
-            means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
-            near = NearPrototypes(settings.fedpac_lambda, means, counts > 0)
+        near = near_received(self, settings.fedpac_lambda)
         self._train_head(settings.fedpac_head_epochs)
         loss = self.train("representation", settings.representation_epochs, near)
-        means, counts = class_means(*labelled_features(self), self.num_classes)
-        centroids = {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
+        centroids = own_prototypes(self, self.num_classes)
         return loss, {**self.model.state_dict(), **centroids, **statistics}
 
     def _train_head(self, epochs: int) -> None:
-        self.train("head", epochs, learning_rate=self.settings.head_rate)
+        rate = self.head_ratio * self.settings.learning_rate
+        self.train("head", epochs, learning_rate=rate)
 
     def personalize(self) -> None:
         """Train the head for ``newcomer-epochs``, with its learning rate."""

@@ -9,16 +9,16 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Update
-from flwr_frl.clients.device.conversions import Tensors, under
+from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.clients.device.training import class_means, labelled_features
+from flwr_frl.clients.device.training import class_means, labelled_features, no_means
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel
 
-PROTOTYPE_GROUP, CLASSES = "prototypes.", "classes."
+CLASSES = "classes."
 OWN_CLASSES = f"{CLASSES}own"
 # Larger than any squared distance to a prototype, whose entries are at most 1e6.
 FAR = 1e30
@@ -54,6 +54,18 @@ class NearPrototypes:
         return self.weight * distances.mean()
 
 
+def near_received(client: Client, weight: float) -> NearPrototypes | None:
+    """Return the distance to a client's received prototypes, times a weight."""
+    means, counts = client.received[PROTOTYPES], client.received[PROTOTYPE_COUNTS]
+    return NearPrototypes(weight, means, counts > 0) if weight else None
+
+
+def own_prototypes(client: Client, classes: int) -> Tensors:
+    """Return the mean feature and the number of a client's examples of each class."""
+    means, counts = class_means(*labelled_features(client), classes)
+    return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
+
+
 class FedProtoClient(
     Client,
     requires=(needs_classes, linear_head("FedProto", bias=True)),
@@ -81,7 +93,7 @@ class FedProtoClient(
         As of the task. A device may set them in its node config.
     """
 
-    shared = (PROTOTYPE_GROUP,)
+    shared = "prototypes"
     personal = (*WHOLE, CLASSES)
     fedproto_lambda: float = setting(1.0, ge=0)
     fedproto_predicted: Literal["own", "all"] = setting("own")
@@ -97,30 +109,16 @@ class FedProtoClient(
 
     def initial_group(self, group: str) -> Tensors:
         """Return zeros, as there are no prototypes and no saved classes yet."""
-        classes, width = self.head.weight.shape
         if group == CLASSES:
-            return {"own": torch.zeros(classes, dtype=torch.bool)}
-        empty = {
-            PROTOTYPES: torch.zeros(classes, width),
-            PROTOTYPE_COUNTS: torch.zeros(classes, dtype=torch.int64),
-        }
-        return under(PROTOTYPE_GROUP, empty)
+            return {"own": torch.zeros(self.head.out_features, dtype=torch.bool)}
+        return no_means(self.head)
 
     def update(self) -> Update:
         """Train towards the prototypes C̄; send the local prototypes C_j."""
-        settings, near = self.settings, None
-        if settings.fedproto_lambda:
-            means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
-            near = NearPrototypes(settings.fedproto_lambda, means, counts > 0)
-        loss = self.train("all", settings.representation_epochs, near)
+        near = near_received(self, self.settings.fedproto_lambda)
+        loss = self.train("all", self.settings.representation_epochs, near)
         self.saved[OWN_CLASSES] = class_mask(self.task, self._index, self.head)[0]
-        return loss, self.prototypes()
-
-    def prototypes(self) -> Tensors:
-        """Return the mean feature and the number of examples of each class."""
-        classes = self.head.out_features
-        means, counts = class_means(*labelled_features(self), classes)
-        return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
+        return loss, own_prototypes(self, self.head.out_features)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test by prototypes; the loss and metrics with ``-head`` are from the head."""

@@ -13,7 +13,7 @@ from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.traits import needs_classes, separate_head
 from flwr_frl.clients.fedrep import FedRepLinearClient
 from flwr_frl.common.messages import IS_CHANGE
-from flwr_frl.common.settings import Checked, TrainingDivergedError, setting
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
 
@@ -97,13 +97,7 @@ class FLUTEClient(
         feature_weight = settings.feature_weight if part == "all" else 0.0
         weights = feature_weight, settings.head_weight, settings.nc_weight
         penalty = Penalty(*weights, self.classes, self.regularizer)
-        try:
-            return self.train(part, epochs, penalty)
-        except TrainingDivergedError as error:
-            raise TrainingDivergedError(
-                f"{error}; so may feature-weight {settings.feature_weight}, "
-                f"head-weight {settings.head_weight}, nc-weight {settings.nc_weight}"
-            ) from None
+        return self.train(part, epochs, penalty)
 
 
 class FLUTEStarClient(FLUTEClient, supports_example_dp=True):

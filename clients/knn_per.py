@@ -1,5 +1,7 @@
 """kNN-Per (Marfoq et al., ICML 2022): nearest neighbours among the local features."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -63,10 +65,8 @@ class MixedHead(nn.Module):
         Features of the training examples, the datastore.
     targets : Tensor of int64, shape (n,)
         Their classes.
-    count : int
-        Number k of neighbours, at most n.
-    weight, scale : float
-        λ and σ.
+    settings : object
+        Settings of `KNNPerClient`: k, at most n, λ and σ.
     by_position : bool, default False
         Whether each input has features, and a prediction, at every position.
     """
@@ -79,18 +79,14 @@ class MixedHead(nn.Module):
         head: nn.Module,
         features: Tensor,
         targets: Tensor,
-        count: int,
-        weight: float,
-        scale: float,
+        settings: Any,
         by_position: bool = False,
     ) -> None:
         super().__init__()
-        self.head, self.by_position = head, by_position
+        self.head, self.settings, self.by_position = head, settings, by_position
         # Not in the state dict, so that clients with other examples are not stacked.
         self.register_buffer("features", features, persistent=False)
         self.register_buffer("targets", targets, persistent=False)
-        self.neighbours = min(count, len(targets))
-        self.weight, self.scale = weight, scale
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities, at least 1e-30."""
@@ -99,13 +95,15 @@ class MixedHead(nn.Module):
         nearest = torch.cat([self.nearest(part, model.shape[1]) for part in rows])
         if self.by_position:
             nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)
-        return torch.lerp(model, nearest, self.weight).clamp(min=1e-30).log()
+        mixed: Tensor = torch.lerp(model, nearest, self.settings.knn_lambda)
+        return mixed.clamp(min=1e-30).log()
 
     def nearest(self, z: Tensor, num_classes: int) -> Tensor:
         """Return p_knn, of shape (n, classes), of n features."""
-        ordered, places = neighbours(z, self.features, self.neighbours)
+        count = min(self.settings.knn_neighbours, len(self.targets))
+        ordered, places = neighbours(z, self.features, count)
         # Normalised by the softmax, so that far neighbours do not underflow.
-        shares = (-ordered / (self.scale * z.shape[1])).softmax(1)
+        shares: Tensor = (-ordered / (self.settings.knn_scale * z.shape[1])).softmax(1)
         probabilities = shares.new_zeros(len(z), num_classes)
         return probabilities.scatter_add_(1, self.targets[places], shares)
 
@@ -154,7 +152,5 @@ class KNNPerClient(FedAvgClient, requires=(needs_classes,), supports_example_dp=
         if not labelled.any():
             return self.model
         datastore = features[labelled], targets[labelled]
-        s = self.settings
-        options = s.knn_neighbours, s.knn_lambda, s.knn_scale, by_position
-        head = MixedHead(self.model.head, *datastore, *options)
+        head = MixedHead(self.model.head, *datastore, self.settings, by_position)
         return SplitModel(self.model.representation, head)

@@ -55,7 +55,7 @@ def keep(
     # Only with `resume` or checkpoints do states have a directory.
     resumed = Resolved({**settings, "resume": settings["output"]})
     for context in contexts:
-        name = client_name(context)
+        name = client_name(context.node_config)
         config = ConfigRecord({RUN: run})
         config[ACKNOWLEDGED_ROUND] = config[CHECKPOINT_ROUND] = acknowledged.get(
             name, 0

@@ -56,7 +56,7 @@ def answer_together(
             if tests_received_model(pair[1], setup, config):
                 records = pair[0].content.values()
                 arrays = (id(r) for r in records if isinstance(r, ArrayRecord))
-                groups.setdefault((id(setup), *arrays), []).append(position)
+                groups.setdefault((id(setup.run), *arrays), []).append(position)
     replies: dict[int, Message] = {}
     for first, *others in groups.values():
         # After an error, clients are evaluated one by one, and each reports its own.

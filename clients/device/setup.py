@@ -98,13 +98,12 @@ def cohort_size(text: str) -> int:
     return int(text)
 
 
-def client_name(context: Context) -> str:
+def client_name(config: Settings) -> str:
     """Return the client's name, which is the same in every run.
 
     It is ``client-name`` of the node config, or in simulation ``partition-id``, padded
     so that names sort as numbers. Raises `SettingsError` if neither is set.
     """
-    config = context.node_config
     if "client-name" in config:
         name = str(config["client-name"])
         require(name != "", "client-name", name, "a name, of a character or more")
@@ -134,12 +133,11 @@ def partition(node: Settings, run: Settings) -> tuple[int, int]:
     if "partition-id" not in node:
         return 0, 0
     partitions = node.get("num-partitions", run["num-clients"])
-    valid = isinstance(partitions, int) and partitions >= 1
-    require(valid, "num-partitions", partitions, "an integer, at least 1")
-    index, num_partitions = partition_id(node), int(partitions)
-    allowed = f"below num-partitions, {num_partitions}"
-    require(index < num_partitions, "partition-id", index, allowed)
-    return index, num_partitions
+    index = partition_id(node)
+    valid = isinstance(partitions, int) and partitions > index
+    allowed = f"an integer above partition-id, {index}"
+    require(valid, "num-partitions", partitions, allowed)
+    return index, int(partitions)
 
 
 @cache
@@ -166,14 +164,9 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
     return names
 
 
-def seed_torch(context: Context, seed: int, config: Mapping[str, Any]) -> None:
-    """Seed torch with `torch_seed`."""
-    devices.seed(torch_seed(context, seed, config.get(keys.SERVER_ROUND, 0)))
-
-
-def torch_seed(context: Context, seed: int, server_round: object) -> int:
+def torch_seed(name: str, seed: int, server_round: object) -> int:
     """Return torch's seed for a run's seed, a client and a round, on any machine."""
-    text = f"{seed}/{client_name(context)}/{server_round!r}"
+    text = f"{seed}/{name}/{server_round!r}"
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -189,20 +182,29 @@ class Setup(NamedTuple):
         Settings of the algorithm, an instance of its ``_settings_type``.
     device : DeviceSettings
         Settings of every device, with the privacy of its examples.
-    run : mapping
-        All settings of the run and the node.
     task : TaskKey
-        The settings of the task among them.
+        Settings of the task.
     states : Path, optional
         Directory of the simulated clients' states, if the run can be resumed.
+    run : mapping
+        All settings of the run and the node.
+    name : str
+        Name of the client.
+    partition : int
+        Its partition of the data; 0 for a device, whose task contains all of its data.
+    num_clients : int
+        Number of partitions; 0 for a device.
     """
 
     kind: type[Client]
     algorithm: Any
     device: DeviceSettings
-    run: Settings
     task: TaskKey
     states: Path | None
+    run: Settings
+    name: str = ""
+    partition: int = 0
+    num_clients: int = 0
 
     def in_round(self, settings: Any, config: Mapping[str, Any]) -> Any:
         """Return a client's settings with the learning rate of a message's round."""
@@ -232,28 +234,21 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     SettingsError
         If the algorithm cannot use the task.
     """
-    node, kind = context.node_config, setup.kind
-    index, num_clients = partition(node, setup.run)
-    task = built_task(setup.task, num_clients)
-    acknowledged = config.get(keys.ACKNOWLEDGED_ROUND)
+    node, index = context.node_config, setup.partition
+    task = built_task(setup.task, setup.num_clients)
     run = str(config.get(keys.RUN, context.run_id))
-    name, experiment = client_name(context), setup.device.experiment
-    directory = state_directory(node, name, run, experiment, setup.states)
-    about = about_state(task, kind) if directory else {}
+    directory, about = None, dict[str, str]()
+    if setup.states or "state-dir" in node:
+        of_run = run, setup.device.experiment, setup.states
+        directory = state_directory(node, setup.name, *of_run)
+        about = about_state(task, setup.kind)
     # A device's data may grow, and no server may compare them with a guess.
     if "partition-id" in node:
         check_examples(task, index, config.get(keys.EXAMPLES))
-    state = PersonalState(
-        context,
-        directory,
-        None if acknowledged is None else int(acknowledged),
-        int(config.get(keys.CHECKPOINT_ROUND, 0)),
-        run,
-        name,
-        about,
-    )
+    rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)
+    state = PersonalState(context, directory, *rounds, run, setup.name, about)
     try:
-        client = kind(task, index, state, setup.algorithm)
+        client = setup.kind(task, index, state, setup.algorithm)
     except SettingsError as error:
         algorithm, task_name = setup.run["algorithm"], setup.run["task"]
         line = f"algorithm {algorithm!r} and task {task_name!r}: {error}"
@@ -283,8 +278,8 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     SettingsError
         If the client cannot take part.
     """
-    index, num_clients = partition(context.node_config, setup.run)
-    seed_torch(context, int(setup.run["seed"]), config)
+    server_round = config.get(keys.SERVER_ROUND, 0)
+    devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
     client = build_client(context, setup, config)
     properties = client.get_properties(config) | incompatible_with_noise(client)
     if keys.RUN in config and client.personal:
@@ -296,9 +291,7 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     for count in properties.keys() & {keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES}:
         properties[count] = setup.device.rounded(cast(int, properties[count]))
     if "partition-id" in context.node_config:
-        return properties | simulated_properties(
-            client.task, index, num_clients, setup.run
-        )
+        return properties | simulated_properties(client.task, setup)
     # A device handles each message in a new process, so notes are logged here only.
     for note in getattr(client.task, "notes", ()):
         log(WARNING, "%s", note)
@@ -314,9 +307,9 @@ def label_of(context: Context, setup: Setup) -> Config:
     """Return the name of a simulated client's data, under its key; {} without one."""
     if "partition-id" not in context.node_config:
         return {}
-    index, num_clients = partition(context.node_config, setup.run)
-    names = getattr(built_task(setup.task, num_clients), "client_names", ())
-    return {keys.OWN_NAME: str(names[index])} if index < len(names) else {}
+    names = getattr(built_task(setup.task, setup.num_clients), "client_names", ())
+    has_name = setup.partition < len(names)
+    return {keys.OWN_NAME: str(names[setup.partition])} if has_name else {}
 
 
 def incompatible_with_noise(client: Client) -> Config:
@@ -341,22 +334,20 @@ def incompatible_with_noise(client: Client) -> Config:
     return {}
 
 
-def simulated_properties(
-    task: Task, index: int, num_clients: int, run: Settings
-) -> dict[str, Any]:
+def simulated_properties(task: Task, setup: Setup) -> dict[str, Any]:
     """Return properties that a simulated client reports and a device does not.
 
     They are the fingerprint of its examples, its number of training examples of each
     class, if there are classes, and whether it joins after training.
     """
-    properties: dict[str, Any] = {keys.EXAMPLES: fingerprint(task, index)}
+    properties: dict[str, Any] = {keys.EXAMPLES: fingerprint(task, setup.partition)}
     if task.classes:
-        targets = task.train_examples(index).targets.numpy()
+        targets = task.train_examples(setup.partition).targets.numpy()
         held, counts = np.unique(targets[targets >= 0], return_counts=True)
         properties[keys.HELD_CLASSES] = [str(task.classes[c]) for c in held]
         properties[keys.CLASS_COUNTS] = counts.tolist()
-    new_clients, seed = int(run["new-clients"]), int(run["seed"])
-    if index in newcomers(num_clients, new_clients, seed):
+    drawn = int(setup.run["new-clients"]), int(setup.run["seed"])
+    if setup.partition in newcomers(setup.num_clients, *drawn):
         properties[keys.NEWCOMER] = True
     return properties
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import hashlib
+import math
 import os
 import sys
 import time
 from collections.abc import Collection, Container, Iterable, Mapping
 from logging import ERROR, WARNING
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
@@ -31,8 +33,8 @@ from flwr_frl.common.settings import (
 )
 
 PREFIX = "personal-"
-# Number of other runs, the newest ones, whose files a run does not delete.
-KEPT_RUNS = 8
+# Number of other runs' versions, the newest ones, that a run does not delete.
+KEPT = 24
 # Age in seconds from which an unfinished file counts as abandoned.
 CUT_OFF_AGE = 3600.0
 # Path of versions in memory.
@@ -103,17 +105,11 @@ def usable(
     acknowledged : int, optional
         The round; by default all of the run's versions may be used.
     """
-
-    def rank(version: Version) -> tuple[bool, int, int]:
-        of_run = version.run == run
-        return of_run, version.round if of_run else 0, version.counter
-
-    counted = [
-        version
-        for version in versions
-        if version.run != run or acknowledged is None or version.round <= acknowledged
-    ]
-    return sorted(counted, key=rank, reverse=True)
+    last = math.inf if acknowledged is None else acknowledged
+    versions = sorted(versions, reverse=True)
+    of_run = [v for v in versions if v.run == run and v.round <= last]
+    of_run.sort(key=attrgetter("round"), reverse=True)
+    return of_run + [v for v in versions if v.run != run]
 
 
 def needed(
@@ -209,9 +205,8 @@ def read_checked(
     now = {**(about or {}), "client": valid_text(client)}
     # Other classes are the usual reason for other shapes.
     for name in ("client", "classes", "algorithm"):
-        written = metadata.get(name, "")
-        if written != now.get(name, written) and (written or name == "client"):
-            raise ForeignStateError(f"its {name}: {written}, not {now[name]}")
+        if metadata.get(name, now.get(name)) != now.get(name, metadata.get(name)):
+            raise ForeignStateError(f"its {name}: {metadata[name]}, not {now[name]}")
     read = {name: array.shape for name, array in arrays.items()}
     if shapes is not None and read != shapes:
         name = min(n for n, _ in read.items() ^ shapes.items())
@@ -262,9 +257,9 @@ class PersonalState:
         Last round of the server's newest checkpoint.
     run : str, default ""
         Name of the run. Until one of its own versions has been acknowledged, a run
-        starts from the newest version of earlier runs in the directory. It deletes only
-        files of runs older than the eight newest, which may be in separate directories,
-        ``run-RUN/CLIENT`` beside this one.
+        starts from the newest version of earlier runs in the directory. Of their
+        versions, which may also be in directories ``run-RUN/CLIENT`` beside this one,
+        it keeps the 24 newest.
     client : str, default ""
         Name of the client. Files of other clients are not used.
     about : mapping of str to str, optional
@@ -285,7 +280,7 @@ class PersonalState:
         self._about = dict(about or {})
         self._records = context.state
         self._directory = directory
-        self._run, self._client = run, valid_text(client)
+        self._run, self._client = run, client
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
         in_memory = [
             # Preferred to a file of the same round
@@ -293,10 +288,9 @@ class PersonalState:
             for name in self._records
             if name.startswith(PREFIX)
         ]
-        versions = [*in_memory, *versions_in(directory)]
-        self._of_run = sorted(
-            (v for v in versions if v.run == run), key=lambda v: v.round
-        )
+        versions = [*in_memory, *(versions_in(directory) if directory else ())]
+        self._of_run = [version for version in versions if version.run == run]
+        self._of_run.sort(key=attrgetter("round"))
         self._usable = usable(versions, run, acknowledged)
         of_run = self._usable and self._usable[0].run == run
         self.round = self._usable[0].round if of_run else 0
@@ -328,8 +322,9 @@ class PersonalState:
     def load(self, shapes: Shapes | None = None) -> Arrays | None:
         """Return the arrays of the last acknowledged round; None if there are none.
 
-        A damaged file is set aside, an error is logged, and the previous version is
-        returned. A foreign file, for example of another model, is left in place.
+        If a file cannot be used, an error is logged, and the previous version is
+        returned. A damaged file is set aside; a foreign one, for example of another
+        model, is left in place.
         ``unused`` then explains why the version that the server expects is not used.
 
         Parameters
@@ -350,10 +345,8 @@ class PersonalState:
         expected = self._acknowledged or 0
         # An earlier call may have set the damaged file aside.
         if self.round < expected and not self.unused:
-            partly = f"the version of round {expected} is missing"
             # Third-party clients that never save also end here.
-            lost = "no version is left: it is lost"
-            self.unused = partly if self.round else lost
+            self.unused = f"the version of round {expected} is missing"
         return arrays
 
     def _read(self, version: Version, shapes: Shapes | None) -> Arrays | None:
@@ -367,18 +360,13 @@ class PersonalState:
             return read_checked(path, self._client, shapes, self._about)[1]
         except FileNotFoundError:
             return None
-        except ForeignStateError as error:
-            # The reason names a device's classes, which the server must not learn.
-            self.unused = self.unused or "its file does not fit the client"
-            log(WARNING, "%s is not used: %s", path, error)
-        except OSError as error:
-            log(ERROR, "%s cannot be read: %s", path, error)
-            self.unused = self.unused or "its file cannot be read"
-        except (SafetensorError, ValueError) as error:
-            log(ERROR, "%s is not used and set aside: %s", path, error)
-            self.unused = self.unused or "its file is damaged"
-            with contextlib.suppress(OSError):
-                path.rename(path.with_name(path.name + files.SET_ASIDE))
+        except (OSError, SafetensorError, ValueError) as error:
+            # The error names a device's classes, which the server must not learn.
+            self.unused = self.unused or "its file cannot be used"
+            log(ERROR, "%s is not used: %s", path, error)
+            if not isinstance(error, OSError | ForeignStateError):
+                with contextlib.suppress(OSError):
+                    path.rename(path.with_name(path.name + files.SET_ASIDE))
         return None
 
     def save(self, arrays: Mapping[str, NDArray], round_: int) -> Path | None:
@@ -417,11 +405,10 @@ class PersonalState:
 
     def _write(self, arrays: Arrays, round_: int, directory: Path) -> Path | None:
         """Write a version to disk, then delete those that no server can need."""
-        about = {**self._about, "client": self._client}
+        about = {**self._about, "client": valid_text(self._client)}
         try:
-            versions = versions_in(directory)
-            for place in self._places_of_other_runs(directory):
-                versions += versions_in(place)
+            places = self._places(directory)
+            versions = [version for place in places for version in versions_in(place)]
             counter = 1 + max((version.counter for version in versions), default=0)
             numbers = f"{counter:08d}-{self._checkpointed:08d}-{self._run}-{round_:08d}"
             path = directory / f"{numbers}.safetensors"
@@ -432,47 +419,35 @@ class PersonalState:
             return None
         new = Version(counter, self._checkpointed, self._run, round_, path)
         acknowledged = self.round if self._acknowledged is None else self._acknowledged
-        runs: dict[tuple[Path, str], list[Version]] = {}
-        for version in (*versions, new):
-            runs.setdefault((version.path.parent, version.run), []).append(version)
-        of_run = runs.pop((directory, self._run))
-        _remove({*of_run} - needed(of_run, acknowledged, self._checkpointed))
-        for old in sorted(runs.values(), key=max)[:-KEPT_RUNS]:
-            _remove(old)
-            _remove_abandoned(old[0].path.parent, counter)
-        _remove_abandoned(directory, counter)
+        mine = {v for v in (*versions, new) if v.run == self._run}
+        others = sorted(version for version in versions if version.run != self._run)
+        gone = mine - needed(mine, acknowledged, self._checkpointed)
+        gone.update(others[:-KEPT])
+        for version in gone:
+            # If the disk cannot be written, a later run deletes the file.
+            with contextlib.suppress(OSError):
+                version.path.unlink(missing_ok=True)
+        for place in {directory, *(version.path.parent for version in gone)}:
+            _tidy(place)
         return path
 
-    def _places_of_other_runs(self, directory: Path) -> list[Path]:
-        """Return this client's directories of other runs, if runs have directories."""
+    def _places(self, directory: Path) -> list[Path]:
+        """Return the directory, and this client's of other runs, if there are any."""
         if directory.parent.name != OF_A_RUN + self._run:
-            return []
+            return [directory]
         runs = directory.parent.parent.glob(f"{OF_A_RUN}*")
         places = [run / directory.name for run in runs if not run.is_symlink()]
         return [place for place in places if not place.is_symlink()]
 
 
-def _remove(versions: Iterable[Version]) -> None:
-    for version in versions:
-        # If the disk cannot be written, a later run deletes the file.
-        with contextlib.suppress(OSError):
-            version.path.unlink(missing_ok=True)
-
-
-def _remove_abandoned(directory: Path, counter: int) -> None:
-    """Delete unfinished files of killed writers, and the directory if it is empty.
-
-    They are older than the version with a counter, or than `CUT_OFF_AGE`. Another
-    process may still be writing the others.
-    """
+def _tidy(directory: Path) -> None:
+    """Delete unfinished files of killed writers, and the directory if it is empty."""
     with contextlib.suppress(OSError):
         for path in directory.glob(".*"):
-            name = files.unfinished(path.name)
-            version = files.STATE_FILE.fullmatch(name)
-            is_older = version is not None and int(version[1]) < counter
-            # On a device without a clock battery, the time may have been ahead.
+            # Another process may still be writing a newer file. On a device without a
+            # clock battery, the time may have been ahead.
             age = abs(time.time() - path.lstat().st_mtime)
-            if name and (is_older or age > CUT_OFF_AGE):
+            if files.unfinished(path.name) and age > CUT_OFF_AGE:
                 path.unlink(missing_ok=True)
         # Other clients of this machine may have directories in the parent.
         directory.rmdir()

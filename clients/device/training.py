@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client
 from flwr_frl.task.models import SplitModel
@@ -89,3 +89,10 @@ def class_means(
     sums = features.new_zeros(classes, features.shape[1])
     sums.index_add_(0, targets, features)
     return sums / counts.clamp(min=1).unsqueeze(1), counts
+
+
+def no_means(head: nn.Linear) -> dict[str, Tensor]:
+    """Return the means and counts of classes without examples, for a linear head."""
+    classes, width = head.weight.shape
+    counts = torch.zeros(classes, dtype=torch.int64)
+    return {"means": torch.zeros(classes, width), "counts": counts}

@@ -31,6 +31,7 @@ from flwr_frl.clients.device.parameter_groups import Arrays
 from flwr_frl.clients.device.setup import (
     Setup,
     build_client,
+    client_name,
     cohort_size,
     partition_id,
     torch_seed,
@@ -389,7 +390,7 @@ class Nodes:
         sizes, times = self.data.sizes, len(iterations)
         seeds, drawn = list[int](), list[Tensor]()
         for context, count in zip(self.contexts, sizes, strict=True):
-            number = torch_seed(context, run, self.round)
+            number = torch_seed(client_name(context.node_config), run, self.round)
             seed(number)
             seeds.append(number)
             drawn += [torch.randperm(count) for _ in iterations]

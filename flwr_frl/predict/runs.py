@@ -20,7 +20,7 @@ from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import CARD, CLASSES, ImageCard, algorithm_of
 from flwr_frl.clients.device.conversions import Tensors, under
 from flwr_frl.clients.device.parameter_groups import HEAD, initial_arrays
-from flwr_frl.clients.device.setup import seed_torch
+from flwr_frl.clients.device.setup import torch_seed
 from flwr_frl.clients.device.state import (
     PersonalState,
     read_checked,
@@ -29,7 +29,7 @@ from flwr_frl.clients.device.state import (
     versions_in,
 )
 from flwr_frl.common import checkpoint
-from flwr_frl.common.messages import FROZEN_DIGEST, SERVER_ROUND
+from flwr_frl.common.messages import FROZEN_DIGEST
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -47,6 +47,7 @@ from flwr_frl.predict.predictor import (
     check_size,
 )
 from flwr_frl.task.base import Task, check_examples
+from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.tasks import build_task
@@ -334,5 +335,4 @@ class TrainedRun:
         if privacy.dp_noise:
             client._private = PrivateTraining(privacy, context.state, directory)
         check_account(client._private, directory)
-        config = {SERVER_ROUND: self.server_round}
-        seed_torch(context, int(self.settings["seed"]), config)
+        seed(torch_seed(name, int(self.settings["seed"]), self.server_round))

@@ -137,18 +137,6 @@ def test_the_proximal_term_does_not_affect_personal_groups():
     assert_near(array, near_b)
 
 
-@pytest.mark.parametrize("mu", [0.8, 0.0])
-def test_proximal_equals_half_mu_times_the_squared_distance(mu):
-    # μ/2 ‖w − w_received‖², where all 8 + 2 parameters differ by 0.3
-    client = client_of(FedAvgClient)
-    client._receive(as_sent(*initial()), {"server-round": 1, "proximal-mu": mu})
-    with torch.no_grad():
-        for parameter in client.model.parameters():
-            parameter.add_(0.3)
-    term = client._proximal(torch.zeros(1), client.model)
-    assert torch.as_tensor(term).item() == near(mu / 2 * 10 * 0.09)
-
-
 def test_the_proximal_term_adds_to_a_client_s_regularizer():
     # A regularizer as in FLUTE: here 0.3 Σ b, whose gradient is 0.3 everywhere
     client, (b, w) = client_of(FedAvgClient), initial()

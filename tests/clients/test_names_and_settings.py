@@ -12,7 +12,6 @@ from client_messages import (
     initial_arrays,
     message_of,
     metrics_of,
-    new_context,
     properties_of,
     trained,
 )
@@ -27,11 +26,11 @@ from flwr_frl.strategies.server.replies import reply_properties
 
 
 def test_client_names():
-    assert client_name(context_of(12)) == "000012"
-    assert client_name(context_of(12, client_name="kitchen")) == "kitchen"
-    names = [client_name(context_of(i)) for i in (2, 10, 100)]
+    assert client_name(context_of(12).node_config) == "000012"
+    assert client_name(context_of(12, client_name="kitchen").node_config) == "kitchen"
+    names = [client_name(context_of(i).node_config) for i in (2, 10, 100)]
     assert sorted(names) == names
-    assert_says("neither client-name nor partition-id", client_name, new_context())
+    assert_says("neither client-name nor partition-id", client_name, {})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_a_head_for_other_classes_is_not_used_and_the_reason_is_sent(tmp_path):
     for part in ("train", "test"):
         shutil.copytree(more / part / "a", more / part / "c")
     # The reason does not mention the shape, and names of classes stay on the device.
-    assert told("c", more) == "its file does not fit the client"
+    assert told("c", more) == "its file cannot be used"
     # The server has acknowledged the new head.
     assert told("c", more, 2) == ""
 

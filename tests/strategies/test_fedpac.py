@@ -18,7 +18,6 @@ from layered import (
 from seen_replies import seen
 from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, weights
 
-from flwr_frl.clients import FedPACClient
 from flwr_frl.strategies.fedpac import combination_weights, simplex_minimum
 from flwr_frl.strategies.server.replies import InvalidReplyError
 
@@ -142,10 +141,12 @@ def test_reply_with_impossible_statistics_is_rejected(name, value):
 def test_schedule_changes_both_learning_rates():
     common = {"learning_rate": 0.1, "learning_rate_schedule": "step:1:0.5"}
     for rate, expected in ((0.0, 0.25), (0.4, 0.1)):
-        settings = FedPACClient._settings_type(**common, fedpac_head_learning_rate=rate)
-        scheduled = settings.in_round(3, 4)
+        more = {**common, "fedpac_head_learning_rate": rate}
+        client = run("fedpac", 0, **more, **TASK).client(0, 0)
+        scheduled = client.settings.in_round(3, 4)
         assert scheduled.learning_rate == pytest.approx(0.025)
-        assert scheduled.head_rate == pytest.approx(expected)
+        head_rate = client.head_ratio * scheduled.learning_rate
+        assert head_rate == pytest.approx(expected)
 
 
 def test_newcomer_trains_its_head_with_the_learning_rate_of_heads():

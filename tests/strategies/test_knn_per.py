@@ -10,11 +10,16 @@ from layered import features, layered, parts, with_ones
 from softmax_runs import CLASSES, N, assert_same, draw, run
 from torch import nn
 
-from flwr_frl.clients.knn_per import MixedHead, neighbours
+from flwr_frl.clients.knn_per import KNNPerClient, MixedHead, neighbours
 from flwr_frl.task import ExampleSet, SplitModel
 
 TASK = {"task": "layered:layered"}
 K, WEIGHT, SCALE = 4, 0.7, 0.3
+
+
+def settings_of(k, weight, scale):
+    own = {"knn_neighbours": k, "knn_lambda": weight, "knn_scale": scale}
+    return KNNPerClient._settings_type(**own)
 
 
 def mixture(arrays, i):
@@ -56,7 +61,7 @@ def test_every_client_mixes_its_neighbours_with_the_global_model():
 def test_prediction_is_the_class_of_the_nearest_stored_example():
     head = torch.nn.Linear(2, 3)
     stored = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0]])
-    mixed = MixedHead(head, stored, torch.tensor([2, 0, 1]), 1, 1.0, 1.0)
+    mixed = MixedHead(head, stored, torch.tensor([2, 0, 1]), settings_of(1, 1.0, 1.0))
     # The second example is so far from all others that the kernel is 0 in float32.
     z = torch.tensor([[0.1, 0.4], [0.0, 300.0], [5.0, 1.0]])
     predicted = mixed(z).exp().detach()
@@ -67,7 +72,7 @@ def test_prediction_is_the_class_of_the_nearest_stored_example():
 def test_equal_distances_are_ordered_by_index():
     stored = torch.cat([torch.ones(1, 2), torch.zeros(100, 2), -torch.ones(1, 2)])
     targets = torch.tensor([0, 1, 2, 3] + [4] * 98)
-    mixed = MixedHead(torch.nn.Linear(2, 5), stored, targets, 3, 0.5, 1.0)
+    mixed = MixedHead(torch.nn.Linear(2, 5), stored, targets, settings_of(3, 0.5, 1.0))
     # The first input has 100 equal neighbours, the second one nearest and 100 equal.
     shares = mixed.nearest(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 5).numpy()
     far = np.exp(-1) / (1 + 2 * np.exp(-1))

@@ -142,7 +142,7 @@ def test_registered_name_is_used_by_clients_without_a_name() -> None:
         message = clients._query(node, {})
         context = Context(0, node, configs.get(node, {}), RecordDict(), {})
         assert named(context, message).state is context.state
-        names.append(client_name(named(context, message)))
+        names.append(client_name(named(context, message).node_config))
     assert names == ["pi-1", "other", "000004"]
 
 

@@ -155,7 +155,7 @@ def test_newcomer_of_an_algorithm_with_extra_parts_uses_its_fit():
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_newcomer_of_apfl_trains_its_part_of_the_mixture(alpha):
-    result, metrics = joined("apfl", apfl_alpha=alpha, apfl_adaptive=False)
+    result, metrics = joined("apfl", apfl_alpha=alpha)
     w = matrix(result.arrays[-1])
 
     def mixed(v):
@@ -164,22 +164,6 @@ def test_newcomer_of_apfl_trains_its_part_of_the_mixture(alpha):
     for i, entries in zip(NEW, metrics, strict=True):
         v = descend(w, i, lambda v, i: alpha * gradient(mixed(v), i))
         assert entries[-1]["loss"] == pytest.approx(loss_of(mixed(v), i), abs=1e-5)
-
-
-def test_newcomer_of_apfl_updates_alpha_once_an_epoch():
-    result, metrics = joined("apfl", apfl_alpha=0.4)
-    w = matrix(result.arrays[-1])
-    for i, entries in zip(NEW, metrics, strict=True):
-        # All examples are one batch.
-        v, alpha = w, 0.4
-        for _ in range(EPOCHS):
-            slope = gradient(alpha * v + (1 - alpha) * w, i)
-            moved = alpha - RATE * np.sum((v - w) * slope)
-            v, alpha = v - RATE * alpha * slope, np.clip(moved, 0, 1)
-        # The loss would differ with a constant α.
-        assert abs(alpha - 0.4) > 1e-3
-        mixed = alpha * v + (1 - alpha) * w
-        assert entries[-1]["loss"] == pytest.approx(loss_of(mixed, i), abs=1e-5)
 
 
 def test_newcomers_fit_with_fewer_examples():

@@ -23,7 +23,8 @@ from state_values import (
 from flwr_frl.clients.device.state import PersonalState, Version, needed
 
 FITS = {"head.weight": (2, 3)}
-LOST = "no version is left: it is lost"
+UNUSABLE = "its file cannot be used"
+LOST = "the version of round {} is missing"
 
 
 def test_loaded_values_equal_saved_ones(tmp_path):
@@ -159,7 +160,7 @@ def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
     spoil(path)
     state = on_disk(tmp_path, 2)
     assert (value_of(state), state.round) == (1, 1)
-    assert f"{path.name} is not used and set aside: " in caplog.text
+    assert f"{path.name} is not used: " in caplog.text
     # The file is kept for inspection.
     on_disk(tmp_path, 3).save(head(3), 3)
     assert path.with_name(f"{path.name}.set-aside").exists()
@@ -207,7 +208,7 @@ def test_an_earlier_run_s_file_that_does_not_fit_is_not_used(
 
 def test_a_lost_state_is_reported():
     # The server has acknowledged round 3, but the process is new.
-    for acknowledged, reason in ((3, LOST), (None, ""), (0, "")):
+    for acknowledged, reason in ((3, LOST.format(3)), (None, ""), (0, "")):
         state = on_disk(None, acknowledged)
         assert (state.load(), state.unused) == (None, reason)
 
@@ -220,13 +221,13 @@ def test_a_version_of_an_earlier_run_does_not_hide_a_lost_one(tmp_path, lose):
     for _ in range(2):
         state = on_disk(tmp_path, 1, run="new")
         assert value_of(state) == 7
-        assert state.unused in ("its file is damaged", LOST)
+        assert state.unused in (UNUSABLE, LOST.format(1))
 
 
 def test_damage_found_by_an_evaluation_is_reported_by_the_next_training(tmp_path):
     run_rounds(new_context(), [1, 2, 3], tmp_path)
     damage(file_of(tmp_path, 3))
-    for reason in ("its file is damaged", "the version of round 3 is missing"):
+    for reason in (UNUSABLE, LOST.format(3)):
         state = on_disk(tmp_path, 3)
         assert (value_of(state), state.unused) == (2, reason)
     # Once the client has trained on the older version, nothing is missing any more.
@@ -237,17 +238,14 @@ def test_damage_found_by_an_evaluation_is_reported_by_the_next_training(tmp_path
 
 def test_unfinished_files_of_killed_writers_are_deleted(tmp_path):
     run_rounds(new_context(), [1, 2], tmp_path)
-    names = [f"{i:08d}-00000000-r-00000009.safetensors" for i in (2, 3, 4)]
-    paths = [
-        tmp_path / f".{name}.{'0' * 16}.partial" for name in (*names, "privacy.json")
-    ]
-    old, current, later, account = paths
-    for path, seconds in ((old, 0), (current, 0), (later, -3700), (account, 10**8)):
+    names = ["00000003-00000000-r-00000009.safetensors", "a.json", "privacy.json"]
+    paths = [tmp_path / f".{name}.{'0' * 16}.partial" for name in names]
+    for path, seconds in zip(paths, (0, -3700, 10**8), strict=True):
         path.write_bytes(b"half")
         os.utime(path, (time.time() + seconds,) * 2)
-    # This is version 3; another process may still be writing a file of that number.
+    # Another process may still be writing the first one.
     on_disk(tmp_path, 2).save(head(3), 3)
-    assert [path for path in paths if path.exists()] == [current]
+    assert [path for path in paths if path.exists()] == paths[:1]
 
 
 @pytest.mark.parametrize("fault", ["full", "no directory"])
@@ -301,8 +299,13 @@ def test_the_run_that_wrote_last_counts_as_the_newest(tmp_path):
     assert value_of(on_disk(tmp_path, 0, run="d")) == 4
 
 
+@pytest.fixture
+def keep_eight(monkeypatch):
+    monkeypatch.setattr("flwr_frl.clients.device.state.KEPT", 8)
+
+
 @pytest.mark.parametrize("separate", [False, True])
-def test_states_of_the_newest_eight_runs_are_kept(tmp_path, separate):
+def test_the_newest_versions_of_other_runs_are_kept(tmp_path, separate, keep_eight):
     def place(run: str) -> Path:
         return tmp_path / f"run-{run}" / "pi" if separate else tmp_path
 
@@ -311,7 +314,6 @@ def test_states_of_the_newest_eight_runs_are_kept(tmp_path, separate):
 
     for i in range(8):
         save(f"r{i}", 5)
-    # A run is as old as its newest file.
     save("r0", 6)
     # Privacy accounts and folders of other clients are never deleted.
     others = [place("r1") / "privacy.json", place("r2").parent / "other"]
@@ -328,7 +330,7 @@ def test_states_of_the_newest_eight_runs_are_kept(tmp_path, separate):
 
 
 @pytest.mark.parametrize("link", ["run-old", "run-old/pi"])
-def test_linked_directories_of_runs_are_not_deleted(tmp_path, link):
+def test_linked_directories_of_runs_are_not_deleted(tmp_path, link, keep_eight):
     theirs = tmp_path / "theirs" / "pi"
     on_disk(theirs, run="old").save(head(1), 1)
     root = tmp_path / "state"
@@ -341,7 +343,7 @@ def test_linked_directories_of_runs_are_not_deleted(tmp_path, link):
     assert rounds_on(theirs) == [1]
 
 
-def test_an_experiment_deletes_no_sibling_directories(tmp_path):
+def test_an_experiment_deletes_no_sibling_directories(tmp_path, keep_eight):
     for folder in (*(f"run-r{i}" for i in range(12)), "lab"):
         on_disk(tmp_path / folder / "pi", run="x").save(head(1), 1)
     assert len(list(tmp_path.glob("run-*/pi/*-x-00000001.safetensors"))) == 12
