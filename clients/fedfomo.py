@@ -69,15 +69,23 @@ class FedFomoClient(PersonalModelClient):
 
     def update(self) -> Update:
         """Combine the candidates, train, and send the model and the weights."""
+        weights, loss = self.adapt(self.settings.representation_epochs)
+        padded = torch.zeros(self.settings.fomo_models)
+        padded[: len(weights)] = torch.tensor(weights)
+        return loss, {**self.model.tensors, FOMO_WEIGHTS: padded}
+
+    def personalize(self) -> None:
+        """Weigh the received models, and train for ``newcomer-epochs``."""
+        self.adapt(self.settings.newcomer_epochs)
+
+    def adapt(self, epochs: int) -> tuple[list[float], float]:
+        """Combine the candidates and train; return the others' weights and the loss."""
         weights = self.combine()
         before = {n: value.clone() for n, value in self.model.state_dict().items()}
         self.saved |= within(BEFORE, before)
-        epochs = self.settings.representation_epochs
         loss = self.train("all", epochs, examples=self.split()[0])
-        padded = torch.zeros(self.settings.fomo_models)
-        padded[: len(weights)] = torch.tensor(weights)
         self.keep_personal_model()
-        return loss, {**self.model.tensors, FOMO_WEIGHTS: padded}
+        return weights, loss
 
     def combine(self) -> list[float]:
         """Load the weighted mean of the candidates; return the others' weights.
@@ -91,11 +99,9 @@ class FedFomoClient(PersonalModelClient):
         weights = self._weights([*others, trained], before) if others else [1.0]
         positive = [max(w, 0.0) for w in weights]
         total = sum(positive)
-        if total == 0:
-            self.model.load(trained)
-        else:
-            models = [*others, trained]
-            self.model.load(_mean(models, [w / total for w in positive]))
+        alone = [0.0] * len(others) + [1.0]
+        shares = [w / total for w in positive] if total else alone
+        self.model.load(_mean([*others, trained], shares))
         return weights[:-1]
 
     def _weights(self, models: list[Tensors], before: Tensors) -> list[float]:
@@ -111,8 +117,7 @@ class FedFomoClient(PersonalModelClient):
 
     def _loss_of(self, model: Tensors) -> float:
         self.model.load(model)
-        _, validation = self.split()
-        loss, _ = evaluate(self.model, validation, self.task.loss)
+        loss, _ = evaluate(self.model, self.split()[1], self.task.loss)
         return loss
 
     def split(self) -> tuple[ExampleSet, ExampleSet]:
@@ -128,13 +133,6 @@ class FedFomoClient(PersonalModelClient):
             return examples, examples.without_augmentation()
         settings = EvaluationSettings(validation_fraction=share)
         return split(examples, self._index, settings, overlap)
-
-    def personalize(self) -> None:
-        """Weigh the received models, and train for ``newcomer-epochs``."""
-        self.combine()
-        epochs = self.settings.newcomer_epochs
-        self.train("all", epochs, examples=self.split()[0])
-        self.keep_personal_model()
 
 
 def _mean(models: list[Tensors], weights: list[float]) -> Tensors:

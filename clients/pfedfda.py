@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -123,25 +124,15 @@ class PFedFDAClient(
         epochs = self.settings.representation_epochs
         loss = self.train("representation", epochs)
         adapted = self.adapt()
-        dtype = self.head.weight.dtype
-        sent = {
-            MEANS: adapted.means.to(dtype),
-            COVARIANCE: adapted.covariance.to(dtype),
-        }
+        sent = {MEANS: adapted.means, COVARIANCE: adapted.covariance}
+        sent = {name: value.to(self.head.weight.dtype) for name, value in sent.items()}
         return loss, {**self.model.state_dict(), **sent}
 
     def received_gaussians(self) -> Gaussians:
-        """Return the received Gaussians in float64 on the CPU, as MPS has no float64.
-
-        Robust aggregation and noise may make a covariance indefinite; negative
-        eigenvalues then become 0.
-        """
+        """Return the received Gaussians in float64; on the CPU, as MPS has none."""
         covariance = self.received[COVARIANCE].cpu().double()
-        covariance = (covariance + covariance.T) / 2
-        values, vectors = torch.linalg.eigh(covariance)
-        if values[0] < 0:
-            covariance = vectors * values.clamp(min=0) @ vectors.T
-        return Gaussians(self.received[MEANS].cpu().double(), covariance)
+        symmetric = (covariance + covariance.T) / 2
+        return Gaussians(self.received[MEANS].cpu().double(), symmetric)
 
     def adapt(self) -> Gaussians:
         """Return the Gaussians adapted to the features, and set the head from them."""
@@ -236,17 +227,12 @@ def minimum_in_unit_interval(function: Callable[[float], float]) -> float:
 
     It is found by golden-section search.
     """
-    low, high = 0.0, 1.0
-    left, right = high - RATIO, low + RATIO
-    at_left, at_right = function(left), function(right)
+    function = cache(function)
+    low, left, right, high = 0.0, 1 - RATIO, RATIO, 1.0
     for _ in range(STEPS):
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - RATIO * (high - low)
-            at_left = function(left)
+        if function(left) <= function(right):
+            left, right, high = right - RATIO * (right - low), left, right
         else:
-            low, left, at_left = left, right, at_right
-            right = low + RATIO * (high - low)
-            at_right = function(right)
+            low, left, right = left, right, left + RATIO * (high - left)
     # The search itself never evaluates the ends.
     return min((0.0, 1.0, (low + high) / 2), key=function)

@@ -19,7 +19,7 @@ def small(task: Task) -> None:
     require(count <= MOST_PARAMETERS, "number of parameters", count, allowed, "model")
 
 
-class PFedHNClient(Client, supports_example_dp=True, requires=(only_parameters, small)):
+class PFedHNClient(Client, supports_example_dp=True, requires=(small, only_parameters)):
     """Algorithm 1, client side: train θ_i and send its change; no state is kept.
 
     The authors train for 50 steps with batches of 64, step size 0.005, momentum 0.9 and

@@ -6,7 +6,7 @@ from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.conversions import Tensors, difference, under, within
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.fine_tuning import FineTuned
-from flwr_frl.common.messages import CONTROL, FROM_SHARED, IN_MEAN, IS_CHANGE
+from flwr_frl.common.messages import CONTROL, IN_MEAN, IS_CHANGE
 from flwr_frl.task.training.sgd import steps_an_epoch
 
 OWN_CONTROL = "own-control."
@@ -44,8 +44,7 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
         moved = c_i
         if step := self.total_step(epochs):
             moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
-        before = c if self.config.get(FROM_SHARED) else c_i
-        changes |= within(CONTROL, {n: moved[n] - before[n] for n in c_i})
+        changes |= within(CONTROL, {n: moved[n] - c_i[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
         self.metrics[IS_CHANGE] = 1
         return loss, changes

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from flwr_frl.common.messages import PROXIMAL_WEIGHT
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 from flwr_frl.strategies.server.round import Round
@@ -26,9 +26,7 @@ class FedDyn(
     gradient ∇L_k(θ_k), h is the mean of all λ_k, with 0 for clients that have not
     trained. Checkpoints contain m h = Σ_k λ_k, which remains correct when m grows.
 
-    If h begins anew (`ClientStateMean`), h and all λ_k are 0. With another
-    ``aggregation`` than the mean, h follows the combined changes, and is only
-    approximately the mean of all λ_k.
+    If h begins anew (`ClientStateMean`), h and all λ_k are 0.
 
     The paper has one α. The authors' code divides it by a client's share of the
     examples; here, as in the paper, it is the same for all. Clients are tested with θ;
@@ -48,9 +46,6 @@ class FedDyn(
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        noise = self.settings.server_dp_noise
-        allowed = "0, as h would contain the noise of all rounds"
-        require(noise == 0, "server-dp-noise", noise, allowed)
         self.state[GRADIENTS] = {}
 
     def begin(self, round: Round) -> None:

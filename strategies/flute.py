@@ -241,11 +241,9 @@ class FLUTELinear(
         b = round.sent[REPRESENTATION_WEIGHT].T
         heads = [self.per_client(name)[HEAD_WEIGHT][0] for name in names]
         w: Matrix = np.stack(heads, axis=1)
-        grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
-        name_b = f"gradient.{REPRESENTATION_WEIGHT}"
-        for i, reply in enumerate(replies):
-            grad_b += np.asarray(reply.read()[name_b].T, np.float64)
-            grad_w[:, i] = reply.read()[f"gradient.{HEAD_WEIGHT}"][0]
+        gradients = [reply.read() for reply in replies]
+        grad_b = sum(g[f"gradient.{REPRESENTATION_WEIGHT}"].T for g in gradients)
+        grad_w = np.stack([g[f"gradient.{HEAD_WEIGHT}"][0] for g in gradients], axis=1)
         bb, ww = b.T @ b, w @ w.T
         reg_b = 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
         reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w

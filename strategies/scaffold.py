@@ -21,8 +21,7 @@ class SCAFFOLD(
     The server's control variate c travels with the model x, under ``control.``, and
     stays the mean of the c_i of all N clients that have been seen so far. Statistics of
     batch norms are not parameters: they are averaged without η_g. If c begins anew
-    (`ClientStateMean`), c and all c_i are 0, as in round 1. If c is approximate, Δc_i
-    is c_i − c.
+    (`ClientStateMean`), c and all c_i are 0, as in round 1.
 
     Parameters
     ----------
@@ -46,12 +45,12 @@ class SCAFFOLD(
             return None
         lost, total = self.lost(round), len(self.state["seen"])
         # Clients without a c_i so far count with 0.
-        before = total if self.is_approximate else self.state["total"] or total
+        before = self.state["total"] or total
         new = {}
         for name, change in changes.items():
             old, kept, step = round.sent[name], 1.0, 1.0
             if name.startswith(CONTROL):
-                kept, step = before / total, len(self.counted(round)) / total
+                kept, step = before / total, len(round.replies) / total
                 if lost:
                     kept = step = 0.0
             elif CONTROL + name in changes:

@@ -52,10 +52,8 @@ EXCHANGED_ROUND = "exchanged-round"
 PROXIMAL_WEIGHT = "proximal-mu"
 # L2GD: a seed of the coin flips that all clients of a round share.
 COINS = "coins"
-# Means of client states: whether the mean includes this client, and whether a reply's
-# change is relative to the shared arrays instead of the client's own.
+# Means of client states: whether the mean includes this client.
 IN_MEAN = "in-mean"
-FROM_SHARED = "from-shared"
 # Newcomers: the fraction of a client's examples on which personal parameters are
 # fitted, and the number of these examples.
 SHARE = "share"

@@ -8,32 +8,34 @@ from flwr.app import ConfigRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.common.messages import IN_MEAN
 from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 from flwr_frl.strategies.server.round import Round
 
+# Settings that allow one value only.
+ONLY = {"weighting": "uniform", "aggregation": "mean", "server_dp_noise": 0}
+
 
 class ClientStateMean(Strategy, replies_are_changes=True):
     """Add clients' changes, so that the sum stays the mean of what clients keep.
 
-    Clipping or noise changes the mean but no client's state, so the difference would
-    stay in the mean for good. With ``server-dp-noise``, and with any ``aggregation``
-    but the mean, clients therefore send the difference of their state from the arrays
-    that they were sent, and the mean is approximate. If all clients take part in a
-    round and nothing is clipped or added, both kinds of replies give the same mean.
+    Clipping or noise would change the mean but no client's state, and the difference
+    would stay in the mean for good. So all clients have the same weight, and the plain
+    mean is the only ``aggregation``, without ``server-dp-noise``.
 
     If a client has lost its state, the old one would remain in the mean permanently.
     The same holds for one whose state is newer than the mean, because the server was
-    restored from a backup. Unless the mean is approximate, it begins anew then.
+    restored from a backup. The mean begins anew then.
     """
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        weighting = self.settings.weighting
-        allowed = "uniform, as the mean is that of all clients"
-        require(weighting == "uniform", "weighting", weighting, allowed)
+        for name, only in ONLY.items():
+            value = getattr(self.settings, name)
+            allowed = f"{only}, as the mean is that of what all clients keep"
+            require(value == only, name.replace("_", "-"), value, allowed)
         # Names of the clients whose state is in the mean.
         self.in_mean: dict[str, bool] = self.state.setdefault("in_mean", {})
         # Names of all clients seen so far.
@@ -50,8 +52,6 @@ class ClientStateMean(Strategy, replies_are_changes=True):
 
     def lost(self, round: Round) -> str:
         """Return the client for whose state the mean begins anew; empty for none."""
-        if self.is_approximate:
-            return ""
         return self._outdated or min(self.in_mean.keys() & round.unused, default="")
 
     def note(self, round: Round, lost: str) -> None:
@@ -63,35 +63,17 @@ class ClientStateMean(Strategy, replies_are_changes=True):
             self.in_mean.clear()
             self._outdated = ""
 
-    @property
-    def is_approximate(self) -> bool:
-        """True if the mean is approximate and replies are differences from it."""
-        return self.settings.aggregation != "mean" or self._run.privacy is not None
-
-    def counted(self, round: Round) -> list[str]:
-        """Return the names of the clients over which `mean` averages.
-
-        A private mean is over all clients that were asked; clients without a reply
-        contribute a change of 0.
-        """
-        if self._run.privacy:
-            return round.clients
-        return [reply.client for reply in round.replies]
-
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
-        """Add the entries that determine from where a client measures its change."""
-        return {
-            **super()._config(node, config),
-            IN_MEAN: self._run.clients.name_of(node) in self.in_mean,
-            FROM_SHARED: self.is_approximate,
-        }
+        """Add whether the client's state is in the mean."""
+        in_mean = self._run.clients.name_of(node) in self.in_mean
+        return {**super()._config(node, config), IN_MEAN: in_mean}
 
     def _roll_back(self, name: str) -> None:
         """Reset the mean as well, if it contains an older state of the client."""
         before = self._run.clients.acknowledged.get(name)
         super()._roll_back(name)
         moved = self._run.clients.acknowledged.get(name) != before
-        if moved and name in self.in_mean and not self.is_approximate:
+        if moved and name in self.in_mean:
             self.reset_mean(name)
 
     def reset_mean(self, name: str) -> None:
@@ -108,8 +90,6 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
     A client that has lost its model begins at x̄ again, but the lost model, which the
     server cannot subtract, stays in the mean: x̄ is then off by 1/N of the distance
     between the two. The log names the client.
-
-    If the mean is approximate, Δx_i is x_i − x̄.
     """
 
     def reset_mean(self, name: str) -> None:
@@ -124,8 +104,7 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
         if changes is None:
             return None
         trained = self.in_mean.keys() | {reply.client for reply in round.replies}
-        counted = self.counted(round)
-        share = len(counted) / len(trained.union(counted))
+        share = len(round.replies) / len(trained)
         new = {}
         for name, change in changes.items():
             old = round.sent[name]

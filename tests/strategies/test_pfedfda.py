@@ -185,11 +185,3 @@ def test_few_examples_need_no_ridge(task, beta):
 def test_search_finds_the_minimum(best):
     minimum = minimum_in_unit_interval(lambda beta: (beta - best) ** 2)
     assert minimum == pytest.approx(best, abs=1e-5)
-
-
-def test_indefinite_covariance_is_projected_to_the_nearest_valid_one():
-    client = run("pfedfda", 0, **TASK).client(0, 0)
-    client._receive(client.get_parameters({}), {})
-    client.received[COVARIANCE] = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, -3.0]))
-    expected = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])).double()
-    torch.testing.assert_close(client.received_gaussians().covariance, expected)

@@ -97,46 +97,6 @@ def test_c_remains_the_mean_of_all_c_i(late):
     assert result.trained[-1]
 
 
-def test_noisy_c_moves_towards_the_c_i_of_clients_that_replied():
-    noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
-    gone = {(i, 2) for i in run("scaffold", 2).trained[1][:2]}
-    result = run("scaffold", 3, spoilt=gone, **noise)
-    assert [len(clients) for clients in result.trained] == [3, 1, 3]
-    c = [matrix(arrays, "control.") for arrays in result.arrays]
-    (answered,) = result.trained[1]
-    latest = matrix(result.kept[1][answered], "own-control.")
-    # The noise of a round has the standard deviation 0.001 × 4 / 6.
-    moved = (latest - c[0]) / N
-    assert_near(c[1] - c[0], moved, 0.004)
-    assert np.abs(moved).max() > 0.01
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        {"aggregation": "clip", "clip_norm": 0.2},
-        {"server_dp_noise": 1e-3, "server_dp_clip": 0.2, "server_dp_delta": 1e-5},
-    ],
-    ids=["clip", "private"],
-)
-def test_clipped_parts_of_changes_do_not_accumulate_in_c(rule):
-    # Accumulated, the difference would be 0.34, the gradient's norm at the last model.
-    usual = {"fraction_train": 1.0, "weight_decay": 0.05, "learning_rate": 0.1}
-    with pytest.MonkeyPatch.context() as patch:
-        # With so little noise, the privacy loss is large and slow to compute.
-        patch.setattr(
-            "flwr_frl.strategies.server.privacy.ClientPrivacy.spent", lambda _: {}
-        )
-        result = run("scaffold", 60, watched=False, **usual, **rule)
-    theta = matrix(result.arrays[-1])
-    variates = [matrix(state, "own-control.") for state in result.kept[-1]]
-    c = matrix(result.arrays[-1], "control.")
-    assert np.linalg.norm(c - np.mean(variates, axis=0)) < 0.15
-    assert (
-        np.linalg.norm(np.mean([gradient(theta, i, 0.05) for i in EVERYBODY], 0)) < 0.15
-    )
-
-
 def test_scaffold_reaches_the_optimum_and_fedavg_does_not():
     # With many local steps, FedAvg drifts to a mean of the clients' own best models.
     usual = {"weight_decay": 0.3, "representation_epochs": 5}
