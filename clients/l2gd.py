@@ -1,6 +1,7 @@
 """L2GD (Hanzely & Richtárik, 2020): a mixture of a global and local models."""
 
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import torch
 from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.common.messages import COINS
-from flwr_frl.common.settings import SettingsError, TrainingDivergedError, setting
+from flwr_frl.common.settings import require, setting
 from flwr_frl.task.training.local_training import gradient
-from flwr_frl.task.training.sgd import freeze, trainable_examples
+from flwr_frl.task.training.sgd import diverged, freeze, trainable_examples
 
 
 class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
@@ -45,11 +46,9 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         p, rate = settings.l2gd_probability, settings.learning_rate
         most = p / (rate * (1 - p))
         # Tolerate rounding errors.
-        if settings.l2gd_lambda > most * (1 + 1e-9):
-            raise SettingsError(
-                f"l2gd-lambda is {settings.l2gd_lambda}; expected at most "
-                f"{most:g} with l2gd-probability {p} and learning-rate {rate}"
-            )
+        valid = settings.l2gd_lambda <= most * (1 + 1e-9)
+        allowed = f"at most {most:g} with l2gd-probability {p} and learning-rate {rate}"
+        require(valid, "l2gd-lambda", settings.l2gd_lambda, allowed)
 
     @property
     def pull(self) -> float:
@@ -91,9 +90,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
             optimizer.zero_grad()
             total += gradient(model, *batch, self._loss, settings)
             optimizer.step()
-        if not torch.isfinite(total):
-            raise TrainingDivergedError(
-                f"the loss is {total.item()} in {steps} local steps with learning-rate "
-                f"{settings.learning_rate}; a smaller one may help"
-            )
-        return total.item() / steps
+        mean = total.item() / steps
+        if not isfinite(mean):
+            raise diverged(mean, 0, settings)
+        return mean

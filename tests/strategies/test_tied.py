@@ -7,6 +7,7 @@ from softmax_runs import CLASSES, DIMENSION, assert_near, code_of, example_sets,
 from torch import nn
 
 from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.device.conversions import under
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
@@ -134,9 +135,10 @@ def test_personal_head_of_fedrod_leaves_the_representation_alone():
     result = run("fedrod", 3, fraction_train=1.0, **TIED)
     client = result.client(0, 3)
     features, outputs = deployed(client, list(result.arrays[-1].values()))
-    head, personal = client.model.head, client.personal_head()
-    assert personal.weight.abs().max() > 0.01
-    assert_near(outputs, (head(features) + personal(features)).detach())
+    personal = under("personal-head.", client.saved)
+    assert personal["weight"].abs().max() > 0.01
+    added = torch.nn.functional.linear(features, **personal)
+    assert_near(outputs, (client.model.head(features) + added).detach())
 
 
 def test_prototypes_of_fedproto_leave_the_representation_alone():
