@@ -49,7 +49,7 @@ from flwr_frl.strategies.algorithms import (
 from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
 from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.newcomers import check_newcomers
+from flwr_frl.strategies.server.evaluation import check_newcomers
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import find

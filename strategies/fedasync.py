@@ -23,14 +23,14 @@ class FedAsync(AsynchronousRounds):
 
     fedasync_alpha: float = setting(0.6, gt=0, le=1)
 
-    def __new__(cls, strategy: Strategy, **values: Any) -> Strategy:  # type: ignore[misc]
-        """Return the strategy with asynchronous rounds of one model each."""
-        settings = cls._settings_type(**values)
-        # Models that arrive are averaged with the newest version.
-        alpha = settings.fedasync_alpha
-        wrapped = cls.wrap(strategy, settings, 1, alpha, from_sent=False)
+    # Models that arrive are averaged with the newest version.
+    from_sent = False
+
+    @classmethod
+    def buffer(cls, strategy: Strategy, settings: Any) -> tuple[int, float]:
+        """Return 1 and α."""
         rule = strategy.settings.aggregation
         allowed = "mean with fedasync, where a version takes the model of one client, "
         allowed += "which no other can outvote; fedbuff supports the other rules"
         require(rule == "mean", "aggregation", rule, allowed)
-        return wrapped
+        return 1, settings.fedasync_alpha

@@ -7,7 +7,7 @@ they started. The base algorithm, with its personal parts, is unchanged.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
@@ -119,32 +119,27 @@ class Asynchronous(ClosesEarly, Closing):
         if server_round == 1:
             self.check_replies("buffer-size", self.buffer_size, len(nodes))
         if self.version == 0 or server_round <= self.version:
-            self._resume({name_of(node): node for node in nodes})
+            # A run begins. The clients that were at work in a checkpoint continue.
+            saved, at = (
+                self.strategy.state[ASYNCHRONOUS],
+                {name_of(n): n for n in nodes},
+            )
+            since, versions = saved.get("since", {}), saved.get("versions", {})
+            self.at_work, self.ready = {}, deque()
+            self._since = {at[n]: (n, v) for n, v in since.items() if n in at}
+            self._versions = {int(version): versions[version] for version in versions}
         self.version = server_round
         self._staleness, self._dropped = {}, set()
         # A version asks each client at most once, silent ones included.
         names = {name for name, _ in self._since.values()}
         idle = [n for n in nodes if n not in self._since and name_of(n) not in names]
         rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
-        count = min(self._unused, len(idle))
+        # So that C clients are at work.
+        count = min(self.settings.concurrency - len(self._since), len(idle))
         chosen = set(rng.choice(len(idle), count, replace=False).tolist())
         rest = [node for i, node in enumerate(idle) if i not in chosen]
         self._idle = [rest[i] for i in rng.permutation(len(rest))]
         return [node for i, node in enumerate(idle) if i in chosen]
-
-    @property
-    def _unused(self) -> int:
-        """Number of clients that must begin to work so that C are at work."""
-        concurrency: int = self.settings.concurrency
-        return concurrency - len(self._since)
-
-    def _resume(self, nodes: dict[str, int]) -> None:
-        """Begin a run: the clients that were at work in a checkpoint continue."""
-        saved = self.strategy.state[ASYNCHRONOUS]
-        since, versions = saved.get("since", {}), saved.get("versions", {})
-        self.at_work, self.ready = {}, deque()
-        self._since = {nodes[n]: (n, v) for n, v in since.items() if n in nodes}
-        self._versions = {int(version): versions[version] for version in versions}
 
     def open(self, round: Round, messages: list[Message], grid: Grid) -> None:
         """Let the grid return after B valid replies."""
@@ -152,23 +147,19 @@ class Asynchronous(ClosesEarly, Closing):
         self._versions[self.version] = round.centre()
         self.missing, self.is_valid = self.buffer_size, round.is_valid
         for node in self._since.keys() - self.at_work.keys():
-            name, _ = self._since[node]
-            if self._in_process:
-                due = self.strategy.state[ASYNCHRONOUS]["due"][name]
-                self.at_work[node] = self._repeated(node), due
-            else:
+            name, version = self._since[node]
+            if not self._in_process:
                 del self._since[node]
+                continue
+            # In a resumed run, the node is sent its message again.
+            config = ConfigRecord({**round.config, SERVER_ROUND: version})
+            sent = memory_record(self._versions[version])
+            if self.strategy.settings.transport == "float16":
+                sent = as_float16(sent)
+            about = sent, config, MessageType.TRAIN
+            (message,) = self.strategy._messages([node], *about)
+            self.at_work[node] = message, self.strategy.state[ASYNCHRONOUS]["due"][name]
         self.close_by(self, grid)
-
-    def _repeated(self, node: int) -> Message:
-        """Return the message that a node was sent, from the arrays of its version."""
-        strategy, (_, version) = self.strategy, self._since[node]
-        config = ConfigRecord({**strategy._run.round.config, SERVER_ROUND: version})
-        sent = memory_record(self._versions[version])
-        if strategy.settings.transport == "float16":
-            sent = as_float16(sent)
-        (message,) = strategy._messages([node], sent, config, MessageType.TRAIN)
-        return message
 
     # Clients at work.
 
@@ -180,7 +171,8 @@ class Asynchronous(ClosesEarly, Closing):
 
     def refill(self) -> list[Message]:
         """Return training messages of the current version for idle clients."""
-        current, count = self.strategy._run.round, min(self._unused, len(self._idle))
+        current = self.strategy._run.round
+        count = min(self.settings.concurrency - len(self._since), len(self._idle))
         about = current.like[ARRAYS], current.config, MessageType.TRAIN
         nodes = [self._idle.pop() for _ in range(count)]
         return current.ask(self.strategy._messages(nodes, *about))
@@ -302,31 +294,32 @@ class AsynchronousRounds(Wrapping):
 
     base_setting = "async-base"
 
-    @classmethod
-    def wrap(
-        cls,
-        strategy: Strategy,
-        settings: Any,
-        buffer_size: int,
-        step: float,
-        from_sent: bool,
-    ) -> Strategy:
+    # Whether changes are measured from the version that a client was sent, or from the
+    # newest one.
+    from_sent: ClassVar[bool]
+
+    def __new__(cls, strategy: Strategy, **values: Any) -> Strategy:  # type: ignore[misc]
         """Return the strategy with an `Asynchronous` participation."""
         cls._check_base(type(strategy), "strategy", type(strategy).__name__)
+        settings = cls._settings_type(**values)
+        size, step = cls.buffer(strategy, settings)
         active, limit = settings.concurrency, settings.max_staleness
         allowed = f"at most {active}, the number of clients at work (concurrency)"
-        require(buffer_size <= active, "buffer-size", buffer_size, allowed)
+        require(size <= active, "buffer-size", size, allowed)
         allowed = "at least 1 with a concurrency above buffer-size: changes of clients "
         allowed += "that are still at work at the end of a version would never count"
-        valid = limit != 0 or active == buffer_size
-        require(valid, "max-staleness", limit, allowed)
+        require(limit != 0 or active == size, "max-staleness", limit, allowed)
         noise = strategy.settings.server_dp_noise
         allowed = "0 with asynchronous rounds: the privacy account assumes rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)
-        strategy._run.participation = Asynchronous(
-            strategy, settings, buffer_size, step, from_sent
-        )
+        participation = Asynchronous(strategy, settings, size, step, cls.from_sent)
+        strategy._run.participation = participation
         return strategy
+
+    @classmethod
+    def buffer(cls, strategy: Strategy, settings: Any) -> tuple[int, float]:
+        """Return the number of changes in a version, and the server's step size."""
+        raise NotImplementedError
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
@@ -369,8 +362,9 @@ class FedBuff(AsynchronousRounds):
     buffer_size: int = setting(5, ge=1)
     global_learning_rate: float = setting(1.0, gt=0)
 
-    def __new__(cls, strategy: Strategy, **values: Any) -> Strategy:  # type: ignore[misc]
-        """Return the strategy with asynchronous rounds of B changes each."""
-        settings = cls._settings_type(**values)
-        size, step = settings.buffer_size, settings.global_learning_rate
-        return cls.wrap(strategy, settings, size, step, from_sent=True)
+    from_sent = True
+
+    @classmethod
+    def buffer(cls, strategy: Strategy, settings: Any) -> tuple[int, float]:
+        """Return B and η_g."""
+        return settings.buffer_size, settings.global_learning_rate

@@ -48,7 +48,7 @@ from flwr_frl.strategies.base import Strategy, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
+from flwr_frl.strategies.server.evaluation import ByExamples, check_newcomers, let_join
 from flwr_frl.strategies.server.rounds import KeepClients, Rounds, Start
 from flwr_frl.strategies.server.run_settings import RunSettings
 

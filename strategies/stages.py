@@ -1,47 +1,13 @@
 """The lengths of SRPFL's stages (Tziotis et al., TMLR 2023, section 4 and appendix B).
 
-`flwr_frl.strategies.first_replies.FirstReplies` waits for n0 replies in the first
-stage, and for twice as many in each further one.
+`flwr_frl.strategies.srpfl.FirstReplies` waits for n0 replies in the first stage, and
+for twice as many in each further one.
 """
 
 import math
-from collections.abc import Sequence
 
 from flwr_frl.common.settings import require
 from flwr_frl.strategies.grids.speeds import Times
-
-
-def number_of_stages(initial_nodes: int, sampled: int) -> int:
-    """Return the number of stages with fewer than all N sampled clients."""
-    return max(0, math.ceil(math.log2(sampled / initial_nodes))) if sampled else 0
-
-
-def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:
-    """Return the lengths of all stages but the last, which has all N sampled clients.
-
-    These stages divide the first half of the rounds, rounded down, equally. If there is
-    a remainder, the first stages are one round longer. If there are more stages than
-    rounds in that half, the later ones have no rounds.
-    """
-    stages = number_of_stages(initial_nodes, sampled)
-    each, left = divmod(rounds // 2, stages) if stages else (0, 0)
-    return [each + (stage < left) for stage in range(stages)]
-
-
-def listed_stages(lengths: int | str | Sequence[int]) -> list[int]:
-    """Return the lengths of stages from a number, a list, or text with commas.
-
-    Raises `SettingsError` if there are none, or one is not an integer of at least 1.
-    """
-    parts = lengths.split(",") if isinstance(lengths, str) else lengths
-    parts = parts if isinstance(parts, Sequence) else [parts]
-    texts = [text for part in parts if (text := str(part).strip())]
-    listed = [int(text) for text in texts if text.isdecimal()]
-    allowed = "a number of rounds, several with commas between them or in a list, each "
-    allowed += "at least 1, 'theory', 'theory-exact', 'gradient' or 'auto'"
-    valid = len(listed) == len(texts) and min(listed, default=0) >= 1
-    require(valid, "rounds-per-stage", lengths, allowed)
-    return listed
 
 
 def theory_stages(

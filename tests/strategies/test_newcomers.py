@@ -25,7 +25,7 @@ from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import resolve
 from flwr_frl.results.results import summarize_newcomers
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.server.newcomers import let_join
+from flwr_frl.strategies.server.evaluation import let_join
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.tasks import build_task
 
