@@ -34,11 +34,12 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import Traits
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
+    ResourceError,
     SettingsError,
+    refuse_misspelt,
     require,
     setting,
     settings_of,
-    warn_about_similar,
     with_traits,
 )
 from flwr_frl.task.base import Task
@@ -153,7 +154,7 @@ class Client(NumPyClient):
             if isinstance(groups, str | tuple | list):
                 names = (groups,) if isinstance(groups, str) else groups
                 setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
-        warn_about_similar(cls, HOOKS)
+        refuse_misspelt(cls, HOOKS)
         cls._settings_type = settings_of(cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # The trait describes these methods; after an override it is declared anew.
@@ -311,7 +312,7 @@ class Client(NumPyClient):
         result = self.update()
         loss, arrays = result if isinstance(result, tuple) else (result, None)
         if not isinstance(loss, Real):
-            raise SettingsError(
+            raise ResourceError(
                 f"{type(self).__name__}.update returns {loss!r}; expected the training "
                 "loss, a number"
             )

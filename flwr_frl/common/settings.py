@@ -28,9 +28,9 @@ from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from logging import getLogger
 from operator import attrgetter
 from pathlib import Path
+from types import CodeType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -94,7 +94,10 @@ class SettingsError(ValueError):
 
 
 class ResourceError(SettingsError):
-    """A resource of this machine is missing, or not the run's; it ends a simulation."""
+    """A mistake that all clients of a simulation would make; it ends the run.
+
+    A resource of this machine is missing or not the run's, or the code is wrong.
+    """
 
 
 class TrainingDivergedError(ArithmeticError):
@@ -476,17 +479,30 @@ def declared(maker: Maker) -> dict[str, Declared]:
     return settings
 
 
-def warn_about_similar(kind: type, hooks: Iterable[str]) -> None:
-    """Warn of methods that a class adds and whose names resemble those of hooks."""
+def refuse_misspelt(kind: type, hooks: Iterable[str]) -> None:
+    """Raise `SettingsError` for a method whose name resembles that of a hook.
+
+    Methods that override others, or that the class itself uses, are not meant.
+    """
+    codes = [getattr(value, "__code__", None) for value in vars(kind).values()]
+    used = set[str]()
+    for code in filter(None, codes):
+        used.update(code.co_names)
+        # The code of comprehensions and inner functions.
+        codes.extend(each for each in code.co_consts if isinstance(each, CodeType))
     for name, value in vars(kind).items():
         known = any(hasattr(base, name) for base in kind.__bases__)
-        if known or name in hooks or name.startswith("_") or not callable(value):
+        public = callable(value) and not name.startswith("_")
+        if known or not public or name in used or name in hooks:
             continue
-        near = difflib.get_close_matches(name, hooks, 1, cutoff=0.83)
+        near = difflib.get_close_matches(name, hooks, 3, cutoff=0.83)
         # A longer name is a helper, such as `statistics_of`.
         if near and abs(len(near[0]) - len(name)) <= 1:
-            text = "%s.%s overrides nothing; did you mean %r?"
-            getLogger("flwr").warning(text, kind.__qualname__, name, near[0])
+            raise SettingsError(
+                f"{kind.__qualname__} defines {name!r}, which nothing calls; did you "
+                f"mean {' or '.join(map(repr, near))}? A helper needs another name",
+                "unknown-hook",
+            )
 
 
 def settings_of(kind: type[Any]) -> type[Any]:

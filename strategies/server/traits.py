@@ -16,10 +16,10 @@ from flwr_frl.common.settings import (
     Checked,
     Settings,
     build,
+    refuse_misspelt,
     require,
     setting,
     settings_of,
-    warn_about_similar,
     with_traits,
 )
 from flwr_frl.strategies.server.aggregation import RULES, WEIGHED, RuleName
@@ -201,7 +201,7 @@ class Algorithm(FlowerStrategy):
             If a trait is unknown.
         """
         super().__init_subclass__()
-        warn_about_similar(cls, HOOKS)
+        refuse_misspelt(cls, HOOKS)
         # A class, which a strategy beside it names, or its import path.
         if isinstance(client := traits.get("client"), type):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"

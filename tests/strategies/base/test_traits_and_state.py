@@ -151,19 +151,28 @@ def test_a_setting_that_is_declared_again_keeps_its_value() -> None:
         Nearly(proximal_mu=2.0)
 
 
-def test_methods_that_resemble_hooks_are_named(caplog) -> None:
+@pytest.mark.parametrize(
+    ("base", "name", "near"),
+    [(FedAvg, "agregate", "'aggregate'"), (FedRepClient, "udpate", "'update'")],
+)
+def test_a_misspelt_hook_is_an_error(base, name, near) -> None:
+    def method(self, *arguments):
+        pass
+
+    with pytest.raises(SettingsError, match=near) as caught:
+        type("Mine", (base,), {name: method})
+    assert caught.value.code == "unknown-hook"
+
+
+def test_a_helper_with_a_similar_name_is_no_error() -> None:
     class Mine(FedAvg):
-        def agregate(self, round):
-            pass
+        def weight(self, reply):
+            return 2.0
 
-    class Theirs(FedRepClient):
-        def udpate(self):
-            pass
+        def weights(self, replies):
+            return [self.weight(reply) for reply in replies]
 
-    assert [r.getMessage().rpartition(";")[2] for r in caplog.records] == [
-        " did you mean 'aggregate'?",
-        " did you mean 'update'?",
-    ]
+    assert Mine().weights([None]) == [2.0]
 
 
 def test_arrays_that_aggregate_has_returned_cannot_be_changed() -> None:
