@@ -19,9 +19,8 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import Setting, build, resolve
 from flwr_frl.strategies import FLUTELinear, build_strategy
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance

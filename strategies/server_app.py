@@ -45,8 +45,7 @@ from flwr_frl.results.results import (
 from flwr_frl.results.trackers import About, Tracking
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners
 from flwr_frl.strategies.base import Strategy, reliable_grid
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import ByExamples, check_newcomers, let_join
 from flwr_frl.strategies.server.rounds import KeepClients, Rounds, Start

@@ -437,13 +437,16 @@ class Clients:
             answers = self.arrays(grid, others, keys.INITIAL_ARRAYS)
         if not answers:
             raise self.nothing_sent(keys.INITIAL_ARRAYS)
-        digests = [_digest(record) for _, record in answers]
-        agreed = Counter(digests).most_common(1)[0][0]
-        for (name, _), digest in zip(answers, digests, strict=True):
-            if digest != agreed:
+        contents = [
+            tuple((n, a.dtype, tuple(a.shape), a.data) for n, a in record.items())
+            for _, record in answers
+        ]
+        agreed = Counter(contents).most_common(1)[0][0]
+        for (name, _), content in zip(answers, contents, strict=True):
+            if content != agreed:
                 text = "client %s begins with other arrays than most: they are not used"
                 log(WARNING, text, self.label(name))
-        return answers[digests.index(agreed)][1]
+        return answers[contents.index(agreed)][1]
 
     def nothing_sent(self, what: str) -> SettingsError:
         """Return the error for the case that no client has sent its arrays."""
@@ -576,15 +579,6 @@ class Clients:
 def _by_name(clients: Mapping[int, Client]) -> list[int]:
     """Return nodes in the order of their clients' names."""
     return sorted(clients, key=lambda node: (clients[node].name, node))
-
-
-def _digest(record: ArrayRecord) -> str:
-    """Return a digest of the arrays' names, dtypes, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, array in record.items():
-        digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
-        digest.update(array.data)
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from flwr_frl.results.results import (
     strict_json,
 )
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.run_settings import RunSettings
 

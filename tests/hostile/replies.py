@@ -21,9 +21,8 @@ from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedbuff import Asynchronous
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import Inbox
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
 from flwr_frl.strategies.server.replies import is_finite
 from flwr_frl.strategies.server.rounds import run_rounds
 

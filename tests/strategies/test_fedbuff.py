@@ -10,9 +10,8 @@ from quadratic_clients import CLIENTS, TARGETS, quadratic, step
 
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 

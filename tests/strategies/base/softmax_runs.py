@@ -24,9 +24,8 @@ from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 

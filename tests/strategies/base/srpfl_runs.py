@@ -3,9 +3,8 @@
 import algorithm_runs
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
 
 
 def settings_of(algorithm: str, **more):

@@ -10,8 +10,7 @@ from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.closing import Closing
 from flwr_frl.strategies.grids.inbox import Inbox
-from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
 
 # Weight of each node's reply
 WEIGHTS = {1: 1, 2: 3, 3: 1, 4: 2, 5: 4}
