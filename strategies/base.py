@@ -512,9 +512,11 @@ class Strategy(Algorithm, uses_mean="only"):
             weights = [float(weight > 0) for weight in weights]
         if settings.bucket_size > 1 and settings.aggregation != "mean":
             entropy = [settings.seed, rules.BUCKETS, self._run.round.number]
-            rule = rules.bucketed(
-                rule, settings.bucket_size, np.random.default_rng(entropy)
-            )
+            rng = np.random.default_rng(entropy)
+            size = settings.bucket_size
+            weights, replies = rules.in_buckets(weights, replies, size, rng)
+            if not replies:
+                return None
         return rule(weights, replies, centre)
 
     # Evaluation.

@@ -13,9 +13,10 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.flower_messages import message_like
+from flwr_frl.common.settings import error_line
 from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.closing import Closing, GridDecorator
-from flwr_frl.strategies.grids.superlink import SuperLink, is_outage, one_line
+from flwr_frl.strategies.grids.superlink import SuperLink, is_outage
 
 # Seconds between two pulls: the minimum, the fraction of the time waited so far, and
 # the maximum. SuperNodes pull every 3 s, so a smaller minimum would not shorten rounds;
@@ -258,7 +259,9 @@ class Inbox(GridDecorator):
                     raise
                 # Only the first of consecutive outages is logged.
                 if not any(each.stopped for each in self._sent.values()):
-                    log(WARNING, "the SuperLink gives no replies: %s", one_line(error))
+                    log(
+                        WARNING, "the SuperLink gives no replies: %s", error_line(error)
+                    )
                 sent.stopped = True
                 break
             sent.stopped = False

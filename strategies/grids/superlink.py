@@ -17,7 +17,7 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, error_line
 
 # Seconds for which a request to an unavailable SuperLink is repeated, and the pauses in
 # between, which double from the first to the longest.
@@ -78,10 +78,10 @@ class SuperLink:
                 if time.monotonic() + pause > deadline:
                     raise SettingsError(
                         f"the SuperLink could not be used for {OUTAGE_LIMIT:g} s: "
-                        f"{one_line(error)}"
+                        f"{error_line(error)}"
                     ) from None
                 text = "the SuperLink cannot serve; asked again in %g s: %s"
-                log(WARNING, text, pause, one_line(error))
+                log(WARNING, text, pause, error_line(error))
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -116,7 +116,7 @@ class SuperLink:
             self._drop()
             reason = f"it has more than {largest:,.0f} bytes"
         except Exception as error:
-            reason = one_line(error)
+            reason = error_line(error)
         else:
             return None
         finally:
@@ -179,8 +179,3 @@ def is_outage(error: httpx.HTTPError) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= 500
     return isinstance(error, httpx.TransportError)
-
-
-def one_line(error: Exception) -> str:
-    """Return an error as text without line breaks."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

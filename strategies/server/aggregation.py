@@ -230,33 +230,31 @@ def geometric_median(
     return result
 
 
-def bucketed(rule: Rule, size: int, rng: np.random.Generator) -> Rule:
-    """Return a rule that combines the means of buckets of replies.
+def in_buckets(
+    weights: Sequence[float],
+    replies: Sequence[Decode],
+    size: int,
+    rng: np.random.Generator,
+) -> tuple[list[float], list[Decode]]:
+    """Return the weights and means of buckets of ``size`` replies in a random order.
 
-    The replies are put into buckets of ``size`` in a random order (Karimireddy, He and
-    Jaggi, ICLR 2022), which averages out differences between the clients' data before
-    the rule could mistake them for attacks. The last bucket may be smaller; the weight
-    of a bucket is the sum of its replies' weights.
+    Combining means (Karimireddy, He and Jaggi, ICLR 2022) averages out differences
+    between the clients' data before a rule could mistake them for attacks. The last
+    bucket may be smaller; the weight of a bucket is the sum of its replies' weights.
     """
+    order = rng.permutation(len(replies))
 
-    def rule_of_buckets(
-        weights: Sequence[float], replies: Sequence[Decode], sent: Sent
-    ) -> Arrays | None:
-        order = rng.permutation(len(replies))
-        buckets = [order[i : i + size] for i in range(0, len(order), size)]
-        totals = [float(sum(weights[i] for i in bucket)) for bucket in buckets]
+    def mean_of(bucket: npt.NDArray[np.int_]) -> Arrays:
+        return cast(Arrays, mean((weights[i], replies[i]()) for i in bucket))
 
-        def mean_of(bucket: npt.NDArray[np.int_]) -> Arrays:
-            return cast(Arrays, mean((weights[i], replies[i]()) for i in bucket))
-
+    totals, means = list[float](), list[Decode]()
+    for start in range(0, len(order), size):
+        bucket = order[start : start + size]
         # Buckets of weight 0 have no mean.
-        weighty = [i for i, total in enumerate(totals) if total]
-        if not weighty:
-            return None
-        means = [partial(mean_of, buckets[i]) for i in weighty]
-        return rule([totals[i] for i in weighty], means, sent)
-
-    return rule_of_buckets
+        if total := float(sum(weights[i] for i in bucket)):
+            totals.append(total)
+            means.append(partial(mean_of, bucket))
+    return totals, means
 
 
 def changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:

@@ -122,12 +122,6 @@ def test_invalid_stages_are_rejected(stages) -> None:
     assert caught.value.code == "rounds-per-stage"
 
 
-def test_initial_nodes_must_be_positive() -> None:
-    with pytest.raises(SettingsError) as caught:
-        SRPFL(Strategy(), initial_nodes=0)
-    assert caught.value.code == "initial-nodes"
-
-
 def test_stage_lengths_of_the_theory() -> None:
     # With E[T_(n)] = n, the ratio (2n - n) / (n - n/2) is 2. Each stage has
     # 2 log(2 · 2) / log(1 / 0.9) = 26.3 rounds, rounded up; a = 3/4 gives two.

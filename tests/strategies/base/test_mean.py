@@ -125,19 +125,6 @@ def test_mean_does_not_depend_on_node_ids():
     assert first["w"].data == second["w"].data
 
 
-def test_means_of_integers_are_rounded():
-    def counting(message: Message, context: Context) -> Message:
-        if message.metadata.message_type != MessageType.TRAIN:
-            return honest(message, context)
-        steps = np.array([[1, 2, 4][partition_of(context)]])
-        return reply_with(message, {"n": steps}, num_examples=1, train_loss=0.0)
-
-    # 7/3 = 2.33
-    arrays, _ = train_once(averaging(), grid_of(3, counting), {"n": np.array([0])})
-    assert arrays["n"].numpy().tolist() == [2]
-    assert arrays["n"].numpy().dtype == np.int64
-
-
 def test_round_in_which_no_client_has_examples():
     def without(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:

@@ -273,19 +273,6 @@ def test_pull_at_the_deadline_covers_all_messages() -> None:
     assert script.looks == [250]
 
 
-def test_many_late_replies_are_drained_in_portions() -> None:
-    script = Script({1: 0} | dict.fromkeys(range(2, 251), 3))
-    grid = Inbox(script)
-    assert send(grid, 1) == [1]
-    script.pause()
-    grid.drain()
-    assert script.looks[-1] == 100
-    script.now = 3
-    grid.drain()
-    assert script.pending == {}
-    assert len(list(grid.get_node_ids())) == 250
-
-
 def test_first_replies_among_many_nodes_are_found() -> None:
     script = Script(dict.fromkeys(range(1, 251), 9) | {201: 1, 250: 1})
     assert send(Inbox(script), 2) == [201, 250]

@@ -18,8 +18,8 @@ from function_clients import (
 from flwr_frl.strategies.server.aggregation import (
     BUCKETS,
     RULES,
-    bucketed,
     geometric_median,
+    in_buckets,
     make_rule,
 )
 from flwr_frl.strategies.server.checkpoint import State
@@ -153,28 +153,18 @@ def test_buckets_depend_on_seed_and_round() -> None:
 
 
 def test_weight_of_a_bucket_is_the_sum_of_its_replies_weights() -> None:
-    seen = []
-
-    def rule(weights, replies, sent):
-        seen.extend(
-            zip(weights, [reply()["w"].tolist() for reply in replies], strict=True)
-        )
-        return {}
-
+    values, weights = [[4, 0], [0, 8], [6, 6]], np.array([1.0, 3.0, 0.0])
     order = list(np.random.default_rng(6).permutation(3))
-    values = [[4, 0], [0, 8], [6, 6]]
-    with_buckets = bucketed(rule, 2, np.random.default_rng(6))
-    with_buckets([1.0, 3.0, 0.0], replies_of(*values), ZERO)
-    weights = np.array([1.0, 3.0, 0.0])
-    expected = []
-    for bucket in (order[:2], order[2:]):
-        if total := weights[bucket].sum():
-            expected.append(
-                (total, (weights[bucket] @ np.array(values)[bucket] / total))
-            )
-    assert [w for w, _ in seen] == [w for w, _ in expected]
-    np.testing.assert_allclose([v for _, v in seen], [v for _, v in expected])
-    assert with_buckets([0.0] * 3, replies_of(*values), ZERO) is None
+    rng = np.random.default_rng(6)
+    totals, means = in_buckets(weights.tolist(), replies_of(*values), 2, rng)
+    expected = [
+        (total, weights[bucket] @ np.array(values)[bucket] / total)
+        for bucket in (order[:2], order[2:])
+        if (total := weights[bucket].sum())
+    ]
+    assert totals == [total for total, _ in expected]
+    np.testing.assert_allclose([m()["w"] for m in means], [v for _, v in expected])
+    assert in_buckets([0.0] * 3, replies_of(*values), 2, rng) == ([], [])
 
 
 @pytest.mark.parametrize("seed", range(4))
