@@ -527,7 +527,7 @@ class Strategy(Algorithm, uses_mean="only"):
         """Send the shared arrays to all clients, or ``fraction-evaluate`` of them."""
         nodes, clients = self._connected_nodes(grid), self._run.clients
         evaluation = self._run.evaluation
-        if evaluation.fraction < 1 and (busy := clients.busy_nodes()):
+        if busy := clients.busy_nodes():
             # The earlier metrics of busy clients count, if they are sampled.
             nodes = sorted({*nodes, *busy}, key=lambda n: (clients.name_of(n), n))
         nodes = evaluation.sample(server_round, nodes)

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
-from numpy.random import Generator
 
 from flwr_frl.common.settings import (
     Checked,
@@ -28,6 +27,7 @@ from flwr_frl.strategies.grids.closing import Closing, GridDecorator
 
 Times = npt.NDArray[np.float64]
 
+MODELS = ("fixed", "dynamic", "groups", "correlated")
 FAST_MEAN, STRAGGLER_MEAN = 0.1, 10.0
 # Number of draws from which expected arrival times are estimated.
 DRAWS = 1000
@@ -73,9 +73,17 @@ class SpeedModel:
         """Return each client's time in a round (from 1), in the model's unit."""
         if self._listed is not None:
             return self._listed
+        n = self.num_clients
         once = np.random.default_rng([self.seed, 0x59EED])
         each = np.random.default_rng([self.seed, 0x59EED, server_round])
-        return MODELS[self.name](self, once, each)
+        if self.name == "dynamic":
+            return each.exponential(1 / once.uniform(1 / n, 1.0, n))
+        if self.name == "groups":
+            means = np.full(n, FAST_MEAN)
+            means[n - self.num_stragglers :] = STRAGGLER_MEAN
+            return (each if self.redraw else once).exponential(means)
+        times = once.exponential(1.0, n)
+        return np.sort(times) if self.name == "correlated" else times
 
     def expected_arrivals(self, sampled: int) -> Times:
         """Return E[T_(n)], when the n-th of N sampled clients is done, for n = 1 … N.
@@ -88,31 +96,6 @@ class SpeedModel:
             chosen = rng.choice(self.num_clients, sampled, replace=False)
             total += np.sort(self.times(server_round)[chosen])
         return total / DRAWS
-
-
-def _groups(model: SpeedModel, once: Generator, each: Generator) -> Times:
-    means = np.full(model.num_clients, FAST_MEAN)
-    means[model.num_clients - model.num_stragglers :] = STRAGGLER_MEAN
-    return (each if model.redraw else once).exponential(means)
-
-
-def _dynamic(model: SpeedModel, once: Generator, each: Generator) -> Times:
-    rates = once.uniform(1 / model.num_clients, 1.0, model.num_clients)
-    return each.exponential(1 / rates)
-
-
-def _fixed(model: SpeedModel, once: Generator, each: Generator) -> Times:
-    return once.exponential(1.0, model.num_clients)
-
-
-# Functions of a model, a generator with the same seed in all rounds, and one with a
-# different seed in each.
-MODELS: dict[str, Callable[[SpeedModel, Generator, Generator], Times]] = {
-    "fixed": _fixed,
-    "dynamic": _dynamic,
-    "groups": _groups,
-    "correlated": lambda *arguments: np.sort(_fixed(*arguments)),
-}
 
 
 def read_times(path: Path, num_clients: int) -> Times:

@@ -3,7 +3,6 @@
 Clients that join after the training show how well the trained model serves them.
 """
 
-import math
 from collections.abc import Mapping
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
@@ -68,8 +67,8 @@ class Evaluation:
         self.round, self.fraction, self.least, self.seed = round, fraction, least, seed
         self.metrics: dict[str, dict[str, float]] = {}
         self.rounds: dict[str, int] = {}
-        # The nodes that were drawn for this evaluation; None if all are evaluated.
-        self._sampled: frozenset[int] | None = None
+        # The nodes that were drawn for this evaluation, busy ones among them.
+        self._sampled = frozenset[int]()
         # Clients without test examples, which have been logged.
         self._untested: set[str] = set()
 
@@ -80,13 +79,12 @@ class Evaluation:
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the nodes to evaluate in a round, in the same order."""
-        self._sampled = None
-        if self.fraction in (0, 1):
-            return nodes if self.fraction else []
-        count = max(int(self.fraction * len(nodes) + 1e-9), self.least)
-        rng = np.random.default_rng([self.seed, EVALUATED, server_round])
-        chosen = rng.choice(len(nodes), min(count, len(nodes)), replace=False)
-        sampled = [nodes[i] for i in sorted(chosen)]
+        if 0 < self.fraction < 1:
+            count = max(int(self.fraction * len(nodes) + 1e-9), self.least)
+            rng = np.random.default_rng([self.seed, EVALUATED, server_round])
+            chosen = rng.choice(len(nodes), min(count, len(nodes)), replace=False)
+            nodes = [nodes[i] for i in sorted(chosen)]
+        sampled = nodes if self.fraction else []
         self._sampled = frozenset(sampled)
         return sampled
 
@@ -108,27 +106,26 @@ class Evaluation:
         if self.round.silent:
             names = several([clients.label(name) for name in self.round.silent])
             log(WARNING, "not evaluated, no reply of clients %s", names)
-        tested, without = self.replies, set[str]()
-        for reply in self.round.replies:
-            if not clients.declared(reply.node, NUM_TEST_EXAMPLES):
-                without.add(reply.client)
+        tested, declared = self.replies, clients.declared
+        without = {
+            reply.client
+            for reply in self.round.replies
+            if not declared(reply.node, NUM_TEST_EXAMPLES)
+        }
         if new := without - self._untested:
             text = "without test examples: %s; the means are over the other clients"
             log(WARNING, text, several(sorted(map(clients.label, new))))
             self._untested |= new
         self.metrics |= {reply.client: reply.metrics for reply in tested}
         self.rounds |= {reply.client: self.round.number for reply in tested}
-        every = [reply.metrics for reply in tested]
-        most = [clients.declared(reply.node, NUM_TEST_EXAMPLES) for reply in tested]
         # Earlier metrics alone would not be an evaluation of this round.
-        busy = [
-            clients.known[node]
-            for node in (clients.busy_nodes() if tested else ())
-            if self._sampled is None or node in self._sampled
-        ]
-        before = [client for client in busy if client.name in self.metrics]
-        every += [self.metrics[client.name] for client in before]
-        most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
+        busy = self._sampled.intersection(clients.busy_nodes() if tested else ())
+        before = [n for n in busy if clients.name_of(n) in self.metrics]
+        before.sort(key=clients.name_of)
+        every = [reply.metrics for reply in tested]
+        every += [self.metrics[clients.name_of(node)] for node in before]
+        nodes = [*(reply.node for reply in tested), *before]
+        most = [declared(node, NUM_TEST_EXAMPLES) for node in nodes]
         means = mean_metrics(every) | weighted_means(every, most)
         counts = {
             "evaluated": len(every),
