@@ -69,8 +69,8 @@ ALONE: dict[type, list[str]] = {
 }
 TOGETHER: dict[type, list[str]] = {
     TrainCall: ["together"],
-    Nodes: ["exchange", "iterate"],
-    Node: ["messages"],
+    Nodes: ["draw"],
+    Node: ["exchange", "iterate", "messages"],
 }
 BLOCKS = 4
 

@@ -14,12 +14,13 @@ class DPSGDClient(Node):
     """
 
     _settings_type = GossipSettings
-    # In a round that this node missed, the sender adds this node's weight to its own,
-    # which preserves the mean.
-    replays_missed_rounds = False
 
     def mix(self, exchange: Exchange) -> None:
-        """x_i ← x_i + Σ_j w_ij (x_j − x_i), over the neighbours that took part."""
+        """x_i ← x_i + Σ_j w_ij (x_j − x_i), over the neighbours that took part.
+
+        The server relays no messages of rounds that this node missed, which therefore
+        change nothing.
+        """
         self.x.add_(exchange.weighted_sum - exchange.weight * self.x)
 
     def outgoing(self, server_round: int) -> tuple[Tensor, float]:

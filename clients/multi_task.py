@@ -14,8 +14,8 @@ from flwr_frl.clients.device.conversions import to_numpy, to_tensors
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import TaskOf
+from flwr_frl.clients.gossip.base import GraphClient
 from flwr_frl.clients.gossip.flat import FlatParameters
-from flwr_frl.clients.gossip.relayed import GraphClient
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import TrainingDivergedError, number_or, require, setting
@@ -142,10 +142,10 @@ class MultiTaskClient(GraphClient):
         # Each dual variable makes the theorems' limits stricter.
         self.regularizer(0)
 
-    def get_properties(self, config: Config) -> Config:
-        """Add ``first-message-bytes``, the length of the first message."""
-        size = Identity().num_bytes(self.dimension)
-        return {**super().get_properties(config), "first-message-bytes": size}
+    @property
+    def message_lengths(self) -> list[int]:
+        """Add the length of the first message."""
+        return [*super().message_lengths, Identity().num_bytes(self.dimension)]
 
     # The problem.
 

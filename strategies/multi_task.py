@@ -31,8 +31,6 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     """
 
     uses_consensus_step = False
-    # The first exchange is not compressed.
-    length_properties = ("message-bytes", "first-message-bytes")
 
     def _usable(self, nodes: list[int]) -> list[int]:
         """Return the nodes that have not begun or have a message of each neighbour."""

@@ -230,7 +230,7 @@ def pack_metrics(
     record = fill(MetricRecord(), {keys.NUM_EXAMPLES: int(num_examples), **numbers})
     fill(records, {keys.METRICS: record})
     if client._attachments:
-        records[keys.BYTES] = ConfigRecord(dict(client._attachments))
+        fill(records, {keys.BYTES: fill(ConfigRecord(), client._attachments)})
     if client._state.unused:
         records[keys.PROPERTIES] = ConfigRecord(
             {keys.UNUSED_STATE: client._state.unused}

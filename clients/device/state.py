@@ -223,6 +223,13 @@ class StoredArrays(ArrayRecord):
         raise NotImplementedError
 
 
+def arrays_of(record: Any) -> Arrays:
+    """Return the arrays of a version in memory, for reading only."""
+    if isinstance(record, StoredArrays):
+        return record.arrays()
+    return {name: values_of(array) for name, array in entries_of(record).items()}
+
+
 def replace_versions(
     records: RecordDict, round_: int, record: ArrayRecord, kept: Container[int]
 ) -> None:
@@ -351,10 +358,7 @@ class PersonalState:
 
     def _read(self, version: Version, shapes: Shapes | None) -> Arrays | None:
         if version.path == NOWHERE:
-            record: Any = self._records[f"{PREFIX}{version.round}"]
-            if isinstance(record, StoredArrays):
-                return record.arrays()
-            return {n: values_of(array) for n, array in entries_of(record).items()}
+            return arrays_of(self._records[f"{PREFIX}{version.round}"])
         path = version.path
         try:
             return read_checked(path, self._client, shapes, self._about)[1]

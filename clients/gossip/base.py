@@ -1,41 +1,54 @@
-"""Base of nodes that train their whole model and exchange vectors with neighbours.
+"""Nodes of a graph, which train their whole model and exchange vectors with neighbours.
 
 The server only relays messages: in each round, a node receives the messages that its
 neighbours sent since its last accepted reply, and sends one message. After an absence,
 a node replays the missed exchanges in order, as if it had taken part without training
 or sending (except in D-PSGD). This preserves the mean of the nodes' models.
+
+The equations are written once, on matrices with a row for each node: a device has one
+row, and nodes of one process have a row each (`flwr_frl.clients.gossip.together`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from logging import WARNING
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from flwr.app import Message
-from flwr.common import NDArrays
+from flwr.common import NDArrays, log
 from torch import Tensor
 
-from flwr_frl.clients.base import Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import Tensors
+from flwr_frl.clients.base import Client, Config, Evaluation, Reply
+from flwr_frl.clients.device.conversions import Tensors, to_numpy
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.relayed import (
-    LARGEST_ENTRY,
-    GraphClient,
-    Relayed,
-    exchanges,
-)
+from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
-from flwr_frl.common.messages import SERVER_ROUND
-from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND, SERVER_ROUND
+from flwr_frl.common.settings import TrainingDivergedError, require
 from flwr_frl.task.base import Task
-from flwr_frl.task.compression import Identity
+from flwr_frl.task.compression import (
+    CompressionSettings,
+    Compressor,
+    Identity,
+    from_settings,
+)
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import trainable_examples
 
+# Gradients, shape (nodes, d), and losses, shape (nodes,); None without a batch.
+Gradients = tuple[Tensor, Tensor] | None
+# Maximum number of exchanges that a node replays; ``max-missed-rounds`` is 1,000 by
+# default.
+LONGEST_ABSENCE = 100_000
+# Larger entries do not occur in successful training, and one of 1e30 would ruin the
+# neighbours' models.
+LARGEST_ENTRY = 1e6
 VECTORS = "gossip."
 # Vector with the mean of ``x`` over the iterations.
 AVERAGE = "average"
@@ -43,27 +56,159 @@ AVERAGE = "average"
 ALWAYS = -1.0
 # For compressors that draw no random numbers.
 NO_RANDOMNESS = np.random.default_rng(0)
+COLUMNS = ("relayed-senders", "relayed-weights", "relayed-data")
+
+
+class LostStateError(RuntimeError):
+    """A node has lost the state on which its neighbours' estimates rely."""
+
+
+class Relayed(NamedTuple):
+    """Messages to a node: names of the senders, weights w_ij, and encoded vectors."""
+
+    senders: Sequence[str] = ()
+    weights: Sequence[float] = ()
+    data: Sequence[bytes] = ()
+
+
+def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, Relayed]]:
+    """Yield the neighbours' messages by round, in order and without gaps.
+
+    Parameters
+    ----------
+    config : dict
+        The server's config, written by `flwr_frl.strategies.gossip.base.Gossip`.
+    last_round : int
+        The round of this node's state, which is the first one yielded.
+    """
+    lists = cast(dict[str, list[Any]], config)
+    columns = [lists.get(name, []) for name in ("relayed-rounds", *COLUMNS)]
+    by_round: dict[int, list[list[Any]]] = {}
+    for round_, *message in zip(*columns, strict=True):
+        by_round.setdefault(round_, []).append(message)
+    newest = int(config[EXCHANGED_ROUND])
+    allowed = f"at most {LONGEST_ABSENCE:,} rounds after this node's {last_round}"
+    valid = newest - last_round <= LONGEST_ABSENCE
+    require(valid, f"the server's {EXCHANGED_ROUND}", newest, allowed)
+    for round_ in range(last_round, newest + 1):
+        yield round_, Relayed(*zip(*by_round.get(round_, []), strict=True))
+
+
+class GraphClient(Client):
+    """A node of a graph, which exchanges compressed vectors with its neighbours.
+
+    Attributes
+    ----------
+    flat : FlatParameters
+        The parameters of the model.
+    compressor : Compressor
+        The operator C.
+    refused : int
+        Number of malformed messages received.
+    """
+
+    shared = ()
+
+    def __init__(
+        self, task: Task, index: int, state: PersonalState, settings: Any
+    ) -> None:
+        super().__init__(task, index, state, settings)
+        self.flat = FlatParameters.of(self.model)
+        self.compressor: Compressor = Identity()
+        if isinstance(settings, CompressionSettings):
+            self.compressor = from_settings(settings, self.message_sizes)
+        self.refused = 0
+
+    @property
+    def message_sizes(self) -> tuple[int, ...]:
+        """Number of entries of each parameter that a message contains."""
+        return self.flat.sizes
+
+    @property
+    def dimension(self) -> int:
+        """Number of entries d of a message."""
+        return sum(self.message_sizes)
+
+    @property
+    def message_lengths(self) -> list[int]:
+        """The possible lengths of a message in bytes."""
+        return [self.compressor.num_bytes(self.dimension)]
+
+    def _structure(self) -> list[object]:
+        """Return parameters, classes and C, which must be the same for all nodes."""
+        named = self.model.named_parameters()
+        shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
+        return [*shapes, self.task.classes, self.dimension, repr(self.compressor)]
+
+    def get_properties(self, config: Config) -> Config:
+        """Add ``message-bytes``, the possible lengths of a message, and C's ω."""
+        compressor, dimension = self.compressor, self.dimension
+        properties: dict[str, Any] = {
+            **super().get_properties(config),
+            "message-bytes": self.message_lengths,
+            "omega": compressor.omega(dimension),
+            "typical-omega": compressor.typical_omega(dimension),
+        }
+        return properties
+
+    def check_state(self, config: Config) -> None:
+        """Raise `LostStateError` if the state precedes the ``acknowledged-round``."""
+        acknowledged = int(config.get(ACKNOWLEDGED_ROUND, 0))
+        if self._state.round < acknowledged:
+            raise LostStateError(
+                f"this node has its state of round {self._state.round}, not that of "
+                f"round {acknowledged}, on which its neighbours rely"
+            )
+
+    def decode(self, data: bytes, compressor: Compressor | None = None) -> Tensor:
+        """Return a message's vector, on the CPU; `ValueError` for invalid ones.
+
+        Vectors with an entry above `LARGEST_ENTRY` are invalid. By default, the message
+        is decoded by this node's compressor.
+        """
+        vector = (compressor or self.compressor).decompress(data, self.dimension)
+        largest = vector.abs().max().item()
+        if not largest <= LARGEST_ENTRY:
+            raise ValueError(
+                f"it has an entry of {largest:.3g}, above {LARGEST_ENTRY:g}"
+            )
+        return vector
+
+    def refuse(self, sender: str, error: ValueError) -> None:
+        """Count and log an invalid message."""
+        log(WARNING, "message of neighbour %s refused: %s", sender, error)
+        self.refused += 1
+
+    def attach_sketch(self) -> None:
+        """Attach ``sketch`` to the reply: float32 numbers that represent the model.
+
+        From them, the server estimates the distance between the nodes' models. A device
+        with private data omits it for small models, which it would reveal.
+        """
+        vector = to_numpy(self.flat.vector)
+        if not self._own_data or len(vector) >= SMALLEST_SKETCHED:
+            self._attachments["sketch"] = sketch(vector).tobytes()
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The valid messages of one round at a node, or at several nodes, a row for each.
+    """The valid messages of one round, with a row for each receiving node.
 
     Parameters
     ----------
-    weighted_sum : Tensor, shape (d,) or (nodes, d)
+    weighted_sum : Tensor, shape (nodes, d)
         Σ_j w_ij q_j over the senders of valid messages q_j.
-    weight : float or Tensor of shape (nodes, 1)
+    weight : Tensor, shape (nodes, 1)
         Σ_j w_ij over the same senders.
-    neighbour_weight : float or Tensor of shape (nodes, 1)
+    neighbour_weight : Tensor, shape (nodes, 1)
         Σ_j w_ij over all neighbours.
     consensus_step : float
         γ.
     """
 
     weighted_sum: Tensor
-    weight: float | Tensor
-    neighbour_weight: float | Tensor
+    weight: Tensor
+    neighbour_weight: Tensor
     consensus_step: float
 
 
@@ -71,13 +216,13 @@ class Node(GraphClient):
     """A node: trains its whole model and exchanges vectors with its neighbours.
 
     Subclasses implement `mix` and `outgoing`, may override `apply_sent`, and declare
-    their ``vectors``. The equations hold for one node and for several nodes of one
-    process, whose models and vectors are then matrices with a row for each node.
+    their ``vectors``. Models and vectors are matrices with a row for each node: one on
+    a device, several if nodes of one process run together.
 
     Attributes
     ----------
-    x : Tensor, shape (d,) or (nodes, d)
-        The parameters of the model, or of several nodes' models.
+    x : Tensor, shape (nodes, d)
+        The parameters of the models.
     """
 
     personal = (*WHOLE, VECTORS)
@@ -85,14 +230,12 @@ class Node(GraphClient):
     settings: GossipSettings
     # Personal vectors beside the model, each with d entries, initially 0.
     vectors: tuple[str, ...] = ("momentum",)
-    # Whether a node that was absent mixes the messages of the rounds that it missed.
-    replays_missed_rounds: ClassVar[bool] = True
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
-        self.x = self.flat.vector
+        self.x = self.flat.vector[None]
         self.rate = self.settings.rate()
         if self.settings.averaged_output:
             self.vectors = (*self.vectors, AVERAGE)
@@ -115,7 +258,7 @@ class Node(GraphClient):
         raise NotImplementedError
 
     def outgoing(self, server_round: int) -> tuple[Tensor, float]:
-        """Return the vector that a node sends to its neighbours, before compression.
+        """Return the vectors that the nodes send, before compression.
 
         Parameters
         ----------
@@ -124,15 +267,15 @@ class Node(GraphClient):
 
         Returns
         -------
-        vector : Tensor
-            The vector, of the shape of ``x``.
+        vectors : Tensor, shape (nodes, d)
+            A row for each node.
         threshold : float
-            The vector is sent if its squared norm is above the threshold.
+            A row is sent if its squared norm is above the threshold.
         """
         raise NotImplementedError
 
     def apply_sent(self, q: Tensor) -> None:
-        """Update the vectors with the message q that the neighbours will decode.
+        """Update the vectors with the messages q that the neighbours will decode.
 
         q has the shape of ``x``; rows of nodes that send nothing are 0.
         """
@@ -147,7 +290,8 @@ class Node(GraphClient):
         """
         self.catch_up(parameters, config)
         server_round = int(config[SERVER_ROUND])
-        loss = self.iterate(server_round)
+        total, steps = self.iterate(server_round, self.gradients())
+        loss = total.item() / max(1, steps)
         (data,), _ = self.messages(server_round, [torch.initial_seed()])
         self._attachments["message"] = data
         self.metrics["refused"] = self.refused
@@ -163,34 +307,74 @@ class Node(GraphClient):
     def deployed_model(self) -> SplitModel:
         """Return the model, or its mean over the iterations (``averaged-output``)."""
         if self.settings.averaged_output and self._state.round:
-            with torch.no_grad():
-                self.x.copy_(self.vector(AVERAGE))
+            self.x.copy_(self.vector(AVERAGE))
         return self.model
 
     def catch_up(self, parameters: NDArrays, config: Config) -> None:
-        """Load this node's state and replay the exchanges since its round.
-
-        Without `replays_missed_rounds`, only the exchange of its round is made.
-        """
+        """Load this node's state and replay the exchanges since its round."""
         self._receive(parameters, config)
         self.check_state(config)
-        for round_, messages in exchanges(config, self._state.round):
-            if round_ == self._state.round or self.replays_missed_rounds:
-                self.mix(self.exchange(messages, config))
+        for _, relayed in exchanges(config, self._state.round):
+            self.exchange([relayed], [config])
 
-    def exchange(self, messages: Iterable[Relayed], config: Config) -> Exchange:
-        """Decode and sum the neighbours' messages of one round."""
-        weighted_sum, weight = torch.zeros(self.dimension, device=self._device), 0.0
-        for message in messages:
+    def exchange(
+        self,
+        relayed: Sequence[Relayed],
+        configs: Sequence[Mapping[str, Any]],
+        known: Mapping[bytes, Tensor] | None = None,
+    ) -> list[int]:
+        """Decode and `mix` the messages of one round.
+
+        Parameters
+        ----------
+        relayed : sequence of Relayed
+            The messages to each node.
+        configs : sequence of mapping
+            The server's config for each node.
+        known : mapping of bytes to Tensor, optional
+            Vectors of messages that need not be decoded.
+
+        Returns
+        -------
+        list of int
+            The number of messages that each node has refused.
+        """
+        n, known = len(relayed), known or {}
+        data = list(chain.from_iterable(each.data for each in relayed))
+        index = {message: i for i, message in enumerate(dict.fromkeys(data))}
+        vectors, errors = list[Tensor](), dict[int, ValueError]()
+        for message, i in index.items():
             try:
-                vector = self.decode(message.data).to(self._device)
+                vector = known[message] if message in known else self.decode(message)
             except ValueError as error:
-                self.refuse(message.sender, error)
-                continue
-            weighted_sum.add_(vector, alpha=message.weight)
-            weight += message.weight
-        step, neighbour_weight = config["consensus-step"], config["neighbour-weight"]
-        return Exchange(weighted_sum, weight, float(neighbour_weight), float(step))
+                vector, errors[i] = torch.zeros(self.dimension), error
+            vectors.append(vector.to(self._device))
+        receivers = np.repeat(np.arange(n), [len(each.data) for each in relayed])
+        columns = np.array([index[message] for message in data], np.int64)
+        weights = np.array(
+            list(chain.from_iterable(each.weights for each in relayed)), np.float32
+        )
+        refused = [0] * n
+        if errors:
+            senders = list(chain.from_iterable(each.senders for each in relayed))
+            for k in np.flatnonzero(np.isin(columns, list(errors))):
+                weights[k] = 0
+                refused[receivers[k]] += 1
+                self.refuse(senders[k], errors[columns[k]])
+        weighted_sum, weight = torch.zeros_like(self.x), self.x.new_zeros(n, 1)
+        if vectors:
+            matrix = torch.sparse_coo_tensor(
+                torch.from_numpy(np.stack([receivers, columns])),
+                torch.from_numpy(weights),
+                (n, len(vectors)),
+                check_invariants=False,
+            ).to(self._device)
+            weighted_sum = matrix @ torch.stack(vectors)
+            weight = matrix @ self.x.new_ones(len(vectors), 1)
+        neighbours = [[config["neighbour-weight"]] for config in configs]
+        step = float(configs[0]["consensus-step"])
+        self.mix(Exchange(weighted_sum, weight, self.x.new_tensor(neighbours), step))
+        return refused
 
     def messages(
         self, server_round: int, seeds: Sequence[int]
@@ -214,72 +398,88 @@ class Node(GraphClient):
             one of them.
         """
         vectors, threshold = self.outgoing(server_round)
-        rows = vectors.view(-1, self.dimension)
-        squares = rows.square().sum(1).tolist()
+        squares = vectors.square().sum(1).tolist()
         # A vector with NaN is not sent; saving the state reports it.
         sent = [i for i, square in enumerate(squares) if square > threshold]
-        chosen = rows if len(sent) == len(rows) else rows[sent]
+        messages = [b""] * len(vectors)
+        if not sent:
+            return messages, {}
+        rows = slice(None) if len(sent) == len(vectors) else sent
+        chosen = vectors[rows]
         generators = [NO_RANDOMNESS] * len(sent)
         if self.compressor.is_random:
             generators = [np.random.default_rng([seeds[i], 0x60551]) for i in sent]
         encoded = self.compressor.compress_rows(chosen, generators)
-        by_node = dict(zip(sent, encoded, strict=True))
-        messages = [by_node.get(i, b"") for i in range(len(rows))]
-        if not sent:
-            return messages, {}
-        decoded = chosen
         if not isinstance(self.compressor, Identity):
             vs = [self.compressor.decompress(m, self.dimension) for m in encoded]
-            decoded = torch.stack(vs).to(rows.device)
-        q = decoded
-        if len(sent) < len(rows):
-            q = torch.zeros_like(rows)
-            q[sent] = decoded
-        self.apply_sent(q.view(vectors.shape))
-        if not decoded.abs().max() <= LARGEST_ENTRY:
+            chosen = torch.stack(vs).to(self._device)
+        for i, message in zip(sent, encoded, strict=True):
+            messages[i] = message
+        q = torch.zeros_like(vectors)
+        q[rows] = chosen
+        self.apply_sent(q)
+        if not chosen.abs().max() <= LARGEST_ENTRY:
             return messages, {}
-        return messages, dict(zip(encoded, decoded.unbind(), strict=True))
+        return messages, dict(zip(encoded, chosen.unbind(), strict=True))
 
-    def iterate(self, server_round: int) -> float:
+    def iterate(
+        self, server_round: int, gradients: Iterator[Gradients]
+    ) -> tuple[Tensor, int]:
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).
 
-        v ← β v + g;  x ← x − η_t (β v + g). The batch of an iteration is drawn from all
-        of the node's examples; batches whose targets are all ignored are skipped. A
-        node without examples makes no step.
+        v ← β v + g;  x ← x − η_t (β v + g). An iteration without a batch makes no step.
 
         Parameters
         ----------
         server_round : int
             The round, from 1.
+        gradients : iterator
+            Yields the gradients g at ``x`` for each iteration.
 
         Returns
         -------
-        float
-            Mean loss over the batches, or 0 if all were skipped.
+        total : Tensor, shape (nodes,)
+            Sums of the losses.
+        steps : int
+            Number of steps.
 
         Raises
         ------
         TrainingDivergedError
-            If the loss is not finite.
+            If a loss is not finite.
         """
         self.model.train()
-        total, steps = torch.zeros((), device=self._device), 0
-        given = train_examples(self.task, self._index)
-        examples = trainable_examples(self.model, given, self.settings)
+        total, steps = self.x.new_zeros(len(self.x)), 0
         for t in self.iterations(server_round):
             self.average(t)
-            if (batch := examples.draw(self.settings.batch_size)) is None:
+            if (result := next(gradients)) is None:
                 continue
-            self.flat.gradient.zero_()
-            total += gradient(self.model, *batch, self.task.loss, self.settings)
+            g, losses = result
+            total += losses
             steps += 1
-            self.step(t, self.flat.gradient)
-        if not torch.isfinite(total):
+            self.step(t, g)
+        if not torch.isfinite(total).all():
             raise TrainingDivergedError(
-                f"the loss is {total.item()} in round {server_round} with "
+                f"the loss is {total.sum().item()} in round {server_round} with "
                 f"learning-rate {self.settings.learning_rate}; try a smaller one"
             )
-        return total.item() / max(1, steps)
+        return total, steps
+
+    def gradients(self) -> Iterator[Gradients]:
+        """Yield this node's gradients on batches drawn from all of its examples.
+
+        It is None for batches whose targets are all ignored, and without examples.
+        """
+        given = train_examples(self.task, self._index)
+        examples = trainable_examples(self.model, given, self.settings)
+        while True:
+            batch = examples.draw(self.settings.batch_size)
+            if batch is None:
+                yield None
+                continue
+            self.flat.gradient.zero_()
+            loss = gradient(self.model, *batch, self.task.loss, self.settings)
+            yield self.flat.gradient[None], loss
 
     def iterations(self, server_round: int) -> range:
         """Return the iterations (r − 1) H, ..., r H − 1 of round r ≥ 1."""
@@ -312,14 +512,14 @@ class Node(GraphClient):
         return dict.fromkeys(self.vectors, torch.zeros(self.dimension))
 
     def vector(self, name: str) -> Tensor:
-        """Return one of the ``vectors``; in-place changes are saved."""
-        return self.saved[VECTORS + name]
+        """Return one of the ``vectors``, shape (nodes, d); saved with its changes."""
+        return self.saved[VECTORS + name].view(len(self.x), -1)
 
+    @torch.no_grad()
     def _receive(self, parameters: NDArrays, config: Config) -> None:
         """Load this node's model and vectors."""
-        with torch.no_grad():
-            super()._receive(parameters, config)
+        super()._receive(parameters, config)
         if self._state.round == 0:
             # Only the model is reused from an earlier run, as neighbours also restart.
             for name in self.vectors:
-                self.saved[VECTORS + name] = torch.zeros_like(self.x)
+                self.vector(name).zero_()

@@ -1,31 +1,20 @@
 """Nodes of one process train and exchange messages together, as rows of matrices.
 
-The equations are those of the client classes, on matrices instead of vectors: a round's
-mixing is a product with the sparse matrix of weights, and each message is decoded once.
-Nodes that cannot join, for example after an absence, are answered one by one by their
-clients.
+The equations are those of `Node`. Only what surrounds them is special: the states of
+all nodes are rows of the same matrices, and their gradients are computed at once.
+Nodes that cannot join, for example after an absence, are answered one by one.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from logging import getLogger
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.base import Config
+from flwr_frl.clients.device.codec import pack_metrics
 from flwr_frl.clients.device.conversions import Tensors, to_numpy
 from flwr_frl.clients.device.parameter_groups import Arrays
 from flwr_frl.clients.device.setup import (
@@ -36,25 +25,28 @@ from flwr_frl.clients.device.setup import (
     partition_id,
     torch_seed,
 )
-from flwr_frl.clients.device.state import PREFIX, StoredArrays, replace_versions
-from flwr_frl.clients.gossip.base import VECTORS, Exchange, Node
+from flwr_frl.clients.device.state import (
+    PREFIX,
+    StoredArrays,
+    arrays_of,
+    replace_versions,
+)
+from flwr_frl.clients.gossip.base import COLUMNS, VECTORS, Gradients, Node, Relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common.flower_messages import entries_of, fill, reply_with
-from flwr_frl.common.memory_array import memory_record, values_of
+from flwr_frl.common.memory_array import memory_record
 from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     ARRAYS,
-    BYTES,
     CONFIG,
     EXCHANGED_ROUND,
-    METRICS,
-    NUM_EXAMPLES,
     SERVER_ROUND,
 )
 from flwr_frl.common.run_cache import run_cache, run_object
+from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seed
-from flwr_frl.task.examples import Batch, ExampleSet
+from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.calls import fewest
@@ -65,6 +57,8 @@ from flwr_frl.task.training.stacked_batches import PooledExamples
 # Keys of the node config of simulated nodes. With further keys, a node may have a
 # different task.
 SIMULATED = {"partition-id", "num-partitions"}
+# Rows of the matrices, and their batches.
+Group = tuple[Any, list[Batch]]
 
 
 def fit_nodes(
@@ -96,23 +90,24 @@ def fit_nodes(
     if setup.states is not None or setup.device.dp_noise or key in refused:
         return {}
     pairs = enumerate(zip(messages, contexts, strict=True))
-    if len(joining := [i for i, pair in pairs if _joins(*pair)]) < 2:
+    joining = [i for i, pair in pairs if _joins(*pair)]
+    if len(joining) < 2:
         return {}
     try:
         of_nodes = [messages[i] for i in joining], [contexts[i] for i in joining]
         nodes = Nodes(setup, *of_nodes)
-        if not nodes.can_run(only_if_faster):
-            return {}
-        answers = nodes.fit()
+        if nodes.can_run(only_if_faster):
+            return dict(zip(joining, nodes.fit(), strict=True))
+    # Answered one by one, the nodes that diverge report it.
+    except TrainingDivergedError:
+        pass
     # torch raises exceptions of many types for what it cannot batch. Answered one by
     # one, nodes whose examples cannot be read report it.
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         refused.add(key)
         getLogger("task").warning("nodes are trained one by one: %s", reason)
-        return {}
-    answered = zip(joining, answers, strict=True)
-    return {i: answer for i, answer in answered if answer is not None}
+    return {}
 
 
 def _joins(message: Message, context: Context) -> bool:
@@ -127,50 +122,17 @@ def _joins(message: Message, context: Context) -> bool:
     return last is not None and last == config.get(EXCHANGED_ROUND)
 
 
-# The nodes' examples and states.
-
-
-class NodesData:
-    """The examples of several nodes.
-
-    Parameters
-    ----------
-    examples : list of ExampleSet
-        The examples of each node, on the device.
-    """
-
-    def __init__(self, examples: list[ExampleSet]) -> None:
-        self.examples = examples
-        self.sizes = [len(each) for each in examples]
-        # Only plain examples are drawn together.
-        self.is_plain = min(self.sizes) > 0 and not any(
-            e.augment or e.unlabelled is not None for e in examples
-        )
-
-    @cached_property
-    def pool(self) -> PooledExamples:
-        """The examples of all nodes, from which batches are taken together."""
-        return PooledExamples(self.examples)
-
-    def groups(self, batch_size: int, most: int) -> list[tuple[int, list[int]]]:
-        """Return groups of at most ``most`` nodes with batches of the same size.
-
-        Nodes with few examples have smaller batches than ``batch_size``.
-        """
-        by_size: dict[tuple[int, int], list[int]] = {}
-        for i, count in enumerate(self.sizes):
-            by_size.setdefault((min(batch_size, count), i // most), []).append(i)
-        return [(size, members) for (size, _), members in by_size.items()]
-
-
 @run_cache(maxsize=1)
-def nodes_data(task: Task, indices: tuple[int, ...], device: torch.device) -> NodesData:
-    """Return the examples of nodes, most of which train again in the next round."""
-    return NodesData([train_examples(task, i).on(device) for i in indices])
+def pooled(
+    task: Task, indices: tuple[int, ...], device: torch.device
+) -> PooledExamples | None:
+    """Return the examples of nodes; None if they cannot be drawn together."""
+    sets = [train_examples(task, i).on(device) for i in indices]
+    plain = all(len(e) and not e.augment and e.unlabelled is None for e in sets)
+    return PooledExamples(sets) if plain else None
 
 
-@dataclass(frozen=True)
-class Matrices:
+class Matrices(NamedTuple):
     """Models and vectors of several nodes; not changed after their round has ended.
 
     Parameters
@@ -188,21 +150,7 @@ class Matrices:
     flat: FlatParameters
     x: Tensor
     vectors: Tensors
-    sent: dict[bytes, Tensor] = field(default_factory=dict)
-
-    def put(self, rows: int | slice, state: Mapping[str, Tensor]) -> None:
-        """Write one node's state into some rows; vectors without a value stay."""
-        for name, view in self.flat.views(self.x[rows]).items():
-            view.copy_(state[name])
-        for name, vector in self.vectors.items():
-            if name in state:
-                vector[rows] = state[name].to(vector.device)
-
-    def arrays(self, row: int) -> Arrays:
-        """Return the arrays of a node's state."""
-        vectors = {name: matrix[row] for name, matrix in self.vectors.items()}
-        tensors = self.flat.views(self.x[row]) | vectors
-        return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
+    sent: Mapping[bytes, Tensor]
 
 
 _EMPTY = ArrayRecord().__dict__
@@ -224,7 +172,10 @@ class NodeRecord(StoredArrays):
 
     def arrays(self) -> Arrays:
         """Return the arrays."""
-        return self.matrices.arrays(self.row)
+        flat, x, vectors, _ = self.matrices
+        rows = {name: matrix[self.row] for name, matrix in vectors.items()}
+        tensors = flat.views(x[self.row]) | rows
+        return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Serialise as a plain record."""
@@ -233,25 +184,25 @@ class NodeRecord(StoredArrays):
 
 def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
     """Return new matrices with the nodes' states of a round; 0 is the initial model."""
-    flat = client.flat
     records: list[Any] = [s[f"{PREFIX}{round_}"] for s in states] if round_ else []
-    rows = [record for record in records if isinstance(record, NodeRecord)]
-    if len(rows) == len(states) and len({id(r.matrices) for r in rows}) == 1:
-        former, chosen = rows[0].matrices, torch.tensor([r.row for r in rows])
-        vectors = {name: matrix[chosen] for name, matrix in former.vectors.items()}
-        return Matrices(flat, former.x[chosen], vectors, dict(former.sent))
-    x = flat.vector.new_empty(len(states), len(flat.vector))
+    matrices = {id(getattr(record, "matrices", None)) for record in records}
+    if len(matrices) == 1 and isinstance(records[0], NodeRecord):
+        flat, x, vectors, sent = records[0].matrices
+        rows = torch.tensor([record.row for record in records])
+        return Matrices(flat, x[rows], {n: m[rows] for n, m in vectors.items()}, sent)
+    x = client.flat.vector.new_empty(len(states), client.dimension)
     vectors = {VECTORS + name: torch.zeros_like(x) for name in client.vectors}
-    matrices = Matrices(flat, x, vectors)
-    if not round_:
-        matrices.put(slice(None), client.task.initial_state)
-    for i, record in enumerate(records):
-        is_row = isinstance(record, NodeRecord)
-        arrays = (
-            record.arrays() if is_row else {n: values_of(record[n]) for n in record}
-        )
-        matrices.put(i, {n: torch.from_numpy(a.copy()) for n, a in arrays.items()})
-    return matrices
+    initial: Mapping[str, Tensor] = client.task.initial_state
+    for i in range(len(states)):
+        state = initial
+        if round_:
+            arrays = arrays_of(records[i]).items()
+            state = {name: torch.from_numpy(array) for name, array in arrays}
+            for name, vector in vectors.items():
+                vector[i] = state[name]
+        for name, view in client.flat.views(x[i]).items():
+            view.copy_(state[name])
+    return Matrices(client.flat, x, vectors, {})
 
 
 class Nodes:
@@ -269,162 +220,108 @@ class Nodes:
         self, setup: Setup, messages: Sequence[Message], contexts: Sequence[Context]
     ) -> None:
         self.setup, self.messages, self.contexts = setup, messages, contexts
-        self.configs: list[dict[str, Any]] = [
-            entries_of(message.content[CONFIG]) for message in messages
-        ]
+        self.configs = [entries_of(message.content[CONFIG]) for message in messages]
         self.round = int(self.configs[0][SERVER_ROUND])
-        client = build_client(contexts[0], setup, cast(Config, self.configs[0]))
-        self.client = cast(Node, client)
-        indices = tuple(partition_id(context.node_config) for context in contexts)
-        self.data = nodes_data(client.task, indices, client._device)
+        self.client = cast(Node, build_client(contexts[0], setup, self.configs[0]))
+        # The examples; `can_run` gathers them.
+        self.pool: PooledExamples
 
     def can_run(self, only_if_faster: bool) -> bool:
         """Return whether these nodes can train together and, if asked, are faster."""
-        model, examples = self.client.model, self.data.examples
+        client, model = self.client, self.client.model
         # Buffers, such as batch statistics, would need separate matrices.
-        buffers = self.client.task.initial_state.keys() - {*self.client.flat.names}
-        if buffers or frozen_tensors(model) or not self.data.is_plain:
+        if client.task.initial_state.keys() - {*client.flat.names}:
             return False
-        least = fewest(model, examples[0].inputs[:1].numel()) if only_if_faster else 2
-        if least is None or len(examples) < least:
+        indices = tuple(partition_id(context.node_config) for context in self.contexts)
+        pool = pooled(client.task, indices, client._device)
+        if pool is None or frozen_tensors(model):
             return False
-        return model.can_be_stacked(lambda: examples[0].first(2))
+        self.pool, first = pool, pool.sets[0]
+        least = fewest(model, first.inputs[:1].numel()) if only_if_faster else 2
+        if least is None or len(self.messages) < least:
+            return False
+        return model.can_be_stacked(lambda: first.first(2))
 
-    def fit(self) -> list[Message | None]:
-        """Run one round as `Node.fit`; None for nodes with NaN or infinity."""
+    def fit(self) -> list[Message]:
+        """Run one round as `Node.fit`."""
         client, last = self.client, int(self.configs[0][ACKNOWLEDGED_ROUND])
         states = [context.state for context in self.contexts]
-        matrices = gather(client, states, last)
-        client.x, client.saved = matrices.x, dict(matrices.vectors)
-        refused = self.exchange(matrices.sent)
-        seeds, losses = self.iterate()
-        finite, all_saved = losses.isfinite(), [client.x, *client.saved.values()]
-        for matrix in all_saved:
-            # `isfinite().all(1)` takes ten times as long.
-            finite &= (matrix * 0).sum(1) == 0
-        # The clients of other nodes repeat the round and report the error.
-        for matrix in all_saved if not finite.all() else ():
-            matrix[~finite] = 0
-        messages, decoded = client.messages(self.round, seeds)
-        matrices.sent.clear()
-        matrices.sent.update(decoded)
-        ok, means = finite.tolist(), losses.tolist()
-        replies = [
-            self.reply(i, message, means[i], refused[i]) if ok[i] else None
-            for i, message in enumerate(messages)
-        ]
+        flat, client.x, client.saved, sent = gather(client, states, last)
+        relayed = [Relayed(*(c.get(n, ()) for n in COLUMNS)) for c in self.configs]
+        refused = client.exchange(relayed, self.configs, sent)
+        seeds, orders = self.draw()
+        total, steps = client.iterate(self.round, self.gradients(orders))
+        losses = (total / steps).tolist()
+        for matrix in (client.x, *client.saved.values()):
+            # `isfinite().all()` takes ten times as long.
+            if (matrix * 0).sum() != 0:
+                raise TrainingDivergedError("a node's state is not finite")
+        messages, sent = client.messages(self.round, seeds)
+        replies = list(map(self.reply, range(len(states)), messages, losses, refused))
         # No state is changed before all replies exist.
+        matrices = Matrices(flat, client.x, client.saved, sent)
         for i, state in enumerate(states):
-            if ok[i]:
-                record = NodeRecord(matrices, i)
-                replace_versions(state, self.round, record, {last, self.round})
+            record = NodeRecord(matrices, i)
+            replace_versions(state, self.round, record, {last, self.round})
         return replies
 
     def reply(self, i: int, message: bytes, loss: float, refused: int) -> Message:
-        """Return a node's reply, as `Node.fit` and `pack` make it."""
-        metrics = {
-            NUM_EXAMPLES: self.setup.device.rounded(self.data.sizes[i]),
-            "train-loss": loss,
-            "refused": float(refused),
-            SERVER_ROUND: float(self.round),
-        }
-        records = {
-            ARRAYS: ArrayRecord(),
-            METRICS: fill(MetricRecord(), metrics),
-            BYTES: fill(ConfigRecord(), {"message": message}),
-        }
-        return reply_with(fill(RecordDict(), records), self.messages[i])
+        """Return a node's reply, with the records of `Node.fit`."""
+        self.client._attachments = {"message": message}
+        metrics: Config = {"train-loss": loss, "refused": refused}
+        metrics[SERVER_ROUND] = self.round
+        count = self.setup.device.rounded(self.pool.sizes[i])
+        records = fill(RecordDict(), {ARRAYS: ArrayRecord()})
+        pack_metrics(self.client, count, metrics, records)
+        return reply_with(records, self.messages[i])
 
-    def exchange(self, known: Mapping[bytes, Tensor]) -> list[int]:
-        """Mix the messages of the last round; return how many each node has refused.
+    def draw(self) -> tuple[list[int], list[Group]]:
+        """Return a seed for each node, and the batches of groups of nodes.
 
-        ``known`` contains vectors of messages that have been decoded before.
+        The batches of a group have the same size: those of nodes with few examples are
+        smaller.
         """
-        client, n = self.client, len(self.configs)
-        index, vectors = dict[bytes, int](), list[Tensor]()
-        errors = dict[bytes, ValueError]()
-        data_of_nodes = [config.get("relayed-data", ()) for config in self.configs]
-        for data in dict.fromkeys(chain.from_iterable(data_of_nodes)):
-            try:
-                vector = known[data] if data in known else client.decode(data)
-            except ValueError as error:
-                errors[data] = error
-                continue
-            index[data] = len(vectors)
-            vectors.append(vector.to(client._device))
-        columns, weights = list[int](), list[float]()
-        counts, refused = list[int](), list[int]()
-        for config, messages in zip(self.configs, data_of_nodes, strict=True):
-            w = config.get("relayed-weights", ())
-            invalid = [k for k, data in enumerate(messages) if data in errors]
-            for k in invalid:
-                client.refuse(config["relayed-senders"][k], errors[messages[k]])
-            if invalid:
-                valid = [k for k in range(len(messages)) if k not in invalid]
-                messages, w = [messages[k] for k in valid], [w[k] for k in valid]
-            columns += [index[data] for data in messages]
-            weights += w
-            counts.append(len(messages))
-            refused.append(len(invalid))
-        x = client.x
-        weighted_sum, weight = torch.zeros_like(x), x.new_zeros(n, 1)
-        if columns:
-            receivers = np.repeat(np.arange(n), counts)
-            matrix = torch.sparse_coo_tensor(
-                torch.from_numpy(np.stack([receivers, np.array(columns)])),
-                torch.from_numpy(np.array(weights, np.float32)),
-                (n, len(vectors)),
-                check_invariants=False,
-            ).to(x.device)
-            weighted_sum = matrix @ torch.stack(vectors)
-            weight = matrix @ x.new_ones(len(vectors), 1)
-        neighbour = [[config["neighbour-weight"]] for config in self.configs]
-        step = float(self.configs[0]["consensus-step"])
-        client.mix(Exchange(weighted_sum, weight, x.new_tensor(neighbour), step))
-        return refused
-
-    def iterate(self) -> tuple[list[int], Tensor]:
-        """Run H iterations on all nodes; return the nodes' seeds and mean losses."""
-        client, batch_size = self.client, self.client.settings.batch_size
-        iterations, run = client.iterations(self.round), int(self.setup.run["seed"])
-        sizes, times = self.data.sizes, len(iterations)
+        client, sizes = self.client, self.pool.sizes
+        run, times = int(self.setup.run["seed"]), client.settings.local_steps
         seeds, drawn = list[int](), list[Tensor]()
         for context, count in zip(self.contexts, sizes, strict=True):
-            number = torch_seed(client_name(context.node_config), run, self.round)
-            seed(number)
-            seeds.append(number)
-            drawn += [torch.randperm(count) for _ in iterations]
-        cohort = self.setup.device.cohort
-        most = len(sizes) if cohort == "auto" else cohort_size(cohort)
+            name = client_name(context.node_config)
+            seeds.append(torch_seed(name, run, self.round))
+            seed(seeds[-1])
+            drawn += [torch.randperm(count) for _ in range(times)]
         order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)
         starts = (lengths.cumsum(0) - lengths).view(-1, times, 1)
-        groups: list[tuple[Any, list[Batch]]] = []
-        for size, members in self.data.groups(batch_size, most):
+        cohort = self.setup.device.cohort
+        most = len(sizes) if cohort == "auto" else cohort_size(cohort)
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for i, count in enumerate(sizes):
+            size = min(client.settings.batch_size, count)
+            by_size.setdefault((size, i // most), []).append(i)
+        groups = list[Group]()
+        for (size, _), members in by_size.items():
             rows = order[starts[members] + torch.arange(size)].flatten(1)
-            batches = self.data.pool.batches(members, rows, size)
+            batches = self.pool.batches(members, rows, size)
             everyone = len(members) == len(sizes)
             groups.append((slice(None) if everyone else torch.tensor(members), batches))
-        client.model.train()
-        g, total = torch.zeros_like(client.x), client.x.new_zeros(len(sizes))
-        for k, t in enumerate(iterations):
-            client.average(t)
-            for place, batches in groups:
-                g[place], losses = self.gradients(client.x[place], batches[k])
-                total[place] += losses
-            client.step(t, g)
-        return seeds, total / times
+        return seeds, groups
 
-    def gradients(
-        self, x: Tensor, batch: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradients at the models x, shape (nodes, d), and their losses."""
+    def gradients(self, groups: list[Group]) -> Iterator[Gradients]:
+        """Yield the gradients at ``x`` and the losses, for each batch of the groups."""
         client, flat = self.client, self.client.flat
         objective = Objective(client.model, client.task.loss)
-        with client.settings.autocast():
-            rows = flat.views(x), flat.names
-            gradients, losses = objective.gradients(*rows, batch, [])
-        g = torch.zeros_like(x)
-        for view, gradient in zip(flat.views(g).values(), gradients, strict=True):
-            if gradient is not None:
-                view.copy_(gradient)
-        return g, losses.float()
+        g, losses = torch.zeros_like(client.x), client.x.new_zeros(len(client.x))
+        for k in range(client.settings.local_steps):
+            for place, batches in groups:
+                x = client.x[place]
+                with client.settings.autocast():
+                    rows = flat.views(x), flat.names
+                    gradients, of_group = objective.gradients(*rows, batches[k], [])
+                # Parameters without a gradient have 0.
+                of_nodes = torch.zeros_like(x)
+                for view, gradient in zip(
+                    flat.views(of_nodes).values(), gradients, strict=True
+                ):
+                    if gradient is not None:
+                        view.copy_(gradient)
+                g[place], losses[place] = of_nodes, of_group.float()
+            yield g, losses

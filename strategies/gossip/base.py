@@ -101,8 +101,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     )
 
     uses_consensus_step: ClassVar[bool] = True
-    # Client properties that contain the possible lengths of a message.
-    length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
     # Whether a node that missed rounds receives their messages: differences to public
     # estimates must all arrive.
     relays_missed_rounds: ClassVar[bool] = True
@@ -173,18 +171,16 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def _set_message_format(self, nodes: list[int]) -> None:
         """Adopt the message lengths and ω that most clients report."""
-        names = self.length_properties
         reports: Counter[tuple[Any, ...]] = Counter()
         for node in nodes:
             get = self._run.clients.known[node].properties.get
-            lengths, omegas = [*map(get, names)], [get("omega"), get("typical-omega")]
-            valid = all(isinstance(n, int) and n >= 1 for n in lengths)
-            if valid and all(isinstance(o, float) and 0 < o <= 1 for o in omegas):
+            lengths, omegas = get("message-bytes"), [get("omega"), get("typical-omega")]
+            valid = all(isinstance(omega, float) and 0 < omega <= 1 for omega in omegas)
+            if valid and isinstance(lengths, list) and min(lengths, default=0) >= 1:
                 reports[(*omegas, *lengths)] += 1
         if not reports:
             raise SettingsError(
-                f"no client reports {' and '.join(names)}; gossip strategies need "
-                "gossip clients"
+                "no client reports message-bytes; gossip strategies need gossip clients"
             )
         ((omega, typical_omega, *lengths), _), *_ = reports.most_common(1)
         self._message_lengths = frozenset(lengths)

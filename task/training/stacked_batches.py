@@ -187,7 +187,8 @@ class PooledExamples:
 
     def __init__(self, sets: Sequence[ExampleSet]) -> None:
         self.sets = sets
-        counts = torch.tensor([len(each) for each in sets])
+        self.sizes = [len(each) for each in sets]
+        counts = torch.tensor(self.sizes)
         self._starts = counts.cumsum(0) - counts
         self._targets = torch.cat([each.targets for each in sets])
         self._inputs: Tensor | None = None

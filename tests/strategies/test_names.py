@@ -40,7 +40,7 @@ class Keyed(InlineGrid):
                 record = reply.content.config_records["properties"]
                 record["client"] = names[context.node_id]
                 record["classes"] = "11"
-                record["message-bytes"] = 8
+                record["message-bytes"] = [8]
                 record["omega"] = record["typical-omega"] = 1.0
             return reply
 

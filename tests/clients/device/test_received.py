@@ -18,7 +18,7 @@ from refusals import assert_says, code_of, refusal
 
 from flwr_frl.clients.device.codec import LAST_ROUND, check_config
 from flwr_frl.clients.device.state import PersonalState, state_directory
-from flwr_frl.clients.gossip.relayed import LONGEST_ABSENCE, exchanges
+from flwr_frl.clients.gossip.base import LONGEST_ABSENCE, exchanges
 from flwr_frl.common.settings import TrainingDivergedError
 
 WRONG = {

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("softmax")
 def test_node_properties(algorithm):
     client = client_of(algorithm, compressor="top-k", compressor_k=0.1)
     properties = client.get_properties({})
-    expected = (2600, 1.0) if algorithm == "dpsgd" else (4 * 65 + 82, 0.1)
+    expected = ([2600], 1.0) if algorithm == "dpsgd" else ([4 * 65 + 82], 0.1)
     assert (properties["message-bytes"], properties["omega"]) == expected
     # No array can be requested from the client by name.
     assert array_names(client, client.shared) == []
@@ -62,7 +62,7 @@ def test_nodes_must_agree_on_the_operator_and_on_the_model():
 def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
     # The best estimate of 25,600 parameters from their sketch has a cosine of 0.1.
     assert (SKETCH / SMALLEST_SKETCHED) ** 0.5 == 0.1
-    monkeypatch.setattr("flwr_frl.clients.gossip.relayed.SMALLEST_SKETCHED", least)
+    monkeypatch.setattr("flwr_frl.clients.gossip.base.SMALLEST_SKETCHED", least)
     client = client_of("choco-sgd")
     client._own_data = True
     client.evaluate([], config_of(1))
@@ -80,9 +80,9 @@ def test_evaluation_saves_nothing(algorithm):
     config = config_of(1, [(1, "a", 1 / 3, q), (1, "b", 1 / 3, q)], exchanged=1)
     client = client_of(algorithm, state, compressor="identity")
     loss, n, metrics = client.evaluate([], config)
-    assert not np.array_equal(client.x.numpy()[:640], before["head.weight"].ravel())
+    assert not np.array_equal(client.x[0, :640], before["head.weight"].ravel())
     assert metrics.keys() >= {"accuracy"}
-    assert client._attachments == {"sketch": sketch(client.x.numpy()).tobytes()}
+    assert client._attachments == {"sketch": sketch(client.x[0].numpy()).tobytes()}
     assert (n, np.isfinite(loss)) == (len(client.task.test_examples(0)), True)
     np.testing.assert_equal(state.load(), before)
 
@@ -106,7 +106,7 @@ def test_only_the_model_of_an_earlier_run_is_reused(tmp_path):
     assert np.abs(kept["gossip.estimate"]).max() > 0
     second = client_of(state=state_of("b", 0), trigger="0")
     second._receive([], {})
-    np.testing.assert_array_equal(second.x.numpy()[:640], kept["head.weight"].ravel())
+    np.testing.assert_array_equal(second.x[0, :640], kept["head.weight"].ravel())
     # Neighbours start with an estimate of 0 for this node, so its own must be 0, too.
     for name in second.vectors:
         assert (second.vector(name) == 0).all()

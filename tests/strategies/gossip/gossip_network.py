@@ -15,7 +15,6 @@ from flwr_frl.clients.algorithms import client_setup, complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.gossip import base
-from flwr_frl.clients.gossip.relayed import exchanges
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import Gossip, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -166,12 +165,10 @@ class Network:
         client = build_client(context, client_setup(context, self.settings), config)
         assert isinstance(client, base.Node)
         client._receive([], {})
-        half = client.x.numpy().copy()
-        for server_round, messages in exchanges(dict(config), client._state.round):
-            if server_round == client._state.round or client.replays_missed_rounds:
-                client.mix(client.exchange(messages, dict(config)))
-        kept = {n: client.vector(n).numpy().copy() for n in client.vectors}
-        return Node(client.x.numpy().copy(), half, kept)
+        half = client.x[0].numpy().copy()
+        client.catch_up([], dict(config))
+        kept = {n: client.vector(n)[0].numpy().copy() for n in client.vectors}
+        return Node(client.x[0].numpy().copy(), half, kept)
 
     def models(self) -> np.ndarray:
         return np.stack([node.x for node in self.nodes()])

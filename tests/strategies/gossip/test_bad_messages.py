@@ -196,8 +196,9 @@ def test_other_clients_are_rejected():
 @pytest.mark.parametrize(
     "lie",
     [
+        {"message-bytes": [7]},
         {"message-bytes": 7},
-        {"message-bytes": "abc"},
+        {"message-bytes": []},
         {"omega": 0.0},
         {"typical-omega": 2.0},
     ],
