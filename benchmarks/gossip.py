@@ -22,7 +22,7 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common.settings import Setting, build, resolve
 from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.gossip.mixing import practical_step
+from flwr_frl.strategies.gossip.graphs import practical_step
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Task

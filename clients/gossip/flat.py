@@ -9,12 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.messages import SKETCH
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.training.sgd import SGD
 
-# Entries of a sketch. The standard error of a squared length is at most
-# √(2 / SKETCH) = 9 %.
-SKETCH = 256
 # Devices with private data send sketches of models with at least this many parameters.
 SMALLEST_SKETCHED = 100 * SKETCH
 

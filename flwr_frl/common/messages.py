@@ -48,6 +48,9 @@ ACKNOWLEDGED_ROUND = "acknowledged-round"
 CHECKPOINT_ROUND = "checkpoint-round"
 # Gossip: the newest round whose messages are relayed.
 EXCHANGED_ROUND = "exchanged-round"
+# Gossip: the number of float32 entries of a model's sketch. The standard error of a
+# squared length is at most √(2 / SKETCH) = 9 %.
+SKETCH = 256
 # The key that Flower's FedProx uses.
 PROXIMAL_WEIGHT = "proximal-mu"
 # L2GD: a seed of the coin flips that all clients of a round share.

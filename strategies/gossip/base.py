@@ -11,15 +11,17 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_frl.common.messages import EXCHANGED_ROUND
+from flwr_frl.common.messages import EXCHANGED_ROUND, SERVER_ROUND, SKETCH
 from flwr_frl.common.settings import SettingsError, number_or, setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Edges, build_graph
-from flwr_frl.strategies.gossip.mixing import (
+from flwr_frl.strategies.gossip.graphs import (
     ALLOWED,
+    GRAPHS,
+    RANDOM_GRAPHS,
     RULES,
+    Edges,
     Weights,
-    consensus_distance,
+    build_graph,
     derived_step,
     mixing_matrix,
 )
@@ -115,11 +117,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.lost: set[str] = set()
         self.sent: dict[str, dict[int, bytes]] = {}
         self.step = 0.0
-        self._exchanged_round = 0
         self._message_lengths: frozenset[int] = frozenset()
         self._latecomers: set[str] = set()
-        # Clients ahead of the server's checkpoint.
-        self._ahead: set[str] = set()
 
     # The nodes.
 
@@ -151,23 +150,21 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
         Clients with other names that connect later are not part of it.
         """
-        nodes = super()._identify(grid)
-        if not nodes:
+        clients = self._run.clients
+        name_of = {node: clients.name_of(node) for node in super()._identify(grid)}
+        if not name_of:
             return []
         if not self.names:
-            names = [self._run.clients.name_of(n) for n in nodes]
-            self.set_graph(names, self.build_graph(len(nodes)))
+            self.set_graph([*name_of.values()], self.build_graph(len(name_of)))
         if not self._message_lengths:
-            self._set_message_format(nodes)
-        for name in {
-            self._run.clients.name_of(node) for node in nodes
-        } - self.number.keys():
-            if name not in self._latecomers:
-                text = "client %s came late and has no place in the graph"
-                log(WARNING, text, self._run.clients.label(name))
-                self._latecomers.add(name)
+            self._set_message_format([*name_of])
+        late = {*name_of.values()} - self.number.keys() - self._latecomers
+        for name in late:
+            text = "client %s came late and has no place in the graph"
+            log(WARNING, text, clients.label(name))
+        self._latecomers |= late
         present = self.number.keys() - self.lost
-        return [node for node in nodes if self._run.clients.name_of(node) in present]
+        return [node for node, name in name_of.items() if name in present]
 
     def _set_message_format(self, nodes: list[int]) -> None:
         """Adopt the message lengths and ω that most clients report."""
@@ -206,19 +203,17 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         A node cannot return to an earlier round, as its neighbours' estimates are of
         its newest one. A minority, however, must not be able to end the run.
         """
-        if name not in self.number:
-            return
-        self._ahead.add(name)
+        clients = self._run.clients
         reason = (
-            f"has seen a checkpoint of round {self._run.clients.seen[name]}, later "
-            f"than this one of round {self._run.clients.resumed}"
+            f"it has seen a checkpoint of round {clients.seen[name]}, later than this "
+            f"one of round {clients.resumed}"
         )
-        if 2 * len(self._ahead) > len(self.names):
+        self.lose(name, reason)
+        if 2 * len(self.lost) > len(self.names):
             raise SettingsError(
-                f"resume: client {self._run.clients.label(name)}, like most clients, "
+                f"resume: client {clients.label(name)}, like most clients, is lost: "
                 f"{reason}; gossip can only resume from its newest checkpoint"
             )
-        self.lose(name, f"it {reason}")
 
     def lose(self, name: str, reason: str) -> None:
         """Permanently give up a node, and log the reason."""
@@ -229,28 +224,10 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     # The relay.
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send every node its neighbours' messages up to the previous round.
-
-        Nodes that have missed more than ``max_missed_rounds`` rounds are given up.
-        """
-        self._exchanged_round = server_round - 1
-        for name in self.names:
-            missed = server_round - 1 - self._run.clients.acknowledged.get(name, 0)
-            if missed > self.max_missed_rounds:
-                self.lose(name, f"it missed {missed} rounds")
-        messages = super().configure_train(server_round, arrays, config, grid)
-        self._run.round.attached_bytes = max(self._message_lengths, default=0)
-        return messages
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send every node its neighbours' messages up to this round."""
-        self._exchanged_round = server_round
-        return super().configure_evaluate(server_round, arrays, config, grid)
+    def begin(self, round: Round) -> None:
+        """Relay messages up to the previous round, and expect a message in replies."""
+        round.config[EXCHANGED_ROUND] = round.number - 1
+        round.attached_bytes = max(self._message_lengths, default=0)
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add the neighbours' messages to the config.
@@ -264,7 +241,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         weights = self.mixing_weights[i := self.number[name]]
         about = {
             **super()._config(node, config),
-            EXCHANGED_ROUND: self._exchanged_round,
+            # An evaluation follows the exchange of its round.
+            EXCHANGED_ROUND: config.get(EXCHANGED_ROUND, config[SERVER_ROUND]),
             "consensus-step": self.step,
             "neighbour-weight": float(1 - weights[i]),
         }
@@ -328,11 +306,18 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Relay the valid replies' messages; give up nodes that lost their state."""
+        """Relay the valid replies' messages, and give up nodes.
+
+        They have lost their state or missed more than ``max_missed_rounds`` rounds.
+        """
         result = super().aggregate_train(server_round, replies)
         for name, reason in self._run.round.rejections:
             if LOST_STATE in reason:
                 self.lose(name, "its state is not the one its neighbours rely on")
+        for name in self.names:
+            missed = server_round - self._run.clients.acknowledged.get(name, 0)
+            if missed > self.max_missed_rounds:
+                self.lose(name, f"it missed {missed} rounds")
         return result
 
     # Metrics.
@@ -362,11 +347,12 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         server receives no models.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
-        sketches = [
-            s for s in map(sketch_of, self._run.evaluation.replies) if s is not None
-        ]
-        if sketches:
-            metrics["consensus-distance"] = consensus_distance(sketches)
+        read = map(sketch_of, self._run.evaluation.replies)
+        if sketches := [sketch for sketch in read if sketch is not None]:
+            stacked = np.stack(sketches)
+            deviations = stacked - stacked.mean(axis=0, dtype=np.float64)
+            distance = float(np.square(deviations).sum(1).mean())
+            metrics["consensus-distance"] = distance
             if self.uses_consensus_step:
                 metrics["consensus-step"] = self.step
         return metrics
@@ -410,7 +396,7 @@ def message_of(reply: Reply) -> bytes:
 def sketch_of(reply: Reply) -> NDArray[np.float32] | None:
     """Return the sketch in an evaluation reply, or None if there is no valid one."""
     data = reply.attachment("sketch")
-    if not isinstance(data, bytes) or len(data) % 4 or not data:
+    if not isinstance(data, bytes) or len(data) != 4 * SKETCH:
         return None
     values = np.frombuffer(data, "<f4")
     # The comparison is False for NaN.

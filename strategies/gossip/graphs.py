@@ -1,26 +1,38 @@
-"""Communication graphs: connected, undirected and without loops.
+"""Communication graphs, their mixing matrices, and the consensus step γ.
 
-A graph of the nodes 0, ..., n − 1 is the array of its edges (i, j) with i < j, in
-lexicographic order, shape (E, 2).
+A graph of the nodes 0, ..., n − 1 is connected, undirected and without loops: the array
+of its edges (i, j) with i < j, in lexicographic order, shape (E, 2).
+
+Nodes average with a mixing matrix W: symmetric, doubly stochastic, and w_ij = 0 unless
+i and j are equal or neighbours. With its eigenvalues ordered by magnitude,
+1 = |λ_1| > |λ_2| ≥ ... ≥ |λ_n|, the spectral gap is δ = 1 − |λ_2| (Singh, UCLA 2024,
+section 3.2).
 """
 
 import math
 import os.path
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
+from logging import INFO, WARNING
 from random import Random
 
 import numpy as np
+from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_frl.common.settings import SettingsError, require, unknown
 
 Edges = NDArray[np.int64]
+Weights = NDArray[np.float64]
 GRAPHS = ("ring", "torus", "complete", "star")
 RANDOM_GRAPHS = ("erdos-renyi", "k-regular", "small-world")
 # Number of attempts at drawing a connected graph.
 DRAWS = 1000
+# Rules that derive γ.
+RULES = ("auto", "theory", "theorem-1")
+ALLOWED = "auto, theory, theorem-1 or a number in (0, 1]"
+# A smaller step needs thousands of rounds to bring the nodes together.
+SMALL = 1e-3
 
 
 def build_graph(
@@ -60,11 +72,13 @@ def build_graph(
     import networkx
 
     require(n >= 2, "the number of nodes", n, "at least 2")
-    named = {"ring": networkx.cycle_graph, "complete": networkx.complete_graph}
+    named = {
+        "ring": networkx.cycle_graph,
+        "complete": networkx.complete_graph,
+        "star": networkx.star_graph,
+    }
     if name in named:
-        return connected(named[name](n).edges, n)
-    if name == "star":
-        return connected(networkx.star_graph(n - 1).edges, n)
+        return connected(named[name](range(n)).edges, n)
     if name == "torus":
         rows = next((r for r in range(math.isqrt(n), 1, -1) if n % r == 0), 0)
         allowed = "a product of two above 1"
@@ -112,26 +126,22 @@ def _erdos_renyi(n: int, probability: float, seed: int, attempt: int) -> Edges:
     return pairs[(words >> np.uint64(11)) * 2.0**-53 < probability]
 
 
-def from_file(path: str | Path, n: int) -> Edges:
+def from_file(path: str, n: int) -> Edges:
     """Read a graph of n nodes from a text file with one edge per line.
 
     An edge is two node numbers, from 0. Empty lines and text after ``#`` are skipped.
     Raises `SettingsError` if the file cannot be read or a line is not an edge.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the graph file {str(path)!r}: {error}"
+        edges = np.loadtxt(path, np.int64, ndmin=2, encoding="utf-8").tolist()
+    except (OSError, ValueError) as error:
+        message = f"cannot read the graph file {path!r}: {error}"
         raise SettingsError(message) from error
-    edges = []
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if words:
-            valid = len(words) == 2 and all(w.isdecimal() and int(w) < n for w in words)
-            allowed = f"an edge, two different numbers from 0 to {n - 1}"
-            place = f"line {number} of the graph file {str(path)!r}"
-            require(valid and int(words[0]) != int(words[1]), place, line, allowed)
-            edges.append((int(words[0]), int(words[1])))
+    nodes = range(n)
+    for edge in edges:
+        valid = len(edge) == len({*edge}.intersection(nodes)) == 2
+        allowed = f"two different numbers from 0 to {n - 1}"
+        require(valid, f"an edge in the graph file {path!r}", edge, allowed)
     return connected(edges, n)
 
 
@@ -145,3 +155,110 @@ def connected(edges: Iterable[tuple[int, int]], n: int) -> Edges:
     missing = sorted(set(range(n)) - reached)
     require(not missing, "the graph's part without a path to node 0", missing, "none")
     return np.array(sorted(map(sorted, graph.edges)), np.int64)
+
+
+def mixing_matrix(edges: Edges, rule: str) -> Weights:
+    """Return the mixing matrix W, shape (n, n).
+
+    For neighbours, ``metropolis`` has w_ij = 1 / (1 + max(deg_i, deg_j)), and
+    ``uniform`` w_ij = 1 / (1 + max_k deg_k), that is W = I − L / (1 + max_k deg_k) with
+    the graph's Laplacian L. In both, w_ii = 1 − Σ_j w_ij. The added 1 keeps every w_ii
+    positive, and so δ > 0 even for bipartite graphs such as even rings.
+    """
+    degrees = np.bincount(edges.ravel())
+    i, j = edges.T
+    most = np.maximum(degrees[i], degrees[j])
+    if rule == "uniform":
+        most = degrees.max()
+    weights = np.zeros((len(degrees), len(degrees)))
+    weights[i, j] = weights[j, i] = 1 / (1 + most)
+    np.fill_diagonal(weights, 1 - weights.sum(axis=1))
+    return weights
+
+
+def spectrum(weights: Weights) -> tuple[float, float]:
+    """Return δ and λ of a mixing matrix W (Singh 2024, sections 3.2 and 3.3).
+
+    δ = 1 − |λ_2(W)| is the spectral gap, in (0, 1], and λ = max_i (1 − λ_i(W)) that of
+    Theorem 2, in [δ, 2). Computes all eigenvalues, in O(n³): less than a second for
+    n = 1,000.
+    """
+    eigenvalues = np.linalg.eigvalsh(weights)  # Increasing; the last one is 1.
+    delta = 1 - float(np.abs(eigenvalues[:-1]).max())
+    return delta, 1 - float(eigenvalues[0])
+
+
+def consensus_step(weights: Weights, omega: float) -> float:
+    """Return the consensus step γ for which SQuARM-SGD provably converges.
+
+    γ = 2 δ ω / (64 δ + δ² + 16 λ² + 8 δ λ² − 16 δ ω)
+
+    with δ and λ of `spectrum` and the compression operator's ω in (0, 1] (Singh 2024,
+    section 3.3.2, Theorem 2; section 3.2.1 refers to it for γ). It is a worst-case
+    value, far below the best step in practice.
+    """
+    delta, lambda_max = spectrum(weights)
+    return (2 * delta * omega) / (
+        64 * delta
+        + delta**2
+        + 16 * lambda_max**2
+        + 8 * delta * lambda_max**2
+        - 16 * delta * omega
+    )
+
+
+def relaxed_consensus_step(weights: Weights, omega: float) -> float:
+    """Return the γ of Theorem 1, under weaker assumptions and without a trigger.
+
+    γ = 2 δ ω³ / (4 δ² ω² + δ² + 128 λ² + 24 ω² λ²) (section 3.3.1), smaller than that
+    of `consensus_step`.
+    """
+    delta, lambda_max = spectrum(weights)
+    return (2 * delta * omega**3) / (
+        4 * delta**2 * omega**2
+        + delta**2
+        + 128 * lambda_max**2
+        + 24 * omega**2 * lambda_max**2
+    )
+
+
+def practical_step(omega: float) -> float:
+    """Return ω / (2 − ω): 1 for exact messages, and about ω / 2 for small ω.
+
+    Twice this step is too large for some operators
+    (``benchmarks/results/consensus_step.md``).
+    """
+    return omega / (2 - omega)
+
+
+def derived_step(
+    rule: str, weights: Weights, omega: float, typical_omega: float
+) -> float:
+    """Return the consensus step γ that a rule selects, and warn if it is very small.
+
+    Parameters
+    ----------
+    rule : str
+        ``auto`` for `practical_step` with ω at a Gaussian vector; ``theory`` for
+        `consensus_step` and ``theorem-1`` for `relaxed_consensus_step`, both with the
+        worst-case ω; or a number.
+    weights : ndarray, shape (n, n)
+        The mixing matrix W.
+    omega, typical_omega : float
+        ω in the worst case and at a Gaussian vector, in (0, 1].
+    """
+    practical = practical_step(typical_omega)
+    if rule == "auto":
+        step = practical
+    elif rule == "theory":
+        step = consensus_step(weights, omega)
+    elif rule == "theorem-1":
+        step = relaxed_consensus_step(weights, omega)
+    else:
+        step = float(rule)
+    log(INFO, "consensus step: %.3g (%s)", step, rule)
+    if step < SMALL:
+        text = "consensus step %.3g is so small that messages have almost no "
+        text += "effect; consensus-step='auto' would be %.3g"
+        log(WARNING, text, step, practical)
+    return step

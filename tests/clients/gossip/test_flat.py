@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from flwr_frl.clients.gossip.flat import (
-    SKETCH,
     SMALLEST_SKETCHED,
     FlatParameters,
     _hash,
     sketch,
 )
+from flwr_frl.common.messages import SKETCH
 from flwr_frl.task.models import build_model
 
 SHAPES = {

@@ -13,7 +13,8 @@ from gossip_clients import (
 
 from flwr_frl.clients.device.parameter_groups import array_names, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.flat import SKETCH, SMALLEST_SKETCHED, sketch
+from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, sketch
+from flwr_frl.common.messages import SKETCH
 from flwr_frl.task.compression import Identity, PerTensor, TopK
 
 pytestmark = pytest.mark.usefixtures("softmax")

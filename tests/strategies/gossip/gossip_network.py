@@ -158,7 +158,6 @@ class Network:
 
     def node(self, i: int) -> Node:
         """Return a node's vectors after the exchanges that precede an evaluation."""
-        self.strategy._exchanged_round = self.round
         start = ConfigRecord({"server-round": self.round})
         config = ConfigRecord(self.strategy._config(i + 1, start))
         context = self.grid.contexts[i + 1]
