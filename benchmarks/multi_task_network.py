@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_frl.task.compression import Compressor, Identity, Sign, TopK
+from flwr_frl.task.compression import QSGD, Compressor, Identity, Sign, TopK
 from flwr_frl.task.saddle_point import (
     Float64s,
     Noise,
@@ -106,7 +106,7 @@ def compress_rows(
         return single.astype(np.float64)
     if isinstance(compressor, Sign):
         return _signs(single).astype(np.float64)
-    if isinstance(compressor, TopK) and not compressor.is_random:
+    if isinstance(compressor, TopK) and not isinstance(compressor.entries, QSGD):
         return _largest(compressor, single)
     rows = [
         compressor.compress(torch.from_numpy(entries), stream(row))

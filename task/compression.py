@@ -13,8 +13,8 @@ keep k entries, Comp_k, with `QSGD` and with `Sign`.
 ``compress`` encodes C(x) as bytes and ``decompress`` decodes it. C(x) is defined as the
 output of ``decompress``, so the sender and the receivers hold identical floats.
 
-Every encoding has a fixed size: ``num_bytes(d)`` depends only on the dimension and the
-operator's settings, and is the length of every message. Fields are concatenated, and
+Every encoding has a fixed size, which depends only on the dimension and the operator's
+settings: ``num_bytes(d)`` is the length of every message. Fields are concatenated, and
 each is padded with zero bits to a whole byte.
 
 =========  ==================================================================
@@ -26,8 +26,7 @@ level      of QSGD: 0 to s in ⌈log2(s + 1)⌉ bits, followed by a bit that is
 =========  ==================================================================
 
 Messages are untrusted input. ``decompress`` first compares the message's length with
-``num_bytes(dimension)``, and allocates no array of ``dimension`` floats before norms,
-indices and levels have passed their range checks.
+``num_bytes(dimension)``, and ranges of norms, indices and levels are checked.
 
 NumPy computes the sums that enter a message, in float64. Sums in torch or BLAS depend
 on the number of threads, and so would the messages.
@@ -36,10 +35,10 @@ on the number of threads, and so would the messages.
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -48,6 +47,9 @@ from numpy.typing import NDArray
 from flwr_frl.common.settings import Checked, require, setting
 
 Float32s = NDArray[np.float32]
+# Returns a message's generator, always the same one. Making one takes as long as a
+# small message, so deterministic operators do not call it.
+Source = Callable[[], np.random.Generator]
 
 FLOAT = struct.Struct("<f")
 SEED = struct.Struct("<Q")
@@ -57,16 +59,10 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 class Compressor(ABC):
     """An operator C of Definition 1 together with its encoding.
 
-    Subclasses implement ``num_bytes``, ``omega``, ``encode`` and ``decode``. The last
-    two receive only finite vectors and messages of the right length.
+    Subclasses implement ``omega``, ``encode`` and ``decode``. The last two receive only
+    finite vectors and messages of the right length.
     """
 
-    @property
-    def is_random(self) -> bool:
-        """True if ``compress`` draws random numbers."""
-        return False
-
-    @abstractmethod
     def num_bytes(self, dimension: int) -> int:
         """Return the length in bytes of ``compress(x)`` for every x in R^d.
 
@@ -75,6 +71,7 @@ class Compressor(ABC):
         dimension : int
             Number of entries d of the vector.
         """
+        return _num_bytes(self, dimension)
 
     @abstractmethod
     def omega(self, dimension: int) -> float:
@@ -133,10 +130,10 @@ class Compressor(ABC):
             If an entry is not finite, or if the norm is part of the message and exceeds
             the range of float32.
         """
-        return self.compress_rows(x[None], [generator])[0]
+        return self.compress_rows(x[None], [lambda: generator])[0]
 
     def compress_rows(
-        self, rows: torch.Tensor, generators: Iterable[np.random.Generator]
+        self, rows: torch.Tensor, generators: Iterable[Source]
     ) -> list[bytes]:
         """Encode C(x) for each row x of a matrix, with one generator per row."""
         array: Float32s = rows.detach().cpu().numpy()
@@ -174,12 +171,18 @@ class Compressor(ABC):
         return torch.from_numpy(self.decode(memoryview(data), dimension))
 
     @abstractmethod
-    def encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+    def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
 
     @abstractmethod
     def decode(self, data: memoryview, dimension: int) -> Float32s:
         """Return C(x) from a message of ``num_bytes(dimension)`` bytes."""
+
+
+@lru_cache(maxsize=1024)
+def _num_bytes(compressor: Compressor, dimension: int) -> int:
+    ones = np.ones(dimension, np.float32)
+    return len(compressor.encode(ones, np.random.default_rng))
 
 
 @lru_cache(maxsize=4)
@@ -194,15 +197,11 @@ def _typical_omega(compressor: Compressor, dimension: int) -> float:
 class Identity(Compressor):
     """No compression: the entries as floats. ω = 1; 4 d bytes."""
 
-    def num_bytes(self, dimension: int) -> int:
-        """Return 4 d."""
-        return 4 * dimension
-
     def omega(self, dimension: int) -> float:
         """Return 1."""
         return 1.0
 
-    def encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+    def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
         return x.astype("<f4", copy=False).tobytes()
 
@@ -226,10 +225,6 @@ class Sign(Compressor):
     4 + ⌈d / 8⌉ bytes: the mean magnitude as a float, then the signs.
     """
 
-    def num_bytes(self, dimension: int) -> int:
-        """Return 4 + ⌈d / 8⌉."""
-        return FLOAT.size + packed_bytes(dimension, 1)
-
     def omega(self, dimension: int) -> float:
         """Return 1 / d, the smallest ω(x)."""
         return 1 / dimension
@@ -238,14 +233,14 @@ class Sign(Compressor):
         """Return ‖x‖₁² / (d ‖x‖₂²)."""
         return l1(x) ** 2 / (len(x) * squared_l2(x))
 
-    def encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+    def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
-        return FLOAT.pack(l1(x) / len(x)) + pack(x >= 0, 1)
+        return FLOAT.pack(l1(x) / len(x)) + np.packbits(x >= 0).tobytes()
 
     def decode(self, data: memoryview, dimension: int) -> Float32s:
         """Return C(x)."""
         mean = read_norm(data)
-        positive = unpack(data[FLOAT.size :], dimension, 1).view(np.bool_)
+        positive = unpack_bits(data[FLOAT.size :], dimension).view(np.bool_)
         return np.where(positive, mean, -mean)
 
 
@@ -278,16 +273,10 @@ class QSGD(Compressor):
     levels: int = 15
     scaled: bool = False
 
-    is_random = True
-
     def beta(self, dimension: int) -> float:
         """Return β_{d,s} = min(d / s², √d / s)."""
         ratio = math.sqrt(dimension) / self.levels
         return min(ratio**2, ratio)
-
-    def num_bytes(self, dimension: int) -> int:
-        """Return 4 + ⌈d (⌈log2(s + 1)⌉ + 1) / 8⌉."""
-        return FLOAT.size + packed_bytes(dimension, self._bits)
 
     def omega(self, dimension: int) -> float:
         """Return 1 − β, or 1 / (1 + β) if Q_s is divided by 1 + β."""
@@ -312,7 +301,7 @@ class QSGD(Compressor):
     def _bits(self) -> int:
         return self.levels.bit_length() + 1
 
-    def encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+    def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
         exact = math.sqrt(squared_l2(x))
         if exact > LARGEST_FLOAT32:
@@ -321,7 +310,7 @@ class QSGD(Compressor):
         # Dividing first keeps the quotient at most 1, and so the level at most s.
         level = np.abs(x) / (norm or np.float32(1)) * np.float32(self.levels)
         low = np.floor(level)
-        up = generator.random(len(x), dtype=np.float32) < level - low
+        up = generator().random(len(x), dtype=np.float32) < level - low
         code = (low.astype(np.uint16) + up) << 1
         # A level of zero has no sign, so every vector has exactly one encoding.
         code |= (x < 0) & (code > 0)
@@ -360,11 +349,6 @@ class KeepsK(Compressor):
     k: int | float = 0.01
     entries: Compressor = Identity()
 
-    @property
-    def is_random(self) -> bool:
-        """True if the kept entries are encoded at random."""
-        return self.entries.is_random
-
     def count(self, dimension: int) -> int:
         """Return the number of kept entries, from 1 to d."""
         k = self.k
@@ -398,11 +382,6 @@ class TopK(KeepsK):
     ⌈k ⌈log2 d⌉ / 8⌉ bytes of indices, then the encoded entries.
     """
 
-    def num_bytes(self, dimension: int) -> int:
-        """Return the bytes of k indices and of k encoded entries."""
-        k = self.count(dimension)
-        return packed_bytes(k, index_bits(dimension)) + self.entries.num_bytes(k)
-
     def omega(self, dimension: int) -> float:
         """Return k / d times the ω of the entries; min(1 / k, k / d) with `Sign`."""
         k = self.count(dimension)
@@ -418,7 +397,7 @@ class TopK(KeepsK):
         share = squared_l2(kept) / squared_l2(x)
         return share * self.entries.omega_at(kept)
 
-    def encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+    def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
         indices = _largest(x, self.count(len(x)))
         packed = pack(indices, index_bits(len(x)))
@@ -427,7 +406,7 @@ class TopK(KeepsK):
     def decode(self, data: memoryview, dimension: int) -> Float32s:
         """Return C(x)."""
         k, bits = self.count(dimension), index_bits(dimension)
-        split = packed_bytes(k, bits)
+        split = (k * bits + 7) // 8
         indices = unpack(data[:split], k, bits)
         if indices[-1] >= dimension or (indices[1:] <= indices[:-1]).any():
             raise ValueError(
@@ -450,12 +429,6 @@ class RandK(KeepsK):
     (operator (b)), hence ω(x) = E ‖Rand_k(x)‖₁² / (k ‖x‖₂²), which is at least 1 / d.
     """
 
-    is_random = True
-
-    def num_bytes(self, dimension: int) -> int:
-        """Return the bytes of the seed and of k encoded entries."""
-        return SEED.size + self.entries.num_bytes(self.count(dimension))
-
     def omega_at(self, x: Float32s) -> float:
         """Return ω, or the ω(x) of `Sign`.
 
@@ -468,9 +441,9 @@ class RandK(KeepsK):
         pairs = (k - 1) / (d - 1) if d > 1 else 0.0
         return (1 + pairs * (l1(x) ** 2 / squared_l2(x) - 1)) / d
 
-    def encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+    def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
-        seed = int(generator.integers(2**64, dtype=np.uint64))
+        seed = int(generator().integers(2**64, dtype=np.uint64))
         kept = x[_drawn(seed, self.count(len(x)), len(x))]
         return SEED.pack(seed) + self.entries.encode(kept, generator)
 
@@ -503,15 +476,6 @@ class PerTensor(Compressor):
     compressor: Compressor
     sizes: tuple[int, ...]
 
-    @property
-    def is_random(self) -> bool:
-        """True if the operator draws random numbers."""
-        return self.compressor.is_random
-
-    def num_bytes(self, dimension: int) -> int:
-        """Return the sum over the tensors."""
-        return sum(self.compressor.num_bytes(size) for size in self.sizes)
-
     def omega(self, dimension: int) -> float:
         """Return the smallest ω of the tensors."""
         return min(self.compressor.omega(size) for size in self.sizes)
@@ -528,7 +492,7 @@ class PerTensor(Compressor):
         )
         return kept / squared_l2(x)
 
-    def encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+    def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
         encode = self.compressor.encode
         return b"".join(encode(tensor, generator) for tensor in self._split(x))
@@ -554,6 +518,8 @@ CompressorName = Literal[
     "sign-rand-k",
     "qsgd-rand-k",
 ]
+WITHOUT_K = tuple(n for n in get_args(CompressorName) if not n.endswith("-k"))
+WITHOUT_LEVELS = tuple(n for n in get_args(CompressorName) if not n.startswith("qsgd"))
 
 
 @dataclass(frozen=True)
@@ -575,23 +541,9 @@ class CompressionSettings(Checked):
     """
 
     compressor: CompressorName = setting("sign-top-k")
-    compressor_k: float = setting(
-        0.1, gt=0, unused_if={"compressor": ("identity", "sign", "qsgd")}
-    )
+    compressor_k: float = setting(0.1, gt=0, unused_if={"compressor": WITHOUT_K})
     compressor_levels: int = setting(
-        15,
-        ge=1,
-        le=2**15 - 1,
-        unused_if={
-            "compressor": (
-                "identity",
-                "sign",
-                "top-k",
-                "rand-k",
-                "sign-top-k",
-                "sign-rand-k",
-            )
-        },
+        15, ge=1, le=2**15 - 1, unused_if={"compressor": WITHOUT_LEVELS}
     )
     per_tensor: bool = setting(False)
 
@@ -647,40 +599,27 @@ def index_bits(dimension: int) -> int:
     return (dimension - 1).bit_length()
 
 
-def packed_bytes(count: int, bits: int) -> int:
-    """Return the number of bytes of ``count`` values of ``bits`` bits each."""
-    return (count * bits + 7) // 8
-
-
-def pack(values: NDArray[np.integer] | NDArray[np.bool_], bits: int) -> bytes:
+def pack(values: NDArray[np.integer], bits: int) -> bytes:
     """Write every value in ``bits`` bits, the most significant first."""
-    if bits == 1:
-        return np.packbits(values.astype(np.bool_)).tobytes()
-    wide = values.astype(_integer(bits).newbyteorder(">")).view(np.uint8)
-    columns = np.unpackbits(wide.reshape(len(values), -1), axis=1)
-    columns = columns[:, columns.shape[1] - bits :]
-    return np.packbits(columns).tobytes()
+    masks = np.uint32(1) << np.arange(bits, dtype=np.uint32)[::-1]
+    return np.packbits(values.astype(np.uint32)[:, None] & masks != 0).tobytes()
 
 
-def unpack(data: memoryview, count: int, bits: int) -> NDArray[np.unsignedinteger]:
-    """Read the values written by ``pack``, in the smallest unsigned dtype."""
+def unpack_bits(data: memoryview, count: int) -> NDArray[np.uint8]:
+    """Read bits as 0 and 1; raise ValueError if the padding is not zero."""
     raw = np.frombuffer(data, np.uint8)
-    padding = 8 * len(raw) - count * bits
+    padding = 8 * len(raw) - count
     if padding and raw[-1] & ((1 << padding) - 1):
         raise ValueError("the padding bits of the last byte are not all zero")
-    columns = np.unpackbits(raw, count=count * bits)
-    if bits == 1:
-        return columns
-    kind = _integer(bits)
-    wide = np.zeros((count, 8 * kind.itemsize), np.uint8)
-    wide[:, wide.shape[1] - bits :] = columns.reshape(count, bits)
-    values = np.packbits(wide, axis=1).view(kind.newbyteorder(">"))
-    return values.reshape(count).astype(kind)
+    return np.unpackbits(raw, count=count)
 
 
-def _integer(bits: int) -> np.dtype[np.unsignedinteger]:
-    """Return the smallest unsigned dtype of at least this many bits."""
-    return np.dtype(np.min_scalar_type((1 << bits) - 1))
+def unpack(data: memoryview, count: int, bits: int) -> NDArray[np.int64]:
+    """Read the values written by ``pack``."""
+    # Floats of 24 and of 53 bits are exact here, and their product is the fastest way.
+    powers = 2.0 ** np.arange(bits, dtype="f4" if bits <= 24 else "f8")[::-1]
+    columns = unpack_bits(data, count * bits).reshape(count, bits)
+    return (columns.astype(powers.dtype) @ powers).astype(np.int64)
 
 
 def _largest(x: Float32s, k: int) -> NDArray[np.int64]:

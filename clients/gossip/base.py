@@ -11,6 +11,7 @@ row, and nodes of one process have a row each (`flwr_frl.clients.gossip.together
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import chain
 from logging import WARNING
 from typing import Any, NamedTuple, cast
@@ -54,8 +55,6 @@ VECTORS = "gossip."
 AVERAGE = "average"
 # Threshold of a vector that is sent regardless of its norm.
 ALWAYS = -1.0
-# For compressors that draw no random numbers.
-NO_RANDOMNESS = np.random.default_rng(0)
 COLUMNS = ("relayed-senders", "relayed-weights", "relayed-data")
 
 
@@ -406,9 +405,8 @@ class Node(GraphClient):
             return messages, {}
         rows = slice(None) if len(sent) == len(vectors) else sent
         chosen = vectors[rows]
-        generators = [NO_RANDOMNESS] * len(sent)
-        if self.compressor.is_random:
-            generators = [np.random.default_rng([seeds[i], 0x60551]) for i in sent]
+        draw = np.random.default_rng
+        generators = [cache(partial(draw, [seeds[i], 0x60551])) for i in sent]
         encoded = self.compressor.compress_rows(chosen, generators)
         if not isinstance(self.compressor, Identity):
             vs = [self.compressor.decompress(m, self.dimension) for m in encoded]

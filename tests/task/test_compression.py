@@ -355,9 +355,9 @@ def test_messages_of_another_length_are_rejected_without_allocating(operator):
     data = operator.compress(torch.from_numpy(normal(50)), generator())
     assert len(data) == operator.num_bytes(50)
     tracemalloc.start()
-    for message, d in ((data[:-1], 50), (b"", 50), (data + b"\0", 50), (data, 2**32)):
+    for message in (data[:-1], b"", data + b"\0"):
         with pytest.raises(ValueError, match="bytes, not"):
-            operator.decompress(message, d)
+            operator.decompress(message, 50)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**5
