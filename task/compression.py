@@ -63,6 +63,7 @@ class Compressor(ABC):
     finite vectors and messages of the right length.
     """
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - operators are small.
     def num_bytes(self, dimension: int) -> int:
         """Return the length in bytes of ``compress(x)`` for every x in R^d.
 
@@ -71,7 +72,8 @@ class Compressor(ABC):
         dimension : int
             Number of entries d of the vector.
         """
-        return _num_bytes(self, dimension)
+        ones = np.ones(dimension, np.float32)
+        return len(self.encode(ones, np.random.default_rng))
 
     @abstractmethod
     def omega(self, dimension: int) -> float:
@@ -96,6 +98,7 @@ class Compressor(ABC):
         """
         return self.omega(len(x))
 
+    @lru_cache(maxsize=4)  # noqa: B019 - operators are small.
     def typical_omega(self, dimension: int) -> float:
         """Return ω(x) in (0, 1] at a fixed vector x of independent Gaussian entries.
 
@@ -107,7 +110,10 @@ class Compressor(ABC):
         dimension : int
             Number of entries d of the vector.
         """
-        return _typical_omega(self, dimension)
+        generator = np.random.default_rng(0)
+        vector = generator.standard_normal(dimension, np.float32)
+        # Rounding can lift the ratio slightly above 1.
+        return min(1.0, float(self.omega_at(vector)))
 
     def compress(self, x: torch.Tensor, generator: np.random.Generator) -> bytes:
         """Encode C(x).
@@ -177,20 +183,6 @@ class Compressor(ABC):
     @abstractmethod
     def decode(self, data: memoryview, dimension: int) -> Float32s:
         """Return C(x) from a message of ``num_bytes(dimension)`` bytes."""
-
-
-@lru_cache(maxsize=1024)
-def _num_bytes(compressor: Compressor, dimension: int) -> int:
-    ones = np.ones(dimension, np.float32)
-    return len(compressor.encode(ones, np.random.default_rng))
-
-
-@lru_cache(maxsize=4)
-def _typical_omega(compressor: Compressor, dimension: int) -> float:
-    generator = np.random.default_rng(0)
-    vector = generator.standard_normal(dimension, np.float32)
-    # Rounding can lift the ratio slightly above 1.
-    return min(1.0, float(compressor.omega_at(vector)))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND, SERVER_ROUND
-from flwr_frl.common.settings import TrainingDivergedError, require
+from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression import (
     CompressionSettings,
@@ -44,9 +44,6 @@ from flwr_frl.task.training.sgd import trainable_examples
 
 # Gradients, shape (nodes, d), and losses, shape (nodes,); None without a batch.
 Gradients = tuple[Tensor, Tensor] | None
-# Maximum number of exchanges that a node replays; ``max-missed-rounds`` is 1,000 by
-# default.
-LONGEST_ABSENCE = 100_000
 # Larger entries do not occur in successful training, and one of 1e30 would ruin the
 # neighbours' models.
 LARGEST_ENTRY = 1e6
@@ -85,11 +82,7 @@ def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, Relayed]]:
     by_round: dict[int, list[list[Any]]] = {}
     for round_, *message in zip(*columns, strict=True):
         by_round.setdefault(round_, []).append(message)
-    newest = int(config[EXCHANGED_ROUND])
-    allowed = f"at most {LONGEST_ABSENCE:,} rounds after this node's {last_round}"
-    valid = newest - last_round <= LONGEST_ABSENCE
-    require(valid, f"the server's {EXCHANGED_ROUND}", newest, allowed)
-    for round_ in range(last_round, newest + 1):
+    for round_ in range(last_round, int(config[EXCHANGED_ROUND]) + 1):
         yield round_, Relayed(*zip(*by_round.get(round_, []), strict=True))
 
 
@@ -225,6 +218,7 @@ class Node(GraphClient):
     """
 
     personal = (*WHOLE, VECTORS)
+    _exchanged_groups = WHOLE
     _settings_type: type = CompressedGossipSettings
     settings: GossipSettings
     # Personal vectors beside the model, each with d entries, initially 0.
@@ -238,10 +232,6 @@ class Node(GraphClient):
         self.rate = self.settings.rate()
         if self.settings.averaged_output:
             self.vectors = (*self.vectors, AVERAGE)
-
-    @property
-    def _exchanged_groups(self) -> tuple[str, ...]:
-        return WHOLE
 
     @staticmethod
     def fit_nodes(*arguments: Any) -> dict[int, Message]:

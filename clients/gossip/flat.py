@@ -1,7 +1,6 @@
 """A model's parameters as one vector, and its sketch."""
 
 from functools import lru_cache
-from typing import Self, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -47,50 +46,44 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        named = list(model.named_parameters())
-        for name, parameter in named:
+        named = dict(model.named_parameters())
+        for name, parameter in named.items():
             if parameter.dtype != torch.float32:
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise SettingsError(
                     f"the model's {name!r} is {kind}; gossip expects float32"
                 )
-        self.names = tuple(name for name, _ in named)
-        self.sizes = tuple(p.numel() for _, p in named)
-        device = named[0][1].device
-        self.vector = torch.empty(sum(self.sizes), device=device)
-        self.gradient = torch.zeros(sum(self.sizes), device=device)
-        self.decayed = torch.ones(sum(self.sizes), device=device)
-        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
-        start = 0
-        for (name, parameter), size in zip(named, self.sizes, strict=True):
-            entries = slice(start, start + size)
-            view = _shaped(self.vector[entries], parameter)
-            view.copy_(parameter.data)
-            parameter.data = view
-            self._gradients.append((parameter, _shaped(self.gradient[entries], view)))
-            if SGD.is_bias(name):
-                self.decayed[entries] = 0
-            start += size
+        self._parameters = list(named.values())
+        self.names = tuple(named)
+        self.sizes = tuple(p.numel() for p in self._parameters)
+        device = self._parameters[0].device
+        decays = torch.tensor([float(not SGD.is_bias(name)) for name in named])
+        self.decayed = decays.repeat_interleave(torch.tensor(self.sizes)).to(device)
+        self.vector = torch.zeros_like(self.decayed)
+        self.gradient = torch.zeros_like(self.decayed)
+        self._gradients = list(self.views(self.gradient).values())
+        for name, view in self.views(self.vector).items():
+            view.copy_(named[name].data)
+            named[name].data = view
         self.attach()
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self:
+    def of(cls, model: nn.Module) -> "FlatParameters":
         """Return the cached vectors of a model, attached to its parameters again."""
-        flat = _CACHE.get(model)
-        if flat is None:
-            flat = _CACHE[model] = cls(model)
-        flat.attach()
-        return cast(Self, flat)
+        if model not in _CACHE:
+            _CACHE[model] = cls(model)
+        _CACHE[model].attach()
+        return _CACHE[model]
 
     def views(self, matrix: Tensor) -> dict[str, Tensor]:
         """Return views of a tensor (..., d), in the shapes of the parameters."""
         parts = torch.split(matrix, list(self.sizes), -1)
-        each = zip(self.names, parts, self._gradients, strict=True)
-        return {name: _shaped(part, parameter) for name, part, (parameter, _) in each}
+        each = zip(self.names, parts, self._parameters, strict=True)
+        return {name: _shaped(part, parameter) for name, part, parameter in each}
 
     def attach(self) -> None:
         """Make the model's gradients accumulate in ``gradient``."""
-        for parameter, gradient in self._gradients:
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.requires_grad_(True)
             parameter.grad = gradient
 

@@ -1,7 +1,9 @@
 """Base of gossip strategies: the server relays messages and averages no models."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 from logging import WARNING
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -88,8 +90,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         Each node's neighbours, in increasing order.
     lost : set of str
         Nodes that were given up; they receive no more messages.
-    sent : dict
-        The messages that a neighbour still needs: by sender, their bytes by round.
+    pending : list of list
+        Each node's messages since its last reply that counted: rounds, numbers of
+        senders, and bytes, in this order.
     """
 
     graph: str = setting("ring", form=FORMS)
@@ -115,7 +118,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.mixing_weights: Weights = np.zeros((0, 0))
         self.neighbours: list[list[int]] = []
         self.lost: set[str] = set()
-        self.sent: dict[str, dict[int, bytes]] = {}
+        self.pending: list[list[tuple[int, int, bytes]]] = []
         self.step = 0.0
         self._message_lengths: frozenset[int] = frozenset()
         self._latecomers: set[str] = set()
@@ -144,6 +147,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.mixing_weights = weights = mixing_matrix(edges, self.mixing)
         others = weights * (1 - np.eye(len(names)))
         self.neighbours = [np.flatnonzero(row).tolist() for row in others]
+        self.pending = [[] for _ in names]
 
     def _identify(self, grid: Grid) -> list[int]:
         """Return the connected nodes of the graph, which the first call builds.
@@ -237,8 +241,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         there are messages, lists of equal length: ``relayed-rounds``,
         ``relayed-senders``, ``relayed-weights`` (w_ij) and ``relayed-data``.
         """
-        name = self._run.clients.name_of(node)
-        weights = self.mixing_weights[i := self.number[name]]
+        i = self.number[self._run.clients.name_of(node)]
+        weights = self.mixing_weights[i]
         about = {
             **super()._config(node, config),
             # An evaluation follows the exchange of its round.
@@ -246,8 +250,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             "consensus-step": self.step,
             "neighbour-weight": float(1 - weights[i]),
         }
-        if pending := self.pending(name):
-            rounds, senders, data = zip(*pending, strict=True)
+        if self.pending[i]:
+            rounds, senders, data = zip(*self.pending[i], strict=True)
             about |= {
                 "relayed-rounds": list(rounds),
                 "relayed-senders": [self.names[j] for j in senders],
@@ -256,51 +260,25 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             }
         return about
 
-    def pending(self, name: str) -> list[tuple[int, int, bytes]]:
-        """Return a node's messages: rounds, numbers of senders, and bytes.
-
-        They are those since the round in which the node's reply last counted.
-        """
-        since = self._run.clients.acknowledged.get(name, 0)
-        messages = [
-            (round_, j, data)
-            for j in self.neighbours[self.number[name]]
-            for round_, data in self.sent.get(self.names[j], {}).items()
-            if self._needs(since, round_)
-        ]
-        return sorted(messages, key=lambda message: message[:2])
-
-    def _needs(self, since: int, round_: int) -> bool:
-        """Return whether a node whose reply last counted in a round needs a message."""
-        return round_ >= since if self.relays_missed_rounds else round_ == since
-
     def check_reply(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless the message has a valid length."""
         reply.metric("refused")
-        data = reply.attachment("message")
-        if not isinstance(data, bytes):
-            raise InvalidReplyError("has no message to the neighbours")
-        if data and len(data) not in self._message_lengths:
-            allowed = " or ".join(f"{n:,}" for n in sorted(self._message_lengths))
-            raise InvalidReplyError(
-                f"has a message of {len(data):,} bytes, not {allowed}"
-            )
+        data, lengths = reply.attachment("message"), self._message_lengths
+        if not isinstance(data, bytes) or len(data) not in {0, *lengths}:
+            allowed = " or ".join(f"{n:,}" for n in sorted(lengths))
+            raise InvalidReplyError(f"has no message of {allowed} bytes")
 
     def aggregate(self, round: Round) -> Arrays:
         """Keep each message for the sender's neighbours; average nothing."""
-        for reply in round.replies:
-            if data := message_of(reply):
-                self.sent.setdefault(reply.client, {})[round.number] = data
-        now = dict.fromkeys((reply.client for reply in round.replies), round.number)
-        since = self._run.clients.acknowledged | now
+        sent = {self.number[r.client]: message_of(r) for r in round.replies}
         for i, name in enumerate(self.names):
-            near = {self.names[j] for j in self.neighbours[i]} - self.lost
-            rounds = {since.get(other, 0) for other in near}
-            self.sent[name] = {
-                sent: data
-                for sent, data in self.sent.get(name, {}).items()
-                if any(self._needs(round_, sent) for round_ in rounds)
-            }
+            is_lost = name in self.lost
+            if i in sent or is_lost:
+                # Earlier messages have arrived, or are no longer needed.
+                self.pending[i] = []
+            if i in sent or (self.relays_missed_rounds and not is_lost):
+                near = [j for j in self.neighbours[i] if sent.get(j)]
+                self.pending[i] += [(round.number, j, sent[j]) for j in near]
         return {}
 
     def aggregate_train(
@@ -363,10 +341,10 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """Return the state; the graph and the messages are part of it."""
         self.state["edges"] = self.edges
         self.state["relay"] = {"names": self.names, "lost": sorted(self.lost)}
-        self.state["sent"] = {
-            name: {str(r): np.frombuffer(data, np.uint8) for r, data in sent.items()}
-            for name, sent in self.sent.items()
-        }
+        sent: dict[str, dict[str, Any]] = {name: {} for name in self.names}
+        for round_, j, data in chain.from_iterable(self.pending):
+            sent[self.names[j]][str(round_)] = np.frombuffer(data, np.uint8)
+        self.state["sent"] = sent
         return super()._snapshot()
 
     def _restore(self, state: State) -> None:
@@ -380,10 +358,19 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         if relay["names"]:
             self.set_graph(list(relay["names"]), self.state["edges"])
         self.lost = set(relay["lost"])
-        self.sent = {
-            name: {int(round_): array.tobytes() for round_, array in sent.items()}
+        messages = [
+            (int(round_), self.number[name], array.tobytes())
             for name, sent in self.state["sent"].items()
-        }
+            for round_, array in sent.items()
+        ]
+        for i, name in enumerate(self.names):
+            since = self._run.clients.acknowledged.get(name, 0)
+            last = math.inf if self.relays_missed_rounds else since
+            self.pending[i] = sorted(
+                message
+                for message in messages
+                if since <= message[0] <= last and message[1] in self.neighbours[i]
+            )
 
 
 def message_of(reply: Reply) -> bytes:
