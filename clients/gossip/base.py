@@ -10,7 +10,6 @@ row, and nodes of one process have a row each (`flwr_frl.clients.gossip.together
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from logging import WARNING
@@ -30,13 +29,8 @@ from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sket
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND, SERVER_ROUND
 from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.task import compression
 from flwr_frl.task.base import Task
-from flwr_frl.task.compression import (
-    CompressionSettings,
-    Compressor,
-    Identity,
-    from_settings,
-)
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.local_training import gradient
@@ -106,9 +100,9 @@ class GraphClient(Client):
     ) -> None:
         super().__init__(task, index, state, settings)
         self.flat = FlatParameters.of(self.model)
-        self.compressor: Compressor = Identity()
-        if isinstance(settings, CompressionSettings):
-            self.compressor = from_settings(settings, self.message_sizes)
+        self.compressor: compression.Compressor = compression.Identity()
+        if isinstance(settings, compression.CompressionSettings):
+            self.compressor = compression.from_settings(settings, self.message_sizes)
         self.refused = 0
 
     @property
@@ -145,25 +139,21 @@ class GraphClient(Client):
 
     def check_state(self, config: Config) -> None:
         """Raise `LostStateError` if the state precedes the ``acknowledged-round``."""
-        acknowledged = int(config.get(ACKNOWLEDGED_ROUND, 0))
-        if self._state.round < acknowledged:
-            raise LostStateError(
-                f"this node has its state of round {self._state.round}, not that of "
-                f"round {acknowledged}, on which its neighbours rely"
-            )
+        kept, acknowledged = self._state.round, int(config.get(ACKNOWLEDGED_ROUND, 0))
+        if kept < acknowledged:
+            text = f"the state is of round {kept}, not that of round {acknowledged}"
+            raise LostStateError(text)
 
-    def decode(self, data: bytes, compressor: Compressor | None = None) -> Tensor:
+    def decode(self, data: bytes, by: compression.Compressor | None = None) -> Tensor:
         """Return a message's vector, on the CPU; `ValueError` for invalid ones.
 
         Vectors with an entry above `LARGEST_ENTRY` are invalid. By default, the message
         is decoded by this node's compressor.
         """
-        vector = (compressor or self.compressor).decompress(data, self.dimension)
+        vector = (by or self.compressor).decompress(data, self.dimension)
         largest = vector.abs().max().item()
         if not largest <= LARGEST_ENTRY:
-            raise ValueError(
-                f"it has an entry of {largest:.3g}, above {LARGEST_ENTRY:g}"
-            )
+            raise ValueError(f"an entry is {largest:.3g}, above {LARGEST_ENTRY:g}")
         return vector
 
     def refuse(self, sender: str, error: ValueError) -> None:
@@ -182,8 +172,7 @@ class GraphClient(Client):
             self._attachments["sketch"] = sketch(vector).tobytes()
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """The valid messages of one round, with a row for each receiving node.
 
     Parameters
@@ -398,7 +387,7 @@ class Node(GraphClient):
         draw = np.random.default_rng
         generators = [cache(partial(draw, [seeds[i], 0x60551])) for i in sent]
         encoded = self.compressor.compress_rows(chosen, generators)
-        if not isinstance(self.compressor, Identity):
+        if not isinstance(self.compressor, compression.Identity):
             vs = [self.compressor.decompress(m, self.dimension) for m in encoded]
             chosen = torch.stack(vs).to(self._device)
         for i, message in zip(sent, encoded, strict=True):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.common.messages import SKETCH
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import require
 from flwr_frl.task.training.sgd import SGD
 
 # Devices with private data send sketches of models with at least this many parameters.
@@ -48,11 +48,8 @@ class FlatParameters:
     def __init__(self, model: nn.Module) -> None:
         named = dict(model.named_parameters())
         for name, parameter in named.items():
-            if parameter.dtype != torch.float32:
-                kind = str(parameter.dtype).removeprefix("torch.")
-                raise SettingsError(
-                    f"the model's {name!r} is {kind}; gossip expects float32"
-                )
+            valid, what = parameter.dtype == torch.float32, f"the model's {name!r}"
+            require(valid, what, parameter.dtype, "torch.float32 for gossip")
         self._parameters = list(named.values())
         self.names = tuple(named)
         self.sizes = tuple(p.numel() for p in self._parameters)

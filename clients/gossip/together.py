@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.base import Config
+from flwr_frl.clients.device import state as versions
 from flwr_frl.clients.device.codec import pack_metrics
 from flwr_frl.clients.device.conversions import Tensors, to_numpy
 from flwr_frl.clients.device.parameter_groups import Arrays
@@ -21,27 +22,14 @@ from flwr_frl.clients.device.setup import (
     Setup,
     build_client,
     client_name,
-    cohort_size,
     partition_id,
     torch_seed,
 )
-from flwr_frl.clients.device.state import (
-    PREFIX,
-    StoredArrays,
-    arrays_of,
-    replace_versions,
-)
 from flwr_frl.clients.gossip.base import COLUMNS, VECTORS, Gradients, Node, Relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.common import messages as keys
 from flwr_frl.common.flower_messages import entries_of, fill, reply_with
 from flwr_frl.common.memory_array import memory_record
-from flwr_frl.common.messages import (
-    ACKNOWLEDGED_ROUND,
-    ARRAYS,
-    CONFIG,
-    EXCHANGED_ROUND,
-    SERVER_ROUND,
-)
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
@@ -112,14 +100,11 @@ def fit_nodes(
 
 def _joins(message: Message, context: Context) -> bool:
     """Return whether a node can run as a row: it has not missed the last round."""
-    record = message.content.get(CONFIG)
-    if not isinstance(record, ConfigRecord) or context.node_config.keys() != SIMULATED:
-        return False
-    config = entries_of(record)
-    last = config.get(ACKNOWLEDGED_ROUND)
-    if last and f"{PREFIX}{last!r}" not in context.state:
-        return False
-    return last is not None and last == config.get(EXCHANGED_ROUND)
+    config = entries_of(message.content.get(keys.CONFIG, ConfigRecord()))
+    last = config.get(keys.ACKNOWLEDGED_ROUND)
+    is_saved = not last or f"{versions.PREFIX}{last!r}" in context.state
+    is_current = last is not None and last == config.get(keys.EXCHANGED_ROUND)
+    return is_saved and is_current and context.node_config.keys() == SIMULATED
 
 
 @run_cache(maxsize=1)
@@ -156,7 +141,7 @@ class Matrices(NamedTuple):
 _EMPTY = ArrayRecord().__dict__
 
 
-class NodeRecord(StoredArrays):
+class NodeRecord(versions.StoredArrays):
     """A version of a node's state, which is a row of `Matrices`.
 
     Its arrays are copied when they are read. A copy of the record for another process
@@ -184,24 +169,26 @@ class NodeRecord(StoredArrays):
 
 def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
     """Return new matrices with the nodes' states of a round; 0 is the initial model."""
-    records: list[Any] = [s[f"{PREFIX}{round_}"] for s in states] if round_ else []
+    name = f"{versions.PREFIX}{round_}"
+    records: list[Any] = [state[name] for state in states] if round_ else []
     matrices = {id(getattr(record, "matrices", None)) for record in records}
     if len(matrices) == 1 and isinstance(records[0], NodeRecord):
         flat, x, vectors, sent = records[0].matrices
-        rows = torch.tensor([record.row for record in records])
-        return Matrices(flat, x[rows], {n: m[rows] for n, m in vectors.items()}, sent)
+        chosen = torch.tensor([record.row for record in records])
+        vectors = {name: matrix[chosen] for name, matrix in vectors.items()}
+        return Matrices(flat, x[chosen], vectors, sent)
     x = client.flat.vector.new_empty(len(states), client.dimension)
     vectors = {VECTORS + name: torch.zeros_like(x) for name in client.vectors}
-    initial: Mapping[str, Tensor] = client.task.initial_state
     for i in range(len(states)):
-        state = initial
+        state: Mapping[str, Tensor] = client.task.initial_state
         if round_:
-            arrays = arrays_of(records[i]).items()
+            arrays = versions.arrays_of(records[i]).items()
             state = {name: torch.from_numpy(array) for name, array in arrays}
-            for name, vector in vectors.items():
-                vector[i] = state[name]
-        for name, view in client.flat.views(x[i]).items():
-            view.copy_(state[name])
+        rows = client.flat.views(x[i]) | {n: m[i] for n, m in vectors.items()}
+        for name, row in rows.items():
+            # Initial vectors are 0.
+            if round_ or name in state:
+                row.copy_(state[name])
     return Matrices(client.flat, x, vectors, {})
 
 
@@ -220,8 +207,8 @@ class Nodes:
         self, setup: Setup, messages: Sequence[Message], contexts: Sequence[Context]
     ) -> None:
         self.setup, self.messages, self.contexts = setup, messages, contexts
-        self.configs = [entries_of(message.content[CONFIG]) for message in messages]
-        self.round = int(self.configs[0][SERVER_ROUND])
+        self.configs = [entries_of(m.content[keys.CONFIG]) for m in messages]
+        self.round = int(self.configs[0][keys.SERVER_ROUND])
         self.client = cast(Node, build_client(contexts[0], setup, self.configs[0]))
         # The examples; `can_run` gathers them.
         self.pool: PooledExamples
@@ -244,7 +231,7 @@ class Nodes:
 
     def fit(self) -> list[Message]:
         """Run one round as `Node.fit`."""
-        client, last = self.client, int(self.configs[0][ACKNOWLEDGED_ROUND])
+        client, last = self.client, int(self.configs[0][keys.ACKNOWLEDGED_ROUND])
         states = [context.state for context in self.contexts]
         flat, client.x, client.saved, sent = gather(client, states, last)
         relayed = [Relayed(*(c.get(n, ()) for n in COLUMNS)) for c in self.configs]
@@ -262,16 +249,16 @@ class Nodes:
         matrices = Matrices(flat, client.x, client.saved, sent)
         for i, state in enumerate(states):
             record = NodeRecord(matrices, i)
-            replace_versions(state, self.round, record, {last, self.round})
+            versions.replace_versions(state, self.round, record, {last, self.round})
         return replies
 
     def reply(self, i: int, message: bytes, loss: float, refused: int) -> Message:
         """Return a node's reply, with the records of `Node.fit`."""
         self.client._attachments = {"message": message}
         metrics: Config = {"train-loss": loss, "refused": refused}
-        metrics[SERVER_ROUND] = self.round
+        metrics[keys.SERVER_ROUND] = self.round
         count = self.setup.device.rounded(self.pool.sizes[i])
-        records = fill(RecordDict(), {ARRAYS: ArrayRecord()})
+        records = fill(RecordDict(), {keys.ARRAYS: ArrayRecord()})
         pack_metrics(self.client, count, metrics, records)
         return reply_with(records, self.messages[i])
 
@@ -292,7 +279,7 @@ class Nodes:
         order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)
         starts = (lengths.cumsum(0) - lengths).view(-1, times, 1)
         cohort = self.setup.device.cohort
-        most = len(sizes) if cohort == "auto" else cohort_size(cohort)
+        most = len(sizes) if cohort == "auto" else int(cohort)
         by_size: dict[tuple[int, int], list[int]] = {}
         for i, count in enumerate(sizes):
             size = min(client.settings.batch_size, count)

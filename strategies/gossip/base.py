@@ -16,22 +16,12 @@ from numpy.typing import NDArray
 from flwr_frl.common.messages import EXCHANGED_ROUND, SERVER_ROUND, SKETCH
 from flwr_frl.common.settings import SettingsError, number_or, setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.gossip.graphs import (
-    ALLOWED,
-    GRAPHS,
-    RANDOM_GRAPHS,
-    RULES,
-    Edges,
-    Weights,
-    build_graph,
-    derived_step,
-    mixing_matrix,
-)
+from flwr_frl.strategies.gossip import graphs
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
-FORMS = f"{', '.join([*GRAPHS, *RANDOM_GRAPHS])} or a file of edges"
+FORMS = f"{', '.join([*graphs.GRAPHS, *graphs.RANDOM_GRAPHS])} or a file of edges"
 # Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
 # Sketches with larger entries are invalid.
@@ -101,8 +91,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     rewiring_probability: float = setting(0.1, ge=0, le=1)
     mixing: Literal["metropolis", "uniform"] = setting("metropolis")
     max_missed_rounds: int = setting(1000, ge=1)
-    consensus_step: Annotated[float | str, number_or(RULES, is_step)] = setting(
-        "auto", form=ALLOWED, safe=True
+    consensus_step: Annotated[float | str, number_or(graphs.RULES, is_step)] = setting(
+        "auto", form=graphs.ALLOWED, safe=True
     )
 
     uses_consensus_step: ClassVar[bool] = True
@@ -114,8 +104,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         super().__init__(**base)
         self.names: list[str] = []
         self.number: dict[str, int] = {}
-        self.edges: Edges = np.zeros((0, 2), np.int64)
-        self.mixing_weights: Weights = np.zeros((0, 0))
+        self.edges: graphs.Edges = np.zeros((0, 2), np.int64)
+        self.mixing_weights: graphs.Weights = np.zeros((0, 0))
         self.neighbours: list[list[int]] = []
         self.lost: set[str] = set()
         self.pending: list[list[tuple[int, int, bytes]]] = []
@@ -129,22 +119,17 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """Raise `SettingsError` unless the graph can have this many nodes."""
         self.build_graph(num_clients)
 
-    def build_graph(self, n: int) -> Edges:
+    def build_graph(self, n: int) -> graphs.Edges:
         """Return the graph of n nodes."""
-        return build_graph(
-            self.graph,
-            n,
-            self.edge_probability,
-            self.settings.seed,
-            self.graph_degree,
-            self.rewiring_probability,
-        )
+        seed, degree = self.settings.seed, self.graph_degree
+        drawn = self.edge_probability, seed, degree, self.rewiring_probability
+        return graphs.build_graph(self.graph, n, *drawn)
 
-    def set_graph(self, names: list[str], edges: Edges) -> None:
+    def set_graph(self, names: list[str], edges: graphs.Edges) -> None:
         """Connect the nodes of these names."""
         self.names, self.edges = names, edges
         self.number = {name: i for i, name in enumerate(names)}
-        self.mixing_weights = weights = mixing_matrix(edges, self.mixing)
+        self.mixing_weights = weights = graphs.mixing_matrix(edges, self.mixing)
         others = weights * (1 - np.eye(len(names)))
         self.neighbours = [np.flatnonzero(row).tolist() for row in others]
         self.pending = [[] for _ in names]
@@ -164,8 +149,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             self._set_message_format([*name_of])
         late = {*name_of.values()} - self.number.keys() - self._latecomers
         for name in late:
-            text = "client %s came late and has no place in the graph"
-            log(WARNING, text, clients.label(name))
+            log(
+                WARNING, "late client %s has no place in the graph", clients.label(name)
+            )
         self._latecomers |= late
         present = self.number.keys() - self.lost
         return [node for node, name in name_of.items() if name in present]
@@ -187,7 +173,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self._message_lengths = frozenset(lengths)
         if self.uses_consensus_step:
             rule, weights = str(self.consensus_step), self.mixing_weights
-            self.step = derived_step(rule, weights, omega, typical_omega)
+            self.step = graphs.derived_step(rule, weights, omega, typical_omega)
 
     def _expected_clients(self) -> set[str]:
         """Exclude lost nodes."""
@@ -329,8 +315,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         if sketches := [sketch for sketch in read if sketch is not None]:
             stacked = np.stack(sketches)
             deviations = stacked - stacked.mean(axis=0, dtype=np.float64)
-            distance = float(np.square(deviations).sum(1).mean())
-            metrics["consensus-distance"] = distance
+            metrics["consensus-distance"] = float(np.square(deviations).sum(1).mean())
             if self.uses_consensus_step:
                 metrics["consensus-step"] = self.step
         return metrics
@@ -375,9 +360,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
 def message_of(reply: Reply) -> bytes:
     """Return the message to the neighbours in a valid training reply."""
-    data = reply.attachment("message")
-    assert isinstance(data, bytes)
-    return data
+    return cast(bytes, reply.attachment("message"))
 
 
 def sketch_of(reply: Reply) -> NDArray[np.float32] | None:

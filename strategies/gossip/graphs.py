@@ -197,14 +197,9 @@ def consensus_step(weights: Weights, omega: float) -> float:
     section 3.3.2, Theorem 2; section 3.2.1 refers to it for γ). It is a worst-case
     value, far below the best step in practice.
     """
-    delta, lambda_max = spectrum(weights)
-    return (2 * delta * omega) / (
-        64 * delta
-        + delta**2
-        + 16 * lambda_max**2
-        + 8 * delta * lambda_max**2
-        - 16 * delta * omega
-    )
+    delta, top = spectrum(weights)
+    divisor = 64 * delta + delta**2 + 16 * top**2 + 8 * delta * top**2
+    return (2 * delta * omega) / (divisor - 16 * delta * omega)
 
 
 def relaxed_consensus_step(weights: Weights, omega: float) -> float:
@@ -213,13 +208,9 @@ def relaxed_consensus_step(weights: Weights, omega: float) -> float:
     γ = 2 δ ω³ / (4 δ² ω² + δ² + 128 λ² + 24 ω² λ²) (section 3.3.1), smaller than that
     of `consensus_step`.
     """
-    delta, lambda_max = spectrum(weights)
-    return (2 * delta * omega**3) / (
-        4 * delta**2 * omega**2
-        + delta**2
-        + 128 * lambda_max**2
-        + 24 * omega**2 * lambda_max**2
-    )
+    delta, top = spectrum(weights)
+    divisor = 4 * delta**2 * omega**2 + delta**2 + 128 * top**2 + 24 * omega**2 * top**2
+    return (2 * delta * omega**3) / divisor
 
 
 def practical_step(omega: float) -> float:
