@@ -149,9 +149,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             self._set_message_format([*name_of])
         late = {*name_of.values()} - self.number.keys() - self._latecomers
         for name in late:
-            log(
-                WARNING, "late client %s has no place in the graph", clients.label(name)
-            )
+            log(WARNING, "client %s has no place in the graph", clients.label(name))
         self._latecomers |= late
         present = self.number.keys() - self.lost
         return [node for node, name in name_of.items() if name in present]
