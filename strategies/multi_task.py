@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.gossip.base import Gossip, message_of
+from flwr_frl.strategies.gossip.graphs import Edges
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
@@ -32,25 +33,23 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
 
     uses_consensus_step = False
 
+    def set_graph(self, names: list[str], edges: Edges) -> None:
+        """Set the graph; no node has sent a message."""
+        super().set_graph(names, edges)
+        self.sent: dict[str, dict[int, bytes]] = {name: {} for name in names}
+
     def _usable(self, nodes: list[int]) -> list[int]:
         """Return the nodes that have not begun or have a message of each neighbour."""
         ready = []
         for node in nodes:
-            name = self._run.clients.name_of(node)
-            degree = len(self.neighbours[self.number[name]])
-            if not self.last(name) or len(self.pending(name)) == degree:
+            i = self.number[name := self._run.clients.name_of(node)]
+            if not self.last(name) or len(self.pending[i]) == len(self.neighbours[i]):
                 ready.append(node)
         return ready
 
     def last(self, name: str) -> int:
         """Return the number of the last message that a node has sent, 0 for none."""
-        return max(self.sent.get(name, {}), default=0)
-
-    def pending(self, name: str) -> list[tuple[int, int, bytes]]:
-        """Return a node's messages: numbers of messages and of senders, and bytes."""
-        number, neighbours = self.last(name), self.neighbours[self.number[name]]
-        sent = [(j, self.sent.get(self.names[j], {})) for j in neighbours]
-        return [(number, j, of[number]) for j, of in sent if number in of]
+        return max(self.sent[name], default=0)
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add ``node``, ``neighbour-nodes`` (numbers), and ``dual-variables``."""
@@ -71,10 +70,24 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     def aggregate(self, round: Round) -> Arrays:
         """Keep each message until the sender's neighbours have used it."""
         for reply in round.replies:
-            sent = self.sent.setdefault(reply.client, {})
+            sent = self.sent[reply.client]
             sent[self.last(reply.client) + 1] = message_of(reply)
             self.sent[reply.client] = dict(sorted(sent.items())[-2:])
+        self._relay_again(self.sent)
         return {}
+
+    def _sent_messages(self) -> dict[str, dict[int, bytes]]:
+        return self.sent
+
+    def _relay_again(self, sent: dict[str, dict[int, bytes]]) -> None:
+        """Relay to every node the messages with the number of its own last one."""
+        self.sent = sent
+        for i, name in enumerate(self.names):
+            number = self.last(name)
+            of_neighbours = [(j, sent[self.names[j]]) for j in self.neighbours[i]]
+            self.pending[i] = [
+                (number, j, of[number]) for j, of in of_neighbours if number in of
+            ]
 
     def metrics(self, round: Round) -> dict[str, float]:
         """Add ``iterations``, the minimum over the nodes.

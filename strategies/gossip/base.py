@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
 from logging import WARNING
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -324,11 +324,18 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """Return the state; the graph and the messages are part of it."""
         self.state["edges"] = self.edges
         self.state["relay"] = {"names": self.names, "lost": sorted(self.lost)}
-        sent: dict[str, dict[str, Any]] = {name: {} for name in self.names}
-        for round_, j, data in chain.from_iterable(self.pending):
-            sent[self.names[j]][str(round_)] = np.frombuffer(data, np.uint8)
-        self.state["sent"] = sent
+        self.state["sent"] = {
+            name: {str(n): np.frombuffer(data, np.uint8) for n, data in of.items()}
+            for name, of in self._sent_messages().items()
+        }
         return super()._snapshot()
+
+    def _sent_messages(self) -> dict[str, dict[int, bytes]]:
+        """Return the messages that are still needed, by sender and round."""
+        sent: dict[str, dict[int, bytes]] = {name: {} for name in self.names}
+        for round_, j, data in chain.from_iterable(self.pending):
+            sent[self.names[j]][round_] = data
+        return sent
 
     def _restore(self, state: State) -> None:
         """Restore a saved state.
@@ -341,18 +348,23 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         if relay["names"]:
             self.set_graph(list(relay["names"]), self.state["edges"])
         self.lost = set(relay["lost"])
-        messages = [
-            (int(round_), self.number[name], array.tobytes())
-            for name, sent in self.state["sent"].items()
-            for round_, array in sent.items()
-        ]
+        self._relay_again(
+            {
+                name: {int(n): array.tobytes() for n, array in of.items()}
+                for name, of in self.state["sent"].items()
+            }
+        )
+
+    def _relay_again(self, sent: dict[str, dict[int, bytes]]) -> None:
+        """Fill ``pending`` from the result of `_sent_messages`."""
         for i, name in enumerate(self.names):
             since = self._run.clients.acknowledged.get(name, 0)
             last = math.inf if self.relays_missed_rounds else since
             self.pending[i] = sorted(
-                message
-                for message in messages
-                if since <= message[0] <= last and message[1] in self.neighbours[i]
+                (round_, j, data)
+                for j in self.neighbours[i]
+                for round_, data in sent.get(self.names[j], {}).items()
+                if since <= round_ <= last
             )
 
 
