@@ -158,7 +158,7 @@ def softmax(monkeypatch: pytest.MonkeyPatch) -> None:
         linear = nn.Linear(int(np.prod(shape)), num_classes)
         return [[("flatten", nn.Flatten())], [("fc1", linear)]]
 
-    monkeypatch.setitem(MODELS, "softmax", (build, ""))
+    monkeypatch.setitem(MODELS, "softmax", build)
 
 
 @pytest.fixture

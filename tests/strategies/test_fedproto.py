@@ -227,7 +227,7 @@ def narrow(monkeypatch):
         layers = [("flatten", nn.Flatten()), ("fc1", nn.Linear(64, 32))]
         return [layers, [("fc2", nn.Linear(32, num_classes))]]
 
-    monkeypatch.setitem(MODELS, "narrow", (build, ""))
+    monkeypatch.setitem(MODELS, "narrow", build)
 
 
 def test_clients_with_two_architectures(narrow):
