@@ -120,7 +120,8 @@ def _try(task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor) -> Te
             f"the model or the loss fails in {mode} with inputs of type and shape "
             f"{forms[0]} and targets of {forms[1]}: {reason_of(error)}"
         ) from error
-    if not is_finite_loss:
+    # The few examples of a training step may all be ignored.
+    if not is_finite_loss and not model.training:
         line = f"the loss of the first batch is {loss.item()}; expected finite"
         raise SettingsError(line)
     result: Tensor = outputs.detach()

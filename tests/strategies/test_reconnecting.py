@@ -10,7 +10,6 @@ from flwr_frl.strategies.algorithms import simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
-from flwr_frl.task.tasks import build_task
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,3 @@ def test_a_strategy_can_be_started_twice():
 def test_srpfl_has_the_simulation_defaults_of_its_base(base, expected):
     settings = resolve({"algorithm": "srpfl", "srpfl-base": base})
     assert simulation_defaults(settings) == expected
-
-
-def test_task_with_a_required_argument_that_is_not_a_setting_is_rejected():
-    with pytest.raises(SettingsError, match="missing a required argument: 'a'"):
-        build_task(resolve({"task": "os.path:join"}), 3)

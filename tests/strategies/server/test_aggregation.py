@@ -16,7 +16,7 @@ from function_clients import (
 from malformed import with_one_bad
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
+from flwr_frl.strategies import DPSGD, SRPFL, FedAvg, Local
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.aggregation import (
     RULES,
@@ -245,22 +245,6 @@ def test_rules_alone_in_srpfl_and_in_flowers_dp_wrapper(
         # Flower computes the norm of 1e30 as infinite, in float32, and the change as 0.
         np.testing.assert_allclose(arrays["b"].numpy(), [3] * 4, rtol=1e-6)
     assert np.all(np.abs(arrays["w"].numpy()) < 100)
-
-
-def test_clip_is_centred_on_zero_for_replies_that_are_changes() -> None:
-    start = {"w": np.full(2, 5.0), "control.w": np.zeros(2)}
-
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type != "train":
-            return honest(message, context)
-        value = [3.0, 3.0, 4e20][partition_of(context)]
-        arrays = {"w": np.full(2, value), "control.w": np.zeros(2)}
-        return reply_with(message, arrays, num_examples=1, is_change=1)
-
-    arrays, _ = train_once(
-        SCAFFOLD(aggregation="clip", fraction_train=1.0), grid_of(3, client), start
-    )
-    np.testing.assert_allclose(arrays["w"].numpy(), [8, 8])
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from flwr.app import ConfigRecord
 from function_clients import (
     averaging,
     grid_of,
-    honest,
     replies_of,
-    reply_with,
     train_once,
 )
 from scipy.stats import norm
@@ -22,12 +20,9 @@ from flwr_frl.common.files import ACCOUNT_FILE
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import (
     FLUTE,
-    L2GD,
-    SCAFFOLD,
     SRPFL,
     FedAvg,
     FedDBE,
-    FedMTL,
     FedProto,
     FedRep,
     FLUTEStar,
@@ -143,23 +138,6 @@ def test_epsilon_is_that_of_the_client_asked_most_often() -> None:
     most = max(counts.values())
     assert 3 <= most <= 5
     assert metrics["epsilon"] == epsilon(1.0, most, 1e-5)
-
-
-def test_control_variates_are_clipped_as_part_of_the_change() -> None:
-    start = {"w": np.full(2, 5.0), "control.w": np.zeros(2)}
-    strategy = SCAFFOLD(fraction_train=1.0, **PRIVATE)
-    strategy._run.privacy.rng = Known(0)
-
-    def client(message, context):
-        if message.metadata.message_type != "train":
-            return honest(message, context)
-        changes = {"w": np.array([6.0, 0.0]), "control.w": np.array([0.0, 8.0])}
-        return reply_with(message, changes, num_examples=1, is_change=1)
-
-    arrays, _ = train_once(strategy, grid_of(2, client), start)
-    # Together they have the norm 10, which is clipped to 2.
-    np.testing.assert_allclose(arrays["w"].numpy(), [5 + 1.2, 5])
-    np.testing.assert_allclose(arrays["control.w"].numpy(), [0, 1.6])
 
 
 def test_mean_is_withheld_if_the_account_cannot_be_written(tmp_path, caplog) -> None:
@@ -292,7 +270,7 @@ def test_unsupported_combination_fails_with_a_one_line_error(kind, given, line) 
 
 
 def test_algorithms_that_support_client_level_dp() -> None:
-    kinds = FLUTE, FLUTEStar, SCAFFOLD, L2GD, FedMTL, Counting
+    kinds = FLUTE, FLUTEStar, Counting
     assert all(kind(**PRIVATE)._run.privacy for kind in kinds)
     for start in ("moments", "random", "gaussian"):
         assert FedRepLinear(**PRIVATE, initialization=start)._run.privacy
