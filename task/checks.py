@@ -81,7 +81,7 @@ def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
     """
     model = copy_sharing_frozen(task.scratch_model).eval()
     inputs, targets = next(examples.batches(EVALUATION_BATCH))
-    outputs = _try(task, model, inputs, targets)
+    outputs = _try(task, model, inputs, targets, of_all=True)
     try_metrics(task, outputs, targets)
     # Batch norms refuse to train on a single example.
     if training and len(inputs) > 1:
@@ -99,7 +99,13 @@ def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
     return outputs
 
 
-def _try(task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor) -> Tensor:
+def _try(
+    task: "Task",
+    model: SplitModel,
+    inputs: Tensor,
+    targets: Tensor,
+    of_all: bool = False,
+) -> Tensor:
     """Return the outputs, after a training step if the model is in training mode."""
     try:
         outputs = model(inputs)
@@ -120,8 +126,8 @@ def _try(task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor) -> Te
             f"the model or the loss fails in {mode} with inputs of type and shape "
             f"{forms[0]} and targets of {forms[1]}: {reason_of(error)}"
         ) from error
-    # The few examples of a training step may all be ignored.
-    if not is_finite_loss and not model.training:
+    # The targets of few examples may all be ignored.
+    if of_all and not is_finite_loss:
         line = f"the loss of the first batch is {loss.item()}; expected finite"
         raise SettingsError(line)
     result: Tensor = outputs.detach()
