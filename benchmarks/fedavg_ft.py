@@ -13,8 +13,7 @@ import numpy as np
 from flwr.common import NDArrays, Scalar
 
 from flwr_frl.clients.base import Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import Tensors, under, within
-from flwr_frl.clients.device.parameter_groups import HEAD, Groups
+from flwr_frl.clients.device.groups import HEAD, Groups, Tensors, under, within
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.clients.fedrep import FedRepClient

@@ -24,7 +24,7 @@ from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.training.calls import TrainCall
+from flwr_frl.task.training.local_training import TrainCall
 
 OFF: dict[str, Setting] = {"cohort": "off"}
 # 100 clients with 50 examples each
@@ -68,7 +68,7 @@ ALONE: dict[type, list[str]] = {
     SQuARMSGDClient: ["mix"],
 }
 TOGETHER: dict[type, list[str]] = {
-    TrainCall: ["together"],
+    TrainCall: ["on_rows"],
     Nodes: ["draw"],
     Node: ["exchange", "iterate", "messages"],
 }

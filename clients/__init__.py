@@ -9,9 +9,9 @@ from flwr_frl.common.settings import load
 _OTHERS = (
     "base:Client",
     "base:TrainingSettings",
-    "device.parameter_groups:HEAD",
-    "device.parameter_groups:REPRESENTATION",
-    "device.parameter_groups:WHOLE",
+    "device.groups:HEAD",
+    "device.groups:REPRESENTATION",
+    "device.groups:WHOLE",
     "gossip.base:Node",
 )
 

@@ -2,9 +2,9 @@ from flwr_frl.clients.apfl import APFLClient as APFLClient
 from flwr_frl.clients.base import Client as Client
 from flwr_frl.clients.base import TrainingSettings as TrainingSettings
 from flwr_frl.clients.choco_sgd import ChocoSGDClient as ChocoSGDClient
-from flwr_frl.clients.device.parameter_groups import HEAD as HEAD
-from flwr_frl.clients.device.parameter_groups import REPRESENTATION as REPRESENTATION
-from flwr_frl.clients.device.parameter_groups import WHOLE as WHOLE
+from flwr_frl.clients.device.groups import HEAD as HEAD
+from flwr_frl.clients.device.groups import REPRESENTATION as REPRESENTATION
+from flwr_frl.clients.device.groups import WHOLE as WHOLE
 from flwr_frl.clients.ditto import DittoClient as DittoClient
 from flwr_frl.clients.dpsgd import DPSGDClient as DPSGDClient
 from flwr_frl.clients.fed_mtl import FedMTLClient as FedMTLClient

@@ -5,7 +5,7 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation
-from flwr_frl.clients.device.conversions import Tensors, under, within
+from flwr_frl.clients.device.groups import Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL
 from flwr_frl.clients.device.training import minimise
 from flwr_frl.common.settings import setting

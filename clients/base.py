@@ -16,19 +16,21 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.device.account import PrivateTraining
-from flwr_frl.clients.device.conversions import Tensors, to_numpy, to_tensors
 from flwr_frl.clients.device.evaluation import evaluate_model
-from flwr_frl.clients.device.parameter_groups import (
+from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     WHOLE,
     Arrays,
     Config,
     Groups,
     Reply,
+    Tensors,
     array_names,
     check_groups,
     initial_arrays,
     personal_arrays,
+    to_numpy,
+    to_tensors,
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import Traits
@@ -52,10 +54,9 @@ from flwr_frl.task.models.frozen import (
     frozen_tensors,
 )
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.training.calls import TrainCall
-from flwr_frl.task.training.cohort import scratch_model
-from flwr_frl.task.training.local_training import train
-from flwr_frl.task.training.sgd import Proximal, Regularizer
+from flwr_frl.task.training.cohort import make, scratch_model
+from flwr_frl.task.training.local_training import TrainCall
+from flwr_frl.task.training.sgd import Proximal, Regularizer, steps_an_epoch
 from flwr_frl.task.training.trainer import TrainerSettings, weighted
 from flwr_frl.task.types import Loss
 
@@ -93,10 +94,10 @@ class TrainingSettings(TrainerSettings):
 class Client(NumPyClient):
     """A client, which trains on its own data and never sends its personal groups.
 
-    Subclasses declare their parameter groups (`flwr_frl.clients.device
-    .parameter_groups`) and, as class keywords, their traits
-    (`flwr_frl.clients.device.traits.Traits`), and define `update`. They may override
-    `initial_group`, `deployed_model`, `personalize` and `statistics`.
+    Subclasses declare their parameter groups (`flwr_frl.clients.device.groups`) and, as
+    class keywords, their traits (`flwr_frl.clients.device.traits.Traits`), and define
+    `update`. They may override `initial_group`, `deployed_model`, `personalize` and
+    `statistics`.
 
     Parameters
     ----------
@@ -459,10 +460,19 @@ class Client(NumPyClient):
         loss, sgd = self._loss, self.settings
         if learning_rate is not None:
             sgd = replace(sgd, learning_rate=learning_rate)
-        call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
-        if self._private:
-            return self._private.train(TrainCall(*call))
-        return train(*call)
+        examples, terms = examples.on(self._device), (regularizer, correction)
+        return self._make(
+            TrainCall(self.model, part, examples, loss, epochs, sgd, *terms)
+        )
+
+    def _make(self, call: TrainCall) -> float:
+        """Make a call, privately or with other clients that train together."""
+        made: float = self._private.train(call) if self._private else make(call)
+        return made
+
+    def _steps_an_epoch(self) -> int:
+        """Return the number of steps that `train` makes in an epoch."""
+        return steps_an_epoch(self.model, self.train_examples, self.settings)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test the deployed model.

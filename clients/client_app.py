@@ -26,8 +26,8 @@ from flwr_frl.clients.device.codec import (
     pack_metrics,
     unpack,
 )
-from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.clients.device.same_model import answer_together
+from flwr_frl.clients.device.groups import array_names
+from flwr_frl.clients.device.rows import evaluate_rows, fit_rows
 from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
     Setup,
@@ -40,8 +40,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.simulated import join
 from flwr_frl.common import messages as keys
-from flwr_frl.common.flower_messages import fill, reply_with
-from flwr_frl.common.memory_array import memory_record
+from flwr_frl.common.arrays import fill, memory_record, reply_with
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.settings import Settings, SettingsError
 from flwr_frl.task import devices
@@ -126,37 +125,36 @@ class App(ClientApp):
         if self.size <= 1 or all_of(MessageType.QUERY, messages):
             return (work() for work in works)
         auto = self.cohort == "auto"
-        if all_of(MessageType.EVALUATE, messages):
-            begin_run(self.command)
-            done = answer_together(
-                messages, contexts, self.read_message, evaluation_reply
-            )
-        else:
-            done = self._fit_nodes(messages, contexts, only_if_faster=auto)
-        others = [work for i, work in enumerate(works) if i not in done]
+        begin_run(self.command)
+        done: dict[int, Message] = {}
+        # Answered one by one, each client reports the error.
+        with contextlib.suppress(SettingsError):
+            setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
+            self._use_device(setups[0])
+            size = AUTO_ON_CPU if auto and current() == CPU else self.size
+            done = self._as_rows(setups, messages, contexts, size)
         size = AUTO_ON_CPU if auto and current() == CPU else self.size
+        others = [work for i, work in enumerate(works) if i not in done]
         rest = each_together(others, size, only_if_faster=auto)
         return (done.pop(i) if i in done else next(rest) for i in range(len(works)))
 
-    def _fit_nodes(
+    def _as_rows(
         self,
+        setups: Sequence[Setup],
         messages: Sequence[Message],
         contexts: Sequence[Context],
-        only_if_faster: bool,
+        size: int,
     ) -> dict[int, Message]:
-        """Answer the training messages that nodes of a graph can answer together."""
+        """Answer the messages of clients and nodes that run as rows of matrices."""
+        auto, asked = self.cohort == "auto", (messages, contexts)
+        if all_of(MessageType.EVALUATE, messages):
+            return evaluate_rows(setups, *asked, evaluation_reply)
         # Mods must see every message.
-        if self.mods or len(messages) < 2 or not all_of(MessageType.TRAIN, messages):
+        if self.mods or not all_of(MessageType.TRAIN, messages):
             return {}
-        begin_run(self.command)
-        answers: dict[int, Message] = {}
-        # Answered one by one, each client reports the error.
-        with contextlib.suppress(SettingsError):
-            setup = client_setup(contexts[0], self.run_config, strict=False)
-            if fit_nodes := getattr(setup.kind, "fit_nodes", None):
-                self._use_device(setup)
-                answers = fit_nodes(setup, messages, contexts, only_if_faster)
-        return answers
+        if fit_nodes := getattr(setups[0].kind, "fit_nodes", None):
+            return cast(dict[int, Message], fit_nodes(setups[0], *asked, auto))
+        return fit_rows(setups, *asked, size, auto)
 
 
 def all_of(kind: str, messages: Iterable[Message]) -> bool:

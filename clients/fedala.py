@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, on_copy
-from flwr_frl.clients.device.conversions import Tensors, under, within
-from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.groups import HEAD, Tensors, under, within
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel, called_with
-from flwr_frl.task.training.calls import features_of
+from flwr_frl.task.training.local_training import features_of
 from flwr_frl.task.training.sgd import loop
 
 OLD_MODEL, WEIGHTS, STARTED = "model.", "weights.", "started."

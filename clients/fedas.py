@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, on_copy
-from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.groups import HEAD, Tensors
 from flwr_frl.clients.device.training import (
     class_means,
     labelled_features,

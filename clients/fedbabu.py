@@ -4,8 +4,7 @@ from typing import Literal, cast
 
 import torch
 
-from flwr_frl.clients.device.conversions import under
-from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.groups import HEAD, under
 from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import Part

@@ -5,7 +5,7 @@ from functools import cached_property
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.conversions import Tensors, under, within
-from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE
+from flwr_frl.clients.device.groups import HEAD, WHOLE, Tensors, under, within
 from flwr_frl.clients.device.training import minimise
 from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.common.settings import setting

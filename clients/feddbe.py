@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, on_copy
-from flwr_frl.clients.device.conversions import Tensors, to_numpy
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
 from flwr_frl.clients.device.training import minimise
 from flwr_frl.common.messages import CONSENSUS
 from flwr_frl.common.settings import SettingsError, setting

@@ -2,7 +2,7 @@
 
 import torch
 
-from flwr_frl.clients.device.conversions import under, within
+from flwr_frl.clients.device.groups import under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models import SplitModel

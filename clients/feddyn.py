@@ -3,7 +3,7 @@
 import torch
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.conversions import Tensors, difference, under, within
+from flwr_frl.clients.device.groups import Tensors, difference, under, within
 from flwr_frl.common.messages import IN_MEAN, IS_CHANGE, PROXIMAL_WEIGHT
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task

@@ -5,8 +5,7 @@ from math import isfinite
 import torch
 
 from flwr_frl.clients.base import Update
-from flwr_frl.clients.device.conversions import Tensors, under, within
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.common.messages import CANDIDATES, FOMO_WEIGHTS
 from flwr_frl.common.settings import setting

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.training import class_means, labelled_features, no_means
 from flwr_frl.clients.device.traits import linear_head, needs_classes, separate_head

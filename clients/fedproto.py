@@ -9,9 +9,8 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Update
-from flwr_frl.clients.device.conversions import Tensors
 from flwr_frl.clients.device.evaluation import class_mask
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.training import class_means, labelled_features, no_means
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES

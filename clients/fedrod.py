@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.conversions import Tensors, under, within
-from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.groups import HEAD, Tensors, under, within
 from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import train

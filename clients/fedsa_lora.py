@@ -1,6 +1,6 @@
 """FedSA-LoRA (Guo et al., ICLR 2025): selective aggregation of LoRA matrices."""
 
-from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.groups import HEAD
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.task.models.adapters import is_lora, needs_trained_a
 

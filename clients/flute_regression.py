@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.conversions import Tensors
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.common.messages import COUPLING
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.calls import features_of
+from flwr_frl.task.training.local_training import features_of
 
 COUPLING_GROUP = "coupling."
 

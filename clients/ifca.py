@@ -5,8 +5,7 @@ from math import inf, isnan
 import torch
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.conversions import Tensors, under
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors, under
 from flwr_frl.common.messages import CLUSTER, CLUSTERS
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import setting

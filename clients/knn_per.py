@@ -10,7 +10,7 @@ from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import EVALUATION_BATCH
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.calls import features_of
+from flwr_frl.task.training.local_training import features_of
 
 # Number of candidates in addition to the neighbours.
 EXTRA = 32

@@ -1,6 +1,6 @@
 """Local training without communication."""
 
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE
 from flwr_frl.clients.fedper import FedPerClient
 
 

@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.conversions import Tensors, under, within
-from flwr_frl.clients.device.parameter_groups import REPRESENTATION
+from flwr_frl.clients.device.groups import REPRESENTATION, Tensors, under, within
 from flwr_frl.clients.device.training import minimise
 from flwr_frl.clients.device.traits import trained_representation
 from flwr_frl.common.settings import setting

@@ -10,8 +10,13 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import to_numpy, to_tensors
-from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, personal_arrays
+from flwr_frl.clients.device.groups import (
+    HEAD,
+    WHOLE,
+    personal_arrays,
+    to_numpy,
+    to_tensors,
+)
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.clients.gossip.base import GraphClient

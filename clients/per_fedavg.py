@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, on_copy
-from flwr_frl.clients.device.conversions import Tensors
+from flwr_frl.clients.device.groups import Tensors
 from flwr_frl.common.settings import require, setting
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.examples import count_targets
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.calls import evaluation_size
-from flwr_frl.task.training.local_training import gradient
+from flwr_frl.task.training.local_training import evaluation_size, gradient
 from flwr_frl.task.training.sgd import freeze, loop, trainable_examples
 
 Batch = tuple[Tensor, Tensor]

@@ -1,7 +1,7 @@
 """pFedHN (Shamsian et al., ICML 2021): train a model that the server generates."""
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.conversions import difference
+from flwr_frl.clients.device.groups import difference
 from flwr_frl.clients.feddyn import only_parameters
 from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.settings import require

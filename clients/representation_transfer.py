@@ -17,12 +17,15 @@ from flwr_frl.clients.base import (
     Reply,
     TrainingSettings,
 )
-from flwr_frl.clients.device.conversions import Tensors, to_numpy, to_tensors, under
 from flwr_frl.clients.device.evaluation import measure
-from flwr_frl.clients.device.parameter_groups import (
+from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Groups,
+    Tensors,
     array_names,
+    to_numpy,
+    to_tensors,
+    under,
 )
 from flwr_frl.clients.device.traits import TaskOf, trained_representation
 from flwr_frl.common.messages import SERVER_ROUND
@@ -33,8 +36,7 @@ from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.tasks.text import PositionwiseLinear
 from flwr_frl.task.tasks.transfer import TransferTask
-from flwr_frl.task.training.calls import evaluation_size
-from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.local_training import evaluation_size, train
 from flwr_frl.task.transfer import (
     Role,
     basis,

@@ -3,11 +3,9 @@
 import torch
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.conversions import Tensors, difference, under, within
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors, difference, under, within
 from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.common.messages import CONTROL, IN_MEAN, IS_CHANGE
-from flwr_frl.task.training.sgd import steps_an_epoch
 
 OWN_CONTROL = "own-control."
 
@@ -54,8 +52,7 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
 
         Batches in which all targets are ignored count as steps.
         """
-        examples, sgd = self.train_examples, self.settings
-        steps = epochs * steps_an_epoch(self.model, examples, sgd)
+        steps = epochs * self._steps_an_epoch()
         beta = self.settings.momentum
         weights = ((1 - beta**t) / (1 - beta) for t in range(1, steps + 1))
         return float(self.settings.learning_rate * sum(weights))

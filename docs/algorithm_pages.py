@@ -16,10 +16,7 @@ from docs.links import DOCS
 from docs.settings import COMMON, Row, cases_of, descriptions, table, wraps
 from flwr_frl.clients.algorithms import client_class, complete, load_client
 from flwr_frl.clients.base import Client, tests_received
-from flwr_frl.clients.device.parameter_groups import (
-    HEAD,
-    REPRESENTATION,
-)
+from flwr_frl.clients.device.groups import HEAD, REPRESENTATION
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class

@@ -37,7 +37,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "flwr_frl.task.training.sgd:Proximal",
             "flwr_frl.task.training.sgd:freeze",
             "flwr_frl.task.training.sgd:loop",
-            "flwr_frl.task.training.calls:features_of",
+            "flwr_frl.task.training.local_training:features_of",
         ),
     ),
 }

@@ -22,8 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.flower_messages import fill, message_like
-from flwr_frl.common.memory_array import memory_record
+from flwr_frl.common.arrays import fill, memory_record, message_like
 from flwr_frl.common.settings import (
     Settings,
     SettingsError,
@@ -575,7 +574,8 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
     into scalars, and integers into floats. Raises `SettingsError`, which names the
     method, unless the result is a dict of arrays.
     """
-    others = [repr(result)]
+    # NumPy takes milliseconds to describe arrays.
+    others = [] if isinstance(result, dict) else [repr(result)]
     if isinstance(result, dict):
         result = dict(result)
         for key in result.keys() & sent.keys():

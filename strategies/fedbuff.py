@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
-from flwr_frl.common.memory_array import memory_record
+from flwr_frl.common.arrays import memory_record
 from flwr_frl.common.messages import ARRAYS, SERVER_ROUND
 from flwr_frl.common.settings import Settings, require, setting
 from flwr_frl.strategies.algorithms import build_strategy

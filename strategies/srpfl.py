@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.memory_array import values_of
+from flwr_frl.common.arrays import values_of
 from flwr_frl.common.messages import NUM_EXAMPLES
 from flwr_frl.common.settings import (
     Setting,

@@ -1,6 +1,6 @@
 """A client's examples as tensors, and the batches that are cut from them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self, cast
@@ -24,6 +24,7 @@ EVALUATION_BATCH = 50
 IGNORED = -100
 
 Batch = tuple[Tensor, Tensor]
+Crops = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -194,13 +195,14 @@ class ExampleSet:
         return replace(self, targets=self.targets[index], rows=rows)
 
     @property
-    def is_plain(self) -> bool:
-        """True if batches consist of rows of ``inputs``, not moved or transformed.
-
-        The i-th example is then the i-th row.
-        """
-        in_place = self.device is None and self.rows is None
-        return in_place and self.mean is None and not self.augment
+    def form(self) -> Hashable:
+        """Equal for examples whose batches can be stacked."""
+        x, y = self.inputs, self.targets
+        statistics = (self.mean, self.std)
+        transform = [
+            None if each is None else (*each.flatten().tolist(),) for each in statistics
+        ]
+        return x.shape[1:], x.dtype, y.shape[1:], y.dtype, self.augment, *transform
 
     @property
     def place(self) -> torch.device:
@@ -224,11 +226,6 @@ class ExampleSet:
         ignored = (self.targets == IGNORED).cpu()
         mask = ignored.flatten(1).all(1) if ignored.ndim > 1 else ignored
         return mask if mask.any() else None
-
-    @cached_property
-    def has_ignored(self) -> bool:
-        """True if cross-entropy ignores some of the targets."""
-        return not self.targets.is_floating_point() and int(self.targets.min()) < 0
 
     def on(self, device: torch.device) -> Self:
         """Return the same examples, with each batch moved to a device."""
@@ -305,6 +302,15 @@ class ExampleSet:
         width = 4 * max(1, self.inputs[:1].numel())
         return max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
 
+    def drawn(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Draw an epoch as `chunks` does: the order, and the `crops` of each place."""
+        n, step = len(self), self.chunk(batch_size)
+        order = torch.randperm(n)
+        if not self.augment:
+            return (order,)
+        of_chunks = [crops(min(step, n - start)) for start in range(0, n, step)]
+        return order, *(torch.cat(each) for each in zip(*of_chunks, strict=True))
+
     def draw(self, batch_size: int) -> Batch | None:
         """Draw a batch for one training step, augmented if ``augment`` is set.
 
@@ -337,7 +343,7 @@ class ExampleSet:
         rows = chosen if self.rows is None else self.rows[chosen.to(self.rows.device)]
         inputs = self.inputs[rows.to(self.inputs.device)].to(self.place)
         if augment:
-            inputs = random_crop_and_flip(inputs)
+            inputs = cropped(inputs, *crops(len(inputs)))
         targets = self.targets[chosen.to(self.targets.device)].to(self.place)
         return self.normalised(inputs), targets
 
@@ -362,17 +368,29 @@ def are_classes(targets: Tensor, width: torch.Size) -> bool:
     return not targets.is_floating_point() and width.numel() > 1
 
 
-def random_crop_and_flip(images: Tensor) -> Tensor:
+def crops(count: int) -> Crops:
+    """Draw the first row and column of each crop, and whether to flip the image.
+
+    Each is of shape (count, 1). They are drawn on the CPU, so they do not depend on the
+    device.
+    """
+    top = torch.randint(0, 2 * PADDING + 1, (count, 1))
+    left = torch.randint(0, 2 * PADDING + 1, (count, 1))
+    return top, left, torch.rand(count, 1) < 0.5
+
+
+def cropped(images: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
     """Crop each zero-padded image at a random place, and flip half of them.
 
     Equals ``RandomCrop(size, padding=4)`` and ``RandomHorizontalFlip()`` (FedRep,
-    appendix A), for a whole batch in one gather. Random numbers are drawn on the CPU,
-    so they do not depend on the device.
+    appendix A), for a whole batch in one gather.
 
     Parameters
     ----------
     images : Tensor, shape (n, height, width, channels)
         The images.
+    top, left, flip : Tensor, shape (n, 1)
+        The result of `crops`.
 
     Returns
     -------
@@ -381,9 +399,6 @@ def random_crop_and_flip(images: Tensor) -> Tensor:
     """
     n, height, width, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, *(PADDING,) * 4))
-    top = torch.randint(0, 2 * PADDING + 1, (n, 1))
-    left = torch.randint(0, 2 * PADDING + 1, (n, 1))
-    flip = torch.rand(n, 1) < 0.5
     rows = top + torch.arange(height)
     across = torch.arange(width)
     columns = left + torch.where(flip, across.flip(0), across)

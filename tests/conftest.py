@@ -22,7 +22,7 @@ from torch import nn
 
 from flwr_frl.results.comparison import plot
 from flwr_frl.task.models import MODELS
-from flwr_frl.task.training import calls
+from flwr_frl.task.training import local_training as calls
 
 # Time limits for single examples only measure how busy the machine is.
 hypothesis_settings.register_profile("tests", deadline=None)
@@ -165,14 +165,18 @@ def softmax(monkeypatch: pytest.MonkeyPatch) -> None:
 def batched_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Sizes of the batched calls, by kind of call."""
     counts: dict[str, list[int]] = {}
-    for name in ("TrainCall", "GradientCall"):
-        kind = getattr(calls, name)
-        original = kind.together
-        sizes = counts.setdefault(name, [])
+    # The argument whose length is the number of clients
+    for kind, method, place in (
+        (calls.TrainCall, "on_rows", 2),
+        (calls.GradientCall, "together", 0),
+    ):
+        original = getattr(kind, method)
+        sizes = counts.setdefault(kind.__name__, [])
 
-        def counted(batch, streams, original=original, sizes=sizes):
-            sizes.append(len(batch))
-            return original(batch, streams)
+        def counted(*arguments, original=original, sizes=sizes, place=place):
+            sizes.append(len(arguments[place]))
+            return original(*arguments)
 
-        monkeypatch.setattr(kind, "together", staticmethod(counted))
+        wrapped = counted if place else staticmethod(counted)
+        monkeypatch.setattr(kind, method, wrapped)
     return counts

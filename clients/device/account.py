@@ -12,7 +12,7 @@ from flwr_frl.common.files import ACCOUNT_FILE as FILE
 from flwr_frl.common.files import PRIVATE, write_atomically
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.calls import TrainCall
+from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.privacy import (
     ExamplePrivacy,
     check_model,

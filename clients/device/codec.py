@@ -13,15 +13,20 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply
-from flwr_frl.clients.device.parameter_groups import (
+from flwr_frl.clients.device.groups import (
     array_names,
     check_received,
     check_untrained,
     initial_arrays,
 )
 from flwr_frl.common import messages as keys
-from flwr_frl.common.flower_messages import entries_of, fill
-from flwr_frl.common.memory_array import MemoryArray, memory_record, values_of
+from flwr_frl.common.arrays import (
+    MemoryArray,
+    entries_of,
+    fill,
+    memory_record,
+    values_of,
+)
 from flwr_frl.common.npy import is_finite
 from flwr_frl.common.settings import SettingsError, require
 
@@ -70,7 +75,7 @@ class ServerConfig(dict[str, Any]):
         raise SettingsError(f"the server's config has no {name!r}")
 
 
-def check_config(record: ConfigRecord) -> Config:
+def check_config(record: Any) -> Config:
     """Return a message's config; raise `SettingsError` if a value is invalid."""
     config = ServerConfig(entries_of(record))
     for name in config.keys() & RULES.keys():
@@ -167,7 +172,11 @@ def pack(
     names = array_names(client, client.sent)
     try:
         values, num_examples, metrics = reply
-        arrays = {n: _owned(v) for n, v in zip(names, values, strict=True)}
+        # Arrays of third-party code may share memory with the model, which changes.
+        arrays = {
+            n: v if v.flags.owndata and v.flags.c_contiguous else np.array(v, order="C")
+            for n, v in zip(names, values, strict=True)
+        }
         metrics = {str(name): float(value) for name, value in metrics.items()}
         count = rounded(int(num_examples))
     except (TypeError, ValueError, AttributeError) as error:
@@ -179,13 +188,13 @@ def pack(
     check_received(client)
     # Without `_receive`, the model is another client's of this process.
     if client.received or not client.shared:
-        check_untrained(client, client.model)
+        check_untrained(client, client.model.tensors)
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):
             continue
         packed = {
-            name: _as_received(arrays.pop(name), like.dtype)
+            name: as_received(arrays.pop(name), like.dtype)
             for name, like in record.items()
             if name in arrays
         }
@@ -200,14 +209,8 @@ def pack(
     return pack_metrics(client, count, metrics, records)
 
 
-def _owned(array: NDArray) -> NDArray:
-    """Return an array in C order that shares no memory."""
-    # Arrays of third-party code may share memory with the model, which changes.
-    plain = array.flags.owndata and array.flags.c_contiguous
-    return array if plain else np.array(array, order="C")
-
-
-def _as_received(array: NDArray, dtype: str) -> NDArray:
+def as_received(array: NDArray, dtype: str) -> NDArray:
+    """Return an array to send in the precision in which it was received."""
     if dtype == "float16" and array.dtype == np.float32:
         # Overflow gives infinity, which the server rejects.
         with np.errstate(over="ignore"):

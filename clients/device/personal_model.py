@@ -1,8 +1,7 @@
 """Clients that keep a personal model besides the shared one."""
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.conversions import Tensors, difference, under, within
-from flwr_frl.clients.device.parameter_groups import Groups
+from flwr_frl.clients.device.groups import Groups, Tensors, difference, under, within
 from flwr_frl.common import messages as keys
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.sgd import Proximal

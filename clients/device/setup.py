@@ -16,7 +16,7 @@ from flwr.common import ConfigRecordValues, log
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.state import PersonalState, state_directory
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
@@ -234,19 +234,11 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     SettingsError
         If the algorithm cannot use the task.
     """
-    node, index = context.node_config, setup.partition
-    task = built_task(setup.task, setup.num_clients)
-    run = str(config.get(keys.RUN, context.run_id))
-    directory, about = None, dict[str, str]()
-    if setup.states or "state-dir" in node:
-        of_run = run, setup.device.experiment, setup.states
-        directory = state_directory(node, setup.name, *of_run)
-        about = about_state(task, setup.kind)
+    index, task = setup.partition, built_task(setup.task, setup.num_clients)
     # A device's data may grow, and no server may compare them with a guess.
-    if "partition-id" in node:
+    if "partition-id" in context.node_config:
         check_examples(task, index, config.get(keys.EXAMPLES))
-    rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)
-    state = PersonalState(context, directory, *rounds, run, setup.name, about)
+    state, directory = personal_state(context, setup, config)
     try:
         client = setup.kind(task, index, state, setup.algorithm)
     except SettingsError as error:
@@ -254,10 +246,26 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         line = f"algorithm {algorithm!r} and task {task_name!r}: {error}"
         raise SettingsError(line, error.code) from None
     client.config = cast(Config, config)
-    client._own_data = "partition-id" not in node
+    client._own_data = "partition-id" not in context.node_config
     if setup.device.dp_noise:
         client._private = PrivateTraining(setup.device, context.state, directory)
     return client
+
+
+def personal_state(
+    context: Context, setup: Setup, config: Mapping[str, Any]
+) -> tuple[PersonalState, Path | None]:
+    """Return a client's state, and its directory; see `build_client`."""
+    run = str(config.get(keys.RUN, context.run_id))
+    directory, about = None, dict[str, str]()
+    if setup.states or "state-dir" in context.node_config:
+        of_run = run, setup.device.experiment, setup.states
+        directory = state_directory(context.node_config, setup.name, *of_run)
+        task = built_task(setup.task, setup.num_clients)
+        about = about_state(task, setup.kind)
+    rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)
+    state = PersonalState(context, directory, *rounds, run, setup.name, about)
+    return state, directory
 
 
 # Properties, which the server queries before the first round

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.calls import features_of
+from flwr_frl.task.training.local_training import features_of
 from flwr_frl.task.training.sgd import SGD, Optimizer, freeze, loop
 
 # Maps a batch's inputs and targets to its loss, and to the value that is minimised.

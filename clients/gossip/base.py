@@ -22,8 +22,7 @@ from flwr.common import NDArrays, log
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.conversions import Tensors, to_numpy
-from flwr_frl.clients.device.parameter_groups import WHOLE
+from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings

@@ -16,8 +16,7 @@ from torch import Tensor
 from flwr_frl.clients.base import Config
 from flwr_frl.clients.device import state as versions
 from flwr_frl.clients.device.codec import pack_metrics
-from flwr_frl.clients.device.conversions import Tensors, to_numpy
-from flwr_frl.clients.device.parameter_groups import Arrays
+from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy
 from flwr_frl.clients.device.setup import (
     Setup,
     build_client,
@@ -28,8 +27,7 @@ from flwr_frl.clients.device.setup import (
 from flwr_frl.clients.gossip.base import COLUMNS, VECTORS, Gradients, Node, Relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
-from flwr_frl.common.flower_messages import entries_of, fill, reply_with
-from flwr_frl.common.memory_array import memory_record
+from flwr_frl.common.arrays import entries_of, fill, memory_record, reply_with
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
@@ -37,10 +35,9 @@ from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.training.calls import fewest
 from flwr_frl.task.training.cohort import RefusedKeys
-from flwr_frl.task.training.stacked import Objective
-from flwr_frl.task.training.stacked_batches import PooledExamples
+from flwr_frl.task.training.local_training import fewest
+from flwr_frl.task.training.stacked import Objective, PooledExamples
 
 # Keys of the node config of simulated nodes. With further keys, a node may have a
 # different task.
@@ -287,7 +284,9 @@ class Nodes:
         groups = list[Group]()
         for (size, _), members in by_size.items():
             rows = order[starts[members] + torch.arange(size)].flatten(1)
-            batches = self.pool.batches(members, rows, size)
+            taken = self.pool.take(members, rows)
+            stacks = (torch.unflatten(each, 1, (-1, size)).unbind(1) for each in taken)
+            batches = list(zip(*stacks, strict=True))
             everyone = len(members) == len(sizes)
             groups.append((slice(None) if everyone else torch.tensor(members), batches))
         return seeds, groups

@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 
 from flwr_frl.clients.base import deployed_groups
 from flwr_frl.clients.device.card import about_state
-from flwr_frl.clients.device.parameter_groups import personal_arrays
+from flwr_frl.clients.device.groups import personal_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.command_line import exit_code
 from flwr_frl.common.files import refuse_links

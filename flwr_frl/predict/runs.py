@@ -18,8 +18,7 @@ from flwr_frl.clients.algorithms import client_class, complete
 from flwr_frl.clients.base import Client, deployed_groups, digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import CARD, CLASSES, ImageCard, algorithm_of
-from flwr_frl.clients.device.conversions import Tensors, under
-from flwr_frl.clients.device.parameter_groups import HEAD, initial_arrays
+from flwr_frl.clients.device.groups import HEAD, Tensors, initial_arrays, under
 from flwr_frl.clients.device.setup import torch_seed
 from flwr_frl.clients.device.state import (
     PersonalState,

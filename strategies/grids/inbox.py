@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.flower_messages import message_like
+from flwr_frl.common.arrays import message_like
 from flwr_frl.common.settings import error_line
 from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.closing import Closing, GridDecorator

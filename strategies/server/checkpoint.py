@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 
+from flwr_frl.common.arrays import values_of
 from flwr_frl.common.checkpoint import (
     FILE,
     OTHER_SETTINGS,
@@ -20,7 +21,6 @@ from flwr_frl.common.checkpoint import (
     read,
 )
 from flwr_frl.common.files import PRIVATE, write_atomically
-from flwr_frl.common.memory_array import values_of
 from flwr_frl.common.settings import Settings, SettingsError, facts
 from flwr_frl.strategies.server.replies import Arrays, to_record
 

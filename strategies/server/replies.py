@@ -14,9 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common.constant import SType
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.flower_messages import entries_of
-from flwr_frl.common.memory_array import (
+from flwr_frl.common.arrays import (
     MemoryArray,
+    ReplyRows,
+    Row,
+    RowReply,
+    entries_of,
     memory_record,
     num_bytes,
     values_of,
@@ -120,6 +123,8 @@ def _length(value: object) -> int:
 
 def reply_properties(reply: Message) -> Mapping[str, Any]:
     """Return the properties in a reply; empty if there are none."""
+    if isinstance(reply, RowReply) and reply.is_unread:
+        return {}
     # Flower's `config_records` copies the dictionary.
     record = entries_of(reply.content).get(keys.PROPERTIES)
     return entries_of(record) if isinstance(record, ConfigRecord) else {}
@@ -249,6 +254,14 @@ def size_of(
     return total
 
 
+def row_size(reply: RowReply) -> int:
+    """Return the bytes of a reply that is a row, which are those of all rows."""
+    rows = reply.arrays.rows
+    if not rows.num_bytes:
+        rows.num_bytes = size_of(reply.made(), {})
+    return rows.num_bytes
+
+
 # Arithmetic
 
 
@@ -262,10 +275,20 @@ class RunningMean:
         self._total = 0.0
         self._sums: dict[str, npt.NDArray[np.float64]] = {}
         self._dtypes: dict[str, np.dtype[np.generic]] = {}
+        # Rows that are added together: their numbers and weights.
+        self._rows: ReplyRows | None = None
+        self._added: list[tuple[int, float]] = []
 
     def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         """Add arrays with a weight, at least 0."""
         self._total += weight
+        if isinstance(arrays, Row) and (
+            arrays.rows is self._rows or not (self._sums or self._added)
+        ):
+            self._rows = arrays.rows
+            self._added.append((arrays.row, weight))
+            return
+        self._add_rows()
         for name, value in arrays.items():
             if name not in self._sums:
                 # Arrays without dimensions stay arrays.
@@ -276,11 +299,31 @@ class RunningMean:
             else:
                 add_scaled(self._sums[name], value, weight)
 
+    def _add_rows(self) -> None:
+        """Add the rows in the order in which they came, as one after the other."""
+        if self._rows is None:
+            return
+        numbers, weights = map(np.array, zip(*self._added, strict=True))
+        in_order = np.array_equal(numbers, np.arange(len(self._rows.metrics)))
+        for name, array in self._rows.arrays.items():
+            rows = array if in_order else array[numbers]
+            if (weights != 1).any():
+                columns = weights.reshape(-1, *[1] * (array.ndim - 1))
+                rows = np.multiply(rows, columns, dtype=np.float64)
+            # NumPy sums a single column in pairs.
+            one = array[0].size == 1
+            add = np.add.accumulate if one else np.add.reduce
+            total = add(rows, axis=0, dtype=np.float64)
+            self._sums[name] = np.asarray(total[-1] if one else total)
+            self._dtypes[name] = array.dtype
+        self._rows, self._added = None, []
+
     def result(self) -> Arrays | None:
         """Return the mean, only once; None if the weights sum to 0.
 
         The mean has the dtypes of the first arrays; integers are rounded.
         """
+        self._add_rows()
         if self._total == 0:
             return None
         means: Arrays = {}

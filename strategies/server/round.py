@@ -5,7 +5,7 @@ names.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from logging import INFO, WARNING
@@ -18,8 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.flower_messages import entries_of
-from flwr_frl.common.memory_array import values_of
+from flwr_frl.common.arrays import RowReply, entries_of, values_of
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server import aggregation as rules
@@ -33,6 +32,8 @@ from flwr_frl.strategies.server.replies import (
     check_values,
     checked_arrays,
     error_reason,
+    reply_properties,
+    row_size,
     size_of,
 )
 
@@ -157,7 +158,7 @@ class Reply:
     metrics : dict of str to float
         Its metrics, ``num-examples`` and ``train-loss`` among them; empty for an
         evaluation without test examples.
-    decoded : dict of str to dict
+    decoded : dict of str to mapping
         The expected arrays as they were received, by key of the record. They are views
         of the message's bytes.
     """
@@ -168,7 +169,7 @@ class Reply:
         self.client = strategy._run.clients.name_of(self.node)
         self.size = size
         self.metrics: dict[str, float] = {}
-        self.decoded: dict[str, Arrays] = {}
+        self.decoded: dict[str, Any] = {}
 
     def shared(self) -> Arrays:
         """Return its shared arrays, for reading only.
@@ -369,29 +370,33 @@ class Round:
         """
         if message.has_error():
             raise InvalidReplyError(f"is an error: {error_reason(message)}")
-        metrics: list[MetricRecord] = []
-        for key, record in entries_of(message.content).items():
+        row = message if isinstance(message, RowReply) else None
+        if row and not row.fits(self.like):
+            row = None
+        metrics = [row.metrics] if row else list[Mapping[str, Any]]()
+        for key, record in () if row else entries_of(message.content).items():
             is_array = isinstance(record, ArrayRecord)
             if isinstance(record, MetricRecord):
-                metrics.append(record)
+                metrics.append(entries_of(record))
             elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
         # Numbers and attachments have no expected names, so their size is limited.
-        size = size_of(message.content, {})
+        size = row_size(row) if row else size_of(message.content, {})
         if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
             raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
         strategy, reply = self._strategy, Reply(self._strategy, message, size)
         for key, like in self.like.items():
-            reply.decoded[key] = checked_arrays(message, key, like)
+            arrays = row.arrays if row else checked_arrays(message, key, like)
+            reply.decoded[key] = arrays
         # Without test examples there are no metrics: the loss may be NaN.
         if not self.trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
             return reply
         if len(metrics) > 1:
             raise InvalidReplyError(f"has {len(metrics)} metric records, not 1")
         for record in metrics:
-            values = check_values(entries_of(record)).items()
+            values = check_values(record).items()
             reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
         if not self.trains:
             return reply
@@ -455,8 +460,7 @@ class Round:
                 text = "reply of client %s %s"
                 log(INFO, text, clients.label(name), one_line(error))
             else:
-                properties = entries_of(message.content).get(keys.PROPERTIES, {})
-                reason = properties.get(keys.UNUSED_STATE)
+                reason = reply_properties(message).get(keys.UNUSED_STATE)
                 if reason and isinstance(reason, str):
                     # The client starts from an older state, or without one.
                     self.unused[name] = one_line(reason)
@@ -482,7 +486,10 @@ class Round:
         with np.errstate(over="ignore", invalid="ignore"):
             weight = self._strategy.weights([reply])[0]
             self.running.add(weight, reply.shared())
-        del reply.message.content[keys.ARRAYS], reply.decoded[keys.ARRAYS]
+        del reply.decoded[keys.ARRAYS]
+        # All rows are in memory until the last one is averaged.
+        if not (isinstance(reply.message, RowReply) and reply.message.is_unread):
+            del reply.message.content[keys.ARRAYS]
 
     @property
     def failure(self) -> str:

@@ -183,8 +183,7 @@ def _cohort(
             continue
         clients.append(client)
         if only_if_faster and not client.dead:
-            is_small = answer.model.structure.num_values <= SMALL
-            size = size if is_small else min(size, MOST_NOT_SMALL)
+            size = most_together(answer.model, size)
     while pending:
         for client in [client for client in pending if client.dead]:
             results[client] = pending.pop(client)
@@ -199,6 +198,12 @@ def _cohort(
             answers |= zip(members, _answers(calls, members, fewest), strict=True)
         pending = {client: client.resume((a,)) for client, a in answers.items()}
     yield from (results[client] for client in clients)
+
+
+def most_together(model: SplitModel, size: int) -> int:
+    """Return how many of such models train together, at most ``size``."""
+    is_small = model.structure.num_values <= SMALL
+    return size if is_small else min(size, MOST_NOT_SMALL)
 
 
 def _answers(

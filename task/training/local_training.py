@@ -1,23 +1,389 @@
 """Local training of a part of a split model, and its evaluation.
 
-`train` consists of `freeze`, `loop` and the hyper-parameters `SGD`, which a client with
-a custom step uses directly. If clients train together (`cohort`), equal calls of
-`train` and `gradient` are computed as one.
+`train` and `gradient` make a call, for one client or, if clients train together
+(`flwr_frl.task.training.cohort`), for several with equal calls at once. A client with a
+custom step uses `flwr_frl.task.training.sgd` directly.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from flwr_frl.task.devices import current
-from flwr_frl.task.examples import ExampleSet, are_classes
-from flwr_frl.task.models.split_model import Part, SplitModel
-from flwr_frl.task.training.calls import GradientCall, TrainCall, evaluation_size
+from flwr_frl.common.settings import TrainingDivergedError, is_path
+from flwr_frl.task.devices import RngContext, current, differentiable
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
+from flwr_frl.task.models.layers import LAYERS
+from flwr_frl.task.models.split_model import (
+    LARGE,
+    Part,
+    SplitModel,
+    uses_batch_statistics,
+)
 from flwr_frl.task.training.cohort import make
-from flwr_frl.task.training.sgd import SGD, Regularizer
+from flwr_frl.task.training.sgd import (
+    SGD,
+    Proximal,
+    Regularizer,
+    diverged,
+    freeze,
+    loop,
+    trainable_examples,
+)
+from flwr_frl.task.training.stacked import (
+    Objective,
+    PooledExamples,
+    StackedBatches,
+    StackedOptimizer,
+    pooled,
+    stacked,
+    structure,
+    tensors_of,
+)
+from flwr_frl.task.training.trainer import WeightedCrossEntropy
 from flwr_frl.task.types import Loss
+
+# Losses that are means over the examples.
+MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
+# Modules that treat the examples of a batch independently, so that a batch can be
+# padded with zeros.
+PER_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
+# Largest number of values of an input whose convolutions are faster together on a CPU
+# (``benchmarks/results/cohort.md``).
+MOST_PIXELS = 256
+# Fewest clients that are faster together: for models that are stacked layer by layer,
+# and for others, which `torch.func.vmap` maps.
+FEWEST_IN_LAYERS, FEWEST = 3, 6
+
+
+def fewest(model: SplitModel, input_size: int, only_head: bool = False) -> int | None:
+    """Return the least number of models that are faster together than one by one.
+
+    None if training together is never faster. On a GPU it is two, because the batch of
+    one client does not use the whole GPU. On a CPU, large models are never faster
+    together, and neither are convolutions of inputs with more than `MOST_PIXELS`
+    values.
+
+    Parameters
+    ----------
+    model : SplitModel
+        Any of the models.
+    input_size : int
+        Number of values of one input.
+    only_head : bool, default False
+        Only heads are trained, on features.
+    """
+    if current().type != "cpu":
+        return 2
+    if only_head:
+        is_large = sum(p.numel() for p in model.head.parameters()) > LARGE
+        is_layered = model.has_layered_head
+    else:
+        convolves = any(isinstance(module, _ConvNd) for module in model.modules())
+        is_large = model.is_large or (convolves and input_size > MOST_PIXELS)
+        is_layered = model.is_layered
+    if is_large:
+        return None
+    return FEWEST_IN_LAYERS if is_layered else FEWEST
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """The arguments of `local_training.train`."""
+
+    model: SplitModel
+    part: Part
+    examples: ExampleSet
+    loss: Loss
+    epochs: int
+    sgd: SGD
+    regularizer: Regularizer | None
+    correction: Mapping[str, Tensor] | None
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for calls with equal models, hyper-parameters and shapes of examples.
+
+        None if the call must be made alone. Raises `TypeError` for a regularizer with a
+        part that is neither a tensor nor hashable. Functions are equal only if they are
+        the same object.
+        """
+        examples = self.examples
+        if is_path(self.sgd.optimizer_):
+            return None
+        # Clients would skip different batches, as a batch without targets is skipped.
+        if len(examples) == 0 or examples.unlabelled is not None:
+            return None
+        if not self.model.can_be_stacked(self._trial_inputs):
+            return None
+        return (
+            type(self),
+            self.model.kind,
+            self.part,
+            self.epochs,
+            self.sgd,
+            self.loss,
+            structure(self.regularizer),
+            structure(self.correction),
+            examples.form,
+        )
+
+    @property
+    def fewest(self) -> int | None:
+        """See the function `fewest`."""
+        input_size = self.examples.inputs.shape[1:].numel()
+        return fewest(self.model, input_size, only_head=self.has_features)
+
+    @property
+    def has_features(self) -> bool:
+        """True if the representation's features are computed once for all epochs."""
+        if self.part != "head" or self.examples.augment:
+            return False
+        # Training a shared parameter changes the features.
+        if self.model.is_tied:
+            return False
+        observed = self.model.observed(self._trial_inputs)
+        is_random = "representation" in observed.random_parts
+        fixed = not is_random and not observed.mixes_examples
+        return observed.has_tensor_features and fixed
+
+    def _trial_inputs(self) -> Tensor:
+        return self.examples.on(current()).first(2)
+
+    @property
+    def can_be_padded(self) -> bool:
+        """True if model, loss and regularizer allow padding with examples of weight 0.
+
+        The examples of a batch must not affect each other. The value is equal for calls
+        with equal keys. Padding also requires that `PooledExamples.has_ignored` is
+        False, which `on_rows` checks.
+        """
+        independent = self.regularizer is None or type(self.regularizer) is Proximal
+        trained = self.model.head if self.has_features else self.model
+        modules = all(type(m) in PER_EXAMPLE for m in trained.modules())
+        mean = self.loss in MEANS or type(self.loss) is WeightedCrossEntropy
+        return independent and mean and modules
+
+    def prepared(self) -> ExampleSet:
+        """Freeze the model, and return the examples to train on, or their features."""
+        freeze(self.model, self.part)
+        examples = self.examples
+        if self.epochs:
+            examples = trainable_examples(self.model, examples, self.sgd)
+        if self.has_features:
+            return features_of(self.model, examples, self.sgd)
+        return examples
+
+    def alone(self) -> float:
+        """Train one client's model, and return its mean loss over the last epoch."""
+        model, sgd = self.model, self.sgd
+        examples, module = self.prepared(), model.part(self.part)
+        forward = nn.Identity() if self.has_features else model.representation
+        optimizer = sgd.optimizer(module)
+        corrections = [
+            (parameter, self.correction[name])
+            for name, parameter in (model.named_parameters() if self.correction else ())
+            if self.correction and name in self.correction and parameter.requires_grad
+        ]
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with sgd.autocast():
+                features = forward(inputs)
+                value = self.loss(model.head(features), targets)
+                objective = value
+                if self.regularizer is not None:
+                    objective = value + self.regularizer(features, targets, model)
+            if objective.requires_grad:  # A representation may have no parameters.
+                objective.backward()  # type: ignore[no-untyped-call]
+            for parameter, term in corrections:
+                if parameter.grad is not None:
+                    parameter.grad += term
+            optimizer.step()
+            return value.detach()
+
+        return loop(step, examples, self.epochs, sgd)
+
+    @staticmethod
+    def together(
+        calls: Sequence["TrainCall"], streams: Sequence[RngContext]
+    ) -> list[float | TrainingDivergedError]:
+        """Train several clients' models at once; see `cohort.Call.together`."""
+        examples = [call.prepared() for call in calls]
+        constants = [tensors_of(call.regularizer) for call in calls]
+        state = stacked([call.model.tensors for call in calls])
+        means = calls[0].on_rows(
+            state,
+            examples,
+            [torch.stack(each) for each in zip(*constants, strict=True)],
+            stacked([call.correction or {} for call in calls]),
+            streams,
+        )
+        with torch.no_grad():
+            for i, call in enumerate(calls):
+                for name, tensor in call.model.tensors.items():
+                    tensor.copy_(state[name][i])
+        return means
+
+    def on_rows(
+        self,
+        state: dict[str, Tensor],
+        examples: Sequence[ExampleSet],
+        constants: list[Tensor],
+        correction: dict[str, Tensor],
+        streams: Sequence[RngContext],
+    ) -> list[float | TrainingDivergedError]:
+        """Train several models, which are rows of stacked tensors, as this call does.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            The models' stacked tensors, which are changed in place. This call's own
+            model is frozen, but not changed.
+        examples : sequence of ExampleSet
+            The examples, or the features, that each model trains on.
+        constants : list of Tensor
+            The stacked tensors of the regularizers.
+        correction : dict of str to Tensor
+            The stacked corrections.
+        streams : sequence of RngContext
+            The random numbers of each client.
+
+        Returns
+        -------
+        list
+            The mean loss over the last epoch, or the error, of each model.
+        """
+        sgd = self.sgd
+        objective = Objective(
+            self.model, self.loss, self.regularizer, self.has_features
+        )
+        training = StackedOptimizer(
+            self.model, state, objective, constants, correction, sgd
+        )
+        own = not self.has_features
+        pool = pooled(tuple(examples)) if own else PooledExamples(examples)
+        # cross_entropy is not a mean over the examples if it ignores some targets.
+        pads = self.can_be_padded and not pool.has_ignored
+        epochs = StackedBatches(pool, sgd.batch_size, streams, pads)
+        count, device = len(examples), examples[0].place
+        means = torch.zeros(count, device=device)
+        errors: dict[int, TrainingDivergedError] = {}
+        for epoch in range(self.epochs):
+            total, lengths = torch.zeros(2, count, device=device)
+            for batch in epochs.epoch():
+                counts = batch.counts
+                place = slice(None) if batch.members is None else batch.members
+                total[place] += training.step(batch) * counts
+                lengths[place] += counts
+            means = total / lengths.clamp(min=1)
+            for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
+                errors.setdefault(i, diverged(means[i].item(), epoch, sgd))
+        return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
+
+
+def evaluation_size(model: SplitModel, examples: ExampleSet) -> int:
+    """Return a batch size for evaluation, in most cases `EVALUATION_BATCH`.
+
+    Batch norms without running statistics refuse a batch of one example, so for models
+    with such norms no last example is left alone.
+    """
+    n, size = len(examples), EVALUATION_BATCH
+    if any(map(uses_batch_statistics, model.modules())):
+        while n > 1 and n % size == 1:
+            size += 1
+    return size
+
+
+@torch.no_grad()
+def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
+    """Return the examples with features, computed in the model's mode, as inputs."""
+    size, features, targets = evaluation_size(model, examples), [], []
+    batches = examples.batches(size)
+    if len(examples) <= size:
+        batches = iter([(examples.first(size), examples.targets.to(examples.place))])
+    with sgd.autocast():
+        for inputs, target in batches:
+            feature = model.representation(inputs)
+            # bfloat16 becomes float32.
+            precise = torch.promote_types(feature.dtype, torch.float32)
+            features.append(feature.to(precise))
+            targets.append(target)
+    drop = examples.drop_single
+    return ExampleSet(torch.cat(features), torch.cat(targets), drop_single=drop)
+
+
+@dataclass(frozen=True)
+class GradientCall:
+    """The arguments of `local_training.gradient`."""
+
+    model: SplitModel
+    inputs: Tensor
+    targets: Tensor
+    loss: Loss
+    sgd: SGD
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for calls with equal models, losses and shapes of batches.
+
+        None if the call must be made alone.
+        """
+        if not self.model.can_be_stacked(lambda: self.inputs[:2]):
+            return None
+        x, y = self.inputs, self.targets
+        form = x.shape, x.dtype, y.shape, y.dtype
+        modes = tuple(module.training for module in self.model.modules())
+        trained = tuple(p.requires_grad for p in self.model.parameters())
+        bfloat16 = self.sgd.bfloat16
+        return type(self), self.model.kind, self.loss, form, bfloat16, modes, trained
+
+    @property
+    def fewest(self) -> int | None:
+        """See the function `fewest`."""
+        return fewest(self.model, self.inputs[:1].numel())
+
+    def alone(self) -> Tensor:
+        """Compute one client's gradient, and return the loss."""
+        with differentiable(self.model):
+            with self.sgd.autocast():
+                loss = self.loss(self.model(self.inputs), self.targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach().float()
+
+    @staticmethod
+    def together(
+        calls: Sequence["GradientCall"], streams: Sequence[RngContext]
+    ) -> list[Tensor]:
+        """Compute several clients' gradients at once; see `cohort.Call.together`."""
+        first = calls[0]
+        state = stacked([call.model.tensors for call in calls])
+        parameters = dict(first.model.named_parameters())
+        trained = [name for name, p in parameters.items() if p.requires_grad]
+        batch = (
+            torch.stack([call.inputs for call in calls]),
+            torch.stack([call.targets for call in calls]),
+        )
+        with differentiable(first.model), first.sgd.autocast():
+            gradients, losses = Objective(first.model, first.loss).gradients(
+                state, trained, batch, []
+            )
+        for i, call in enumerate(calls):
+            for name, gradient in zip(trained, gradients, strict=True):
+                parameter = call.model.tensors[name]
+                if gradient is None:
+                    continue
+                if parameter.grad is None:
+                    # torch's fused SGD expects the memory format of the parameter.
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.add_(gradient[i])
+            for name in state.keys() - parameters.keys():
+                call.model.tensors[name].copy_(state[name][i])
+        return list(losses.float().unbind())
 
 
 def train(
@@ -142,7 +508,7 @@ def evaluate_each(
     """
     model.eval()
     here = [examples.on(current()) for examples in sets]
-    inputs = [e.inputs if e.is_plain else e.first(len(e)) for e in here]
+    inputs = [examples.first(len(examples)) for examples in here]
     outputs = model(torch.cat(inputs)).split([len(examples) for examples in here])
     pairs = zip(outputs, here, strict=True)
     return [_means([(o, e.targets.to(e.place))], loss) for o, e in pairs]

@@ -31,7 +31,7 @@ from flwr_frl.common.settings import (
 from flwr_frl.task.devices import current, seed
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.training.calls import TrainCall, features_of
+from flwr_frl.task.training.local_training import TrainCall, features_of
 from flwr_frl.task.training.sgd import freeze, run_epochs
 
 

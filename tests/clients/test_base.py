@@ -11,7 +11,7 @@ from flwr_frl.clients import (
     FedRepClient,
 )
 from flwr_frl.clients.base import Client, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import (
+from flwr_frl.clients.device.groups import (
     HEAD,
     REPRESENTATION,
     array_names,

@@ -7,7 +7,7 @@ from client_messages import new_context
 from named_tasks import dashed
 
 from flwr_frl.clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.tasks import build_task

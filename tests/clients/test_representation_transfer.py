@@ -12,7 +12,7 @@ from torch import nn
 
 from flwr_frl import simulate
 from flwr_frl.clients.algorithms import client_class
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.representation_transfer import (
     FeatureTransferClient,

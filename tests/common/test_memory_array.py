@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from flwr_frl.common.memory_array import (
+from flwr_frl.common.arrays import (
     MemoryArray,
     memory_record,
     num_bytes,

@@ -2,7 +2,7 @@
 
 from flwr.app import Message, RecordDict
 
-from flwr_frl.common.flower_messages import message_like, reply_with
+from flwr_frl.common.arrays import message_like, reply_with
 
 
 def test_a_reply_equals_flower_s():

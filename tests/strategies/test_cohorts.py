@@ -8,10 +8,14 @@ import torch
 from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
+from flwr_frl import Client, Strategy
+from flwr_frl.clients import client_app
+from flwr_frl.clients.device import rows
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import SplitModel, split_model
-from flwr_frl.task.training import calls, cohort
+from flwr_frl.task.training import cohort
+from flwr_frl.task.training import local_training as calls
 from flwr_frl.task.training.cohort import scratch_model
 from flwr_frl.task.training.local_training import gradient, train
 from flwr_frl.task.training.sgd import SGD, Proximal
@@ -242,3 +246,64 @@ def test_clients_of_a_large_model_share_it_and_run_in_sequence(
 def test_models_with_hooks_are_not_batched(batched_calls):
     outcome("fedavg", N, task="cohort_tasks:hooked")
     assert not any(batched_calls.values())
+
+
+class NormedClient(Client):
+    """Divides what it has trained by the norm of its own head."""
+
+    personal = "representation"
+    shared = "head"
+
+    def update(self):
+        loss = self.train("all", 2)
+        norm = self.norm(self.model.tensors["head.weight"])
+        sent = {name: value / norm for name, value in self.model.state_dict().items()}
+        return loss, sent
+
+    def norm(self, weight):
+        return weight.norm()
+
+
+class Normed(Strategy, client=NormedClient):
+    pass
+
+
+class ReadingClient(NormedClient):
+    """Reads a number of each client, so it cannot run for several at once."""
+
+    def norm(self, weight):
+        return weight.norm().item()
+
+
+class Reading(Strategy, client=ReadingClient):
+    pass
+
+
+class FirstExampleClient(NormedClient):
+    """Uses the examples of a client, of which several clients have none in common."""
+
+    def norm(self, weight):
+        return 1 + self.train_examples.inputs[0].norm()
+
+
+class FirstExample(Strategy, client=FirstExampleClient):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "answered"), [(Normed, 4), (Reading, 0), (FirstExample, 0)]
+)
+def test_update_runs_once_for_all_clients_if_it_means_the_same(
+    algorithm, answered, monkeypatch
+):
+    counts, original = [0], rows.fit_rows
+
+    def fit_rows(*arguments):
+        replies = original(*arguments)
+        counts.append(len(replies))
+        return replies
+
+    monkeypatch.setattr(client_app, "fit_rows", fit_rows)
+    path = f"{__name__}:{algorithm.__name__}"
+    assert_same(outcome(path, N), outcome(path, "off"))
+    assert max(counts) == answered

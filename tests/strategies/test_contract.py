@@ -37,7 +37,7 @@ from flwr.app import (
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.codec import unpack
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.representation_transfer import FeatureTransferClient
 from flwr_frl.common.settings import SettingsError

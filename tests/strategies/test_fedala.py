@@ -7,7 +7,7 @@ from layered import descend, gradients, loss_of, model, parts, start
 from softmax_runs import DIMENSION, N, assert_near, mean, run, weights
 
 import flwr_frl.task.examples
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.task import ExampleSet, ExampleTask
 
 TASK = {"task": "layered:layered"}

@@ -10,7 +10,7 @@ from paper_rounds import run_variant
 from softmax_runs import CLASSES, DIMENSION, RATE, STEPS, N, assert_near, draw, matrix
 from torch import nn
 
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedbn import FedBNClient
 from flwr_frl.common.settings import build, resolve

@@ -7,7 +7,7 @@ from paper_rounds import run_variant
 from softmax_runs import CLASSES, DIMENSION, N, draw, run, task_of
 from torch import nn
 
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
 from flwr_frl.task import SplitModel
 

@@ -9,7 +9,7 @@ import torch
 from softmax_runs import CLASSES, DIMENSION, N, draw, example_sets, mean, run, weights
 from torch import nn
 
-from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.groups import array_names
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 K, RATE, STEPS = 4, 0.3, 3

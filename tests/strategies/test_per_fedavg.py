@@ -21,7 +21,7 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl.clients import HFMAMLClient, PerFedAvgClient
-from flwr_frl.clients.device.parameter_groups import initial_arrays
+from flwr_frl.clients.device.groups import initial_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 

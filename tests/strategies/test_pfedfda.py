@@ -9,7 +9,7 @@ from layered import WIDTH, features, gradients, layered, loss_of, parts, start
 from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, weights
 
 from flwr_frl.clients import PFedFDAClient
-from flwr_frl.clients.device.parameter_groups import array_names, personal_arrays
+from flwr_frl.clients.device.groups import array_names, personal_arrays
 from flwr_frl.clients.pfedfda import Gaussians, minimum_in_unit_interval
 from flwr_frl.task import ExampleSet
 

@@ -7,7 +7,7 @@ from softmax_runs import CLASSES, DIMENSION, assert_near, code_of, example_sets,
 from torch import nn
 
 from flwr_frl.clients.algorithms import client_class
-from flwr_frl.clients.device.conversions import under
+from flwr_frl.clients.device.groups import under
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 

@@ -140,7 +140,7 @@ def test_arrays_for_a_single_client_are_sent_as_float16():
 
 def test_reply_in_another_dtype_is_rejected(monkeypatch):
     monkeypatch.setattr(
-        "flwr_frl.clients.device.codec._as_received", lambda array, dtype: array
+        "flwr_frl.clients.device.codec.as_received", lambda array, dtype: array
     )
     _, rows, _ = arrays_after(1, algorithm="fedrep", transport="float16")
     assert rows[0]["clients"] == 0

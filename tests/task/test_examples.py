@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from refusals import code_of
 
 from flwr_frl.task import examples
-from flwr_frl.task.examples import ExampleSet, random_crop_and_flip
+from flwr_frl.task.examples import ExampleSet, cropped, crops
 
 
 def numbered(n: int) -> ExampleSet:
@@ -79,10 +79,10 @@ def test_all_offsets_and_both_directions_occur_equally_often():
     n = 162 * 40
     torch.manual_seed(1)
     images = torch.from_numpy(image).expand(n, -1, -1, -1)
-    cropped = random_crop_and_flip(images).numpy().reshape(n, -1)
+    results = cropped(images, *crops(n)).numpy().reshape(n, -1)
     place = {crop.tobytes(): i for i, crop in enumerate(crops_of(image, 4))}
     assert len(place) == 2 * 9 * 9
-    counts = np.bincount([place[crop.tobytes()] for crop in cropped], minlength=162)
+    counts = np.bincount([place[crop.tobytes()] for crop in results], minlength=162)
     # Chi-squared with 161 degrees of freedom: mean 161, standard deviation 18.
     chi_squared = ((counts - 40) ** 2 / 40).sum()
     assert abs(chi_squared - 161) < 5 * np.sqrt(2 * 161)
@@ -159,15 +159,3 @@ def test_training_skips_batches_whose_targets_are_all_ignored():
     nothing = ExampleSet(inputs, torch.full((6,), -100))
     assert list(nothing.stream(2)) == []
     assert nothing.draw(2) is None
-
-
-@pytest.mark.parametrize(
-    ("targets", "expected"),
-    [
-        (torch.tensor([0, 1]), False),
-        (torch.tensor([0, -100]), True),
-        (torch.tensor([[-1.0], [2.0]]), False),
-    ],
-)
-def test_only_negative_classes_are_ignored(targets, expected):
-    assert ExampleSet(torch.zeros(2, 1), targets).has_ignored is expected

@@ -23,7 +23,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.account import FILE, PrivateTraining
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.calls import TrainCall
+from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.privacy import ExamplePrivacy, epsilon
 from flwr_frl.task.training.sgd import SGD
 

@@ -7,7 +7,7 @@ from client_messages import new_context
 from refusals import assert_says
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.clients.device.groups import HEAD, REPRESENTATION
 from flwr_frl.clients.device.state import PersonalState
 
 TASK = own_tasks.task_of()

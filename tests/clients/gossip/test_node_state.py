@@ -11,7 +11,7 @@ from gossip_clients import (
     received,
 )
 
-from flwr_frl.clients.device.parameter_groups import array_names, personal_arrays
+from flwr_frl.clients.device.groups import array_names, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, sketch
 from flwr_frl.common.messages import SKETCH

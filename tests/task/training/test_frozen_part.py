@@ -24,9 +24,13 @@ from torchvision.ops import StochasticDepth
 
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
-from flwr_frl.task.training.calls import TrainCall, features_of
 from flwr_frl.task.training.cohort import each_together
-from flwr_frl.task.training.local_training import evaluate, train
+from flwr_frl.task.training.local_training import (
+    TrainCall,
+    evaluate,
+    features_of,
+    train,
+)
 from flwr_frl.task.training.sgd import SGD, steps_an_epoch
 
 NEAR = {"rtol": 1e-4, "atol": 1e-6}

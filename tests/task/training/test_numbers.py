@@ -114,7 +114,7 @@ def test_evaluation_excludes_ignored_targets(monkeypatch):
         [[[2.0, 2.0], [0.0, 0.0]], [[0.0, 9.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]]
     )
     examples = ExampleSet(inputs, torch.tensor([[0, 1], [1, -100], [-100, -100]]))
-    monkeypatch.setattr("flwr_frl.task.training.calls.EVALUATION_BATCH", 1)
+    monkeypatch.setattr("flwr_frl.task.training.local_training.EVALUATION_BATCH", 1)
     model = SplitModel(nn.Identity(), nn.Identity())
     loss, accuracy = evaluate(model, examples, CE)
     losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]

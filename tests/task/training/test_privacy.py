@@ -19,7 +19,7 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.training import privacy
-from flwr_frl.task.training.calls import TrainCall
+from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.privacy import (
     ExamplePrivacy,
     epsilon,

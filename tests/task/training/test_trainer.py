@@ -10,9 +10,8 @@ from torch import nn
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.common.settings import build
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.calls import TrainCall
 from flwr_frl.task.training.cohort import each_together
-from flwr_frl.task.training.local_training import train
+from flwr_frl.task.training.local_training import TrainCall, train
 from flwr_frl.task.training.privacy import train_privately
 
 TORCH = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

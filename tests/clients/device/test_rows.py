@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device import same_model
+from flwr_frl.clients.device import rows
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -59,13 +59,13 @@ def test_batched_metrics_equal_those_of_sequential_evaluations(algorithm):
 
 
 def test_clients_without_a_personal_state_are_evaluated_as_one_batch(monkeypatch):
-    sizes, evaluate = [], same_model.evaluate_clients
+    sizes, evaluate = [], rows.evaluate_clients
 
     def counted(task, indices, model):
         sizes.append(len(indices))
         return evaluate(task, indices, model)
 
-    monkeypatch.setattr(same_model, "evaluate_clients", counted)
+    monkeypatch.setattr(rows, "evaluate_clients", counted)
     for algorithm, allowed in (
         # Two of five clients, chosen at random, have trained a head. Client 4, which
         # has no examples, may be among the other three.

@@ -1,4 +1,4 @@
-"""Parameter groups: which arrays a client receives, sends and keeps.
+"""Parameter groups: which arrays a client receives, sends and keeps; and conversions.
 
 A group is a prefix of array names, declared without its final dot. ``representation``
 and ``head`` are parts of the model; any other group, for example ``control``, names
@@ -6,7 +6,9 @@ arrays beside the model.
 """
 
 import difflib
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +16,54 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
-from flwr_frl.clients.device.conversions import Tensors, to_numpy, within
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.task.models import SplitModel
 
 if TYPE_CHECKING:
     from flwr_frl.clients.base import Client
 
 Arrays = dict[str, npt.NDArray[np.generic]]
+Tensors = dict[str, Tensor]
 Groups = tuple[str, ...]
 Config = dict[str, Scalar]
 Reply = tuple[NDArrays, int, Config]
 
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
+# Tensors of received arrays share read-only memory, of which torch warns once.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"0", np.uint8))
+
+
+def under(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the arrays of a group by their names within it."""
+    return {n[len(group) :]: t for n, t in tensors.items() if n.startswith(group)}
+
+
+def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Prefix names with a group; the inverse of `under`."""
+    return {group + n: t for n, t in tensors.items()}
+
+
+def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array, which shares its memory on the CPU."""
+    array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def to_tensors(
+    arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
+) -> Tensors:
+    """Return copies of arrays on a device."""
+    return {n: torch.from_numpy(np.array(a)).to(device) for n, a in arrays.items()}
+
+
+def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:
+    """Return the changes of arrays; for booleans, whether they have changed."""
+    return {
+        n: value ^ before[n] if value.dtype == torch.bool else value - before[n]
+        for n, value in after.items()
+    }
 
 
 def initial_arrays(client: "Client", groups: Groups) -> Tensors:
@@ -103,18 +139,20 @@ def check_groups(client: "Client", model: nn.Module) -> None:
             )
 
 
-def check_untrained(client: "Client", model: SplitModel) -> None:
+def check_untrained(client: "Client", tensors: Mapping[str, Tensor]) -> None:
     """Raise `SettingsError` if a parameter outside all groups has been trained.
 
-    Such a parameter is reset to its initial value in every round. It may be trained
-    only outside of `Client.update`, for example by fine-tuning before a test.
+    ``tensors`` are those of the model, or of several models, stacked. Such a parameter
+    is reset to its initial value in every round. It may be trained only outside of
+    `Client.update`, for example by fine-tuning before a test.
     """
     groups = {*client.shared, *client.personal, *client.sent}
-    for name, value in model.structure.parameters.items():
+    for name in client.model.structure.parameters:
         if client._group_of(name) in groups:
             continue
+        value = tensors[name].detach()
         initial = client.task.initial_state[name].to(value.device)
-        if not torch.equal(value.detach(), initial):
+        if not torch.equal(value, initial.expand_as(value)):
             raise SettingsError(
                 f"{type(client).__name__}.update trains {name!r}, which is in no "
                 f"group: its group {client._group_of(name)!r} must be in shared or "

@@ -1,0 +1,498 @@
+"""Clients of one process as rows of matrices: one call of `Client.update` for all.
+
+Most algorithms only train parts of their model, and compute with the arrays of the
+model and those that were received or saved. `Rows` makes each such step for all
+clients at once; `torch.vmap` ensures that it means the same as for one client. Clients
+of other algorithms are answered one by one.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import partial
+from math import nan, prod
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message
+from torch import Tensor
+
+from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.device.codec import as_received, check_config, unpack
+from flwr_frl.clients.device.evaluation import evaluate_clients
+from flwr_frl.clients.device.groups import (
+    REPRESENTATION,
+    Tensors,
+    array_names,
+    check_received,
+    check_untrained,
+    initial_arrays,
+    to_numpy,
+)
+from flwr_frl.clients.device.setup import (
+    Setup,
+    build_client,
+    personal_state,
+    torch_seed,
+)
+from flwr_frl.common import messages as keys
+from flwr_frl.common.arrays import ReplyRows, RowReply, entries_of
+from flwr_frl.common.run_cache import run_object
+from flwr_frl.common.settings import ResourceError, TrainingDivergedError
+from flwr_frl.task.base import Task, check_examples
+from flwr_frl.task.devices import RngContext, seed
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
+from flwr_frl.task.models import Part
+from flwr_frl.task.resident import test_examples, train_examples
+from flwr_frl.task.tasks import built_task
+from flwr_frl.task.training.cohort import RefusedKeys, most_together
+from flwr_frl.task.training.local_training import FEWEST, TrainCall, features_of
+from flwr_frl.task.training.sgd import freeze, steps_an_epoch, trainable_examples
+from flwr_frl.task.training.stacked import tensors_of
+
+# Entries of a message's config that differ between clients.
+OF_A_CLIENT = (keys.ACKNOWLEDGED_ROUND, keys.CHECKPOINT_ROUND, keys.EXAMPLES)
+# Methods that a class must inherit to train, or to test, as rows. Groups of parameters
+# may be constants, but not depend on the client.
+STEPS = "fit", "train", "_receive", "_save", "_send", "_takes"
+TESTS = "evaluate", "deployed_model", "_test", "_receive"
+GROUPS = "shared", "personal", "sent"
+# Keys of the node config of simulated clients
+SIMULATED = {"partition-id", "num-partitions"}
+# Maximum number of input values in a batch of tests; larger batches are not faster.
+LARGEST = 2**16
+
+
+class CannotBeRowsError(Exception):
+    """An algorithm's step cannot be made for several clients at once."""
+
+
+def fit_rows(
+    setups: Sequence[Setup],
+    messages: Sequence[Message],
+    contexts: Sequence[Context],
+    size: int,
+    only_if_faster: bool,
+) -> dict[int, Message]:
+    """Answer training messages as rows, as far as this is possible.
+
+    Parameters
+    ----------
+    setups, messages, contexts : sequence
+        The clients' settings and messages, and the contexts of their nodes.
+    size, only_if_faster
+        As of `flwr_frl.task.training.cohort.each_together`.
+
+    Returns
+    -------
+    dict of int to Message
+        Replies by the positions of their messages. The other messages must be answered
+        one by one, for example those of clients whose training has diverged.
+    """
+    refused, replies = run_object(RefusedKeys), dict[int, Message]()
+    setup = setups[0]
+    if getattr(setup.algorithm, "class_weights", "") == "balanced":
+        return replies
+    alike = _alike(setups, messages, contexts, STEPS)
+    if only_if_faster and alike:
+        task = built_task(setup.task, setup.num_clients)
+        size = most_together(task.scratch_model, size)
+    for start in range(0, len(alike), size):
+        chunk = alike[start : start + size]
+        if len(chunk) < 2 or setup.kind in refused:
+            break
+        try:
+            rows = Rows(
+                [setups[i] for i in chunk],
+                [messages[i] for i in chunk],
+                [contexts[i] for i in chunk],
+                only_if_faster,
+            )
+            answered = zip(chunk, rows.fit(), strict=True)
+        except ResourceError:
+            raise
+        # Code of algorithms raises any exception. One by one, each client reports its
+        # own.
+        except Exception:
+            if len(chunk) >= FEWEST:
+                refused.add(setup.kind)
+            break
+        replies |= {i: answer for i, answer in answered if answer is not None}
+    return replies
+
+
+def evaluate_rows(
+    setups: Sequence[Setup],
+    messages: Sequence[Message],
+    contexts: Sequence[Context],
+    answer: Callable[[Message, Setup, Client, Evaluation], Message],
+) -> dict[int, Message]:
+    """Answer evaluations of the same model, with the examples of clients in one batch.
+
+    A client without a saved state tests the model that it has received. In a large
+    population most clients have never trained, so they have no state.
+
+    Parameters
+    ----------
+    setups, messages, contexts
+        As of `fit_rows`.
+    answer : callable
+        Returns the reply, given a message, a setup, a client and the result.
+
+    Returns
+    -------
+    dict of int to Message
+        As of `fit_rows`.
+    """
+    replies: dict[int, Message] = {}
+    setup, alike = setups[0], _alike(setups, messages, contexts, TESTS)
+    # A client whose state is lost reports it.
+    nodes = {
+        i: setups[i].partition
+        for i in alike
+        if not contexts[i].state
+        and not (
+            setup.kind.personal and _config(messages[i]).get(keys.ACKNOWLEDGED_ROUND)
+        )
+    }
+    # A state may be on disk.
+    if setup.states or not nodes:
+        return replies
+    # After an error, clients are evaluated one by one, and each reports its own.
+    with contextlib.suppress(Exception):
+        first = next(iter(nodes))
+        config = check_config(messages[first].content[keys.CONFIG])
+        client = build_client(contexts[first], setups[first], config)
+        if client.task.metrics or not client.model.is_layered:
+            return replies
+        client._receive(unpack(messages[first], client), config)
+        for batch in _batches(client.task, nodes):
+            indices = [nodes[i] for i in batch]
+            results = evaluate_clients(client.task, indices, client.model)
+            for i, result in zip(batch, results, strict=True):
+                replies[i] = answer(messages[i], setups[i], client, result)
+    return replies
+
+
+def _alike(
+    setups: Sequence[Setup],
+    messages: Sequence[Message],
+    contexts: Sequence[Context],
+    inherited: Sequence[str],
+) -> list[int]:
+    """Return the positions of simulated clients that have received the same.
+
+    Their class must inherit the methods of these names from `Client`.
+    """
+    setup, first = setups[0], entries_of(messages[0].content)
+    kind = setup.kind
+    if first.keys() != {keys.ARRAYS, keys.CONFIG}:
+        return []
+    alike, common = list[int](), _common(check_config(first[keys.CONFIG]))
+    # Two messages to one client change the same state.
+    distinct = len({*map(id, contexts)}) == len(contexts)
+    if (
+        distinct
+        and not setup.device.dp_noise
+        and all(
+            getattr(kind, name) is getattr(Client, name)
+            or (name in GROUPS and isinstance(getattr(kind, name), tuple))
+            for name in (*GROUPS, *inherited)
+        )
+    ):
+        for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
+            content = entries_of(message.content)
+            if (
+                content.keys() == first.keys()
+                and content[keys.ARRAYS] is first[keys.ARRAYS]
+                and context.node_config.keys() == SIMULATED
+                and setups[i].run is setup.run
+                and _common(_config(message)) == common
+            ):
+                alike.append(i)
+    return alike
+
+
+def _config(message: Message) -> Any:
+    return entries_of(entries_of(message.content).get(keys.CONFIG, ConfigRecord()))
+
+
+def _common(config: Config) -> Config:
+    """Return the entries of a config that are the same for all clients of a round."""
+    return {name: v for name, v in config.items() if name not in OF_A_CLIENT}
+
+
+def _batches(task: Task, indices: Mapping[int, int]) -> Iterator[list[int]]:
+    """Yield the positions of clients whose test examples form one batch."""
+    batch: list[int] = []
+    numbers = 0
+    for position, index in indices.items():
+        examples = test_examples(task, index)
+        if not 0 < len(examples) <= EVALUATION_BATCH:
+            continue
+        more = len(examples) * prod(examples.inputs.shape[1:])
+        if batch and numbers + more > LARGEST:
+            yield batch
+            batch, numbers = [], 0
+        batch.append(position)
+        numbers += more
+    if batch:
+        yield batch
+
+
+class _OnRows(torch.autograd.Function):
+    """Apply a function of stacked tensors within `torch.vmap`."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        """Raise: without `vmap`, the inputs have no rows."""
+        raise CannotBeRowsError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Do nothing: there are no gradients."""
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, function: Any, *tensors: Tensor) -> Any:
+        """Return the function's result on tensors with a row for each client."""
+        rows = [
+            tensor.expand(info.batch_size, *tensor.shape)
+            if dim is None
+            else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, dims[1:], strict=True)
+        ]
+        return function(rows), 0
+
+
+class RowModel:
+    """The arrays of the clients' models, as `Client.update` uses them."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> Tensors:
+        """Return the arrays, not copies."""
+        return self.tensors
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite the arrays."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(state[name])
+
+
+class Rows:
+    """Several clients of one class, as one client in `Client.update`.
+
+    It has those attributes of a client that mean the same for several, and the
+    algorithm's own methods. Others raise an exception, so that nothing of one client is
+    used for all.
+
+    Parameters
+    ----------
+    setups, messages, contexts : sequence
+        Their settings and messages, with the same arrays, and their nodes' contexts.
+    only_if_faster : bool
+        Whether to refuse models that are faster one by one.
+    """
+
+    def __init__(
+        self,
+        setups: Sequence[Setup],
+        messages: Sequence[Message],
+        contexts: Sequence[Context],
+        only_if_faster: bool,
+    ) -> None:
+        setup = setups[0]
+        config = check_config(messages[0].content[keys.CONFIG])
+        self._setup, self._messages = setup, messages
+        self._only_if_faster = only_if_faster
+        self._client = client = build_client(contexts[0], setup, config)
+        client.settings = self.settings = setup.in_round(client.settings, config)
+        client._receive(unpack(messages[0], client), config)
+        client.__dict__["_make"] = self._make
+        self._kind = type(client)
+        self.received, self.metrics = client.received, client.metrics
+        self.config = type(config)(_common(config))
+        self._streams, self._examples, self._states = [], [], []
+        run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
+        for each, message, context in zip(setups, messages, contexts, strict=True):
+            own, index = _config(message), each.partition
+            self._streams.append(RngContext())
+            with self._streams[-1]:
+                seed(torch_seed(each.name, run, server_round))
+            check_examples(client.task, index, own.get(keys.EXAMPLES))
+            self._examples.append(train_examples(client.task, index))
+            if client.personal:
+                state, _ = personal_state(context, each, own)
+                self._states.append(state)
+        self.saved: Tensors = {}
+        loaded = [state.load(client._shapes) or {} for state in self._states]
+        for name, value in initial_arrays(client, client.personal).items():
+            initial = to_numpy(value)
+            rows = np.stack([arrays.get(name, initial) for arrays in loaded])
+            self.saved[name] = torch.from_numpy(rows).to(client._device)
+        # Stacked values of the model's arrays, and the names of those that are equal.
+        # Cloned, they have the memory format of the model.
+        self._tensors = {
+            name: tensor.detach().expand(len(messages), *tensor.shape).clone()
+            for name, tensor in client.model.tensors.items()
+        }
+        for name in self._tensors.keys() & self.saved.keys():
+            self._tensors[name].copy_(self.saved[name])
+        self._equal = self._tensors.keys() - self.saved.keys()
+        self.model = RowModel(self._tensors)
+        # Clients that are answered one by one, as they report a lost state or an error.
+        self._failed = {i for i, state in enumerate(self._states) if state.unused}
+
+    @property
+    def _state(self) -> SimpleNamespace:
+        """The round of the clients' states, if it is the same."""
+        rounds = {state.round for state in self._states}
+        if len(rounds) != 1:
+            raise CannotBeRowsError
+        return SimpleNamespace(round=rounds.pop())
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the algorithm's class, but none of `Client`."""
+        owner = next((k for k in self._kind.__mro__ if name in vars(k)), Client)
+        if issubclass(Client, owner):
+            raise CannotBeRowsError(name)
+        value = inspect.getattr_static(self._kind, name)
+        return value.__get__(self, self._kind) if hasattr(value, "__get__") else value
+
+    def train(
+        self,
+        part: Part,
+        epochs: int,
+        regularizer: Any = None,
+        correction: Mapping[str, Tensor] | None = None,
+        learning_rate: float | None = None,
+    ) -> Any:
+        """Train a part of all models, as `Client.train` does; return the losses."""
+        terms = regularizer, correction, None, learning_rate
+        return self._client.train(part, epochs, *terms)
+
+    def _make(self, call: TrainCall) -> Any:
+        """Make a call of the first client for all; return their losses."""
+        if call.regularizer is not None and not is_dataclass(call.regularizer):
+            raise CannotBeRowsError
+        constants, correction = tensors_of(call.regularizer), call.correction or {}
+
+        def trained(rows: Sequence[Tensor]) -> Tensor:
+            of_terms = list(rows[: len(constants)])
+            more = dict(zip(correction, rows[len(constants) : -1], strict=True))
+            return self._trained(call, of_terms, more)
+
+        # At least one of the tensors must have rows.
+        any_row = next(iter(self.model.tensors.values()))
+        return _OnRows.apply(trained, *constants, *correction.values(), any_row)
+
+    def _steps_an_epoch(self) -> int:
+        model, sgd = self._client.model, self.settings
+        steps = {steps_an_epoch(model, examples, sgd) for examples in self._examples}
+        if len(steps) != 1:
+            raise CannotBeRowsError
+        return steps.pop()
+
+    def _trained(
+        self, call: TrainCall, constants: list[Tensor], correction: Tensors
+    ) -> Tensor:
+        """Train all models, and return their losses."""
+        fewest = call.fewest if self._only_if_faster else 2
+        if call.key is None or fewest is None or len(self._examples) < fewest:
+            raise CannotBeRowsError
+        model = call.model
+        sets = [self._like(call.examples, examples) for examples in self._examples]
+        freeze(model, call.part)
+        if call.epochs:
+            sets = [trainable_examples(model, each, call.sgd) for each in sets]
+        if call.has_features:
+            sets = list(self._features(call, sets))
+        rows = call.on_rows(self._tensors, sets, constants, correction, self._streams)
+        prefix = "" if call.part == "all" else f"{call.part}."
+        self._equal = {name for name in self._equal if not name.startswith(prefix)}
+        self._failed |= {
+            i for i, loss in enumerate(rows) if isinstance(loss, Exception)
+        }
+        losses = [nan if isinstance(loss, Exception) else loss for loss in rows]
+        return torch.tensor(losses, dtype=torch.float64)
+
+    def _like(self, first: ExampleSet, examples: ExampleSet) -> ExampleSet:
+        """Return a client's examples as those of the first client are used."""
+        if examples.augment and not first.augment:
+            examples = examples.without_augmentation()
+        if examples.form != first.form or examples.unlabelled is not None:
+            raise CannotBeRowsError
+        return examples.on(self._client._device)
+
+    @torch.no_grad()
+    def _features(
+        self, call: TrainCall, sets: Sequence[ExampleSet]
+    ) -> Iterator[ExampleSet]:
+        """Yield the features of each client's examples, by its own representation."""
+        tensors = call.model.tensors
+        names = {name for name in tensors if name.startswith(REPRESENTATION)}
+        for i, examples in enumerate(sets):
+            for name in names - self._equal if i else names:
+                tensors[name].copy_(self._tensors[name][i])
+            yield features_of(call.model, examples, call.sgd)
+
+    def fit(self) -> list[Message | None]:
+        """Answer the messages, as `Client.fit` does; None for clients that fail."""
+        client, n = self._client, len(self._messages)
+        sent_names = array_names(client, client.sent)
+        saved_names = array_names(client, client.personal)
+
+        number = partial(torch.as_tensor, dtype=torch.float64)
+
+        def update(tensors: Tensors, saved: Tensors) -> Any:
+            self.model, self.saved = RowModel(tensors), saved
+            result = self._kind.update(cast(Client, self))
+            loss, arrays = result if isinstance(result, tuple) else (result, tensors)
+            kept = {**self.saved, **tensors}
+            return (
+                number(loss),
+                {name: arrays[name] for name in sent_names},
+                {name: kept[name] for name in saved_names},
+                {n: number(value) for n, value in self.metrics.items()},
+            )
+
+        results = torch.vmap(update)(self._tensors, self.saved)
+        losses, sent, saved, metrics = results
+        check_received(client)
+        check_untrained(client, self._tensors)
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in saved.items()}
+        if shapes != client._shapes:
+            raise CannotBeRowsError
+        kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
+        for i, state in enumerate(self._states):
+            if i not in self._failed:
+                try:
+                    arrays = {name: rows[i] for name, rows in kept.items()}
+                    state.save(arrays, int(self.config[keys.SERVER_ROUND]))
+                except TrainingDivergedError:
+                    self._failed.add(i)
+        like: Any = self._messages[0].content[keys.ARRAYS]
+        arrays = {}
+        for name, tensor in sent.items():
+            values = np.ascontiguousarray(to_numpy(tensor))
+            dtype = like[name].dtype if name in like else ""
+            arrays[name] = as_received(values, dtype)
+        rounded, round_ = self._setup.device.rounded, self.config[keys.SERVER_ROUND]
+        columns = {
+            keys.NUM_EXAMPLES: [rounded(len(each)) for each in self._examples],
+            "train-loss": losses.tolist(),
+            **{name: column.tolist() for name, column in metrics.items()},
+            keys.SERVER_ROUND: [float(round_)] * n,
+        }
+        of_clients = zip(*columns.values(), strict=True)
+        rows = ReplyRows(
+            arrays, [dict(zip(columns, v, strict=True)) for v in of_clients]
+        )
+        return [
+            None if i in self._failed else RowReply(rows, i, message)
+            for i, message in enumerate(self._messages)
+        ]

@@ -1,0 +1,267 @@
+"""Flower's arrays, records and messages, made without checks and only when needed.
+
+Flower's own Array always holds the bytes of an .npy file. A simulation in one process
+would write and parse these bytes for each client, although no other process reads them.
+`MemoryArray` holds values instead, and `RowReply` a row of the arrays of all replies.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.common.constant import SType
+
+from flwr_frl.common.messages import ARRAYS, METRICS
+from flwr_frl.common.npy import decode, dtype_name, encode, header, is_finite
+
+NDArray = npt.NDArray[Any]
+Record = TypeVar("Record")
+
+
+class MemoryArray(Array):
+    """An Array that is serialised when its ``data`` is read.
+
+    Its dtype, shape, bytes and digest equal those of ``Array(values)``. It cannot be
+    changed.
+
+    Parameters
+    ----------
+    values : ndarray
+        The values, which must not be changed afterwards: they are not copied if they
+        are in C order.
+    """
+
+    values: NDArray
+
+    def __init__(self, values: NDArray) -> None:
+        shape = values.shape
+        values = np.asarray(values, order="C").view()
+        values.flags.writeable = False
+        self.__dict__.update(
+            dtype=dtype_name(values.dtype),
+            shape=shape,
+            stype=SType.NUMPY,
+            values=values,
+        )
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes of an .npy file, written when they are first read.
+
+        From then on the values are a view of the bytes.
+        """
+        if "_encoded" not in self.__dict__:
+            encoded = self.__dict__["_encoded"] = encode(self.values)
+            self.__dict__["values"] = decode(encoded)
+        written: bytes = self.__dict__["_encoded"]
+        return written
+
+    def numpy(self) -> NDArray:
+        """Return a copy of the values."""
+        return self.values.copy()
+
+    def deflate(self) -> bytes:
+        """Return the bytes that Flower transfers, equal to those of an Array."""
+        array = Array(self.dtype, self.shape, self.stype, self.data)
+        # Chunks are reused, because computing their digests takes time.
+        array.__dict__["_chunks"] = self.slice_array()
+        return array.deflate()
+
+    @cached_property
+    def all_finite(self) -> bool:
+        """True if no value is NaN or infinite."""
+        return is_finite(self.values)
+
+
+def values_of(array: Array) -> NDArray:
+    """Return the values of an Array, read-only and if possible without a copy.
+
+    Raises `ValueError`, or another exception of NumPy, if its bytes cannot be read
+    without unpickling.
+    """
+    if isinstance(array, MemoryArray):
+        return array.values
+    if array.stype != SType.NUMPY:
+        raise ValueError(f"it is serialised as {array.stype!r}, not {SType.NUMPY!r}")
+    values = decode(array.data)
+    values.flags.writeable = False
+    return values
+
+
+def num_bytes(array: Array) -> int:
+    """Return the number of an Array's bytes, without serialising it."""
+    if not isinstance(array, MemoryArray):
+        return len(array.data)
+    return len(header(array.values.shape, array.values.dtype)) + array.values.nbytes
+
+
+def memory_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
+    """Return an ArrayRecord of `MemoryArray`.
+
+    Arrays in C order are not copied, so they must not be changed afterwards.
+    """
+    return fill(ArrayRecord(), {n: MemoryArray(v) for n, v in arrays.items()})
+
+
+def fill(record: Record, entries: Mapping[str, Any]) -> Record:
+    """Add entries to one of Flower's records, and return it.
+
+    The entries must be of allowed types. Flower checks each of them, which takes
+    longer than all other work on the small messages of a simulation.
+    """
+    record.__dict__["_data"].update(entries)
+    return record
+
+
+def entries_of(record: Any) -> dict[str, Any]:
+    """Return the dictionary inside one of Flower's records. Do not modify it."""
+    entries: dict[str, Any] = record.__dict__["_data"]
+    return entries
+
+
+def message_like(message: Message, content: RecordDict, **fields: Any) -> Message:
+    """Return a message with other content, and with some fields of metadata replaced.
+
+    Parameters
+    ----------
+    message : Message
+        A valid message, which is not changed.
+    content : RecordDict
+        The content.
+    **fields
+        Fields of `Metadata`, of valid types.
+    """
+    metadata = Metadata.__new__(Metadata)
+    metadata.__dict__.update(message.metadata.__dict__)
+    metadata.__dict__.update({f"_{name}": value for name, value in fields.items()})
+    copied = Message.__new__(Message)
+    copied.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    return copied
+
+
+def reply_with(content: RecordDict, message: Message) -> Message:
+    """Return a reply to a message, equal to ``Message(content, reply_to=message)``."""
+    asked, now = message.metadata, time.time()
+    return message_like(
+        message,
+        content,
+        message_id="",
+        reply_to_message_id=asked.message_id,
+        src_node_id=asked.dst_node_id,
+        dst_node_id=asked.src_node_id,
+        src_task_id=asked.dst_task_id,
+        dst_task_id=asked.src_task_id,
+        delivered_at="",
+        created_at=now,
+        ttl=asked.created_at + asked.ttl - now,
+    )
+
+
+class ReplyRows:
+    """The replies of several clients to a round, with a row of each array for each.
+
+    Parameters
+    ----------
+    arrays : dict of str to ndarray, shape (clients, ...)
+        The arrays. They must not be changed.
+    metrics : sequence of dict
+        The metrics of each client.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[str, NDArray],
+        metrics: Sequence[Mapping[str, int | float]],
+    ) -> None:
+        self.arrays, self.metrics = arrays, metrics
+        for array in arrays.values():
+            array.flags.writeable = False
+        # Number of bytes of a reply, once it is known.
+        self.num_bytes = 0
+        self._like: ArrayRecord | None = None
+        self._valid: Sequence[bool] = ()
+
+    def valid(self, like: ArrayRecord) -> Sequence[bool]:
+        """Return whether the rows have finite arrays of these names and shapes."""
+        if self._like is not like:
+            own = [(n, str(a.dtype), a.shape[1:]) for n, a in self.arrays.items()]
+            others = [(n, a.dtype, tuple(a.shape)) for n, a in like.items()]
+            fits = np.full(len(self.metrics), own == others)
+            for array in self.arrays.values():
+                axes = tuple(range(1, array.ndim))
+                # float64 has a smaller range in replies.
+                fits &= np.isfinite(array).all(axes) & (array.dtype != np.float64)
+            self._like, self._valid = like, fits.tolist()
+        return self._valid
+
+
+class Row(Mapping[str, NDArray]):
+    """A client's arrays, which are rows; views are made when they are read."""
+
+    def __init__(self, rows: ReplyRows, row: int) -> None:
+        self.rows, self.row = rows, row
+
+    def __getitem__(self, name: str) -> NDArray:
+        # An array without dimensions stays an array.
+        return self.rows.arrays[name][self.row, ...]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows.arrays)
+
+    def __len__(self) -> int:
+        return len(self.rows.arrays)
+
+
+class RowReply(Message):
+    """A reply whose records are made when its content is first read."""
+
+    arrays: Row
+
+    def __init__(self, rows: ReplyRows, row: int, message: Message) -> None:
+        unread = reply_with(UNREAD, message).__dict__
+        self.__dict__.update(unread, arrays=Row(rows, row))
+
+    def made(self) -> RecordDict:
+        """Return the records."""
+        metrics = fill(MetricRecord(), self.metrics)
+        records = {ARRAYS: memory_record(self.arrays), METRICS: metrics}
+        return fill(RecordDict(), records)
+
+    @property
+    def content(self) -> RecordDict:
+        """The records."""
+        if self.is_unread:
+            self.__dict__["_content"] = self.made()
+        content: RecordDict = self.__dict__["_content"]
+        return content
+
+    @content.setter
+    def content(self, value: RecordDict) -> None:
+        self.__dict__["_content"] = value
+
+    def fits(self, like: Mapping[str, ArrayRecord]) -> bool:
+        """Return whether it is unread and has the arrays that a reply must have."""
+        alone = self.is_unread and like.keys() == {ARRAYS}
+        return alone and self.arrays.rows.valid(like[ARRAYS])[self.arrays.row]
+
+    @property
+    def is_unread(self) -> bool:
+        """True until the content is read: afterwards it may have been changed."""
+        return self.__dict__["_content"] is UNREAD
+
+    @property
+    def metrics(self) -> Mapping[str, int | float]:
+        """The client's metrics."""
+        return self.arrays.rows.metrics[self.arrays.row]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Serialise as a plain message."""
+        state = {"_metadata": self.metadata, "_content": self.content, "_error": None}
+        return Message.__new__, (Message,), state
+
+
+UNREAD = RecordDict()
