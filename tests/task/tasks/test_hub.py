@@ -1,19 +1,16 @@
-"""Hugging Face data sets and flwr-datasets partitioners, with the real libraries.
-
-Importing these libraries takes seconds, so few files of tests need them.
-"""
+"""Hugging Face data sets and flwr-datasets partitioners, with the real libraries."""
 
 import socket
 from pathlib import Path
 from threading import Thread
 
+import named_tasks
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from command_line import rows_of, run
 from flwr.app import Context, RecordDict
-from hub_data import task_of
 from PIL import Image
 from pyarrow import parquet
 from refusals import assert_says, code_of, refusal, uninstall
@@ -24,11 +21,16 @@ from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.image import ImageTask, PartitionedTask
 
-pytestmark = pytest.mark.e2e
-
 WRITERS, EACH = 4, 10
 BY_WRITER = {"client_column": "writer_id"}
 FLOWER = "flwr_datasets.partitioner:"
+
+
+def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, **own):
+    """Return the task of a folder or file in ``home``."""
+    place = {"cache-dir": str(cache or home / "cache")}
+    named = {"partition": "iid", **place, **named_tasks.dashed(own)}
+    return named_tasks.task_of(f"hf:{home / name}", num_clients, **named)
 
 
 def letter(writer: int, number: int) -> np.ndarray:
@@ -273,6 +275,7 @@ BAD = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:The sum of partition sizes")
 @pytest.mark.parametrize(("name", "settings", "code"), BAD)
 def test_invalid_settings_are_a_one_line_error(home, name, settings, code):
     clients = 20 if name == "saved" else 2
