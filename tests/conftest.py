@@ -40,12 +40,11 @@ FIGURES = {
 # Test files that start federations and mostly wait, the longest first
 LONGEST = (
     "test_devices.py",
-    "test_guide_to_tasks.py",
     "test_chaos.py",
+    "test_guide_to_tasks.py",
     "test_partitions.py",
-    "test_guide_to_algorithms.py",
-    "test_arrivals.py",
     "test_flwr_run.py",
+    "test_arrivals.py",
 )
 
 

@@ -245,18 +245,9 @@ def project() -> Path:
     return copy
 
 
-@cache
-def compile_flower() -> None:
-    """Start Flower's programs once: the first start in a new environment is slow."""
-    for program in ("flower-superlink", "flower-supernode", "flwr"):
-        command(BIN / program, "--version", seconds=240)
-
-
 @contextlib.contextmanager
 def local_flower(home: Path) -> Iterator[dict[str, str]]:
-    """Yield the environment for ``flwr run . local`` with a separate SuperLink."""
-    # `flwr run` allows only 15 seconds for the start of the local SuperLink.
-    compile_flower()
+    """Yield the environment for ``flwr run . local``, with a separate SuperLink."""
     try:
         yield {
             **environment_of(home),
