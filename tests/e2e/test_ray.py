@@ -1,16 +1,18 @@
 """Simulation on Ray: same results as inline, dying workers, leftover processes."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from algorithm_runs import assert_same, run_tiny
 from deploy_commands import command
 from federation import ROOT, kill_9, processes_with, wait_until
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
@@ -94,7 +96,10 @@ def test_a_process_without_the_token_cannot_run_code_in_the_workers(tmp_path):
     mark, address = tmp_path / "mark", address_of_ray()
     assert not [name for name in os.environ if name.startswith("RAY_AUTH_")]
     # Otherwise the intruder's Ray would look for loopback addresses on the network.
-    reachable = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    reachable = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_NUM_REDIS_GET_RETRIES": "1",
+    }
     words = (sys.executable, "-c", INTRUDER, address, mark)
     result = command(*words, seconds=120, env=os.environ | reachable)
     assert "ConnectionError" in result.stderr
@@ -121,119 +126,86 @@ def test_a_run_on_ray_is_resumed_inline(tmp_path):
     assert_same(resumed, expected)
 
 
-def script(folder: Path, text: str, *arguments: Path):
-    """Run a script with its own Ray."""
-    (folder / "script.py").write_text(text)
-    where = {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-    return command(sys.executable, "script.py", *arguments, seconds=300, **where)
-
-
-DYING = """
-import os, sys
-from pathlib import Path
-from flwr.app import Message, RecordDict
-from flwr_frl.strategies.grids.simulation import RayGrid
-from flwr_frl.common.settings import SettingsError
-
-marker = Path(sys.argv[1])
-
-def client_that_dies(always):
-    def client(message, context):
-        if context.node_id == 7 and (always or not marker.exists()):
-            marker.touch()
-            os.kill(os.getpid(), 9)
-        return Message(RecordDict(), reply_to=message)
-
-    return client
-
-for always in (False, True):
-    grid = RayGrid(client_that_dies(always), 40)
-    for _ in range(2):
-        messages = [Message(RecordDict(), n, "train") for n in grid.get_node_ids()]
-        replies = grid.send_and_receive(messages)
-        failed = sorted(r.metadata.src_node_id for r in replies if r.has_error())
-        print(len(replies), failed)
-"""
+def exchange(grid: RayGrid, timeout: float | None = None) -> list[Message]:
+    """Send a message to each node; return the replies."""
+    messages = [Message(RecordDict(), n, "train") for n in grid.get_node_ids()]
+    return list(grid.send_and_receive(messages, timeout=timeout))
 
 
 @pytest.mark.e2e
 def test_the_chunk_of_a_dead_worker_is_retried_once(tmp_path):
-    result = script(tmp_path, DYING, tmp_path / "marker")
-    # Ray also writes to standard output.
-    lines = [line for line in result.stdout.splitlines() if line.startswith("40 ")]
-    assert lines == ["40 []", "40 []", "40 [7]", "40 [7]"], result.stderr
+    marker = tmp_path / "marker"
 
+    def client(message, context):
+        if context.node_id == 7 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Message(RecordDict(), reply_to=message)
 
-SLOW = """
-import sys, time
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr_frl.strategies.grids.simulation import RayGrid
-from flwr_frl.common.settings import SettingsError
+    def always_dying(message, context):
+        if context.node_id == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Message(RecordDict(), reply_to=message)
 
-go, begun = Path(sys.argv[1]), Path(sys.argv[2])
-
-def client(message, context):
-    with begun.open("a") as file:
-        file.write(".")
-    while not go.exists():
-        time.sleep(0.05)
-    before = context.state.config_records.get("own", {"answers": 0})["answers"]
-    context.state["own"] = ConfigRecord({"answers": before + 1})
-    return Message(RecordDict(), reply_to=message)
-
-grid = RayGrid(client, 40)
-
-def exchange(timeout):
-    messages = [Message(RecordDict(), n, "train") for n in grid.get_node_ids()]
-    replies = len(list(grid.send_and_receive(messages, timeout=timeout)))
-    states = [c.state.config_records.get("own", {}) for c in grid.contexts.values()]
-    print(f"{replies} replies", {own.get("answers", 0) for own in states})
-
-go.touch()
-exchange(None)
-go.unlink()
-exchange(1.0)
-go.touch()
-exchange(None)
-"""
+    for app, failing in ((client, []), (always_dying, [7])):
+        grid = RayGrid(app, 40)
+        for _ in range(2):
+            replies = exchange(grid)
+            assert len(replies) == 40
+            failed = [r.metadata.src_node_id for r in replies if r.has_error()]
+            assert failed == failing
 
 
 @pytest.mark.e2e
 def test_replies_after_a_timeout_are_neither_awaited_nor_used(tmp_path):
-    result = script(tmp_path, SLOW, tmp_path / "go", tmp_path / "begun")
-    lines = [line for line in result.stdout.splitlines() if " replies " in line]
-    assert lines == ["40 replies {1}", "0 replies {1}", "40 replies {2}"], result.stderr
+    go, begun = tmp_path / "go", tmp_path / "begun"
+
+    def client(message, context):
+        with begun.open("a") as file:
+            file.write(".")
+        while not go.exists():
+            time.sleep(0.05)
+        before = context.state.config_records.get("own", {"answers": 0})["answers"]
+        context.state["own"] = ConfigRecord({"answers": before + 1})
+        return Message(RecordDict(), reply_to=message)
+
+    grid = RayGrid(client, 40)
+
+    def answers(timeout: float | None) -> tuple[int, set[int]]:
+        replies = len(exchange(grid, timeout))
+        states = [c.state.config_records["own"] for c in grid.contexts.values()]
+        return replies, {own["answers"] for own in states}
+
+    go.touch()
+    assert answers(None) == (40, {1})
+    go.unlink()
+    assert answers(1.0) == (0, {1})
+    go.touch()
+    assert answers(None) == (40, {2})
     # In the second exchange, each worker finishes only the chunk that it had begun.
-    assert len((tmp_path / "begun").read_text()) < 3 * 40
-
-
-def simulate(folder: Path, rounds: int) -> subprocess.Popen[str]:
-    chosen = "--rounds", str(rounds), "--backend", "ray"
-    return subprocess.Popen(
-        [sys.executable, ROOT / "simulation.py", "fedavg", *chosen],
-        cwd=folder,
-        env=os.environ | {"FRL_RAY_TEST": str(folder)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    assert len(begun.read_text()) < 3 * 40
 
 
 @pytest.mark.e2e
 def test_after_kill_9_workers_end(tmp_path):
     mark = f"FRL_RAY_TEST={tmp_path}"
     metrics = tmp_path / "results" / "fedavg" / "metrics.jsonl"
-    process = simulate(tmp_path, 1000)
+    words = ("simulation.py", "fedavg", "--rounds", "1000", "--backend", "ray")
+    process = subprocess.Popen(
+        [sys.executable, ROOT / words[0], *words[1:]],
+        cwd=tmp_path,
+        env=os.environ | {"FRL_RAY_TEST": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 0, 200, "Ray")
         assert len(processes_with(mark, "ray::")) > 0
         process.kill()
         process.wait()
-        wait_until(lambda: not processes_with(mark, "raylet"), 60, "the raylet")
-        _, errors = simulate(tmp_path, 1).communicate(timeout=300)
-        assert "error" not in errors
+        for program in ("raylet", "ray::"):
+            wait_until(lambda name=program: not processes_with(mark, name), 60, program)
     finally:
         for pid in processes_with(mark):
             kill_9(pid)
