@@ -7,8 +7,6 @@ between the rename and the reply, and between rounds.
 
 import hashlib
 import json
-import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -16,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from command_line import run
 from devices import write_folders
-from federation import ROOT, Federation, read_lines, wait_until
+from federation import Federation, read_lines, wait_until
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
@@ -25,8 +24,9 @@ APP = Path(__file__).parent / "chaos_app"
 CLIENTS = [f"{i:06d}" for i in range(5)]
 IN_A_ROUND = ("training", "saving", "saved")
 PHASES = (*IN_A_ROUND, "between rounds")
-# Seconds between two starts of a SuperNode, as in deploy/supernode.service.
-RESTART = 15.0
+# Seconds between two starts of a SuperNode. The first start is usually refused, as the
+# SuperLink ends the old session when it has missed heartbeats for 30 to 60 s.
+RESTART = 30.0
 # Rounds that are enough for a wave: the remaining device continues, at a few seconds
 # per round, until the killed devices are accepted again.
 WAVE = 12
@@ -312,10 +312,8 @@ class Chaos:
         config = {n: v for n, v in SETTINGS.items() if n not in excluded}
         config["num-server-rounds"] = self.num_rounds
         output = self.federation.home / "undisturbed"
-        command = [sys.executable, str(ROOT / "simulation.py"), "fedrep"]
-        command += ["--backend", "inline", "--data-dir", str(self.data)]
-        command += ["--output", str(output), "--run-config"]
-        command += [" ".join(f"{n}={json.dumps(v)}" for n, v in config.items())]
-        subprocess.run(command, check=True, capture_output=True)
+        settings = " ".join(f"{n}={json.dumps(v)}" for n, v in config.items())
+        words = ("--data-dir", str(self.data), "--run-config", settings)
+        assert run(output, "fedrep", *words) == 0
         last = read_lines(output / "fedrep" / "metrics.jsonl")[-1]
         return float(str(last["accuracy"]))

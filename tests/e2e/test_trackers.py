@@ -1,55 +1,14 @@
-"""An MLflow server and W&B files receive the metrics of a run that is continued.
+"""Files of MLflow and of W&B receive the metrics of a run that is continued."""
 
-MLflow's server is not part of the package of its client. Set its program as
-``MLFLOW=…/bin/mlflow``; otherwise, MLflow writes files.
-"""
-
-import contextlib
-import os
 import struct
-import subprocess
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import free_port, wait_until
 
 from flwr_frl import running
 
 ROUNDS, LONGER = 2, 3
-SERVER = os.environ.get("MLFLOW", "")
-
-
-@contextlib.contextmanager
-def mlflow_server(home: Path) -> Iterator[str]:
-    """Yield the tracking URI of MLflow."""
-    if not SERVER:
-        yield f"file:{home / 'mlruns'}"
-        return
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    command = [SERVER, "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(home / "artifacts"), "--workers", "1"]
-    environment = {**os.environ, "PYTHONPATH": ""}
-    with (home / "mlflow.log").open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=environment, cwd=home
-        )
-    try:
-
-        def answers() -> bool:
-            with contextlib.suppress(OSError):
-                return urllib.request.urlopen(f"{address}/health").status == 200
-            return False
-
-        wait_until(answers, 180, "MLflow's server")
-        yield address
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def wandb_records(path: Path) -> list:
@@ -95,13 +54,13 @@ def test_mlflow_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    with mlflow_server(tmp_path) as address:
-        expected = accuracies(tmp_path / "out", "mlflow", address)
-        client = MlflowClient(address)
-        experiment = client.get_experiment_by_name("flwr-frl")
-        (tracked,) = client.search_runs([experiment.experiment_id])
-        history = client.get_metric_history(tracked.info.run_id, "accuracy")
-        files = {f.path for f in client.list_artifacts(tracked.info.run_id)}
+    address = f"file:{tmp_path / 'mlruns'}"
+    expected = accuracies(tmp_path / "out", "mlflow", address)
+    client = MlflowClient(address)
+    experiment = client.get_experiment_by_name("flwr-frl")
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(tracked.info.run_id, "accuracy")
+    files = {f.path for f in client.list_artifacts(tracked.info.run_id)}
     assert [(m.step, m.value) for m in history] == expected
     assert tracked.data.params["task"] == "digits"
     assert tracked.data.params["num-server-rounds"] == str(ROUNDS)
