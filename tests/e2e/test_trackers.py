@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from federation import wait_until
 
 from flwr_frl import running
 
@@ -23,6 +24,9 @@ def wandb_records(path: Path) -> list:
             # The rest of a block is empty.
             position += 32768 - position % 32768
             continue
+        if position + 7 + length > len(data):
+            # This record is still being written.
+            break
         record += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):
@@ -77,12 +81,20 @@ def test_wandb_has_two_files_of_one_run(
     expected = accuracies(tmp_path, "wandb", "offline")
     paths = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(paths) == 2
-    logged, names = [], set()
-    for record in (record for path in paths for record in wandb_records(path)):
-        if record.WhichOneof("record_type") == "run":
-            names.add(record.run.run_id)
-        for item in record.history.item:
-            if (item.key or item.nested_key[0]) == "accuracy":
-                logged.append(float(item.value_json))
-    assert len(names) == 1
-    assert logged == pytest.approx([a for _, a in expected])
+
+    def records() -> list:
+        return [record for path in paths for record in wandb_records(path)]
+
+    def logged() -> list[float]:
+        items = [item for record in records() for item in record.history.item]
+        return [
+            float(item.value_json)
+            for item in items
+            if (item.key or item.nested_key[0]) == "accuracy"
+        ]
+
+    # Another process writes the files.
+    wait_until(lambda: len(logged()) == LONGER, 60, "all rounds")
+    assert logged() == pytest.approx([accuracy for _, accuracy in expected])
+    runs = [r.run.run_id for r in records() if r.WhichOneof("record_type") == "run"]
+    assert len(set(runs)) == 1
