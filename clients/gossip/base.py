@@ -339,7 +339,12 @@ class Node(GraphClient):
                 refused[receivers[k]] += 1
                 self.refuse(senders[k], errors[columns[k]])
         weighted_sum, weight = torch.zeros_like(self.x), self.x.new_zeros(n, 1)
-        if vectors:
+        if n == 1:
+            # Not every device has sparse matrices.
+            for i, w in zip(columns.tolist(), weights.tolist(), strict=True):
+                weighted_sum.add_(vectors[i], alpha=w)
+                weight += w
+        elif vectors:
             matrix = torch.sparse_coo_tensor(
                 torch.from_numpy(np.stack([receivers, columns])),
                 torch.from_numpy(weights),
@@ -348,9 +353,9 @@ class Node(GraphClient):
             ).to(self._device)
             weighted_sum = matrix @ torch.stack(vectors)
             weight = matrix @ self.x.new_ones(len(vectors), 1)
-        neighbours = [[config["neighbour-weight"]] for config in configs]
+        neighbours = torch.tensor([[config["neighbour-weight"]] for config in configs])
         step = float(configs[0]["consensus-step"])
-        self.mix(Exchange(weighted_sum, weight, self.x.new_tensor(neighbours), step))
+        self.mix(Exchange(weighted_sum, weight, neighbours.to(self._device), step))
         return refused
 
     def messages(

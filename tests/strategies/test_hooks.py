@@ -44,14 +44,11 @@ class Lossy(InlineGrid):
 
 
 @pytest.mark.parametrize(("name", "said"), [("Hooked", None), ("Unhooked", ["000002"])])
-def test_unanswered_clients_are_listed_only_if_they_are_awaited(
-    tmp_path, name, said, caplog
-):
+def test_unanswered_clients_are_listed_only_if_they_are_awaited(tmp_path, name, said):
     rows = rows_after(tmp_path, name, Lossy(honest, 4))
     # The missing reply is counted in both cases.
     assert [row["unanswered"] for row in rows] == [0, 1, 0, 0]
     assert [row.get("unanswered-clients") for row in rows] == [None, said, None, None]
-    assert ("no reply from 000002" in caplog.text) is (said is not None)
 
 
 class Accepting(FedRep):

@@ -185,7 +185,7 @@ def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 4, 4, 4, 4, 4]
 
 
-def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
+def test_rejected_and_unanswered_clients_are_named(tmp_path):
     class Lossy(InlineGrid):
         def pull_messages(self, message_ids, *, timeout=None):
             replies = super().pull_messages(message_ids)
@@ -211,7 +211,6 @@ def test_rejected_and_unanswered_clients_are_named(tmp_path, caplog):
     assert second["rejected-clients"] == third["rejected-clients"] == ["000001"]
     assert second["unanswered-clients"] == ["000002"]
     assert [row["clients"] for row in (first, second, third)] == [4, 2, 3]
-    assert "no reply from 000002" in caplog.text
 
 
 # Server settings
