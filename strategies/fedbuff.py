@@ -19,6 +19,7 @@ from flwr_frl.common.settings import Settings, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing
+from flwr_frl.strategies.server.optimizer import BATCH_NORM
 from flwr_frl.strategies.server.replies import Arrays, as_float16, rounded_to, size_of
 from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm
@@ -26,8 +27,6 @@ from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
 
 # Key of the clients at work in the state of the wrapped strategy.
 ASYNCHRONOUS = "asynchronous"
-# Suffixes of the names of batch-norm statistics, which must stay averages.
-STATISTICS = ("running_mean", "running_var")
 
 
 class Asynchronous(ClosesEarly, Closing):
@@ -225,7 +224,7 @@ class Asynchronous(ClosesEarly, Closing):
             if array.dtype.kind != "f":
                 moved[name] = array
                 continue
-            averaged = name.endswith(STATISTICS)
+            averaged = name.endswith(BATCH_NORM)
             origin = current[name] if averaged else sent[name]
             size = min(step, 1.0) if averaged else step
             change = np.subtract(array, origin, dtype=np.float64)

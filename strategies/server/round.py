@@ -22,6 +22,7 @@ from flwr_frl.common.arrays import RowReply, entries_of, values_of
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server import aggregation as rules
+from flwr_frl.strategies.server.optimizer import optimizer_step
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
     REPLY_FACTOR,
@@ -306,7 +307,8 @@ class Round:
     def mean(self, replies: list[Reply] | None = None) -> Arrays | None:
         """Return the mean of replies, or the result of the rule of ``aggregation``.
 
-        It is weighted by ``weighting``, and private with ``server-dp-noise``.
+        It is weighted by ``weighting``, and private with ``server-dp-noise``. A
+        ``server-optimizer`` makes a step along its change.
 
         Parameters
         ----------
@@ -318,10 +320,19 @@ class Round:
         dict of str to ndarray, or None
             None if all weights are 0.
         """
+        strategy = self._strategy
         if self.running is not None:
-            return self.running.result()
+            mean = self.running.result()
+        else:
+            mean = self._combined(self.replies if replies is None else replies)
+        if mean is None or strategy.settings.server_optimizer == "none":
+            return mean
+        about = strategy.settings, strategy.state, self.sent, self.centre()
+        return optimizer_step(*about, mean)
+
+    def _combined(self, replies: list[Reply]) -> Arrays | None:
+        """Return the result of the rule of ``aggregation`` or of private averaging."""
         strategy, rule = self._strategy, self._strategy.settings.aggregation
-        replies = self.replies if replies is None else replies
         decoded = [reply.shared for reply in replies]
         centre = self.centre() if strategy._run.privacy or rule in rules.CENTRED else {}
         if strategy._run.privacy:

@@ -23,9 +23,14 @@ from flwr_frl.common.settings import (
     with_traits,
 )
 from flwr_frl.strategies.server.aggregation import RULES, WEIGHED, RuleName
+from flwr_frl.strategies.server.optimizer import OptimizerName
 
 # Rules that do not use `clip-norm`
 UNCLIPPED = tuple(rule for rule in RULES if "clip" not in rule)
+# Values of `server-optimizer` with which its other settings have no effect
+NO_OPTIMIZER = {"server-optimizer": ("none",)}
+NO_SECOND_MOMENT = {"server-optimizer": ("none", "momentum")}
+NO_BETA2 = {"server-optimizer": ("none", "momentum", "adagrad")}
 # Methods that algorithms override
 HOOKS = (
     *("aggregate", "begin", "check_reply", "for_evaluation", "initialize", "metrics"),
@@ -46,9 +51,10 @@ class Traits:
         ``only`` to ``also``, unless its class declares otherwise.
 
         - ``only``: through `Round.mean`. Arrays that a client alone receives may return
-          to this client. Client-level differential privacy and FedBuff need this. A
-          simulation in one process without a speed model averages such replies as they
-          arrive, so its memory does not grow with the number of clients.
+          to this client. Client-level differential privacy, a ``server-optimizer`` and
+          FedBuff need this. A simulation in one process without a speed model averages
+          such replies as they arrive, so its memory does not grow with the number of
+          clients.
         - ``also``: in other ways as well.
         - ``never``: not through `Round.mean`, so no rule of ``aggregation`` applies.
           The result may have other names and shapes than the arrays that were sent.
@@ -114,6 +120,20 @@ class StrategySettings(Checked):
     clip_norm : float, default 0
         Largest norm of one client's change with ``clip``, or of its distance from the
         last round's change with ``centered-clip``; 0 is the median norm of the round.
+    server_optimizer : str, default "none"
+        Optimizer whose step along the change of the mean gives the new arrays
+        (`flwr_frl.strategies.server.optimizer`): ``momentum`` (FedAvgM), ``adam``,
+        ``yogi`` or ``adagrad``. Integers and statistics of batch norms become the mean.
+        Algorithms that use replies in other ways than through a mean of models, such
+        as SCAFFOLD, refuse it.
+    server_optimizer_rate : float, default 0
+        Step size η; 0 is 1 with ``momentum``, and 0.03 otherwise.
+    server_optimizer_beta1 : float, default 0.9
+        β1 of the momentum. The paper uses 0 with ``adagrad``.
+    server_optimizer_beta2 : float, default 0.99
+        β2 of ``adam`` and ``yogi``.
+    server_optimizer_tau : float, default 0.001
+        τ, added to the root of the second moment.
     server_dp_noise : float, default 0
         Noise multiplier z of client-level differential privacy
         (`flwr_frl.strategies.server.privacy`): the mean of n clients' changes gets
@@ -151,6 +171,11 @@ class StrategySettings(Checked):
     )
     clip_norm: float = setting(0.0, ge=0, unused_if={"aggregation": UNCLIPPED})
     bucket_size: int = setting(0, ge=0, unused_if={"aggregation": ("mean",)})
+    server_optimizer: OptimizerName = setting("none")
+    server_optimizer_rate: float = setting(0.0, ge=0, unused_if=NO_OPTIMIZER)
+    server_optimizer_beta1: float = setting(0.9, ge=0, lt=1, unused_if=NO_OPTIMIZER)
+    server_optimizer_beta2: float = setting(0.99, ge=0, lt=1, unused_if=NO_BETA2)
+    server_optimizer_tau: float = setting(0.001, gt=0, unused_if=NO_SECOND_MOMENT)
     server_dp_noise: float = setting(0.0, ge=0, le=1_000_000)
     server_dp_clip: float = setting(0.0, ge=0)
     server_dp_delta: float = setting(0.0, ge=0, lt=1)
@@ -176,6 +201,10 @@ def check_settings(settings: StrategySettings, traits: Traits) -> None:
     allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
     valid = settings.weighting == "uniform" or rule in WEIGHED
     require(valid, "weighting", settings.weighting, allowed)
+    steps = settings.server_optimizer
+    valid = traits.uses_mean == "only" and not traits.replies_are_changes
+    allowed = "none: this algorithm's new arrays are not a mean of models"
+    require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
         return
     allowed = "0 for this algorithm: more is told of a client than a share of means"

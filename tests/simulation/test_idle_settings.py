@@ -24,6 +24,8 @@ IDLE = """
 fedrep --classes-per-client 3 @ partition='dirichlet' => classes-per-client
 fedavg @ bucket-size=2 clip-norm=1.0 => bucket-size clip-norm
 fedavg @ byzantine-fraction=0.1 => byzantine-fraction
+fedavg @ server-optimizer-rate=0.1 => server-optimizer-rate
+fedavg @ server-optimizer='momentum' server-optimizer-tau=0.1 => server-optimizer-tau
 dpsgd @ communication-time=3.0 => communication-time
 fedavg fedrep @ nc-weight=0.5 head-epochs=3 => nc-weight
 fedrep --task linear @ partition='iid' batch-size=5 => partition batch-size

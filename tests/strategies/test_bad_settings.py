@@ -37,6 +37,11 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "round-timeout": (0.0, math.nan),
         "cohort": ("0", "-1", "many", "1.5"),
         "transport": ("float8",),
+        "server-optimizer": ("lamb",),
+        "server-optimizer-rate": (-1.0,),
+        "server-optimizer-beta1": (1.0,),
+        "server-optimizer-beta2": (-0.1,),
+        "server-optimizer-tau": (0.0,),
         "optimizer": ("adamm",),
         "learning-rate-schedule": ("cosin",),
         "class-weights": ("balance", "1,2"),
@@ -151,6 +156,11 @@ CASES = [
     ("fedavg", {"new-clients": 19, "fraction-train": 0.5}, "fraction-train"),
     ("fedproto", PRIVATE, "server-dp-noise"),
     ("fedamp", PRIVATE, "server-dp-noise"),
+    # Algorithms whose new arrays are not a mean of models
+    *(
+        (name, {"server-optimizer": "adam"}, "server-optimizer")
+        for name in ("scaffold", "l2gd", "ifca", "local", "pfedhn", "dpsgd")
+    ),
     ("fedrep", {"task": "linear", "initialization": "moment"}, "initialization"),
     ("scaffold", {"weighting": "examples"}, "weighting"),
     ("l2gd", {"aggregation": "median"}, "aggregation"),

@@ -80,7 +80,7 @@ def simulate(speeds, count, communication, *, C, B, mix, limit=-1, combine=None)
 
 @pytest.mark.parametrize("rate", [2.0, 0.5])
 def test_statistics_of_batch_norms_are_mixed(rate, monkeypatch):
-    monkeypatch.setattr("flwr_frl.strategies.fedbuff.STATISTICS", ("w",))
+    monkeypatch.setattr("flwr_frl.strategies.fedbuff.BATCH_NORM", ("w",))
     speeds = SpeedModel("dynamic", CLIENTS, seed=5)
     wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=3, global_learning_rate=rate)
     versions = versions_of(wrapper, speeds, 20, 0.25)
@@ -178,9 +178,18 @@ def settings_of(tmp_path, algorithm: str, **more):
 SAME = ("accuracy", "loss", "train-loss", "seconds-simulated", "bytes-up", "bytes-down")
 
 
-@pytest.mark.parametrize("base", ["fedavg", "fedrep", "fedper", "lg-fedavg", "flute"])
-def test_buffer_of_all_active_clients_equals_the_synchronous_base(tmp_path, base):
-    synchronous = rows_of(settings_of(tmp_path, base))
+@pytest.mark.parametrize(
+    ("base", "optimizer"),
+    [
+        *((base, "none") for base in ("fedavg", "fedrep", "fedper", "lg-fedavg")),
+        *((base, "adam") for base in ("fedavg", "flute")),
+    ],
+)
+def test_buffer_of_all_active_clients_equals_the_synchronous_base(
+    tmp_path, base, optimizer
+):
+    more = {"server_optimizer": optimizer}
+    synchronous = rows_of(settings_of(tmp_path, base, **more))
     asynchronous = rows_of(
         settings_of(
             tmp_path,
@@ -189,6 +198,7 @@ def test_buffer_of_all_active_clients_equals_the_synchronous_base(tmp_path, base
             concurrency=5,
             buffer_size=5,
             staleness_exponent=0.0,
+            **more,
         )
     )
     for row, other in zip(synchronous, asynchronous, strict=True):
