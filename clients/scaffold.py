@@ -6,6 +6,7 @@ from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.groups import WHOLE, Tensors, difference, under, within
 from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.common.messages import CONTROL, IN_MEAN, IS_CHANGE
+from flwr_frl.task.training.sgd import gradient_weight
 
 OWN_CONTROL = "own-control."
 
@@ -52,10 +53,8 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
 
         Batches in which all targets are ignored count as steps.
         """
-        steps = epochs * self._steps_an_epoch()
-        beta = self.settings.momentum
-        weights = ((1 - beta**t) / (1 - beta) for t in range(1, steps + 1))
-        return float(self.settings.learning_rate * sum(weights))
+        steps, sgd = epochs * self._steps_an_epoch(), self.settings
+        return float(sgd.learning_rate * gradient_weight(steps, sgd.momentum))
 
 
 class SCAFFOLDFTClient(

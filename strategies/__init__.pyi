@@ -33,6 +33,7 @@ from flwr_frl.strategies.fedbuff import FedBuff as FedBuff
 from flwr_frl.strategies.feddbe import FedDBE as FedDBE
 from flwr_frl.strategies.feddyn import FedDyn as FedDyn
 from flwr_frl.strategies.fedfomo import FedFomo as FedFomo
+from flwr_frl.strategies.fednova import FedNova as FedNova
 from flwr_frl.strategies.fedpac import FedPAC as FedPAC
 from flwr_frl.strategies.fedproto import FedProto as FedProto
 from flwr_frl.strategies.fedrep import FedRep as FedRep

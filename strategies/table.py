@@ -17,6 +17,7 @@ _TABLE = {
     "fedprox-ft": ("averaging:FedProxFT", "FedProx, fine-tuned in the end"),
     "scaffold": ("scaffold:SCAFFOLD", "SCAFFOLD (Karimireddy et al., ICML 2020)"),
     "scaffold-ft": ("scaffold:SCAFFOLDFT", "SCAFFOLD, fine-tuned in the end"),
+    "fednova": ("fednova:FedNova", "FedNova (Wang et al., NeurIPS 2020)"),
     "ditto": ("averaging:Ditto", "Ditto (Li et al., ICML 2021)"),
     "apfl": ("averaging:APFL", "APFL (Deng et al., 2020)"),
     "pfedme": ("averaging:PFedMe", "pFedMe (T. Dinh et al., NeurIPS 2020)"),

@@ -38,6 +38,8 @@ EXAMPLE_EPSILON = "example-epsilon"
 OF_CLIENTS = "-clients"
 # FedAS: trace of the client's empirical Fisher information.
 FISHER_TRACE = "fisher-trace"
+# FedNova: the total weight of the client's local gradients.
+GRADIENT_WEIGHT = "gradient-weight"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"
 

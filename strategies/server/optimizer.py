@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.strategies.server.replies import Arrays, NDArray, is_finite, rounded_to
 
 OptimizerName = Literal["none", "momentum", "adam", "yogi", "adagrad"]
 # Key of the moments m and v in the strategy's state.
@@ -18,6 +18,13 @@ MOMENTS = "server-optimizer"
 BATCH_NORM = ("running_mean", "running_var")
 # Prefix of pFedFDA's class means and covariance, for which the same holds.
 GAUSSIAN = "gaussian."
+
+
+def is_parameter(name: str, value: NDArray) -> bool:
+    """Return False for integers and statistics, which only a mean may change."""
+    return value.dtype.kind == "f" and not (
+        name.endswith(BATCH_NORM) or name.startswith(GAUSSIAN)
+    )
 
 
 def optimizer_step(
@@ -57,8 +64,7 @@ def optimizer_step(
     former: dict[str, Arrays] = state.get(MOMENTS, {"m": {}, "v": {}})
     new, moments = dict(mean), {"m": Arrays(), "v": Arrays()}
     for name, value in mean.items():
-        is_statistic = name.endswith(BATCH_NORM) or name.startswith(GAUSSIAN)
-        if value.dtype.kind != "f" or is_statistic:
+        if not is_parameter(name, value):
             continue
         change = np.subtract(value, centre[name], dtype=np.float64)
         m = np.asarray(former["m"].get(name, 0.0), np.float64)

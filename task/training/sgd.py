@@ -294,6 +294,15 @@ def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
     return steps - examples.drop_single
 
 
+def gradient_weight(steps: int, momentum: float) -> float:
+    """Return the total weight of the gradients of some steps of SGD; 0 without steps.
+
+    It is their number K, or Σ_t (1 − βᵗ)/(1 − β) over them with momentum β, as a
+    gradient then contributes to later steps as well.
+    """
+    return float(sum((1 - momentum**t) / (1 - momentum) for t in range(1, steps + 1)))
+
+
 def diverged(mean: float, epoch: int, sgd: SGD) -> TrainingDivergedError:
     """Return the error for a mean loss that is not finite after an epoch, from 0."""
     return TrainingDivergedError(

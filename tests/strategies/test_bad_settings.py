@@ -159,11 +159,11 @@ CASES = [
     # Algorithms whose new arrays are not a mean of models
     *(
         (name, {"server-optimizer": "adam"}, "server-optimizer")
-        for name in ("scaffold", "l2gd", "ifca", "local", "pfedhn", "dpsgd")
+        for name in ("scaffold", "l2gd", "ifca", "local", "pfedhn", "dpsgd", "fednova")
     ),
     ("fedrep", {"task": "linear", "initialization": "moment"}, "initialization"),
     ("scaffold", {"weighting": "examples"}, "weighting"),
-    ("l2gd", {"aggregation": "median"}, "aggregation"),
+    *((name, {"aggregation": "median"}, "aggregation") for name in ("l2gd", "fednova")),
     ("l2gd", {"l2gd-lambda": 12.0, "l2gd-probability": 0.1}, "l2gd-lambda"),
     ("multi-task", {"radius": "1", "bandit-radius": 2.0}, "bandit-radius"),
     ("multi-task", {"task": "qcqp", "bandit-radius": 20.0}, "bandit-radius"),

@@ -1,0 +1,55 @@
+"""FedNova (Wang et al., NeurIPS 2020): averaging normalised by local steps."""
+
+from typing import Any
+
+import numpy as np
+
+from flwr_frl.common.messages import GRADIENT_WEIGHT
+from flwr_frl.common.settings import require
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.server.optimizer import is_parameter
+from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError, rounded_to
+from flwr_frl.strategies.server.round import Reply, Round
+
+
+class FedNova(Strategy, client="flwr_frl.clients.fednova:FedNovaClient"):
+    """x ← x + τ Σ p_i (x_i − x) / a_i with τ = Σ p_i a_i.
+
+    p_i is a client's share of the weights, and a_i = ‖a_i‖₁ is the total weight of its
+    local gradients: its number of steps without momentum. Clients that make more steps
+    hence do not count more. The paper uses ``weighting="examples"``. If all a_i are
+    equal, this is FedAvg. Integers and statistics of batch norms become the mean with
+    the weights p_i / a_i.
+
+    The server cannot verify a_i, so the plain mean is the only ``aggregation``.
+    """
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        rule, allowed = self.settings.aggregation, "mean: clients report their steps"
+        require(rule == "mean", "aggregation", rule, allowed)
+
+    def check_reply(self, reply: Reply) -> None:
+        """Reject replies without a_i, or with one below 1."""
+        if reply.metric(GRADIENT_WEIGHT) < 1:
+            raise InvalidReplyError(f"has {GRADIENT_WEIGHT!r} below 1")
+
+    def weights(self, replies: list[Reply]) -> list[float]:
+        """Return p_i / a_i, up to a factor."""
+        plain = super().weights(replies)
+        steps = [reply.metrics[GRADIENT_WEIGHT] for reply in replies]
+        return [weight / a for weight, a in zip(plain, steps, strict=True)]
+
+    def aggregate(self, round: Round) -> Arrays | None:
+        """Scale the change of the mean by Σ p_i a_i Σ p_i / a_i."""
+        mean, before = round.mean(), round.centre()
+        if mean is None:
+            return None
+        plain = np.array(super().weights(round.replies))
+        steps = np.array([reply.metrics[GRADIENT_WEIGHT] for reply in round.replies])
+        scale = (plain @ steps) * (plain @ (1 / steps)) / plain.sum() ** 2
+        for name in filter(lambda name: is_parameter(name, mean[name]), mean):
+            change = np.subtract(mean[name], before[name], dtype=np.float64)
+            moved = mean[name] + (scale - 1) * change
+            mean[name] = rounded_to(mean[name].dtype, moved)
+        return mean
