@@ -222,7 +222,7 @@ def printed_by(code: str) -> list[str]:
 
 HEAVY = (
     "{'torch', 'torchvision', 'sklearn', 'ray', 'flwr_frl.clients', 'networkx', "
-    "'datasets', 'flwr_datasets'}"
+    "'datasets'}"
 )
 
 

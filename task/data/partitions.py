@@ -12,15 +12,10 @@ clients, the settings and a generator. They raise `SettingsError` if the partiti
 impossible.
 """
 
-import inspect
-import json
-import shlex
 from collections.abc import Callable
-from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
-from io import StringIO
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +27,6 @@ from flwr_frl.common.settings import (
     error_line,
     is_path,
     load,
-    need,
     require,
     setting,
 )
@@ -41,8 +35,6 @@ from flwr_frl.task.data.cache import Dataset
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
 Rng = np.random.Generator
-# Added column with the index of each example, which identifies it in a partition.
-ROW = "flwr-frl-row"
 # The partition whose groups of clients have permuted labels.
 CLUSTERED = "clustered"
 
@@ -221,12 +213,8 @@ class PartitionSettings(Checked):
         ``class-groups``: three groups of clients with different classes (SRPFL,
         appendix C). ``iid``: equal proportions. ``clustered``: as ``iid``, but in
         ``label-groups`` groups of clients, each of which has permuted labels. Or the
-        import path of a partitioner like those of ``flwr-datasets``, such as
-        ``flwr_datasets.partitioner:DirichletPartitioner``.
-    partitioner_arguments : str, default ""
-        Arguments of an imported partitioner, such as ``partition_by=label
-        alpha=0.3``. By default ``num_partitions`` and ``seed`` are the run's. The
-        examples have the single column ``label``.
+        import path of a function ``(labels, num_clients, seed)`` that returns the rows
+        of each client; ``labels`` has the training examples before the test examples.
     classes_per_client : int, default 2
         Number S of shards or classes per client.
     dirichlet_alpha : float, default 0.5
@@ -249,11 +237,10 @@ class PartitionSettings(Checked):
     seed: int = setting(0, ge=0)
     partition: PartitionName = setting(
         "shards",
-        form=f"{', '.join(PARTITIONS)} or package.module:Class",
+        form=f"{', '.join(PARTITIONS)} or package.module:function",
         code=True,
         fallback="iid",
     )
-    partitioner_arguments: str = setting("", form="name=value ...", safe=True)
     classes_per_client: int = setting(2, ge=1)
     dirichlet_alpha: float = setting(0.5, gt=0)
     size_sigma: float = setting(1.0, ge=0, le=100)
@@ -288,16 +275,13 @@ class PartitionSettings(Checked):
 
         If ``is_split``, the data comes split over its clients.
         """
-        arguments = {name for _, names in PARTITIONS.values() for name in names}
-        unused = {*arguments, "partitioner_arguments"}
+        unused = {name for _, names in PARTITIONS.values() for name in names}
         reason = f"partition {self.partition!r} does not use it"
         if is_split:
             unused.add("partition")
             reason = "the data is already split over its clients"
         elif self.partition in PARTITIONS:
             unused.difference_update(PARTITIONS[self.partition][1])
-        else:
-            unused.remove("partitioner_arguments")
         reasons = {name.replace("_", "-"): reason for name in sorted(unused)}
         if not self.client_examples:
             reasons["client-examples-spread"] = "client-examples is 0"
@@ -344,7 +328,7 @@ def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -
         parts = (dataset.train, dataset.test)
         train, test = (_by_owner(part.owners, num_clients) for part in parts)
     elif is_path(name):
-        rows = partition_rows(labels, num_clients, settings)
+        rows = _imported(name, labels, num_clients, settings.seed)
         # All examples are partitioned at once, so that a client's training and test
         # examples have the same distribution.
         train = [part[part < n] for part in rows]
@@ -379,61 +363,22 @@ def _by_owner(owners: npt.NDArray[np.int64] | None, count: int) -> Indices:
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def partition_rows(
-    labels: npt.NDArray[np.int64], num_clients: int, settings: PartitionSettings
+def _imported(
+    path: str, labels: npt.NDArray[np.int64], num_clients: int, seed: int
 ) -> Indices:
-    """Return the examples that a third-party partitioner gives to each client.
-
-    The partitioner is a class like `flwr_datasets.partitioner.Partitioner`, with the
-    attributes ``dataset`` (set before use) and ``num_partitions`` and the method
-    ``load_partition(i)``. It receives the column ``label`` in an order drawn by the
-    seed, because training examples come before test examples. The arguments
-    ``num_partitions`` and ``seed`` are added if it has these parameters.
-    """
-    path, seed = settings.partition, settings.seed
-    need("datasets", "hf", "a partitioner by its import path")
-    from datasets import Dataset as Table
-
-    maker = load(path, "partition")
-    order = np.random.default_rng([seed, 0x9A28]).permutation(len(labels))
-    table = Table.from_dict({"label": labels[order], ROW: order})
-    options = parse_arguments(settings.partitioner_arguments)
+    """Return the ascending rows that a custom function gives to each client."""
+    function = load(path, "partition")
     try:
-        accepted = inspect.signature(maker).parameters
-        ours = {"num_partitions": num_clients, "seed": seed}
-        options = {n: v for n, v in ours.items() if n in accepted} | options
-        # Some partitioners show progress bars.
-        with redirect_stderr(StringIO()):
-            partitioner = maker(**options)
-            partitioner.dataset = table
-            count = partitioner.num_partitions
-            allowed = f"{count}, the number of partitions that {path!r} makes"
-            require(count == num_clients, "num-clients", num_clients, allowed)
-            parts = [partitioner.load_partition(i) for i in range(count)]
-        columns = (part.with_format("numpy", [ROW])[:][ROW] for part in parts)
-        return [np.sort(np.asarray(column, np.int64)) for column in columns]
-    except SettingsError:
-        raise
-    # Third-party partitioners may raise any exception.
+        clients = function(labels, num_clients, seed)
+        rows = [np.sort(np.asarray(part, np.int64)) for part in clients]
+        counts = np.bincount(np.concatenate(rows), minlength=len(labels))
+    # A custom function may raise any exception, and negative rows raise one here.
     except Exception as error:
-        raise SettingsError(
-            f"partition {path!r} with {options} raises {error_line(error)}",
-            "partition",
-        ) from error
-
-
-def parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments ``name=value ...``; values are JSON, or else strings."""
-    options = dict[str, Any]()
-    try:
-        pairs = [word.split("=", 1) for word in shlex.split(text)]
-        options = {name: value for name, value in pairs if name.isidentifier()}
-        valid = len(options) == len(pairs)
-    except ValueError:
-        valid = False
-    allowed = "'name=value ...', with no blanks in a value"
-    require(valid, "partitioner-arguments", text, allowed)
-    for name, value in options.items():
-        with suppress(ValueError):
-            options[name] = json.loads(value)
-    return options
+        line = f"partition {path!r} raises {error_line(error)}"
+        raise SettingsError(line, "partition") from error
+    # A row out of range makes the counts longer.
+    valid = len(rows) == num_clients and len(counts) == len(labels)
+    valid = valid and counts.max() <= 1
+    allowed = f"a function that returns {num_clients} lists of rows below {len(labels)}"
+    require(valid, "partition", path, f"{allowed}, each row in at most one")
+    return rows

@@ -90,8 +90,10 @@ def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tm
     assert len({metrics["loss"] for metrics in clients.values()}) == 3
 
 
-def test_a_custom_partition_must_be_named_by_the_user(tmp_path):
-    partition = "flwr_datasets.partitioner:IidPartitioner"
+def test_a_custom_partition_must_be_named_by_the_user(tmp_path, write_module):
+    body = "return [range(i, len(labels), num_clients) for i in range(num_clients)]"
+    text = f"def in_turn(labels, num_clients, seed):\n    {body}\n"
+    partition = f"{write_module('turns', text)}:in_turn"
     more = {"backend": "inline", "output": str(tmp_path), "model": "logistic"}
     more |= {"partition": partition, "clients": 3, "rounds": 1, "head_epochs": 1}
     simulate("fedavg-ft", **more, fraction=1.0)

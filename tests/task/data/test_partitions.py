@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from refusals import code_of, uninstall
+from refusals import code_of
 
 from flwr_frl.task.data.cache import Dataset, ImageSet
 from flwr_frl.task.data.partitions import (
@@ -16,7 +16,6 @@ from flwr_frl.task.data.partitions import (
     dirichlet,
     distinct_shards,
     log_normal,
-    parse_arguments,
     partition,
     shards,
     split,
@@ -221,7 +220,6 @@ def test_unused_settings_do_not_change_the_partition(name):
         "dirichlet-alpha": {"dirichlet_alpha": 50.0},
         "size-sigma": {"size_sigma": 0.1},
         "label-groups": {"label_groups": 2},
-        "partitioner-arguments": {"partitioner_arguments": "alpha=1"},
         "client-examples-spread": {"client_examples_spread": 5},
     }
 
@@ -309,26 +307,45 @@ def test_data_of_clients_is_not_split_again():
     assert [len(rows) for rows in parts.train] == [2, 1]
     assert [rows.tolist() for rows in parts.test] == [[1, 3, 4], [2]]
     unused = PartitionSettings().unused(is_split=True)
-    assert {"partition", "dirichlet-alpha", "partitioner-arguments"} < unused.keys()
+    assert {"partition", "dirichlet-alpha"} < unused.keys()
     assert code_of(partition, data, 4, PartitionSettings()) == "num-clients"
 
 
-# Third-party partitioners
+# Custom functions
+
+CUSTOM = """
+import numpy as np
+
+def by_parity(labels, num_clients, seed):
+    assert num_clients == 2
+    return [np.flatnonzero(labels % 2 == i)[seed:] for i in range(2)]
+
+def fixed(*clients):
+    return lambda labels, num_clients, seed: clients
+
+fewer, more, negative = fixed([0, 1]), fixed([0], [99]), fixed([0], [-1])
+shared, repeated, empty = fixed([0, 1], [1, 2]), fixed([0, 0], [1]), fixed([0, 1], [])
+nothing, number = fixed(), 3
+"""
 
 
-def test_arguments_are_json_or_strings():
-    text = "by=writer_id alpha=0.3 sizes=[1,2] shuffle=false name='a b' of=a=b"
-    expected = {"by": "writer_id", "alpha": 0.3, "sizes": [1, 2], "shuffle": False}
-    assert parse_arguments(text) == {**expected, "name": "a b", "of": "a=b"}
-    assert parse_arguments("") == {}
+def test_a_custom_function_chooses_the_rows_of_clients(write_module):
+    path = f"{write_module('parity', CUSTOM)}:by_parity"
+    train, test = np.array([3, 0, 1, 2, 2]), np.array([2, 1, 3])
+    trains, tests = split_of(train, test, 2, partition=path, seed=1)
+    assert [rows.tolist() for rows in trains] == [[3, 4], [2]]
+    assert [rows.tolist() for rows in tests] == [[0], [1, 2]]
 
 
-@pytest.mark.parametrize("text", ["alpha", "=3", "sizes=[1, 2]", "a-b=1", "x='"])
-def test_invalid_arguments_are_an_error(text):
-    assert code_of(parse_arguments, text) == "partitioner-arguments"
-
-
-def test_a_missing_package_is_an_error(monkeypatch):
-    uninstall(monkeypatch, "datasets")
-    named = {"partition": "flwr_datasets.partitioner:IidPartitioner"}
-    assert code_of(split_of, ONE_CLASS, ONE_CLASS, 2, **named) == "missing-package"
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        *((name, "partition") for name in ("fewer", "more", "negative", "nothing")),
+        *((name, "partition") for name in ("shared", "repeated", "number", "missing")),
+        ("empty", "num-clients"),
+    ],
+)
+def test_a_custom_function_must_give_valid_rows(name, code, write_module):
+    path = f"{write_module('rows', CUSTOM)}:{name}"
+    labels = np.arange(4)
+    assert code_of(split_of, labels, labels, 2, partition=path) == code

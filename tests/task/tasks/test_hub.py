@@ -1,4 +1,4 @@
-"""Hugging Face data sets and flwr-datasets partitioners, with the real libraries."""
+"""Hugging Face data sets, with the real libraries."""
 
 import socket
 from pathlib import Path
@@ -13,7 +13,7 @@ from command_line import rows_of, run
 from flwr.app import Context, RecordDict
 from PIL import Image
 from pyarrow import parquet
-from refusals import assert_says, code_of, refusal, uninstall
+from refusals import code_of, refusal, uninstall
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.device.setup import build_client
@@ -23,7 +23,6 @@ from flwr_frl.task.tasks.image import ImageTask, PartitionedTask
 
 WRITERS, EACH = 4, 10
 BY_WRITER = {"client_column": "writer_id"}
-FLOWER = "flwr_datasets.partitioner:"
 
 
 def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, **own):
@@ -195,61 +194,7 @@ def test_device_reads_its_own_data_dir(home):
     assert len(client.task.train_examples(0)) == 32
 
 
-def test_a_partitioner_of_flwr_datasets_splits_the_digits():
-    arguments = "partition_by=label alpha=0.5"
-    options = {"partition": f"{FLOWER}DirichletPartitioner"}
-    options |= {"partitioner-arguments": arguments}
-    task, again, other = (
-        build_task(resolve({**options, "model": model, "seed": seed}), 4)
-        for seed, model in ((0, "mlp-2"), (0, "logistic"), (1, "mlp-2"))
-    )
-    for parts, total in ((task.train, 1438), (task.test, 359)):
-        assert sorted(np.concatenate(parts).tolist()) == list(range(total))
-    for a, b in zip(task.train, again.train, strict=True):
-        assert np.array_equal(a, b)
-    assert any(map(lambda a, b: not np.array_equal(a, b), task.train, other.train))
-
-
-OWN = """
-class ByParity:
-    num_partitions = 2
-
-    def __init__(self, seed, first=0):
-        self.first = seed + first
-
-    def load_partition(self, i):
-        own = [j for j, c in enumerate(self.dataset["label"]) if c % 2 == i]
-        return self.dataset.select(own[self.first:])
-
-class Nobody(ByParity):
-    def load_partition(self, i):
-        return self.dataset.select([] if i else range(9))
-"""
-
-
-def test_custom_partitioner(write_module):
-    module = write_module("parity", OWN)
-    named = {"partition": f"{module}:ByParity", "seed": 3}
-    task = build_task(resolve(named), 2)
-    for i in range(2):
-        targets = (task.train_examples(i).targets, task.test_examples(i).targets)
-        assert {int(c) % 2 for part in targets for c in part} == {i}
-    # The partitioner received the run's seed, and omitted three rows per client.
-    assert sum(map(len, [*task.train, *task.test])) == 1797 - 2 * 3
-    options = {"partitioner-arguments": "first=4"}
-    fewer = build_task(resolve({**named, **options}), 2)
-    assert sum(map(len, [*fewer.train, *fewer.test])) == 1797 - 2 * 7
-    line = "1 of 2 clients have no training examples (the first: client 1)"
-    nobody = resolve({"partition": f"{module}:Nobody"})
-    assert_says(line, build_task, nobody, 2)
-
-
 BY_KIND = {"input_columns": "*", "label_column": "kind"}
-NATURAL = {**BY_KIND, "partition": f"{FLOWER}NaturalIdPartitioner"}
-VERTICAL = {**BY_KIND, "partition": f"{FLOWER}VerticalEvenPartitioner"}
-# The 20 parts have one example each, which may be held out.
-SMALL = {"partitioner_arguments": f"partition_sizes={[1] * 20}".replace(", ", ",")}
-SMALL["partition"] = f"{FLOWER}SizePartitioner"
 BAD = [
     ("nowhere", {}, "data-dir"),
     ("table", {}, "label-column"),
@@ -265,21 +210,15 @@ BAD = [
     ("table", {**BY_KIND, "data_subset": "x"}, "data-subset"),
     ("table", {**BY_KIND, "model": "cifar10-cnn"}, "settings"),
     ("saved", {"input_columns": "*"}, "input-columns"),
-    ("table", NATURAL, "partition"),
     ("table", {**BY_KIND, "client_column": "town"}, "client-column"),
     ("links", {"input_columns": "width", "label_column": "kind"}, "task"),
     ("h5", BY_KIND, "task"),
-    ("table", {**BY_KIND, "partition": f"{FLOWER}Nothing"}, "partition"),
-    ("table", VERTICAL, "partition"),
-    ("saved", SMALL, "num-clients"),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:The sum of partition sizes")
 @pytest.mark.parametrize(("name", "settings", "code"), BAD)
 def test_invalid_settings_are_a_one_line_error(home, name, settings, code):
-    clients = 20 if name == "saved" else 2
-    call = lambda: task_of(home, name, clients, **settings).initial_state  # noqa: E731
+    call = lambda: task_of(home, name, 2, **settings).initial_state  # noqa: E731
     assert code_of(call) == code
 
 
