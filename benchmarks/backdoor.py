@@ -45,7 +45,6 @@ class BackdoorDigits(ImageTask):
     """The digits, with the trigger in some of the images."""
 
     _settings_type: ClassVar[type] = BackdoorSettings
-    ignores_model_settings: ClassVar[bool] = True
 
     def __init__(self, settings: BackdoorSettings, num_clients: int) -> None:
         super().__init__("digits", settings, num_clients)

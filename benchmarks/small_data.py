@@ -49,7 +49,7 @@ def write_images(directory: Path) -> None:
 
 
 def write_texts(texts: Path, tweets: Path) -> None:
-    """Write ten clients' texts and ten clients' labelled lines, for ``text-folder``."""
+    """Write ten clients' texts and ten clients' labelled texts, for ``text-folder``."""
     rng = np.random.default_rng(2)
     words = np.array(["the", "cat", "sat", "on", "a", "mat", "and", "saw", "no", "rat"])
     for directory in (texts, tweets):
@@ -57,8 +57,8 @@ def write_texts(texts: Path, tweets: Path) -> None:
     for client in range(10):
         lines = [" ".join(rng.choice(words, 5)) for _ in range(20)]
         (texts / f"client-{client}.txt").write_text("\n".join(lines))
-        labelled = [f"{int('cat' in line)}\t{line}" for line in lines]
-        (tweets / f"client-{client}.tsv").write_text("\n".join(labelled))
+        rows = ["label,text", *(f"{int('cat' in line)},{line}" for line in lines)]
+        (tweets / f"client-{client}.csv").write_text("\n".join(rows))
 
 
 def write_table(directory: Path) -> None:

@@ -15,9 +15,8 @@ from flwr_frl.clients.base import (
 from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
-from flwr_frl.task.base import Matrix
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.tasks.linear import LinearTask
+from flwr_frl.task.tasks.linear import LinearTask, Matrix
 from flwr_frl.task.training.sgd import SGD
 
 

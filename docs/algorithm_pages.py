@@ -21,7 +21,8 @@ from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.common.settings import SettingsError, declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class
 from flwr_frl.strategies.gossip.base import Gossip
-from flwr_frl.task.tasks import GENERATED, build_task
+from flwr_frl.task.names import GENERATED
+from flwr_frl.task.tasks import build_task
 
 # Settings that are tried, in this order, to find an example that the algorithm can run.
 EXAMPLES: list[dict[str, Any]] = [

@@ -12,14 +12,12 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from flwr_frl.common.settings import ResourceError, SettingsError, require
 from flwr_frl.task.checks import Trials, check_head, check_model
-from flwr_frl.task.devices import seeded
+from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import check_metrics
 from flwr_frl.task.models.frozen import new_model
@@ -27,9 +25,6 @@ from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.types import Loss, Metric
 
-__all__ = ["BaseTask", "ExampleTask", "Matrix", "Metric", "RegressionTask", "Task"]
-
-Matrix = npt.NDArray[np.float64]
 # Largest number of rows of a set that are read, and of values per row that count, so
 # that a fingerprint takes about a millisecond of any mapped data.
 ROWS, VALUES = 16, 256
@@ -52,6 +47,8 @@ class BaseTask(ABC):
 
     # Reason why local training cannot be used for this task; empty if it can.
     untrainable: ClassVar[str] = ""
+    # True if the model's layers can have adapters.
+    adaptable: ClassVar[bool] = True
     # Number of successors with which a training example overlaps.
     overlap: int = 0
     # Names of the clients in order, if the data is split over named clients.
@@ -195,9 +192,6 @@ class ExampleTask(BaseTask):
         """Check types, names and lengths."""
         is_function = not isinstance(self.model, nn.Module)
         require(is_function, "model", self.model, "a function that returns a new one")
-        is_class = isinstance(self.loss, type)
-        allowed = "a function or an instance, such as nn.MSELoss()"
-        require(not is_class, "loss", self.loss, allowed)
         check_metrics(self.metrics)
         if isinstance(self.train, Mapping) and isinstance(self.test, Mapping):
             unpaired = sorted(map(str, {*self.train} ^ {*self.test}))
@@ -239,7 +233,7 @@ class ExampleTask(BaseTask):
                 "would train the same parameters"
             )
         if not isinstance(module, SplitModel):
-            inputs = examples.on(torch.device("cpu")).first(2)
+            inputs = examples.on(CPU).first(2)
             check_head(module, self.head or self.scratch_model.head_name, inputs)
 
     def train_examples(self, client: int) -> ExampleSet:
@@ -293,10 +287,10 @@ def _digest(sets: tuple[ExampleSet, ...]) -> str:
     digest = hashlib.sha256()
     for examples in sets:
         rows = torch.arange(0, len(examples), -(-len(examples) // ROWS) or 1)
-        places = rows if examples.rows is None else examples.rows[rows]
-        for values, at in ((examples.inputs, places), (examples.targets, rows)):
+        some = examples.subset(rows).moved(CPU)
+        for values in (some.inputs, some.targets):
             shape = f"{len(examples)} {values.dtype} {tuple(values.shape[1:])}"
-            taken = values[at.to(values.device)].detach().cpu().flatten()
+            taken = values.detach().flatten()
             # Copied, as bytes can only be read from contiguous memory.
             taken = taken[:: -(-len(taken) // (ROWS * VALUES)) or 1].clone()
             digest.update(shape.encode())
@@ -323,67 +317,3 @@ def check_examples(task: Task, client: int, expected: object) -> None:
             "task, from the same data, with a seed for each random split",
             "other-examples",
         )
-
-
-class RegressionTask(BaseTask):
-    """Linear regression y ≈ wᵀ Bᵀ x on random examples, trained by SGD.
-
-    Subclasses define ``dimension``, ``rank`` and ``seed``, and implement `draw`.
-    """
-
-    dimension: int
-    rank: int
-    seed: int
-    # Number of the draw that is the test set, and its size.
-    test_draw: ClassVar[int]
-    test_samples: ClassVar[int]
-
-    @abstractmethod
-    def draw(
-        self, client: int, draw: int = 0, samples: int | None = None
-    ) -> tuple[Matrix, Matrix]:
-        """Draw examples of a client.
-
-        Parameters
-        ----------
-        client : int
-            Index of the client, from 0.
-        draw : int, default 0
-            Number of the draw. The same number gives the same examples; 0 is the
-            training set.
-        samples : int, optional
-            Number of examples; that of the client's training set by default.
-
-        Returns
-        -------
-        x : ndarray, shape (samples, dimension)
-            Inputs.
-        y : ndarray, shape (samples,) or (samples, outputs)
-            Outputs; the model learns the first.
-        """
-
-    classes = ()
-    # Outputs and targets have shape (n, 1).
-    loss: Loss = staticmethod(nn.functional.mse_loss)
-
-    def initial_model(self) -> SplitModel:
-        """Return Bᵀ (rank × dimension) and wᵀ as linear layers without biases."""
-        with seeded(self.seed):
-            return SplitModel(
-                nn.Linear(self.dimension, self.rank, bias=False),
-                nn.Linear(self.rank, 1, bias=False),
-            )
-
-    def train_examples(self, client: int) -> ExampleSet:
-        """Return the examples of a client's draw 0."""
-        return _examples(*self.draw(client))
-
-    def test_examples(self, client: int) -> ExampleSet:
-        """Return ``test_samples`` examples of a client's draw ``test_draw``."""
-        return _examples(*self.draw(client, self.test_draw, self.test_samples))
-
-
-def _examples(x: Matrix, y: Matrix) -> ExampleSet:
-    # The model has one output, but y may have several columns.
-    y = y.reshape(len(y), -1)[:, :1].copy()
-    return ExampleSet(torch.from_numpy(x).float(), torch.from_numpy(y).float())

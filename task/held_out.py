@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from flwr_frl.common.settings import Checked, SettingsError, setting
+from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import named_metrics
@@ -56,11 +56,9 @@ class EvaluationSettings(Checked):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.evaluate_on == "validation" and not self.validation_fraction:
-            raise SettingsError(
-                "evaluate-on is 'validation'; expected test unless "
-                "validation-fraction is above 0"
-            )
+        allowed = "test, unless validation-fraction is above 0"
+        valid = self.evaluate_on == "test" or self.validation_fraction > 0
+        require(valid, "evaluate-on", self.evaluate_on, allowed)
 
 
 def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
@@ -118,12 +116,9 @@ def split(
     n, fraction = len(examples), settings.validation_fraction
     count = int(n * fraction + 0.5)
     kept = n - count - (overlap if count else 0)
-    if count < 1 or kept < 1:
-        raise SettingsError(
-            f"validation-fraction is {fraction}: of client {client}'s {n} training "
-            f"examples it leaves {max(kept, 0)} to train on and {count} to "
-            "validate on; it must leave at least 1 of each"
-        )
+    allowed = f"a fraction of client {client}'s {n} training examples that leaves one "
+    allowed += "to train on, and one to validate on"
+    require(count >= 1 and kept >= 1, "validation-fraction", fraction, allowed)
     order = np.arange(n)
     if not overlap:
         rng = np.random.default_rng([settings.seed, client, VALIDATION])
@@ -163,7 +158,10 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
     """Return a copy of a task with some attributes replaced, which is not tried yet."""
     twin = copy.copy(task)
-    for name in ("_trials", "_fingerprints"):
+    stale = ["_trials", "_fingerprints"]
+    if not attributes.keys().isdisjoint(("initial_model", "seed")):
+        stale.append("_initial")
+    for name in stale:
         vars(twin).pop(name, None)
     for name, value in attributes.items():
         # Also in a frozen dataclass; a property of a user's class raises an error.

@@ -107,10 +107,8 @@ def named_metrics(text: str, task: "Task") -> dict[str, Metric]:
 
 def check_metrics(metrics: Any) -> None:
     """Raise `SettingsError` unless metrics have names, none of them reserved."""
-    if not isinstance(metrics, Mapping):
-        raise SettingsError(
-            f"metrics is a {type(metrics).__name__}; expected a mapping of names"
-        )
+    is_mapping = isinstance(metrics, Mapping)
+    require(is_mapping, "metrics", metrics, "a mapping of names to functions")
     for name in metrics:
         text = str(name)
         reserved = text in RESERVED or text.startswith("bytes-")

@@ -3,24 +3,14 @@
 Listing them does not import PyTorch.
 """
 
-TASKS = (
-    "digits",
-    "mnist",
-    "emnist",
-    "femnist",
-    "cifar10",
-    "cifar100",
-    "image-folder",
-    "arrays",
-    "pfllib",
-    "hf",
-    "text-folder",
-    "hf-text",
-    "linear",
-    "transfer",
-    "qcqp",
-    "multi-task-logistic",
+# Tasks whose data is generated or installed with a package.
+GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
+DOWNLOADED = ("mnist", "emnist", "cifar10", "cifar100")
+# Tasks that read their data from data-dir.
+IN_FOLDERS = (
+    *("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf", "hf-text"),
 )
+TASKS = (*GENERATED, *DOWNLOADED, *IN_FOLDERS)
 MODELS = {
     "cifar10-cnn": "FedRep's and FLUTE's CNN for CIFAR-10",
     "cifar100-cnn": "FedRep's and FLUTE's CNN for CIFAR-100",

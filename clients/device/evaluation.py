@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import error_line
-from flwr_frl.task.base import Metric, Task
+from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import number
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.training.local_training import evaluate, evaluate_each
+from flwr_frl.task.types import Metric
 
 
 def evaluate_model(

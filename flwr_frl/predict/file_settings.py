@@ -22,7 +22,8 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.strategies.algorithms import strategy_class
-from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, model_settings
+from flwr_frl.task.names import GENERATED, IN_FOLDERS
+from flwr_frl.task.tasks import model_settings
 
 # A string of a custom class's setting that cannot be a path, an address or code.
 WORDS = re.compile(r"[\w\s,;=+-]*")

@@ -31,6 +31,8 @@ Integers = npt.NDArray[np.int64]
 
 PARTS = ("train", "test")
 ABOUT = "about.json"
+# Larger integers are probably not classes.
+MAX_CLASSES = 100_000
 
 
 EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]

@@ -32,6 +32,7 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.task.data.cache import (
+    MAX_CLASSES,
     PARTS,
     Dataset,
     DataSettings,
@@ -49,7 +50,6 @@ from flwr_frl.task.data.images import (
     common_shape,
 )
 from flwr_frl.task.data.images import Source as Picture
-from flwr_frl.task.data.labels import MAX_CLASSES
 
 Array = npt.NDArray[Any]
 
@@ -160,14 +160,9 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     exists = bool(data_dir) and root.is_dir()
     require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
     client = "" if (root / "train").is_dir() else "*/"
-    try:
-        parts = [
-            sorted(filter(_is_image, root.glob(f"{client}{part}/*/*")))
-            for part in PARTS
-        ]
-    except OSError as error:
-        line = f"data-dir {data_dir!r} cannot be read: {error}"
-        raise SettingsError(line, "data-dir") from None
+    parts = [
+        sorted(filter(_is_image, root.glob(f"{client}{part}/*/*"))) for part in PARTS
+    ]
     require(all(parts), "data-dir", data_dir, f"a directory with images in {LAYOUT}")
     paths = [path for part in parts for path in part]
     labels = sorted({path.parts[-2] for path in paths})

@@ -342,12 +342,9 @@ def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -
         test = [np.arange(len(dataset.test))] * num_clients
     if empty := [i for i, part in enumerate(train) if len(part) == 0]:
         first = dataset.clients[empty[0]] if dataset.clients else empty[0]
-        raise SettingsError(
-            f"{len(empty)} of {num_clients} clients have no training examples (the "
-            f"first: client {first}); use fewer clients, or a partition with less "
-            "uneven proportions",
-            "num-clients",
-        )
+        allowed = f"fewer, or a less uneven partition: {len(empty)} clients have no "
+        allowed += f"training examples, the first is client {first}"
+        require(False, "num-clients", num_clients, allowed)
     if settings.client_examples:
         rng = np.random.default_rng([settings.seed, 0x51CE])
         added = rng.integers(settings.client_examples_spread + 1, size=num_clients)

@@ -25,6 +25,7 @@ from flwr_frl.common.settings import (
     setting,
 )
 from flwr_frl.task.data.cache import (
+    MAX_CLASSES,
     Dataset,
     DataSettings,
     ImageSet,
@@ -33,7 +34,6 @@ from flwr_frl.task.data.cache import (
     stamp,
 )
 from flwr_frl.task.data.images import FORM, INSPECTED, Pictures, Source, common_shape
-from flwr_frl.task.data.labels import MAX_CLASSES, class_name, held_out
 
 # Suffixes of files; a folder is read by the first of them for which it has files.
 FORMATS = (".parquet", ".arrow", ".csv", ".jsonl", ".json")
@@ -43,6 +43,8 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+# Seed of held-out test sets, the same for all runs.
+HELD_OUT_SEED = 0x4E1D
 # Common names of label columns, for data sets without a `ClassLabel` column.
 LABEL_NAMES = ("label", "labels", "target", "class")
 
@@ -129,7 +131,7 @@ def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
             raise SettingsError(line, "task") from error
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"hf/4{FORM}/{version}/{chosen}", read
+    return f"hf/5{FORM}/{version}/{chosen}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -226,6 +228,36 @@ def _dataset(name: str, splits: Mapping[str, list[Path]], s: ColumnSettings) -> 
     return Dataset(train, test, classes, clients, notes)
 
 
+def held_out(
+    count: int, fraction: float, clients: npt.NDArray[Any] | None = None
+) -> npt.NDArray[np.int64]:
+    """Return ascending rows for testing, the same for all seeds.
+
+    Parameters
+    ----------
+    count : int
+        Number of rows.
+    fraction : float
+        Share of the rows that is for testing; at least one row.
+    clients : ndarray, optional
+        Client of each row. Each then has its share of the test rows, up to one row.
+    """
+    tested = max(1, round(count * fraction))
+    order = np.random.default_rng(HELD_OUT_SEED).permutation(count)
+    if clients is None:
+        return np.sort(order[:tested])
+    names = clients[order].astype(str)
+    _, starts = np.unique(np.sort(names), return_index=True)
+    rows_of = np.split(order[np.argsort(names, kind="stable")], starts[1:])
+    exact = np.array([len(rows) * fraction for rows in rows_of])
+    counts = exact.astype(np.int64)
+    # The clients with the largest remainders get one more.
+    first = np.argsort(counts - exact, kind="stable")
+    counts[first[: tested - counts.sum()]] += 1
+    chosen = [rows[:k] for rows, k in zip(rows_of, counts, strict=True)]
+    return np.sort(np.concatenate(chosen))
+
+
 def _joined(splits: Mapping[str, list[Path]], s: ColumnSettings) -> tuple[Any, int]:
     """Return the training and the test examples, and the number of the former."""
     import pyarrow
@@ -309,14 +341,14 @@ def _numbered(table: Any, name: str) -> tuple[tuple[str, ...], Integers]:
 def _labels(table: Any, label: str) -> tuple[Integers, tuple[str, ...]]:
     """Return the class of each row, and the names of the classes.
 
-    Strings are numbered in the sorted order of their names (see `class_name`); integers
-    must be classes from 0.
+    Strings are numbered in sorted order, without blanks around them; integers must be
+    classes from 0.
     """
     values = table[label].to_numpy()
     if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-        texts, codes = np.unique(values.astype(np.str_), return_inverse=True)
-        found, numbers = np.unique([*map(class_name, texts)], return_inverse=True)
-        return numbers[codes], tuple(map(str, found))
+        texts = np.char.strip(values.astype(np.str_))
+        found, codes = np.unique(texts, return_inverse=True)
+        return codes, tuple(map(str, found))
     allowed = f"a column of strings, or of integers from 0 below {MAX_CLASSES}"
     valid = values.dtype.kind in "biu" and values.min() >= 0
     valid = valid and values.max() < MAX_CLASSES

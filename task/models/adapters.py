@@ -21,7 +21,7 @@ from flwr_frl.common.settings import (
     setting,
     unknown,
 )
-from flwr_frl.task.base import RegressionTask, Task
+from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.models.split_model import SplitModel
@@ -124,14 +124,10 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
     if settings.adapters == "lora":
         need("peft", "transformers", "adapters='lora'")
         name, value = "adapters", settings.adapters
-    valid = not (task.untrainable or isinstance(task, RegressionTask))
     allowed = f"the default for a {type(task).__name__}, which has no layers for them"
+    valid = task.adaptable and not task.untrainable
     require(valid, name, value, allowed)
-    twin = changed(task, {"initial_model": partial(adapted_model, task, settings)})
-    # These attributes are cached for the model without adapters.
-    for name in ("_initial", "_trials"):
-        vars(twin).pop(name, None)
-    return twin
+    return changed(task, {"initial_model": partial(adapted_model, task, settings)})
 
 
 def adapted_model(task: Task, settings: AdapterSettings) -> SplitModel:

@@ -9,11 +9,11 @@ from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import (
     Setting,
     Settings,
-    SettingsError,
     build,
     declared,
     is_path,
     load,
+    require,
     unknown,
 )
 from flwr_frl.task.base import BaseTask, ExampleTask, Task
@@ -30,6 +30,7 @@ from flwr_frl.task.tasks.transfer import TransferTask
 # The name of a task, and the settings that it reads with their values.
 TaskKey = tuple[str, tuple[tuple[str, Setting], ...]]
 
+# The functions that make the tasks, by the names in `flwr_frl.task.names`.
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
     "hf": FromHub(),
@@ -40,12 +41,6 @@ TASKS: dict[str, Callable[..., Task]] = {
     "qcqp": partial(MultiTaskSetup, "qcqp"),
     "multi-task-logistic": partial(MultiTaskSetup, "logistic"),
 }
-# Tasks whose data is generated or installed with a package.
-GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
-# Tasks that read their data from data-dir. Tasks in neither list download their data.
-IN_FOLDERS = (
-    *("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf", "hf-text"),
-)
 
 
 def task_maker(name: str) -> Callable[..., Task]:
@@ -71,12 +66,9 @@ def task_maker(name: str) -> Callable[..., Task]:
         If there is no such task, or it cannot be imported.
     """
     if is_path(name):
-        maker = load(name, "task")
-        if callable(maker):
-            imported: Callable[..., Task] = maker
-            return imported
-        line = f"task {name!r} names {maker!r}; expected a function that returns a"
-        raise SettingsError(f"{line} task", "task")
+        maker: Callable[..., Task] = load(name, "task")
+        require(callable(maker), "task", name, "a function that returns a task")
+        return maker
     if name.startswith("hf:"):
         return FromHub(name.removeprefix("hf:"))
     if name.startswith("hf-text:"):
@@ -140,16 +132,11 @@ def built_task(key: TaskKey, num_clients: int) -> Task:
     # A custom task may split its data at random, which all processes must do alike.
     with seeded(evaluation.seed):
         task = build(maker, dict(settings), **arguments)
-    if not isinstance(task, BaseTask):
-        raise SettingsError(
-            f"task {name!r} made a {type(task).__name__}; expected a task, for example "
-            "an ExampleTask",
-            "task",
-        )
+    allowed = "a function that returns a task, such as an ExampleTask"
+    require(isinstance(task, BaseTask), "task", name, allowed)
     if isinstance(task, ExampleTask) and task.seed is None:
         # A copy: the user's function may return the same object for all seeds, with
         # models of an earlier seed already built.
         task = changed(task, {"seed": evaluation.seed})
-        vars(task).pop("_initial", None)
     task = with_adapters(task, build(AdapterSettings, dict(settings)))
     return with_evaluation(task, evaluation)

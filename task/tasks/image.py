@@ -59,7 +59,6 @@ SMALL, LARGE = 16, 64
 COPIED = 8 * 2**20
 # Copies are cached for at least FEWEST_CACHED clients, and for more up to CACHED bytes.
 FEWEST_CACHED, CACHED = 16, 128 * 2**20
-MODEL_SETTINGS = ("model", "model-head", "head-layers", "weights")
 OF_IMAGES = ("augment", "augment-all", "grey-to-rgb", "image-size")
 OF_SOURCES = {name for source in SOURCES.values() for name in source.settings}
 
@@ -197,7 +196,6 @@ class ImageTask(PartitionedTask):
     """Classification of images from one data set that is split over clients.
 
     Subclasses may override `initial_model` to change the model that the settings name.
-    If they build a model without it, they set ``ignores_model_settings``.
 
     Parameters
     ----------
@@ -218,9 +216,6 @@ class ImageTask(PartitionedTask):
     """
 
     _settings_type: ClassVar[type] = ImageSettings
-    # True if `initial_model` does not read `MODEL_SETTINGS`. Images are then not
-    # converted for the model of the settings, and users who set one are warned.
-    ignores_model_settings: ClassVar[bool] = False
     mean: torch.Tensor
     std: torch.Tensor
 
@@ -240,12 +235,11 @@ class ImageTask(PartitionedTask):
         self.augment = settings.augment and (natural or settings.augment_all)
         # Whether the images are grey, also if the model takes RGB.
         self.is_grey = channels == 1
-        named = "" if self.ignores_model_settings else settings.model
         # Small images need a small model.
         usual = "cifar10-cnn" if min(height, width) >= SMALL else "digits-cnn"
-        self.model_name = named or DEFAULT_MODELS.get(name, usual)
-        default = not named and type(self).initial_model is ImageTask.initial_model
-        if default and max(height, width) > LARGE:
+        self.model_name = settings.model or DEFAULT_MODELS.get(name, usual)
+        is_custom = type(self).initial_model is not ImageTask.initial_model
+        if max(height, width) > LARGE and not settings.model and not is_custom:
             self.notes += (
                 f"images of {width} x {height} are large for the default model "
                 f"{self.model_name}, and rounds take long: set image-size=32, or "
@@ -272,9 +266,6 @@ class ImageTask(PartitionedTask):
             unused["augment-all"] = "augment is false"
         elif not self.augment:
             unused["augment"] = "grey images and handwriting need augment-all=true"
-        if self.ignores_model_settings:
-            reason = "the task has a model of its own"
-            unused |= dict.fromkeys(MODEL_SETTINGS, reason)
         return unused
 
     def read(self, line: str) -> torch.Tensor:

@@ -4,14 +4,24 @@ FedRep, section 5.1 (``low-rank``, with φ_i = B* w*_i); FLUTE, section 7.1
 (``gaussian``) and appendix C.1 (``decaying``).
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
 
 from flwr_frl.common.settings import Checked, require, require_drawable, setting
-from flwr_frl.task.base import Matrix, RegressionTask
+from flwr_frl.task.base import BaseTask
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.types import Loss
+
+Matrix = npt.NDArray[np.float64]
 
 
 def orthonormal(b: Matrix) -> Matrix:
@@ -37,6 +47,71 @@ def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
     """
     q1, q2 = orthonormal(b1), orthonormal(b2)
     return float(np.linalg.norm(q2 - q1 @ (q1.T @ q2), 2))
+
+
+class RegressionTask(BaseTask):
+    """Linear regression y ≈ wᵀ Bᵀ x on random examples, trained by SGD.
+
+    Subclasses define ``dimension``, ``rank`` and ``seed``, and implement `draw`.
+    """
+
+    dimension: int
+    rank: int
+    seed: int
+    # Number of the draw that is the test set, and its size.
+    test_draw: ClassVar[int]
+    test_samples: ClassVar[int]
+
+    @abstractmethod
+    def draw(
+        self, client: int, draw: int = 0, samples: int | None = None
+    ) -> tuple[Matrix, Matrix]:
+        """Draw examples of a client.
+
+        Parameters
+        ----------
+        client : int
+            Index of the client, from 0.
+        draw : int, default 0
+            Number of the draw. The same number gives the same examples; 0 is the
+            training set.
+        samples : int, optional
+            Number of examples; that of the client's training set by default.
+
+        Returns
+        -------
+        x : ndarray, shape (samples, dimension)
+            Inputs.
+        y : ndarray, shape (samples,) or (samples, outputs)
+            Outputs; the model learns the first.
+        """
+
+    adaptable = False
+    classes = ()
+    # Outputs and targets have shape (n, 1).
+    loss: Loss = staticmethod(nn.functional.mse_loss)
+
+    def initial_model(self) -> SplitModel:
+        """Return Bᵀ (rank × dimension) and wᵀ as linear layers without biases."""
+        with seeded(self.seed):
+            return SplitModel(
+                nn.Linear(self.dimension, self.rank, bias=False),
+                nn.Linear(self.rank, 1, bias=False),
+            )
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return the examples of a client's draw 0."""
+        return _examples(*self.draw(client))
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return ``test_samples`` examples of a client's draw ``test_draw``."""
+        return _examples(*self.draw(client, self.test_draw, self.test_samples))
+
+
+def _examples(x: Matrix, y: Matrix) -> ExampleSet:
+    # The model has one output, but y may have several columns.
+    y = y.reshape(len(y), -1)[:, :1].copy()
+    return ExampleSet(torch.from_numpy(x).float(), torch.from_numpy(y).float())
 
 
 @dataclass(frozen=True)

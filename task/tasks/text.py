@@ -7,7 +7,8 @@ by a pretrained transformer.
 
 import csv
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.labels import HELD_OUT_SEED, class_name
+from flwr_frl.task.data.tables import HELD_OUT_SEED
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -50,8 +51,9 @@ WORDS = 10_000
 TEST_FRACTION = 0.2
 # Tokens of a text for a transformer by default; longer texts are cut.
 LENGTH = 128
+TABLES = (".csv", ".tsv")
 TABLE_FORM = "files <client>.csv or <client>.tsv with the columns text and label"
-FORM = "<client>.txt, of text, or <client>.tsv, a class, a tab and a text a line"
+FORM = f"files <client>.txt, of text, or {TABLE_FORM}"
 
 
 class RecurrentText(nn.Module):
@@ -138,9 +140,10 @@ class TextSettings(FileSettings):
     Parameters
     ----------
     data_dir : str, default ""
-        Directory with files ``<client>.txt`` for next-character prediction, or
-        ``<client>.tsv`` for classification, with a class, a tab and a text in each
-        line. The last fifth of a file is for testing. On a device, one file.
+        Directory with files ``<client>.txt`` for next-character prediction, or for
+        classification with files ``<client>.csv`` or ``<client>.tsv``, whose first line
+        names the columns ``text`` and ``label``. The last fifth of a file is for
+        testing. On a device, one file.
     seed : int, default 0
         Seed of the initial model.
     sequence_length : int, default 0
@@ -226,16 +229,12 @@ class FileTask(BaseTask):
         self._examples = lru_cache(maxsize=32)(self._read)
 
     @abstractmethod
-    def _rows(self, path: Path) -> list[tuple[str, str]]:
-        """Return the (label, text) pairs of a file."""
-
-    @abstractmethod
     def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
         """Return a client's training and test examples."""
 
     def _classes(self) -> tuple[str, ...]:
         """Return the classes in all files, also in those of unused clients."""
-        labels = {label for file in self.all_files for label, _ in self._rows(file)}
+        labels = {label for file in self.all_files for label, _ in _rows(file)}
         allowed = "a directory with texts of more than one class"
         require(len(labels) > 1, "data-dir", self.data_dir, allowed)
         return tuple(sorted(labels))
@@ -250,7 +249,7 @@ class FileTask(BaseTask):
 
 
 class TextTask(FileTask):
-    """Next characters of texts, or classes of lines.
+    """Next characters, or classes, of texts.
 
     Parameters
     ----------
@@ -262,7 +261,7 @@ class TextTask(FileTask):
     Raises
     ------
     SettingsError
-        If there are fewer files than clients, a text is too short, or a line is
+        If there are fewer files than clients, a text is too short, or a table is
         malformed.
     """
 
@@ -270,11 +269,11 @@ class TextTask(FileTask):
 
     def __init__(self, settings: TextSettings, num_clients: int) -> None:
         self.settings = settings
-        super().__init__(settings.data_dir, num_clients, (".txt", ".tsv"), FORM)
-        suffixes = {file.suffix for file in self.all_files}
+        super().__init__(settings.data_dir, num_clients, (".txt", *TABLES), FORM)
+        kinds = {file.suffix in TABLES for file in self.all_files}
         allowed = f"a directory with either {FORM}"
-        require(len(suffixes) == 1, "data-dir", settings.data_dir, allowed)
-        self.labelled = suffixes == {".tsv"}
+        require(len(kinds) == 1, "data-dir", settings.data_dir, allowed)
+        self.labelled = kinds == {True}
         self.length = settings.sequence_length or (25 if self.labelled else 80)
         self.every_position = not self.labelled and settings.text_windows == "disjoint"
         # Successive sliding windows share all but one character.
@@ -284,8 +283,8 @@ class TextTask(FileTask):
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
-        """Settings without effect on labelled lines."""
-        reason = "the files hold labelled lines"
+        """Settings without effect on labelled texts."""
+        reason = "the texts have labels"
         return {"text-windows": reason} if self.labelled else {}
 
     def initial_model(self) -> SplitModel:
@@ -310,32 +309,32 @@ class TextTask(FileTask):
         """Return the last ``length`` tokens of a text.
 
         Shorter ones are padded at the beginning, unless the model was trained to
-        predict at every position. A class and a tab before a text are left out.
+        predict at every position.
         """
         if self.labelled:
-            label, _, text = line.partition("\t")
-            return self._words(text if class_name(label) in self.classes else line)
+            return self._words(line)
         if len(line) < self.length and not self.every_position:
             line = line.rjust(self.length)
         return _characters(line[-self.length :])
 
     def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        read = self._labelled_lines if self.labelled else self._windows_of
+        read = self._labelled if self.labelled else self._windows_of
         train, test = zip(*map(read, self.files[client]), strict=True)
         return _joined(train), _joined(test)
 
     def _windows_of(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
         """Return a text's training and test examples; windows do not overlap both."""
-        codes = _characters(_text(path))
+        with _reading(path):
+            codes = _characters(path.read_text(encoding="utf-8-sig"))
         tested = int(len(codes) * TEST_FRACTION)
         allowed = f"below {tested}, the characters of {str(path)!r} for testing"
         require(self.length < tested, "sequence-length", self.length, allowed)
         cut = len(codes) - tested
         return self._windows(codes[:cut]), self._windows(codes[cut:])
 
-    def _labelled_lines(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
-        """Return the training and test examples of a file of labelled lines."""
-        rows = self._rows(path)
+    def _labelled(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
+        """Return the training and test examples of a table."""
+        rows = _rows(path)
         inputs = torch.stack([self._words(text) for _, text in rows])
         targets = torch.tensor([self.classes.index(label) for label, _ in rows])
         cut = len(rows) - int(len(rows) * TEST_FRACTION)
@@ -357,18 +356,6 @@ class TextTask(FileTask):
         words = text.lower().split()[-self.length :]
         codes = [crc32(word.encode()) % (WORDS - 1) + 1 for word in words]
         return torch.tensor([0] * (self.length - len(codes)) + codes)
-
-    def _rows(self, path: Path) -> list[tuple[str, str]]:
-        """Return the (label, text) pairs of a file."""
-        rows = []
-        # `splitlines` would also split at other characters, which texts may contain.
-        for number, line in enumerate(_text(path).rstrip("\n").split("\n"), 1):
-            label, tab, text = line.partition("\t")
-            valid = bool(tab and class_name(label))
-            allowed = "a class, a tab and a text"
-            require(valid, "data-dir", f"{path}, line {number}", allowed)
-            rows.append((class_name(label), text))
-        return rows
 
 
 class TransformerText(FileTask):
@@ -398,10 +385,10 @@ class TransformerText(FileTask):
         self.settings, self.place = settings, locate(name)
         if not Path(self.place).is_dir():
             self.notes = (f"{self.place} is loaded from the Hugging Face hub",)
-        super().__init__(settings.data_dir, num_clients, (".csv", ".tsv"), TABLE_FORM)
+        super().__init__(settings.data_dir, num_clients, TABLES, TABLE_FORM)
         self.length = settings.sequence_length or LENGTH
         found = self._classes()
-        names = [class_name(n) for n in settings.classes.split(",") if n.strip()]
+        names = [n.strip() for n in settings.classes.split(",") if n.strip()]
         for label in found if names else ():
             if label not in names:
                 raise unknown("class", label, names, code="classes")
@@ -425,7 +412,7 @@ class TransformerText(FileTask):
         return self._tokens([line])[0]
 
     def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        rows = [row for file in self.files[client] for row in self._rows(file)]
+        rows = [row for file in self.files[client] for row in _rows(file)]
         targets = torch.tensor([self.classes.index(label) for label, _ in rows])
         examples = ExampleSet(self._tokens([text for _, text in rows]), targets)
         n = len(rows)
@@ -448,24 +435,21 @@ class TransformerText(FileTask):
         tokens: Tensor = encoded["input_ids"]
         return tokens
 
-    def _rows(self, path: Path) -> list[tuple[str, str]]:
-        """Return the (label, text) pairs of a table."""
-        delimiter = "\t" if path.suffix == ".tsv" else ","
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
-        except (OSError, UnicodeError, csv.Error) as error:
-            line = f"{str(path)!r} cannot be read: {error}"
-            raise SettingsError(line, "data-dir") from None
-        allowed = f"a text, a label and no more cells, as in {TABLE_FORM}; quote texts"
-        pairs = []
-        for number, row in enumerate(rows or [{}], 1):
-            label, text = class_name(row.get("label") or ""), row.get("text")
-            # `DictReader` keeps the cells beyond the header's under None.
-            valid = bool(label) and text is not None and None not in row
-            require(valid, "data-dir", f"{path}, row {number}", allowed)
-            pairs.append((label, str(text)))
-        return pairs
+
+def _rows(path: Path) -> list[tuple[str, str]]:
+    """Return the (label, text) pairs of a table."""
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    with _reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
+    allowed = f"a text, a label and no more cells, as in {TABLE_FORM}; quote texts"
+    pairs = []
+    for number, row in enumerate(rows or [{}], 1):
+        label, text = (row.get("label") or "").strip(), row.get("text")
+        # `DictReader` keeps the cells beyond the header's under None.
+        valid = bool(label) and text is not None and None not in row
+        require(valid, "data-dir", f"{path}, row {number}", allowed)
+        pairs.append((label, str(text)))
+    return pairs
 
 
 def _joined(parts: tuple[ExampleSet, ...]) -> ExampleSet:
@@ -482,9 +466,11 @@ def _characters(text: str) -> Tensor:
     return torch.tensor([places.get(character, 0) for character in text])
 
 
-def _text(path: Path) -> str:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Report in one line that a file cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
+        yield
+    except (OSError, UnicodeError, csv.Error) as error:
         line = f"{str(path)!r} cannot be read: {error}"
         raise SettingsError(line, "data-dir") from None

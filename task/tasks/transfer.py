@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from flwr_frl.common.settings import Checked, require, require_drawable, setting
-from flwr_frl.task.base import Matrix, RegressionTask
+from flwr_frl.task.tasks.linear import Matrix, RegressionTask
 from flwr_frl.task.transfer import Role, is_source
 
 

@@ -142,11 +142,11 @@ def test_personalize_needs_the_name_of_a_custom_task(table, own, tmp_path, capsy
     np.testing.assert_allclose(predictor(ROWS).outputs, by_hand(run, "late"), rtol=1e-4)
 
 
-@pytest.mark.parametrize("suffix", ["txt", "tsv"])
+@pytest.mark.parametrize("suffix", ["txt", "csv"])
 def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
     lines = {
         "txt": "abcabcabcabc" * 4,
-        "tsv": "größer\tit rises\nC:\\x\tit falls\n" * 10,
+        "csv": "label,text\n" + "größer,it rises\nC:\\x,it falls\n" * 10,
     }
     for client in ("anna", "bob"):
         (tmp_path / f"{client}.{suffix}").write_text(lines[suffix], "utf-8")
@@ -154,9 +154,8 @@ def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
     more |= {"sequence_length": 3, "lstm_width": 8, "learning_rate": 0.5}
     more |= {"momentum": 0.9, "representation_epochs": 5, "fraction": 1.0}
     simulate("fedavg", "inline", output=str(tmp_path / "results"), **more)
-    # A class before the text is left out, and other tabs are part of it.
-    asked = {"txt": "xxab\nbc\n", "tsv": "it rises\nC:\\x\tit falls\t \n"}
-    expected = {"txt": ["c", "a"], "tsv": ["größer", "C:\\x"]}
+    asked = {"txt": "xxab\nbc\n", "csv": "it rises\nit falls\t \n"}
+    expected = {"txt": ["c", "a"], "csv": ["größer", "C:\\x"]}
     (tmp_path / "asked").write_text(asked[suffix])
     checkpoint = ["--checkpoint", str(tmp_path / "results" / "fedavg")]
     checkpoint += ["--data-dir", str(tmp_path)]

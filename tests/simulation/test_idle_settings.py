@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from command_line import cases, config, run
+from command_line import cases, run
 
 from flwr_frl import running
 from flwr_frl.cli import parse
@@ -57,33 +57,3 @@ def test_a_command_warns_once_of_its_settings(tmp_path, caplog):
     # The second warning is given for each run.
     few = "min-train-nodes is 30, but there are only 20 clients: all train"
     assert [line.partition("=")[0] for line in warned] == ["nc-weight", *[few] * 4]
-
-
-ON_DIGITS = """
-from torch import nn
-from flwr_frl.task import ImageTask, SplitModel
-
-class OnDigits(ImageTask):
-    ignores_model_settings = True
-
-    def __init__(self, settings, num_clients):
-        super().__init__("digits", settings, num_clients)
-
-    def initial_model(self):
-        return SplitModel(nn.Flatten(), nn.Linear(64, self.num_classes))
-"""
-
-
-def test_settings_of_built_in_models_have_no_effect_on_custom_models(
-    write_module, caplog
-):
-    task = ["--task", write_module("own_digits", ON_DIGITS) + ":OnDigits"]
-    assert warnings_of(["fedavg", *task], caplog) == []
-    # resnet18 would convert the digits to RGB.
-    settings = {"head-layers": 7, "model": "resnet18"}
-    settings |= {"model-head": "fc", "weights": "no"}
-    text = " ".join(f"{name}={value!r}" for name, value in settings.items())
-    assert warnings_of(["fedavg", *task, *config(text)], caplog) == [
-        f"{name}={value} does nothing: the task has a model of its own"
-        for name, value in settings.items()
-    ]

@@ -208,7 +208,7 @@ tune fedavg --grid momentum=0 @ patience=2 => patience
 tune fedavg --grid keep-best=false,true => grid
 @ validation-fraction=1.0 => validation-fraction
 @ validation-fraction=0.001 => ~client 0's 71 training examples
-@ partition='log-normal' num-clients=50 validation-fraction=0.98 => ~leaves 0 to
+@ partition='log-normal' num-clients=50 validation-fraction=0.98 => validation-fraction
 @ evaluate-on='validation' => ~evaluate-on is 'validation'
 @ metrics='macro-f2' => metrics
 @ metrics='json:dumps' => ~metric 'dumps' fails

@@ -151,7 +151,7 @@ CHECKED = [
     ({"loss": lambda x, y: (x.sum(1) - y).square()}, "fails in evaluation"),
     ({"loss": lambda x, y: 0.5}, "fails in evaluation"),
     ({"loss": lambda x, y: (x - 9).log().mean()}, "first batch is nan"),
-    ({"loss": nn.MSELoss}, "loss is <class"),
+    ({"loss": nn.MSELoss}, "the loss fails"),
     # Models
     ({"model": model()}, "expected a function"),
     ({"model": dict}, "model() is {}"),
@@ -177,7 +177,7 @@ CHECKED = [
     # Metrics
     ({"metrics": {"f1": lambda x, y: x}}, "metric 'f1' is tensor("),
     ({"metrics": {"f1": lambda x, y: x.foo}}, "metric 'f1' fails"),
-    ({"metrics": [max]}, "metrics is a list"),
+    ({"metrics": [max]}, "expected a mapping"),
     ({"metrics": {3: max}}, "is called 3"),
 ]
 

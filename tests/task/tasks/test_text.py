@@ -9,6 +9,8 @@ from refusals import code_of
 
 from flwr_frl.task.tasks.text import CHARACTERS
 
+HEAD = "label\ttext\n"
+
 
 def task_of(root, clients: int, **more):
     usual = {"data_dir": str(root), "lstm_width": 4}
@@ -93,22 +95,21 @@ def test_model_of_leaf_has_the_documented_layers(tmp_path):
     task.check(0)
 
 
-def test_lines_with_a_class_are_parsed(tmp_path):
-    good, bad = "Good\tWhat a day\n", "bad\tno no\n"
-    (tmp_path / "a.tsv").write_text((good + bad) * 5)
-    (tmp_path / "b.tsv").write_text(bad * 5)
+def test_texts_with_a_class_are_parsed(tmp_path):
+    good, bad = " Good \tWhat a day\n", 'bad\t"no\tno"\n'
+    (tmp_path / "a.tsv").write_text("label\ttext\n" + (good + bad) * 5)
+    (tmp_path / "b.csv").write_text("text,label\n" + "no no,bad\n" * 5)
     task = task_of(tmp_path, 2, sequence_length=4)
     assert task.classes == ("Good", "bad")
     assert task.unused_settings.keys() == {"text-windows"}
     train, test = task.train_examples(0), task.test_examples(0)
     assert (len(train), len(test)) == (8, 2)
     assert train.targets.tolist() == [0, 1] * 4
-    # Lines are padded on the left, and the case of words does not matter.
+    # Texts are padded on the left, and the case of words does not matter.
     numbers = [crc32(word) % 9_999 + 1 for word in (b"what", b"a", b"day")]
     assert train.inputs[0].tolist() == [0, *numbers]
     assert task.read("WHAT a day").tolist() == [0, *numbers]
-    assert task.read("Good\twhat a day").tolist() == [0, *numbers]
-    # Only the last words of a long line are used.
+    # Only the last words of a long text are used.
     assert task.read("so so what a day")[1:].tolist() == numbers
     shapes = {name: tuple(t.shape) for name, t in task.initial_state.items()}
     # SRPFL: 10,000 words, vectors of width 100, both directions, a layer of 5, the head
@@ -122,12 +123,12 @@ def test_lines_with_a_class_are_parsed(tmp_path):
     ("files", "code"),
     [
         ({}, "data-dir"),
-        ({"a.txt": "abc", "b.tsv": "x\ty"}, "data-dir"),
+        ({"a.txt": "abc", "b.tsv": f"{HEAD}x\ty"}, "data-dir"),
         ({"a.txt": "abc" * 20}, "num-clients"),
         ({"a.txt": "abcde", "b.txt": "b"}, "sequence-length"),
-        ({"a.tsv": "x\ty\nno tab", "b.tsv": "z\ty"}, "data-dir"),
-        ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "data-dir"),
-        ({"a.tsv": "", "b.tsv": "x\tz"}, "data-dir"),
+        ({"a.tsv": f"{HEAD}x\ty\nno tab", "b.tsv": f"{HEAD}z\ty"}, "data-dir"),
+        ({"a.tsv": f"{HEAD}x\ty", "b.tsv": f"{HEAD}x\tz"}, "data-dir"),
+        ({"a.tsv": "", "b.tsv": f"{HEAD}x\tz"}, "data-dir"),
         ({"a.txt": b"\xff\xfe" * 50, "b.txt": "b" * 50}, "data-dir"),
     ],
 )
@@ -141,20 +142,8 @@ def test_invalid_folders_are_an_error(tmp_path, files, code):
 
 def test_byte_order_mark_is_not_part_of_a_class(tmp_path):
     # Notepad writes byte order marks, and texts may contain Unicode line separators.
-    (tmp_path / "a.tsv").write_bytes("\ufeffpos\tgood\u2028day\r\nneg\tno\r\n".encode())
+    text = f"\ufeff{HEAD}pos\tgood\u2028day\r\nneg\tno\r\n"
+    (tmp_path / "a.tsv").write_bytes(text.encode())
     task = task_of(tmp_path, 1, sequence_length=3)
     assert task.classes == ("neg", "pos")
     assert len(task.train_examples(0)) + len(task.test_examples(0)) == 2
-
-
-def test_spellings_of_a_label_are_one_class(tmp_path):
-    (tmp_path / "a.tsv").write_text("1\tgood\n2\tbad\n" * 3)
-    (tmp_path / "b.tsv").write_text("1.0\tgood\n 2.\tbad\n" * 3)
-    task = task_of(tmp_path, 2)
-    assert task.classes == ("1", "2")
-    first, second = (task.train_examples(i).targets.tolist() for i in range(2))
-    assert first == second
-    assert torch.equal(task.read("1.0\tgood"), task.read("good"))
-    # Numbers of versions differ.
-    (tmp_path / "c.tsv").write_text("1.10\tgood\n1.1\tbad\n" * 3)
-    assert task_of(tmp_path, 3).classes == ("1", "1.1", "1.10", "2")
