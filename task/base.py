@@ -203,8 +203,7 @@ class ExampleTask(BaseTask):
                 object.__setattr__(self, part, [sets[name] for name in names])
         for name in ("train", "test"):
             sets = getattr(self, name)
-            is_sequence = hasattr(sets, "__len__") and hasattr(sets, "__getitem__")
-            valid = is_sequence and not isinstance(sets, Mapping)
+            valid = hasattr(sets, "__getitem__") and not isinstance(sets, Mapping)
             allowed = "a sequence of the clients' ExampleSets, or two mappings of them"
             require(valid, name, type(sets), allowed)
 

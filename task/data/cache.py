@@ -8,7 +8,7 @@ incomplete. Folders whose files are missing or truncated are written again.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from flwr_frl.common.settings import (
     SettingsError,
     require,
     setting,
+    unknown,
 )
 from flwr_frl.task.data.images import Pictures
 
@@ -130,6 +131,23 @@ class Dataset:
 
 # Reads a data set from its source.
 Read = Callable[[], Dataset]
+
+
+def named_classes(names: str, found: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes of the setting ``classes``; by default those in the data.
+
+    Raises
+    ------
+    SettingsError
+        If a name is repeated, or a class in the data is not named.
+    """
+    named = [name.strip() for name in names.split(",") if name.strip()]
+    unique = len(set(named)) == len(named)
+    require(unique, "classes", names, "names without duplicates")
+    for name in found if named else ():
+        if name not in named:
+            raise unknown("class", name, named, code="classes")
+    return tuple(named or found)
 
 
 def stamp(paths: Iterable[Path]) -> str:

@@ -24,13 +24,7 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import (
-    SettingsError,
-    need,
-    reason_of,
-    require,
-    unknown,
-)
+from flwr_frl.common.settings import SettingsError, need, reason_of, require
 from flwr_frl.task.data.cache import (
     MAX_CLASSES,
     PARTS,
@@ -40,6 +34,7 @@ from flwr_frl.task.data.cache import (
     Read,
     cache_root,
     load,
+    named_classes,
     stamp,
 )
 from flwr_frl.task.data.images import (
@@ -153,9 +148,6 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
         not among ``classes``.
     """
     data_dir, size = settings.data_dir, settings.image_size
-    named = [name.strip() for name in settings.classes.split(",") if name.strip()]
-    unique = len(set(named)) == len(named)
-    require(unique, "classes", settings.classes, "names without duplicates")
     root = Path(data_dir).expanduser()
     exists = bool(data_dir) and root.is_dir()
     require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
@@ -166,10 +158,7 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     require(all(parts), "data-dir", data_dir, f"a directory with images in {LAYOUT}")
     paths = [path for part in parts for path in part]
     labels = sorted({path.parts[-2] for path in paths})
-    for name in labels if named else ():
-        if name not in named:
-            raise unknown("class", name, named, code="classes")
-    classes = tuple(named or labels)
+    classes = named_classes(settings.classes, labels)
     clients = tuple(sorted({path.parts[-4] for path in paths})) if client else ()
 
     def read() -> Dataset:
@@ -186,7 +175,7 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
             sets.append(ImageSet(pictures, codes, owners))
         return Dataset(sets[0], sets[1], classes, clients)
 
-    key = f"{root.resolve()}/{size}/{(clients, named)}{FORM}/{stamp(paths)}"
+    key = f"{root.resolve()}/{size}/{(clients, classes)}{FORM}/{stamp(paths)}"
     return key, read
 
 

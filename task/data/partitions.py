@@ -15,7 +15,7 @@ impossible.
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -282,20 +282,12 @@ class PartitionSettings(Checked):
             reason = "the data is already split over its clients"
         elif self.partition in PARTITIONS:
             unused.difference_update(PARTITIONS[self.partition][1])
-        reasons = {name.replace("_", "-"): reason for name in sorted(unused)}
-        if not self.client_examples:
-            reasons["client-examples-spread"] = "client-examples is 0"
-        return reasons
+        return {name.replace("_", "-"): reason for name in sorted(unused)}
 
 
-class Parts(NamedTuple):
-    """Indices of each client's examples."""
-
-    train: Indices
-    test: Indices
-
-
-def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -> Parts:
+def partition(
+    dataset: Dataset, num_clients: int, settings: PartitionSettings
+) -> tuple[Indices, Indices]:
     """Split training and test examples over the clients.
 
     Parameters
@@ -309,13 +301,18 @@ def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -
     settings : PartitionSettings
         The partition and its parameters.
 
+    Returns
+    -------
+    train, test : list of ndarray of int
+        Indices of each client's examples in the two sets.
+
     Raises
     ------
     SettingsError
         If the partition is impossible, or leaves a client without training examples.
     """
     if num_clients == 0:
-        return Parts(*([np.arange(len(p))] for p in (dataset.train, dataset.test)))
+        return [np.arange(len(dataset.train))], [np.arange(len(dataset.test))]
     name, n = settings.partition, len(dataset.train)
     allowed = f"at most {n:,}, the number of training examples"
     require(num_clients <= n, "num-clients", num_clients, allowed)
@@ -350,7 +347,7 @@ def partition(dataset: Dataset, num_clients: int, settings: PartitionSettings) -
         added = rng.integers(settings.client_examples_spread + 1, size=num_clients)
         pairs = zip(train, settings.client_examples + added, strict=True)
         train = [np.sort(rng.permutation(part)[:size]) for part, size in pairs]
-    return Parts(train, test)
+    return train, test
 
 
 def _by_owner(owners: npt.NDArray[np.int64] | None, count: int) -> Indices:

@@ -17,11 +17,7 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.cache import Dataset, DataSettings, load
 from flwr_frl.task.data.datasets import SOURCES, load_dataset
 from flwr_frl.task.data.images import read_image
-from flwr_frl.task.data.partitions import (
-    CLUSTERED,
-    PartitionSettings,
-    partition,
-)
+from flwr_frl.task.data.partitions import CLUSTERED, PartitionSettings, partition
 from flwr_frl.task.data.tables import ColumnSettings, table_files
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -262,10 +258,6 @@ class ImageTask(PartitionedTask):
         unused = self.settings.unused(bool(self.dataset.clients))
         for name in OF_SOURCES - {*SOURCES[self.source].settings}:
             unused[name] = "the data set does not use it"
-        if not self.settings.augment:
-            unused["augment-all"] = "augment is false"
-        elif not self.augment:
-            unused["augment"] = "grey images and handwriting need augment-all=true"
         return unused
 
     def read(self, line: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ by a pretrained transformer.
 
 import csv
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,15 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import (
-    Checked,
-    PathText,
-    SettingsError,
-    require,
-    setting,
-    unknown,
-)
+from flwr_frl.common.settings import Checked, PathText, SettingsError, require, setting
 from flwr_frl.task.base import BaseTask
+from flwr_frl.task.data.cache import named_classes
 from flwr_frl.task.data.tables import HELD_OUT_SEED
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -281,12 +275,6 @@ class TextTask(FileTask):
         self.overlap = self.length if is_sliding else 0
         self.classes = self._classes() if self.labelled else tuple(CHARACTERS)
 
-    @property
-    def unused_settings(self) -> Mapping[str, str]:
-        """Settings without effect on labelled texts."""
-        reason = "the texts have labels"
-        return {"text-windows": reason} if self.labelled else {}
-
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values drawn by the seed.
 
@@ -387,12 +375,7 @@ class TransformerText(FileTask):
             self.notes = (f"{self.place} is loaded from the Hugging Face hub",)
         super().__init__(settings.data_dir, num_clients, TABLES, TABLE_FORM)
         self.length = settings.sequence_length or LENGTH
-        found = self._classes()
-        names = [n.strip() for n in settings.classes.split(",") if n.strip()]
-        for label in found if names else ():
-            if label not in names:
-                raise unknown("class", label, names, code="classes")
-        self.classes = tuple(names) or found
+        self.classes = named_classes(settings.classes, self._classes())
 
     @cached_property
     def tokenizer(self) -> Any:

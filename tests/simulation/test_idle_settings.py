@@ -29,7 +29,6 @@ fedavg @ server-optimizer='momentum' server-optimizer-tau=0.1 => server-optimize
 dpsgd @ communication-time=3.0 => communication-time
 fedavg fedrep @ nc-weight=0.5 head-epochs=3 => nc-weight
 fedrep --task linear @ partition='iid' batch-size=5 => partition batch-size
-fedavg @ augment=false augment-all=true => augment-all
 fedavg @ optimizer='adam' momentum=0.9 => momentum
 squarm-sgd @ compressor='sign' compressor-k=0.2 => compressor-k
 """

@@ -220,7 +220,6 @@ def test_unused_settings_do_not_change_the_partition(name):
         "dirichlet-alpha": {"dirichlet_alpha": 50.0},
         "size-sigma": {"size_sigma": 0.1},
         "label-groups": {"label_groups": 2},
-        "client-examples-spread": {"client_examples_spread": 5},
     }
 
     def seen(**settings):
@@ -236,7 +235,6 @@ def test_unused_settings_do_not_change_the_partition(name):
         )
         assert same == (setting in unused), setting
     assert unused.keys() <= others.keys()
-    assert unused.pop("client-examples-spread") == "client-examples is 0"
     assert set(unused.values()) <= {f"partition {name!r} does not use it"}
 
 
@@ -303,9 +301,9 @@ def test_data_of_clients_is_not_split_again():
     owners = np.array([2, 0, 1, 0, 0])
     part = ImageSet(np.arange(5), np.zeros(5, np.int64), owners)
     data = Dataset(part, part, ("a",), ("x", "y", "z"))
-    parts = partition(data, 2, PartitionSettings(client_examples=2))
-    assert [len(rows) for rows in parts.train] == [2, 1]
-    assert [rows.tolist() for rows in parts.test] == [[1, 3, 4], [2]]
+    train, test = partition(data, 2, PartitionSettings(client_examples=2))
+    assert [len(rows) for rows in train] == [2, 1]
+    assert [rows.tolist() for rows in test] == [[1, 3, 4], [2]]
     unused = PartitionSettings().unused(is_split=True)
     assert {"partition", "dirichlet-alpha"} < unused.keys()
     assert code_of(partition, data, 4, PartitionSettings()) == "num-clients"

@@ -101,7 +101,6 @@ def test_texts_with_a_class_are_parsed(tmp_path):
     (tmp_path / "b.csv").write_text("text,label\n" + "no no,bad\n" * 5)
     task = task_of(tmp_path, 2, sequence_length=4)
     assert task.classes == ("Good", "bad")
-    assert task.unused_settings.keys() == {"text-windows"}
     train, test = task.train_examples(0), task.test_examples(0)
     assert (len(train), len(test)) == (8, 2)
     assert train.targets.tolist() == [0, 1] * 4
