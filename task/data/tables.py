@@ -45,6 +45,8 @@ SPLITS = {
 }
 # Seed of held-out test sets, the same for all runs.
 HELD_OUT_SEED = 0x4E1D
+# An integer as a program writes it if other cells of its column are empty.
+WHOLE = re.compile(r"([+-]?\d+)\.0*")
 # Common names of label columns, for data sets without a `ClassLabel` column.
 LABEL_NAMES = ("label", "labels", "target", "class")
 
@@ -338,15 +340,22 @@ def _numbered(table: Any, name: str) -> tuple[tuple[str, ...], Integers]:
     return tuple(map(str, found)), numbers
 
 
+def class_name(label: str) -> str:
+    """Return the class that a label names: ``1`` for ``1.0``, and without blanks."""
+    label = label.strip()
+    whole = WHOLE.fullmatch(label)
+    return whole[1] if whole else label
+
+
 def _labels(table: Any, label: str) -> tuple[Integers, tuple[str, ...]]:
     """Return the class of each row, and the names of the classes.
 
-    Strings are numbered in sorted order, without blanks around them; integers must be
-    classes from 0.
+    Strings are numbered in the sorted order of their names (see `class_name`); integers
+    must be classes from 0.
     """
     values = table[label].to_numpy()
     if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-        texts = np.char.strip(values.astype(np.str_))
+        texts = [class_name(value) for value in values]
         found, codes = np.unique(texts, return_inverse=True)
         return codes, tuple(map(str, found))
     allowed = f"a column of strings, or of integers from 0 below {MAX_CLASSES}"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flwr_frl.common.settings import Checked, PathText, SettingsError, require, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.cache import named_classes
-from flwr_frl.task.data.tables import HELD_OUT_SEED
+from flwr_frl.task.data.tables import HELD_OUT_SEED, class_name
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -427,7 +427,7 @@ def _rows(path: Path) -> list[tuple[str, str]]:
     allowed = f"a text, a label and no more cells, as in {TABLE_FORM}; quote texts"
     pairs = []
     for number, row in enumerate(rows or [{}], 1):
-        label, text = (row.get("label") or "").strip(), row.get("text")
+        label, text = class_name(row.get("label") or ""), row.get("text")
         # `DictReader` keeps the cells beyond the header's under None.
         valid = bool(label) and text is not None and None not in row
         require(valid, "data-dir", f"{path}, row {number}", allowed)

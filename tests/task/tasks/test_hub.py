@@ -314,8 +314,8 @@ def test_small_clients_share_the_held_out_examples(tmp_path):
     assert sorted(tested) == [0] * 12 + [1] * 8
 
 
-def test_blanks_around_a_label_are_ignored(tmp_path):
-    labels = ["none", "1", "1 ", " 1 "]
+def test_spellings_of_a_label_are_one_class(tmp_path):
+    labels = ["none", "1", "1.0", " 1 "]
     rows = [f"{i % 4}.5,{labels[i % 4]}" for i in range(40)]
     write_table(tmp_path / "rows.csv", "x,label", rows)
     task = task_of(tmp_path, "rows.csv", 0, input_columns="x")
