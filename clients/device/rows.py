@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
+from logging import getLogger
 from math import nan, prod
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,7 +42,11 @@ from flwr_frl.clients.device.setup import (
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import ReplyRows, RowReply, entries_of
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.settings import ResourceError, TrainingDivergedError
+from flwr_frl.common.settings import (
+    ResourceError,
+    TrainingDivergedError,
+    reason_of,
+)
 from flwr_frl.task.base import Task, check_examples
 from flwr_frl.task.devices import RngContext, seed
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
@@ -116,7 +121,9 @@ def fit_rows(
             raise
         # Code of algorithms raises any exception. One by one, each client reports its
         # own.
-        except Exception:
+        except Exception as error:
+            text = "%s: clients are answered one by one: %s"
+            getLogger("task").debug(text, setup.kind.__name__, reason_of(error))
             if len(chunk) >= FEWEST:
                 refused.add(setup.kind)
             break
@@ -334,8 +341,8 @@ class Rows:
             initial = to_numpy(value)
             rows = np.stack([arrays.get(name, initial) for arrays in loaded])
             self.saved[name] = torch.from_numpy(rows).to(client._device)
-        # Stacked values of the model's arrays, and the names of those that are equal.
-        # Cloned, they have the memory format of the model.
+        # Stacked values of the models' arrays, in their memory format, and the
+        # names of those that are still the same for all clients.
         self._tensors = {
             name: tensor.detach().expand(len(messages), *tensor.shape).clone()
             for name, tensor in client.model.tensors.items()
@@ -347,19 +354,24 @@ class Rows:
         # Clients that are answered one by one, as they report a lost state or an error.
         self._failed = {i for i, state in enumerate(self._states) if state.unused}
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Client]:
+        """The algorithm's class, so that ``super()`` finds its methods."""
+        return self._kind
+
     @property
     def _state(self) -> SimpleNamespace:
         """The round of the clients' states, if it is the same."""
         rounds = {state.round for state in self._states}
         if len(rounds) != 1:
-            raise CannotBeRowsError
+            raise CannotBeRowsError("their states are of several rounds")
         return SimpleNamespace(round=rounds.pop())
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the algorithm's class, but none of `Client`."""
         owner = next((k for k in self._kind.__mro__ if name in vars(k)), Client)
         if issubclass(Client, owner):
-            raise CannotBeRowsError(name)
+            raise CannotBeRowsError(f"its update uses {name!r}")
         value = inspect.getattr_static(self._kind, name)
         return value.__get__(self, self._kind) if hasattr(value, "__get__") else value
 
@@ -378,7 +390,7 @@ class Rows:
     def _make(self, call: TrainCall) -> Any:
         """Make a call of the first client for all; return their losses."""
         if call.regularizer is not None and not is_dataclass(call.regularizer):
-            raise CannotBeRowsError
+            raise CannotBeRowsError("its regularizer is no dataclass")
         constants, correction = tensors_of(call.regularizer), call.correction or {}
 
         def trained(rows: Sequence[Tensor]) -> Tensor:
@@ -394,7 +406,7 @@ class Rows:
         model, sgd = self._client.model, self.settings
         steps = {steps_an_epoch(model, examples, sgd) for examples in self._examples}
         if len(steps) != 1:
-            raise CannotBeRowsError
+            raise CannotBeRowsError("their numbers of steps differ")
         return steps.pop()
 
     def _trained(
@@ -403,7 +415,7 @@ class Rows:
         """Train all models, and return their losses."""
         fewest = call.fewest if self._only_if_faster else 2
         if call.key is None or fewest is None or len(self._examples) < fewest:
-            raise CannotBeRowsError
+            raise CannotBeRowsError("they are too few, or their model is too large")
         model = call.model
         sets = [self._like(call.examples, examples) for examples in self._examples]
         freeze(model, call.part)
@@ -425,7 +437,7 @@ class Rows:
         if examples.augment and not first.augment:
             examples = examples.without_augmentation()
         if examples.form != first.form or examples.unlabelled is not None:
-            raise CannotBeRowsError
+            raise CannotBeRowsError("their examples differ in form")
         return examples.on(self._client._device)
 
     @torch.no_grad()
@@ -466,7 +478,7 @@ class Rows:
         check_untrained(client, self._tensors)
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in saved.items()}
         if shapes != client._shapes:
-            raise CannotBeRowsError
+            raise CannotBeRowsError("it saves arrays of other shapes")
         kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
         for i, state in enumerate(self._states):
             if i not in self._failed:

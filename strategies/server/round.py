@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import RowReply, entries_of, values_of
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.optimizer import optimizer_step
@@ -322,6 +322,8 @@ class Round:
         """
         strategy = self._strategy
         if self.running is not None:
+            allowed = 'all of them, as uses_mean="only" promises'
+            require(replies is None, "the replies of round.mean", replies, allowed)
             mean = self.running.result()
         else:
             mean = self._combined(self.replies if replies is None else replies)

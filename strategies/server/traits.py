@@ -203,7 +203,7 @@ def check_settings(settings: StrategySettings, traits: Traits) -> None:
     require(valid, "weighting", settings.weighting, allowed)
     steps = settings.server_optimizer
     valid = traits.uses_mean == "only" and not traits.replies_are_changes
-    allowed = "none: this algorithm's new arrays are not a mean of models"
+    allowed = 'none for algorithms without uses_mean="only", a mean of models'
     require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
         return

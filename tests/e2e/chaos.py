@@ -72,8 +72,6 @@ class Outcome:
     rounds: list[dict[str, object]]
     states_checked: int
     losses: list[str]
-    # Partial files that killed processes have left
-    cut_off: list[str]
     accuracy: float
     undisturbed: float
 
@@ -125,7 +123,6 @@ class Chaos:
             rows,
             checked,
             losses,
-            [path.name for path in self.state.glob("*/*/.*")],
             float(str(rows[-1]["accuracy"])),
             self.undisturbed(),
         )

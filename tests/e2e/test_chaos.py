@@ -32,5 +32,4 @@ def test_no_head_is_lost_when_devices_and_server_are_killed(
         range(1, chaos.num_rounds + 1)
     )
     assert outcome.losses == []
-    assert outcome.cut_off == []
     assert outcome.accuracy == pytest.approx(outcome.undisturbed, abs=NOISE)

@@ -8,7 +8,7 @@ import torch
 from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
-from flwr_frl import Client, Strategy
+from flwr_frl import Client, FedNova, Strategy
 from flwr_frl.clients import client_app
 from flwr_frl.clients.device import rows
 from flwr_frl.common.run_cache import begin_run
@@ -291,7 +291,8 @@ class FirstExample(Strategy, client=FirstExampleClient):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "answered"), [(Normed, 4), (Reading, 0), (FirstExample, 0)]
+    ("algorithm", "answered"),
+    [(Normed, 4), (FedNova, 4), (Reading, 0), (FirstExample, 0)],
 )
 def test_update_runs_once_for_all_clients_if_it_means_the_same(
     algorithm, answered, monkeypatch
@@ -304,6 +305,8 @@ def test_update_runs_once_for_all_clients_if_it_means_the_same(
         return replies
 
     monkeypatch.setattr(client_app, "fit_rows", fit_rows)
-    path = f"{__name__}:{algorithm.__name__}"
-    assert_same(outcome(path, N), outcome(path, "off"))
+    path = f"{algorithm.__module__}:{algorithm.__name__}"
+    # All clients make one step an epoch.
+    options = {"batch-size": 100}
+    assert_same(outcome(path, N, **options), outcome(path, "off", **options))
     assert max(counts) == answered
