@@ -106,9 +106,9 @@ class App(ClientApp):
     ) -> Iterator[Message]:
         """Answer messages of several clients together.
 
-        Where possible, the nodes of a graph train and exchange messages as rows of
-        matrices, and clients that test the same model form one batch. All others run
-        in `flwr_frl.task.training.each_together`.
+        Where possible, clients that train, the nodes of a graph and clients that test
+        the same model are rows of matrices. All others run in
+        `flwr_frl.task.training.cohort.each_together`.
 
         Parameters
         ----------

@@ -91,7 +91,7 @@ def join(client: Client, parameters: NDArrays, config: Config, seed: int) -> Eva
     parameters : list of ndarray
         The trained shared arrays.
     config : dict
-        As in `Client.receive`; ``share``, in (0, 1], is the fraction of the training
+        As in `Client.fit`; ``share``, in (0, 1], is the fraction of the training
         examples that is used.
     seed : int
         Seed with which these examples are drawn.

@@ -42,7 +42,7 @@ class Trials:
 
     def __init__(self) -> None:
         self.accepted: set[tuple[Any, ...]] = set()
-        # Number of classes: those of the task, or the outputs for integer targets.
+        # Number of outputs if targets are classes; 0 before the first trial.
         self.classes = 0
 
     def check(self, task: "Task", part: str, examples: ExampleSet) -> None:
@@ -77,11 +77,11 @@ def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
     examples : ExampleSet
         At least one example. The first ones are tried.
     training : bool
-        Also try a training step, and a batch of one example, which the last may be.
+        Also try a training step, and one example, as the last batch may have one.
     """
     model = copy_sharing_frozen(task.scratch_model).eval()
     inputs, targets = next(examples.batches(EVALUATION_BATCH))
-    outputs = _try(task, model, inputs, targets, of_all=True)
+    outputs = _try(task, model, inputs, targets, needs_finite=True)
     try_metrics(task, outputs, targets)
     # Batch norms refuse to train on a single example.
     if training and len(inputs) > 1:
@@ -104,9 +104,9 @@ def _try(
     model: SplitModel,
     inputs: Tensor,
     targets: Tensor,
-    of_all: bool = False,
+    needs_finite: bool = False,
 ) -> Tensor:
-    """Return the outputs, after a training step if the model is in training mode."""
+    """Return the outputs; in training mode, gradients must exist as well."""
     try:
         outputs = model(inputs)
         _check_shapes(task, outputs, targets)
@@ -127,7 +127,7 @@ def _try(
             f"{forms[0]} and targets of {forms[1]}: {reason_of(error)}"
         ) from error
     # The targets of few examples may all be ignored.
-    if of_all and not is_finite_loss:
+    if needs_finite and not is_finite_loss:
         line = f"the loss of the first batch is {loss.item()}; expected finite"
         raise SettingsError(line)
     result: Tensor = outputs.detach()
@@ -181,9 +181,10 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def check_range(task: "Task", targets: Tensor, count: int) -> None:
-    """Raise `SettingsError` if an integer target is none of ``count`` classes, if any.
+    """Raise `SettingsError` if an integer target is none of ``count`` classes.
 
-    Cross-entropy ignores the target -100, and a custom loss may ignore all below 0.
+    A count of 0 allows all. Cross-entropy ignores the target -100, and a custom loss
+    may ignore all below 0.
     """
     if not count or targets.is_floating_point():
         return

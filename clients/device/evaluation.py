@@ -121,7 +121,7 @@ def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float
     """Return a metric's value, NaN if it is undefined for the examples."""
     try:
         return number(name, metric(outputs, targets))
-    # `try_batch` has reported errors that occur with any examples.
+    # `try_metrics` has reported errors that occur with any examples.
     except Exception as error:
         _report(name, error_line(error))
         return nan

@@ -354,7 +354,7 @@ class Rows:
         # Clients that are answered one by one, as they report a lost state or an error.
         self._failed = {i for i, state in enumerate(self._states) if state.unused}
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc, override]
     def __class__(self) -> type[Client]:
         """The algorithm's class, so that ``super()`` finds its methods."""
         return self._kind

@@ -57,7 +57,7 @@ def fit_nodes(
     Parameters
     ----------
     setup : Setup
-        The settings, the same for all nodes.
+        The settings, the same for all nodes but for the name and the partition.
     messages : sequence of Message
         Training messages of one round.
     contexts : sequence of Context

@@ -186,14 +186,14 @@ class ReplyRows:
         self._valid: Sequence[bool] = ()
 
     def valid(self, like: ArrayRecord) -> Sequence[bool]:
-        """Return whether the rows have finite arrays of these names and shapes."""
+        """Return whether the rows have finite arrays like these."""
         if self._like is not like:
             own = [(n, str(a.dtype), a.shape[1:]) for n, a in self.arrays.items()]
             others = [(n, a.dtype, tuple(a.shape)) for n, a in like.items()]
             fits = np.full(len(self.metrics), own == others)
             for array in self.arrays.values():
                 axes = tuple(range(1, array.ndim))
-                # float64 has a smaller range in replies.
+                # `checked_arrays` limits float64 values, too.
                 fits &= np.isfinite(array).all(axes) & (array.dtype != np.float64)
             self._like, self._valid = like, fits.tolist()
         return self._valid

@@ -123,7 +123,7 @@ class Checkpoint:
     arrays : ArrayRecord
         The shared arrays.
     state : State
-        The strategy's `Strategy.snapshot`.
+        The strategy's `Strategy._snapshot`.
     seconds : float
         Time that the run has taken so far.
     settings : mapping

@@ -75,7 +75,7 @@ class Client:
 
 
 class Clients:
-    """The clients of a run: rows by node, as Flower's ids are random; columns by name.
+    """The clients of a run: a row for each node, and all else by client name.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class Clients:
         self.known[node] = row
 
     def _refuse(self, node: int, reason: str) -> bool:
-        """Refuse a node for some rounds; log the reason, and return if it is new."""
+        """Refuse a node for some calls of `identify`; return if the reason is new."""
         row = self._rows.setdefault(node, Client(str(node)))
         # A single error may be due to a lost connection.
         row.rests = RESTS if row.refusal else 0

@@ -1,7 +1,7 @@
 """Replies: checks of what clients send, and arithmetic on their arrays.
 
-Each reply is checked once, by `Round.accept`. Nothing is unpickled, and a size that a
-reply declares never determines how much memory is allocated.
+`Round.accept` checks each reply before it counts. Nothing is unpickled, and a size
+that a reply declares never determines how much memory is allocated.
 """
 
 import io
@@ -136,7 +136,7 @@ def reply_properties(reply: Message) -> Mapping[str, Any]:
 def _parsed(
     data: bytes, shape: tuple[int, ...], dtype: np.dtype[np.generic]
 ) -> NDArray:
-    """Return the array in the bytes of an .npy file; another header is an error."""
+    """Return the array in the bytes of an .npy file of this shape and dtype."""
     usual = header(shape, dtype)
     start, fortran = len(usual), False
     if not data.startswith(usual):

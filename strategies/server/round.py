@@ -1,6 +1,6 @@
 """A round: who takes part, the messages to them, and their replies.
 
-Replies are checked once, when they arrive, and combined in the order of the clients'
+Replies are checked before they count, and combined in the order of the clients'
 names.
 """
 

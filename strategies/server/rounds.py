@@ -1,6 +1,7 @@
 """Run the rounds: train, evaluate, report, write checkpoints.
 
-After each round, one line is logged, and ``status.json`` is written for the page.
+After each round one line is logged, and at most once a second ``status.json`` is
+written for the page.
 """
 
 import contextlib

@@ -96,7 +96,7 @@ def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
     name : str
         Path of a file, or of a folder of files of one format (`FORMATS`), such as
         ``save_to_disk`` writes; or the name of a data set of the hub, which is
-        downloaded and read like a folder. Its key has no version.
+        downloaded and read like a folder. The cache does not notice that it changes.
     settings : ColumnSettings
         Columns and splits; ``data_dir`` overrides the name.
 
@@ -145,7 +145,7 @@ def _downloaded(name: str, settings: ColumnSettings) -> Path:
 
 
 def _files(root: Path, subset: str, follow_links: bool) -> list[Path]:
-    """Return a file, or the files of a folder that have the first of `FORMATS`."""
+    """Return a file, or the files of a folder of the first format that it has."""
     folder, place = root.resolve(), root / subset
     inside = place.exists() and place.resolve().is_relative_to(folder)
     require(inside, "data-subset", subset, "a folder in the data")
