@@ -354,8 +354,8 @@ class Rows:
         # Clients that are answered one by one, as they report a lost state or an error.
         self._failed = {i for i, state in enumerate(self._states) if state.unused}
 
-    @property  # type: ignore[misc, override]
-    def __class__(self) -> type[Client]:
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Client]:  # type: ignore[override]
         """The algorithm's class, so that ``super()`` finds its methods."""
         return self._kind
 

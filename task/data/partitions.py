@@ -2,10 +2,10 @@
 
 A built-in partition is a matrix of proportions, of shape (num_classes, num_clients):
 entry (c, i) is the fraction of class c's examples that client i gets. Rows sum to 1, or
-to 0 for classes that no client has. Training and test examples are split by the same matrix,
-so that a client's test set has the class mix of its training set, up to rounding. With
-shards, both have the same classes; with other partitions, a small proportion may give a
-client a test example of a class but no training example.
+to 0 for classes that no client has. Training and test examples are split by the same
+matrix, so that a client's test set has the class mix of its training set, up to
+rounding. With shards, both have the same classes; with other partitions, a small
+proportion may give a client a test example of a class but no training example.
 
 The functions in `PARTITIONS` return such a matrix for the numbers of classes and of
 clients, the settings and a generator. They raise `SettingsError` if the partition is
