@@ -175,7 +175,7 @@ class Reply:
     def shared(self) -> Arrays:
         """Return its shared arrays, for reading only.
 
-        Those that ``transport`` made float16 are float32 again. With asynchronous
+        With ``transport="float16"`` they are converted to float32. In asynchronous
         rounds they are moved to the current version.
         """
         run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
