@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.common import NDArrays, Scalar
 
-from flwr_frl.clients.base import Config, Evaluation, Reply
+from flwr_frl.clients.base import Config, EvaluateResult, FitResult
 from flwr_frl.clients.device.groups import HEAD, Groups, Tensors, under, within
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
@@ -42,7 +42,7 @@ class FreshHeads:
     from that of the initial model; both have `EPOCHS`. Nothing is saved.
     """
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test as the method does, then with both heads."""
         loss, count, metrics = super().evaluate(parameters, config)
         self.train("head", EPOCHS)
@@ -70,7 +70,7 @@ class FedAvgHeadsClient(FreshHeads, FedAvgClient):
         """Return the received head, as a client that was never sampled has no other."""
         return under(HEAD, self.received or self.task.initial_state)
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit(self, parameters: NDArrays, config: Config) -> FitResult:
         """Reply as FedAvg, then fine-tune and save both heads."""
         reply = super().fit(parameters, config)
         self._keep_head(TRAINED)
@@ -84,7 +84,7 @@ class FedAvgHeadsClient(FreshHeads, FedAvgClient):
         head = self.model.head.state_dict()
         self.saved |= within(group, {name: t.clone() for name, t in head.items()})
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test the received representation with each head, and add the heads' age."""
         loss, count, metrics = super().evaluate(parameters, config)
         for group, name in ((RECEIVED, OLD), (TRAINED, OLD_TRAINED)):

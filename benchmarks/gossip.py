@@ -24,7 +24,7 @@ from flwr_frl.common.settings import Setting, build, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import practical_step
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression import (
     CompressionSettings,
@@ -74,7 +74,7 @@ def prepared(settings: Mapping[str, Setting]) -> dict[str, Setting]:
         strategy: Any = build_strategy(complete(resolve(given)))
         nodes = int(given["num-clients"])
         strategy.initialize(InlineGrid(make_app(complete(resolve(given))), nodes))
-        step = min(1.0, float(times) * strategy.step.value)
+        step = min(1.0, float(times) * strategy.step)
         given["consensus-step"] = float(f"{step:.2g}")
     return given
 
@@ -140,7 +140,7 @@ def watch(settings: Mapping[str, Setting], place: Path) -> Numbers:
         if row.get("error", 1.0) <= target:
             break
     final = {what: last(rows, what) for what in ("error", "validation", "own")}
-    return {"gamma": strategy.step.value, "rows": rows, **final}
+    return {"gamma": strategy.step, "rows": rows, **final}
 
 
 def last(rows: Sequence[Mapping[str, float]], what: str) -> float | None:

@@ -27,7 +27,7 @@ from flwr_frl.common.messages import EXAMPLES
 from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 
 POISONED = (FLIP, BACKDOOR, HIDDEN)
 

@@ -21,7 +21,7 @@ from flwr_frl.common.settings import Setting, build, resolve
 from flwr_frl.strategies import FLUTELinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task.tasks.linear import LinearTask, Matrix, principal_angle_distance
 
 Own = Mapping[str, Setting]

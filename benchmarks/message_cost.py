@@ -22,7 +22,7 @@ from flwr_frl.clients.gossip.together import Nodes
 from flwr_frl.common.settings import Setting, Settings, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.training.local_training import TrainCall
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from flwr_frl import simulate
-from flwr_frl.strategies.server import rounds as runner
+from flwr_frl.strategies.server import loop as runner
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("strategies", "clients", "task", "flwr_frl")

@@ -78,7 +78,7 @@ def measure(algorithm: str, num_clients: int) -> dict[str, float]:
         (after the evaluation) and ``megabytes`` (peak of this process).
     """
     from flwr_frl import simulate
-    from flwr_frl.strategies.server import rounds as runner
+    from flwr_frl.strategies.server import loop as runner
 
     original, evaluate = runner.run_rounds, runner.evaluate
     clients_seconds, marks, evaluation = [0.0], list[tuple[float, float]](), [0.0, 0.0]

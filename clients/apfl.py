@@ -4,7 +4,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.base import Client, Config, EvaluateResult
 from flwr_frl.clients.device.groups import Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL
 from flwr_frl.clients.device.training import minimise
@@ -89,7 +89,7 @@ class APFLClient(Client):
         model.load_state_dict(under(PERSONAL_MODEL, self.saved))
         return model
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test v̄_i; ``accuracy-global`` is the global model's, ``alpha`` is α_i."""
         loss, num_examples, metrics = super().evaluate(parameters, config)
         metrics["alpha"] = self.saved[ALPHA + "value"].item()

@@ -22,8 +22,8 @@ from flwr_frl.clients.device.groups import (
     WHOLE,
     Arrays,
     Config,
+    FitResult,
     Groups,
-    Reply,
     Tensors,
     array_names,
     check_groups,
@@ -33,7 +33,7 @@ from flwr_frl.clients.device.groups import (
     to_tensors,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.traits import Traits
+from flwr_frl.clients.device.traits import ClientTraits
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
     ResourceError,
@@ -60,12 +60,12 @@ from flwr_frl.task.training.sgd import Proximal, Regularizer, steps_an_epoch
 from flwr_frl.task.training.trainer import TrainerSettings, weighted
 from flwr_frl.task.types import Loss
 
-Evaluation = tuple[float, int, Config]
+EvaluateResult = tuple[float, int, Config]
 # A training loss, and the arrays to send if they are not those of the model
 Update = float | tuple[float, Mapping[str, Tensor]]
 C = TypeVar("C", bound="Client")
 # Methods that algorithms override
-HOOKS = (
+CLIENT_HOOKS = (
     *("deployed_model", "get_properties", "initial_group", "personalize"),
     *("statistics", "update"),
 )
@@ -95,9 +95,8 @@ class Client(NumPyClient):
     """A client, which trains on its own data and never sends its personal groups.
 
     Subclasses declare their parameter groups (`flwr_frl.clients.device.groups`) and, as
-    class keywords, their traits (`flwr_frl.clients.device.traits.Traits`), and define
-    `update`. They may override `initial_group`, `deployed_model`, `personalize` and
-    `statistics`.
+    class keywords, their traits (`ClientTraits`), and define `update`. They may
+    override `initial_group`, `deployed_model`, `personalize` and `statistics`.
 
     Parameters
     ----------
@@ -141,7 +140,7 @@ class Client(NumPyClient):
     settings: Any
     config: Config
     _settings_type: type = TrainingSettings
-    _traits: ClassVar[Traits] = Traits()
+    _traits: ClassVar[ClientTraits] = ClientTraits()
     # Example-level privacy, set by the runtime if ``dp-noise`` is above 0.
     _private: PrivateTraining | None = None
     # True if a device loads its own data, False for a partition of a common data set.
@@ -155,7 +154,7 @@ class Client(NumPyClient):
             if isinstance(groups, str | tuple | list):
                 names = (groups,) if isinstance(groups, str) else groups
                 setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
-        refuse_misspelt(cls, HOOKS)
+        refuse_misspelt(cls, CLIENT_HOOKS)
         cls._settings_type = settings_of(cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # The trait describes these methods; after an override it is declared anew.
@@ -307,7 +306,7 @@ class Client(NumPyClient):
 
     # One round, and its test.
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit(self, parameters: NDArrays, config: Config) -> FitResult:
         """Answer a message: receive the shared arrays, `update`, save and send."""
         self._receive(parameters, config)
         result = self.update()
@@ -375,7 +374,9 @@ class Client(NumPyClient):
             round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
             self._state.save(arrays, int(round_))
 
-    def _send(self, loss: float, arrays: Mapping[str, Tensor] | None = None) -> Reply:
+    def _send(
+        self, loss: float, arrays: Mapping[str, Tensor] | None = None
+    ) -> FitResult:
         """Return the reply of `fit`.
 
         Parameters
@@ -474,7 +475,7 @@ class Client(NumPyClient):
         """Return the number of steps that `train` makes in an epoch."""
         return steps_an_epoch(self.model, self.train_examples, self.settings)
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test the deployed model.
 
         Parameters
@@ -510,7 +511,7 @@ class Client(NumPyClient):
         """
         return self.model
 
-    def _test(self, model: SplitModel) -> Evaluation:
+    def _test(self, model: SplitModel) -> EvaluateResult:
         """Test a model on this client's test examples; returns as `evaluate`."""
         return evaluate_model(self.task, self._index, model)
 
@@ -611,8 +612,8 @@ __all__ = [
     "Arrays",
     "Client",
     "Config",
-    "Evaluation",
-    "Reply",
+    "EvaluateResult",
+    "FitResult",
     "TrainingSettings",
     "digest",
 ]

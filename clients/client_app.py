@@ -19,7 +19,7 @@ from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
+from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
 from flwr_frl.clients.device.codec import (
     check_config,
     pack,
@@ -270,7 +270,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
 
 
 def evaluation_reply(
-    message: Message, setup: Setup, client: Client, result: Evaluation
+    message: Message, setup: Setup, client: Client, result: EvaluateResult
 ) -> Message:
     """Return the reply to an evaluation, with the ε that private training has spent."""
     loss, n, metrics = result

@@ -8,7 +8,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Update
+from flwr_frl.clients.base import Client, Config, EvaluateResult, Update
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.training import class_means, labelled_features, no_means
@@ -119,7 +119,7 @@ class FedProtoClient(
         self.saved[OWN_CLASSES] = class_mask(self.task, self._index, self.head)[0]
         return loss, own_prototypes(self, self.head.out_features)
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test by prototypes; the loss and metrics with ``-head`` are from the head."""
         self._receive(parameters, config)
         loss, num_examples, metrics = self._test(self.model)

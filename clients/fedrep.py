@@ -9,8 +9,8 @@ from flwr_frl.clients.base import (
     Arrays,
     Client,
     Config,
-    Evaluation,
-    Reply,
+    EvaluateResult,
+    FitResult,
 )
 from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
@@ -74,7 +74,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
         x, y = self.task.draw(self._index)
         return {"moments": (x * y[:, None] ** 2).T @ x / len(y)}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit(self, parameters: NDArrays, config: Config) -> FitResult:
         """Fit the head, make one gradient step on B, and send Bᵀ, of shape (k, d).
 
         ``server-round`` selects the fresh batch of m examples. The loss is that of the
@@ -117,7 +117,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
         few = len(self.task.train_examples(self._index))
         self.w = solve_head(self.b, x[:few], y[:few])
 
-    def _test(self, model: SplitModel) -> Evaluation:
+    def _test(self, model: SplitModel) -> EvaluateResult:
         """Compare B w with the true model, as `LinearTask.compare`."""
         return self.task.compare(self._index, self.b, self.w)
 

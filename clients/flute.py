@@ -8,7 +8,7 @@ import numpy as np
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Reply
+from flwr_frl.clients.base import Client, Config, EvaluateResult, FitResult
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.traits import needs_classes, separate_head
 from flwr_frl.clients.fedrep import FedRepLinearClient
@@ -140,7 +140,7 @@ class FLUTELinearClient(FedRepLinearClient):
     _settings_type = Checked
     get_parameters = Client.get_parameters
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit(self, parameters: NDArrays, config: Config) -> FitResult:
         """Send ∇_B L_i, of shape (k, d) as Bᵀ is, and ∇_{w_i} L_i, of shape (1, k)."""
         b, w = parameters[0].T, parameters[1][0]
         x, y = self.task.draw(self._index)
@@ -150,6 +150,6 @@ class FLUTELinearClient(FedRepLinearClient):
         loss = float(residual @ residual) / (2 * len(y))
         return gradients, len(y), {"train-loss": loss, IS_CHANGE: 1}
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Compare B w_i with the truth, as `LinearTask.compare`."""
         return self.task.compare(self._index, parameters[0].T, parameters[1][0])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Config, Evaluation, Reply
+from flwr_frl.clients.base import Config, EvaluateResult, FitResult
 from flwr_frl.clients.device.groups import (
     HEAD,
     WHOLE,
@@ -197,14 +197,14 @@ class MultiTaskClient(GraphClient):
         averaged = self.settings.averaged_output and state.iteration > 0
         return state.average if averaged else algorithm.point(state)
 
-    def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
+    def tested(self, algorithm: SaddlePoint, state: State) -> EvaluateResult:
         """Test this node's model on its test examples, with the task's metrics."""
         self.attach_sketch()
         return self._test(self.model)
 
     # One round.
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit(self, parameters: NDArrays, config: Config) -> FitResult:
         """Run one iteration, but for the first round, and send one message.
 
         The reply has the attachment ``message`` and the metrics ``train-loss``
@@ -293,7 +293,7 @@ class MultiTaskClient(GraphClient):
                 vectors.append(np.zeros(self.dimension, np.float32))
         return vectors
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test this node's model, before its first iteration the initial one.
 
         The metrics are those of `tested`; ``constraint``, the largest g_ij at the
@@ -344,7 +344,7 @@ class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup)
         """Return the mean of the points of all iterations."""
         return state.average
 
-    def tested(self, algorithm: SaddlePoint, state: State) -> Evaluation:
+    def tested(self, algorithm: SaddlePoint, state: State) -> EvaluateResult:
         """Evaluate the expected cost F_i of the time average, the algorithm's output.
 
         The metric ``loss-point`` is the expected cost of the last point.

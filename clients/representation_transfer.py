@@ -13,8 +13,8 @@ from flwr_frl.clients.base import (
     Arrays,
     Client,
     Config,
-    Evaluation,
-    Reply,
+    EvaluateResult,
+    FitResult,
     TrainingSettings,
 )
 from flwr_frl.clients.device.evaluation import measure
@@ -164,7 +164,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         role = "source" if self.is_source else "target"
         return {**super().get_properties(config), "role": role}
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit(self, parameters: NDArrays, config: Config) -> FitResult:
         """Fit a source's model and send its representation, or fit a target's model.
 
         A source receives the initial representation, a target those of all sources,
@@ -176,12 +176,12 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         self._state.save(model, int(config[SERVER_ROUND]))
         return [], len(self.task.train_examples(self._index)), {"train-loss": loss}
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test this target's model; report no examples before it has one."""
         model = self._state.load()
         return (0.0, 0, {}) if model is None else self.test_target(parameters, model)
 
-    def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit_source(self, parameters: NDArrays, config: Config) -> FitResult:
         """Train the whole model and save the head."""
         self._receive(parameters, config)
         loss = self.train("all", self.settings.source_epochs)
@@ -255,7 +255,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         head = kind(combined.basis.shape[1], outputs, dtype=combined.basis.dtype)
         return head.to(self._device)
 
-    def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
+    def test_target(self, parameters: NDArrays, saved: Arrays) -> EvaluateResult:
         """Test this target's model.
 
         After phase 2, the metrics include those of phase 1, with the suffix
@@ -316,7 +316,7 @@ class RepresentationTransferClient(
         """Return zeros in the shape (k, d) of the sources' Bᵀ."""
         return [np.zeros((self.task.source_outputs, self.task.dimension))]
 
-    def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit_source(self, parameters: NDArrays, config: Config) -> FitResult:
         """Fit y ≈ X B w, save wᵀ of shape (k, k), and send Bᵀ of shape (k, d)."""
         x, y = self.task.draw(self._index)
         columns = y.reshape(len(y), -1)
@@ -347,7 +347,7 @@ class RepresentationTransferClient(
         loss = float(np.mean((y - x @ second) ** 2))
         return {"phase-1": first, "phase-2": second}, loss
 
-    def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
+    def test_target(self, parameters: NDArrays, saved: Arrays) -> EvaluateResult:
         """Compare this target's model with θ*.
 
         The loss is the mean squared error of θ₂ on the test examples. The metrics are

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.common import NDArrays, log
 
 from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.base import Client, Config, EvaluateResult
 from flwr_frl.clients.device.setup import build_client, client_name
 from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
@@ -81,7 +81,9 @@ def _keep(client: Client) -> bool:
     return written
 
 
-def join(client: Client, parameters: NDArrays, config: Config, seed: int) -> Evaluation:
+def join(
+    client: Client, parameters: NDArrays, config: Config, seed: int
+) -> EvaluateResult:
     """Fit the personal groups of a client that joins after training, and test.
 
     Parameters

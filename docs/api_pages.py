@@ -12,7 +12,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Strategies",
         "flwr_frl.strategies",
         (
-            "flwr_frl.strategies.server.traits:Traits",
+            "flwr_frl.strategies.server.traits:StrategyTraits",
             "flwr_frl.strategies.server.traits:StrategySettings",
             "flwr_frl.strategies.server.replies:mean",
             "flwr_frl.strategies.server.replies:to_record",
@@ -23,7 +23,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Clients",
         "flwr_frl.clients",
         (
-            "flwr_frl.clients.device.traits:Traits",
+            "flwr_frl.clients.device.traits:ClientTraits",
             "flwr_frl.clients.device.state:PersonalState",
             "flwr_frl.predict:Predictor",
             "flwr_frl.predict:load_model",

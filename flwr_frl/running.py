@@ -180,7 +180,7 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
         return keep(grid.contexts_with_state(), choice, run_token, acknowledged)
 
-    summary = server_app.run(grid, choice, keep_clients)
+    summary = server_app.serve(grid, choice, keep_clients)
     return Run(summary, read_rows(output / name / METRICS))
 
 

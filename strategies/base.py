@@ -43,8 +43,8 @@ from flwr_frl.strategies.server.replies import (
     RunningMean,
     as_float16,
     is_finite,
+    metric_record,
     rounded_to,
-    single_metrics,
     to_record,
 )
 from flwr_frl.strategies.server.round import (
@@ -94,7 +94,7 @@ class Strategy(Algorithm, uses_mean="only"):
 
     Clients are known by name rather than by node id, sampling is seeded, replies are
     checked, means have a fixed order, bytes are counted, and the state is saved in
-    checkpoints. The class keywords are those of `Traits`.
+    checkpoints. The class keywords are those of `StrategyTraits`.
 
     Parameters
     ----------
@@ -339,7 +339,7 @@ class Strategy(Algorithm, uses_mean="only"):
                 # Arrays that are also sent return in the precision of ``transport``.
                 both = {name: sent.get(name, like[name]) for name in like}
                 round.like = {keys.ARRAYS: ArrayRecord(both)}
-        return round.ask(self._messages(round.nodes, sent, round.config, kind))
+        return round.register(self._messages(round.nodes, sent, round.config, kind))
 
     def _messages(
         self, nodes: Sequence[int], sent: ArrayRecord, config: ConfigRecord, kind: str
@@ -432,7 +432,7 @@ class Strategy(Algorithm, uses_mean="only"):
         round.replies, round.running = [], None
         if run.privacy:
             metrics |= run.privacy.spent()
-        return arrays, single_metrics(metrics)
+        return arrays, metric_record(metrics)
 
     @cached_property
     def _averages_on_arrival(self) -> bool:
@@ -465,11 +465,11 @@ class Strategy(Algorithm, uses_mean="only"):
         except np.linalg.LinAlgError as error:
             why = str(error)
         name = f"{type(self).__name__}.aggregate"
-        if arrays is round.sent:
+        if arrays is round.arrays:
             return round.record
         if arrays is not None:
             any_names = self._traits.uses_mean == "never"
-            sent = {} if any_names else round.sent
+            sent = {} if any_names else round.arrays
             arrays = as_arrays(arrays, sent, name)
             for key in () if any_names else {**sent, **arrays}:
                 has, needs = (

@@ -78,7 +78,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
     def begin(self, round: Round) -> None:
         """Compute the u_i of the clients that have trained."""
         if not self.start_model:
-            self.start_model.update({n: a.copy() for n, a in round.sent.items()})
+            self.start_model.update({n: a.copy() for n, a in round.arrays.items()})
         self._near = self.messages_for(round.clients) if self.models else {}
 
     def per_client(self, client: str) -> Arrays:

@@ -174,7 +174,7 @@ class Asynchronous(ClosesEarly, Closing):
         count = min(self.settings.concurrency - len(self._since), len(self._idle))
         about = current.like[ARRAYS], current.config, MessageType.TRAIN
         nodes = [self._idle.pop() for _ in range(count)]
-        return current.ask(self.strategy._messages(nodes, *about))
+        return current.register(self.strategy._messages(nodes, *about))
 
     def end(self, node: int) -> int:
         """Record that a node is done; return 1 if its change is recent enough."""
@@ -275,7 +275,8 @@ class AsynchronousRounds(Wrapping):
     Parameters
     ----------
     strategy : Strategy
-        The base, with ``Traits.uses_mean="only"``; its replies must not be changes.
+        The base, with ``uses_mean="only"`` (`StrategyTraits`); its replies must not be
+        changes.
     async_base : str, default "fedavg"
         Name or import path of the base, if settings choose it.
     concurrency : int, default 10

@@ -28,9 +28,9 @@ class FedDBE(Strategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
     def begin(self, round: Round) -> None:
         """Expect the model without z̄."""
         round.need(MEAN)
-        round.expected = {n: a for n, a in round.sent.items() if n != MEAN}
+        round.expected = {n: a for n, a in round.arrays.items() if n != MEAN}
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the mean of the models, and z̄ unchanged."""
         model = round.mean()
-        return None if model is None else {**model, MEAN: round.sent[MEAN]}
+        return None if model is None else {**model, MEAN: round.arrays[MEAN]}

@@ -60,7 +60,7 @@ class FedDyn(
         m, lost = len(self.state["seen"]), self.lost(round)
         totals, new = {}, {}
         for name, change in changes.items():
-            old, moved = round.sent[name], change.astype(np.float64)
+            old, moved = round.arrays[name], change.astype(np.float64)
             total = self.state[GRADIENTS].get(name, np.zeros(old.shape))
             total = total - self.feddyn_alpha * len(round.replies) * moved
             totals[name] = np.zeros(old.shape) if lost else total

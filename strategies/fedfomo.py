@@ -66,7 +66,7 @@ class FedFomo(
         self._candidates = {}
         round.expected = {
             name.removeprefix(CANDIDATES): np.zeros(array.shape[1:], array.dtype)
-            for name, array in round.sent.items()
+            for name, array in round.arrays.items()
         }
         round.expected[FOMO_WEIGHTS] = np.zeros(self.fomo_models, np.float32)
 
@@ -109,4 +109,4 @@ class FedFomo(
             for other, weight in zip(candidates, weights, strict=False):
                 affinity[other] = affinity.get(other, 0.0) + weight
             self.affinity[reply.client] = affinity
-        return round.sent
+        return round.arrays

@@ -42,9 +42,9 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
     def begin(self, round: Round) -> None:
         """Expect the statistics as well."""
         super().begin(round)
-        like = round.sent[PROTOTYPES]
+        like = round.arrays[PROTOTYPES]
         statistics = {CLASS_FEATURES: like, VARIANCE: np.zeros((), like.dtype)}
-        round.expected = {**round.sent, **statistics}
+        round.expected = {**round.arrays, **statistics}
 
     def check_reply(self, reply: Reply) -> None:
         """Reject negative variances and huge features as well."""

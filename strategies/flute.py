@@ -19,7 +19,7 @@ from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
-from flwr_frl.strategies.server.clients import Client
+from flwr_frl.strategies.server.clients import ClientInfo
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.strategies.server.round import Round
 
@@ -118,7 +118,7 @@ class FLUTE(
         self._classes: dict[str, str] = {}
         self._run.clients.refusal_of = self._refusal_of
 
-    def _refusal_of(self, client: Client) -> str:
+    def _refusal_of(self, client: ClientInfo) -> str:
         """Return "" if a client reports its classes, or else why it is refused.
 
         Without training examples it has no class, and is only tested.
@@ -231,14 +231,14 @@ class FLUTELinear(
     def begin(self, round: Round) -> None:
         """Expect both gradients, in float64, and no head in return."""
         round.returns_own = False
-        like = {**round.sent, HEAD_WEIGHT: np.zeros((1, self.rank))}
+        like = {**round.arrays, HEAD_WEIGHT: np.zeros((1, self.rank))}
         round.expected = {f"gradient.{name}": array for name, array in like.items()}
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Make the step of equations 5 and 6, over the clients that replied."""
         replies = round.replies
         names = [reply.client for reply in replies]
-        b = round.sent[REPRESENTATION_WEIGHT].T
+        b = round.arrays[REPRESENTATION_WEIGHT].T
         heads = [self.per_client(name)[HEAD_WEIGHT][0] for name in names]
         w: Matrix = np.stack(heads, axis=1)
         gradients = [reply.read() for reply in replies]

@@ -57,7 +57,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
 
     def model(self, round: Round, j: int) -> Arrays:
         """Return θ_j as it was sent."""
-        sent = round.sent.items()
+        sent = round.arrays.items()
         return {n.removeprefix(CLUSTERS): np.asarray(stack[j]) for n, stack in sent}
 
     def check_reply(self, reply: Reply) -> None:

@@ -154,7 +154,7 @@ class PFedHN(
             return None
         for name, embedding in self.embeddings.items():
             self.models[name] = self._model(embedding)
-        return round.sent
+        return round.arrays
 
     def _make_step(self, replies: list[Reply]) -> bool:
         """Make a step of φ along the mean of replies, and of each v_i; False if not."""

@@ -110,7 +110,7 @@ class RepresentationTransfer(
     def aggregate(self, round: Round) -> Arrays | None:
         """Combine the sources' arrays; replies of targets change nothing."""
         if self.built:
-            return round.sent
+            return round.arrays
         combined = self.combine([reply.read() for reply in round.replies])
         self.state["built"] = combined is not None
         return combined

@@ -48,7 +48,7 @@ class SCAFFOLD(
         before = self.state["total"] or total
         new = {}
         for name, change in changes.items():
-            old, kept, step = round.sent[name], 1.0, 1.0
+            old, kept, step = round.arrays[name], 1.0, 1.0
             if name.startswith(CONTROL):
                 kept, step = before / total, len(round.replies) / total
                 if lost:

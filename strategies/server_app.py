@@ -48,11 +48,11 @@ from flwr_frl.strategies.base import Strategy, reliable_grid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import ByExamples, check_newcomers, let_join
-from flwr_frl.strategies.server.rounds import KeepClients, Rounds, Start
+from flwr_frl.strategies.server.loop import KeepClients, Loop, Start
 from flwr_frl.strategies.server.run_settings import RunSettings
 
 
-def run(
+def serve(
     grid: Grid, settings: Settings, keep_clients: KeepClients | None = None
 ) -> dict[str, Any]:
     """Run the algorithm that the settings name, from its start or a checkpoint.
@@ -120,9 +120,9 @@ def run(
             report = Report(settings, after=start.after, tracking=tracked)
             before = report.latest.get("seconds-simulated", 0.0)
             clock = _clock(grid, settings, nodes, before)
-            rounds = Rounds(strategy, options, report, clock, start, keep_clients)
-            with rounds.watched():
-                arrays = rounds.run(strategy._adapt_grid(clock or grid))
+            loop = Loop(strategy, options, report, clock, start, keep_clients)
+            with loop.watched():
+                arrays = loop.run(strategy._adapt_grid(clock or grid))
                 joined: ByExamples = {}
                 if options.new_clients:
                     # With `patience` a run can end before `num-server-rounds`.
@@ -130,7 +130,7 @@ def run(
                     timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
-                rounds.write_status("finished")
+                loop.write_status("finished")
                 summary = report.finish(*_final_clients(strategy, joined))
         refuse_losses(options.output, report.lost)
         return summary
@@ -277,7 +277,7 @@ def make_app(
         overrides = context.run_config if run_config is None else run_config
         settings = server_settings(overrides)
         with served_for(settings):
-            summary = run(grid, settings)
+            summary = serve(grid, settings)
         if why := failure(short_name(str(settings["algorithm"])), summary):
             raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)

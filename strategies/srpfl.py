@@ -233,7 +233,7 @@ class FirstReplies(ClosesEarly):
             return {}
         change = 0.0
         for name, array in arrays.items():
-            new, old = values_of(array), round.sent.get(name)
+            new, old = values_of(array), round.arrays.get(name)
             if old is not None and new.dtype.kind == "f":
                 moved = np.subtract(new, old, dtype=np.float64)
                 change += float(np.sum(moved**2))

@@ -18,12 +18,12 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from benchmarks.one_round import functions_of_a_round
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.traits import Traits as ClientTraits
+from flwr_frl.clients.device.traits import ClientTraits
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.algorithms import ALGORITHMS, client_path, strategy_class
-from flwr_frl.strategies.server import rounds
-from flwr_frl.strategies.server.traits import Traits as StrategyTraits
+from flwr_frl.strategies.server import loop
+from flwr_frl.strategies.server.traits import StrategyTraits
 from flwr_frl.task.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,7 +151,7 @@ BETWEEN_ROOMS = {
 
 def test_a_fedrep_round_passes_through_no_more_code(monkeypatch):
     # On a busy machine, a round may take so long that it also writes the status.
-    monkeypatch.setattr(rounds, "INTERVAL", math.inf)
+    monkeypatch.setattr(loop, "INTERVAL", math.inf)
     calls = functions_of_a_round()
     assert len({file for file, _ in calls}) <= ROUND_FILES
     assert 0 < len(calls) <= ROUND_FUNCTIONS

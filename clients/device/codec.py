@@ -12,7 +12,7 @@ from flwr.common import NDArray, NDArrays, Scalar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Reply
+from flwr_frl.clients.base import Client, Config, FitResult
 from flwr_frl.clients.device.groups import (
     array_names,
     check_received,
@@ -159,7 +159,7 @@ def _kind_of(dtype: torch.dtype) -> str:
 
 
 def pack(
-    message: Message, client: Client, reply: Reply, rounded: Callable[[int], int]
+    message: Message, client: Client, reply: FitResult, rounded: Callable[[int], int]
 ) -> RecordDict:
     """Return the reply of `Client.fit` and the client's attachments as records.
 

@@ -25,7 +25,7 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 Tensors = dict[str, Tensor]
 Groups = tuple[str, ...]
 Config = dict[str, Scalar]
-Reply = tuple[NDArrays, int, Config]
+FitResult = tuple[NDArrays, int, Config]
 
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)

@@ -21,7 +21,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.base import Client, Config, EvaluateResult
 from flwr_frl.clients.device.codec import as_received, check_config, unpack
 from flwr_frl.clients.device.evaluation import evaluate_clients
 from flwr_frl.clients.device.groups import (
@@ -135,7 +135,7 @@ def evaluate_rows(
     setups: Sequence[Setup],
     messages: Sequence[Message],
     contexts: Sequence[Context],
-    answer: Callable[[Message, Setup, Client, Evaluation], Message],
+    answer: Callable[[Message, Setup, Client, EvaluateResult], Message],
 ) -> dict[int, Message]:
     """Answer evaluations of the same model, with the examples of clients in one batch.
 

@@ -16,7 +16,7 @@ from flwr_frl.task.tasks import TASKS
 
 
 @dataclass(frozen=True)
-class Traits:
+class ClientTraits:
     """Requirements and capabilities of a client class.
 
     A class inherits the traits of its first base and changes them by class keywords:

@@ -21,7 +21,7 @@ from flwr.app import Message
 from flwr.common import NDArrays, log
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, Evaluation, Reply
+from flwr_frl.clients.base import Client, Config, EvaluateResult, FitResult
 from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
@@ -259,7 +259,7 @@ class Node(GraphClient):
 
     # One round.
 
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+    def fit(self, parameters: NDArrays, config: Config) -> FitResult:
         """Mix with the neighbours, run H iterations, and send one message.
 
         The reply has the attachment ``message``, empty if there is nothing to send, and
@@ -275,7 +275,7 @@ class Node(GraphClient):
         self._save()
         return self._send(loss)
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+    def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test this node's model after the exchange; save nothing."""
         self.catch_up(parameters, config)
         self.attach_sketch()

@@ -199,7 +199,7 @@ class ReplyRows:
         return self._valid
 
 
-class Row(Mapping[str, NDArray]):
+class RowArrays(Mapping[str, NDArray]):
     """A client's arrays, which are rows; views are made when they are read."""
 
     def __init__(self, rows: ReplyRows, row: int) -> None:
@@ -219,11 +219,11 @@ class Row(Mapping[str, NDArray]):
 class RowReply(Message):
     """A reply whose records are made when its content is first read."""
 
-    arrays: Row
+    arrays: RowArrays
 
     def __init__(self, rows: ReplyRows, row: int, message: Message) -> None:
         unread = reply_with(UNREAD, message).__dict__
-        self.__dict__.update(unread, arrays=Row(rows, row))
+        self.__dict__.update(unread, arrays=RowArrays(rows, row))
 
     def made(self) -> RecordDict:
         """Return the records."""

@@ -107,7 +107,7 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
         share = len(round.replies) / len(trained)
         new = {}
         for name, change in changes.items():
-            old = round.sent[name]
+            old = round.arrays[name]
             step = np.multiply(change, share, dtype=np.float64)
             new[name] = rounded_to(old.dtype, old + step)
         if not is_finite(new):

@@ -47,7 +47,7 @@ COMPARED = {
 
 
 @dataclass
-class Client:
+class ClientInfo:
     """A row of the table: a node, its client, and why it cannot take part, if so.
 
     Parameters
@@ -84,7 +84,7 @@ class Clients:
 
     Attributes
     ----------
-    known : dict of int to Client
+    known : dict of int to ClientInfo
         Clients that have identified themselves, by node.
     here : frozenset of int
         Nodes that were available at the last `identify`.
@@ -123,15 +123,15 @@ class Clients:
     def __init__(self, min_available_nodes: int = 1) -> None:
         self._min_available_nodes = min_available_nodes
         # All nodes that have answered, former nodes of clients among them.
-        self._rows: dict[int, Client] = {}
-        self.known: dict[int, Client] = {}
+        self._rows: dict[int, ClientInfo] = {}
+        self.known: dict[int, ClientInfo] = {}
         self.here = self.busy = self.untrained = frozenset[int]()
         self.keyed = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
         self.failure = ""
         self.registered: dict[int, str] = {}
-        self.refusal_of: Callable[[Client], str] = lambda client: ""
+        self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
         # Description of the model that most clients have. Once any client has trained,
         # it is settled, and all must have it.
         self._model: dict[str, Any] = {}
@@ -187,7 +187,7 @@ class Clients:
         self.busy = getattr(grid, "connected", frozenset[int]()) - available
         asked = []
         for node in unknown:
-            row = self._rows.get(node, Client(str(node)))
+            row = self._rows.get(node, ClientInfo(str(node)))
             row.rests -= bool(row.refusal)
             if not row.refusal or row.rests < 0:
                 asked.append(node)
@@ -298,7 +298,7 @@ class Clients:
         self._reported[name] = ""
         with contextlib.suppress(InvalidReplyError):
             self._reported[name] = check_name(properties.get(keys.OWN_NAME))
-        row = self._rows.setdefault(node, Client(name))
+        row = self._rows.setdefault(node, ClientInfo(name))
         row.name, row.properties = name, properties
         row.is_newcomer = properties.get(keys.NEWCOMER) is True
         if keys.REFUSAL in properties:
@@ -307,7 +307,7 @@ class Clients:
 
     def _refuse(self, node: int, reason: str) -> bool:
         """Refuse a node for some calls of `identify`; return if the reason is new."""
-        row = self._rows.setdefault(node, Client(str(node)))
+        row = self._rows.setdefault(node, ClientInfo(str(node)))
         # A single error may be due to a lost connection.
         row.rests = RESTS if row.refusal else 0
         is_new, row.refusal = reason != row.refusal, reason
@@ -340,7 +340,7 @@ class Clients:
         return self.label(self.name_of(node))
 
     @property
-    def refused(self) -> dict[int, Client]:
+    def refused(self) -> dict[int, ClientInfo]:
         """Rows of the nodes that cannot take part."""
         return {node: row for node, row in self._rows.items() if row.refusal}
 
@@ -576,7 +576,7 @@ class Clients:
         self._settled = bool(self._model)
 
 
-def _by_name(clients: Mapping[int, Client]) -> list[int]:
+def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
     """Return nodes in the order of their clients' names."""
     return sorted(clients, key=lambda node: (clients[node].name, node))
 

@@ -24,7 +24,7 @@ from flwr_frl.common.messages import (
 from flwr_frl.common.settings import require
 from flwr_frl.common.text import several
 from flwr_frl.strategies.server.clients import Clients
-from flwr_frl.strategies.server.replies import single_metrics
+from flwr_frl.strategies.server.replies import metric_record
 from flwr_frl.strategies.server.round import Reply, Round
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Evaluation:
             reporting = sum(name in metrics for metrics in every)
             if 0 < reporting < len(every):
                 counts[name + OF_CLIENTS] = reporting
-        return single_metrics({**means, **counts})
+        return metric_record({**means, **counts})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clients' latest metrics, for a checkpoint."""

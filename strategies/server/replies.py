@@ -17,7 +17,7 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     MemoryArray,
     ReplyRows,
-    Row,
+    RowArrays,
     RowReply,
     entries_of,
     memory_record,
@@ -282,7 +282,7 @@ class RunningMean:
     def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         """Add arrays with a weight, at least 0."""
         self._total += weight
-        if isinstance(arrays, Row) and (
+        if isinstance(arrays, RowArrays) and (
             arrays.rows is self._rows or not (self._sums or self._added)
         ):
             self._rows = arrays.rows
@@ -423,7 +423,7 @@ def as_float32(arrays: Arrays, before: ArrayRecord) -> Arrays:
     }
 
 
-def single_metrics(metrics: Mapping[str, Any]) -> MetricRecord:
+def metric_record(metrics: Mapping[str, Any]) -> MetricRecord:
     """Return metrics as a MetricRecord of plain ints and floats, or lists of them."""
     return MetricRecord(
         {n: v if type(v) in (int, list) else float(v) for n, v in metrics.items()}

@@ -229,7 +229,7 @@ class Round:
     ----------
     expected : dict of str to ndarray or None
         Arrays whose names, shapes and dtypes replies must have, by default those of
-        ``sent``; `Strategy.begin` may set it.
+        ``arrays``; `Strategy.begin` may set it.
     returns_own : bool
         True if clients also return the arrays that they alone receive; `Strategy.begin`
         may set it.
@@ -285,7 +285,7 @@ class Round:
     # Interface for algorithms.
 
     @cached_property
-    def sent(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The shared arrays, by name; for reading only."""
         return {name: values_of(array) for name, array in self.record.items()}
 
@@ -329,7 +329,7 @@ class Round:
             mean = self._combined(self.replies if replies is None else replies)
         if mean is None or strategy.settings.server_optimizer == "none":
             return mean
-        about = strategy.settings, strategy.state, self.sent, self.centre()
+        about = strategy.settings, strategy.state, self.arrays, self.centre()
         return optimizer_step(*about, mean)
 
     def _combined(self, replies: list[Reply]) -> Arrays | None:
@@ -360,7 +360,7 @@ class Round:
 
     # Messages and replies.
 
-    def ask(self, messages: list[Message]) -> list[Message]:
+    def register(self, messages: list[Message]) -> list[Message]:
         """Store who is asked, count the bytes, and return the same messages."""
         # The records' ids are unique as long as the messages hold the records.
         sizes: dict[int, int] = {}

@@ -32,14 +32,14 @@ NO_OPTIMIZER = {"server-optimizer": ("none",)}
 NO_SECOND_MOMENT = {"server-optimizer": ("none", "momentum")}
 NO_BETA2 = {"server-optimizer": ("none", "momentum", "adagrad")}
 # Methods that algorithms override
-HOOKS = (
+STRATEGY_HOOKS = (
     *("aggregate", "begin", "check_reply", "for_evaluation", "initialize", "metrics"),
     *("per_client", "weights"),
 )
 
 
 @dataclass(frozen=True)
-class Traits:
+class StrategyTraits:
     """Requirements and capabilities of an algorithm, which subclasses inherit.
 
     Parameters
@@ -193,7 +193,7 @@ class StrategySettings(Checked):
         return self.aggregation == "mean" or self.largest_share < 1
 
 
-def check_settings(settings: StrategySettings, traits: Traits) -> None:
+def check_settings(settings: StrategySettings, traits: StrategyTraits) -> None:
     """Raise `SettingsError` if an algorithm with these traits cannot use settings."""
     rule, noise = settings.aggregation, settings.server_dp_noise
     never = traits.uses_mean == "never" and rule != "mean"
@@ -217,7 +217,7 @@ def check_settings(settings: StrategySettings, traits: Traits) -> None:
 class Algorithm(FlowerStrategy):
     """A strategy that declares traits in its class statement and settings as fields."""
 
-    _traits: ClassVar[Traits] = Traits()
+    _traits: ClassVar[StrategyTraits] = StrategyTraits()
     _settings_type: ClassVar[type[Any]] = Checked
     settings: Any
 
@@ -230,7 +230,7 @@ class Algorithm(FlowerStrategy):
             If a trait is unknown.
         """
         super().__init_subclass__()
-        refuse_misspelt(cls, HOOKS)
+        refuse_misspelt(cls, STRATEGY_HOOKS)
         # A class, which a strategy beside it names, or its import path.
         if isinstance(client := traits.get("client"), type):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"

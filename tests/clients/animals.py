@@ -45,7 +45,7 @@ def train_on(places: dict[str, Path], settings, states: Path) -> Path:
             "data-dir": str(place),
             "state-dir": str(states / name),
         }
-    server_app.run(grid, settings)
+    server_app.serve(grid, settings)
     return Path(settings["output"]) / settings["algorithm"]
 
 

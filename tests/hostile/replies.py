@@ -23,8 +23,8 @@ from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import is_finite
-from flwr_frl.strategies.server.rounds import run_rounds
 
 CLIENTS = 5
 LIAR = 2

@@ -7,7 +7,7 @@ from recorders import Failing, Recorder
 from refusals import assert_says, code_of
 
 from flwr_frl.results.trackers import Tracking, numbers
-from flwr_frl.strategies.server_app import run, server_settings
+from flwr_frl.strategies.server_app import serve, server_settings
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _nothing_told():
 def go(tmp_path, rounds=3, tracker="recorders:Recorder", **more):
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
     settings |= {"num-server-rounds": rounds, "evaluate-every": 1, "tracker": tracker}
-    return run(grid_of(4), server_settings(settings | kebab(more)))
+    return serve(grid_of(4), server_settings(settings | kebab(more)))
 
 
 def failures(caplog) -> list[str]:
@@ -52,7 +52,7 @@ def test_a_stopped_run_is_ended_as_unfinished(tmp_path, monkeypatch):
     def stop(rows, rounds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flwr_frl.strategies.server.rounds.seconds_left", stop)
+    monkeypatch.setattr("flwr_frl.strategies.server.loop.seconds_left", stop)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path)
     assert Recorder.told[-1] == (False, {}, [])

@@ -12,8 +12,8 @@ from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server.rounds import run_rounds
 
 
 def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):

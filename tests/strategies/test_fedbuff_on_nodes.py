@@ -13,8 +13,8 @@ from flwr_frl.strategies import FedAsync, FedAvg, FedBuff
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server.rounds import run_rounds
 
 
 class Late(InlineGrid):

@@ -8,7 +8,7 @@ from benchmarks.theory import FedRepTheory
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task.tasks.linear import LinearTask
 
 WEIGHT, CLIENTS, ROUNDS, D, K = "representation.weight", 20, 60, 6, 2

@@ -9,7 +9,7 @@ from srpfl_runs import recorded
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 from flwr_frl.task.tasks.linear import LinearTask
 
 CLIENTS, ROUNDS, SAMPLES, RATE, THRESHOLD = 12, 40, 20, 0.05, 0.2
@@ -40,7 +40,7 @@ def trained_clients(folder, **more) -> list[list[int]]:
     )
     grid = InlineGrid(make_app(settings), CLIENTS)
     trained = recorded(grid)
-    run(grid, settings)
+    serve(grid, settings)
     lines = (folder / "flanp" / "metrics.jsonl").read_text().splitlines()
     counts = [json.loads(line)["clients"] for line in lines]
     assert counts[-len(trained) :] == list(map(len, trained))

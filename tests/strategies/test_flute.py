@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FLUTE, FLUTELinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.linear import LinearTask
 

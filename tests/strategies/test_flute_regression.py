@@ -12,7 +12,7 @@ from torch import nn
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FLUTERegression, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 CLIENTS, D, K, M, N = 3, 4, 2, 2, 12

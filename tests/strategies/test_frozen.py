@@ -19,7 +19,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.messages import FROZEN_DIGEST
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import frozen_tensors, set_apart
 from flwr_frl.task.models.weights import pack_model, read_safetensors
@@ -75,7 +75,7 @@ def test_client_with_another_frozen_part_is_rejected(
         app = other if context.node_config["partition-id"] == 3 else usual
         return app(message, context)
 
-    run(InlineGrid(answer, N), settings)  # type: ignore[arg-type]
+    serve(InlineGrid(answer, N), settings)  # type: ignore[arg-type]
     refusals = {m for m in caplog.messages if "takes no part" in m}
     (refusal,) = refusals
     assert "client 000003" in refusal

@@ -12,7 +12,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import FedAvg, FedRep, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server_app import server_settings
 
 

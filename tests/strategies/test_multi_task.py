@@ -19,7 +19,7 @@ from flwr_frl.common.settings import SettingsError, build
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task.compression import Identity, RandK, Sign, TopK
 from flwr_frl.task.saddle_point import SaddlePoint
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem

@@ -14,7 +14,7 @@ from flwr_frl.predict import load_run
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 
 NODES, BATCH = 4, 6
 TOP_K = {"compressor": "top-k", "compressor_k": 2.0, "per_tensor": True}

@@ -9,7 +9,7 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.algorithms import simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def test_resumed_run_continues_with_the_connected_clients(
         **own,
     }
     settings = resolve(given)
-    run(InlineGrid(make_app(settings), 10), settings)
+    serve(InlineGrid(make_app(settings), 10), settings)
     again = resolve({**given, "num-server-rounds": 4, "resume": str(tmp_path)})
     grid = InlineGrid(make_app(again), 10)
     grid.contexts.data = dict(list(grid.contexts.items())[:back])
-    assert run(grid, again)["rounds"] == 4
+    assert serve(grid, again)["rounds"] == 4
 
 
 def run_with_roles(tmp_path, roles):
@@ -60,7 +60,7 @@ def run_with_roles(tmp_path, roles):
         zip(roles, grid.contexts.values(), strict=True)
     ):
         context.node_config = {"client-name": "abc"[i], **role}
-    return run(grid, settings)
+    return serve(grid, settings)
 
 
 def test_devices_declare_their_role(tmp_path):

@@ -23,9 +23,9 @@ from inline_runs import kebab, rows_in
 from flwr_frl.common.settings import SettingsError, defaults, resolve
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.strategies.server_app import make_app, run, server_settings
+from flwr_frl.strategies.server_app import make_app, serve, server_settings
 
 START = {"w": np.zeros(3)}
 
@@ -131,7 +131,7 @@ def test_evaluated_rounds_follow_the_settings(tmp_path, rounds, every, last, exp
     settings = settings_of(
         tmp_path, num_server_rounds=rounds, evaluate_every=every, evaluate_last=last
     )
-    summary = run(InlineGrid(client, 4), settings)
+    summary = serve(InlineGrid(client, 4), settings)
     rows = rows_in(tmp_path)
     assert [row["round"] for row in rows] == list(range(1, rounds + 1))
     assert [row["round"] for row in rows if "accuracy" in row] == expected
@@ -139,7 +139,7 @@ def test_evaluated_rounds_follow_the_settings(tmp_path, rounds, every, last, exp
 
 
 def test_clients_file_has_the_metrics_of_each_client(tmp_path):
-    run(InlineGrid(client, 4), settings_of(tmp_path, num_server_rounds=2))
+    serve(InlineGrid(client, 4), settings_of(tmp_path, num_server_rounds=2))
     clients = json.loads((tmp_path / "fedavg" / "clients.json").read_text())
     assert list(clients) == ["000000", "000001", "000002", "000003"]
     assert clients["000003"] == {
@@ -159,12 +159,12 @@ def test_run_without_valid_replies_ends_with_an_error(tmp_path):
 
     settings = settings_of(tmp_path, num_server_rounds=9, max_empty_rounds=3)
     with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
-        run(InlineGrid(broken, 4), settings)
+        serve(InlineGrid(broken, 4), settings)
     assert [row["clients"] for row in rows_in(tmp_path)] == [0, 0, 0]
     # Without a limit, the run continues to its end, which is an error as well.
     settings = settings_of(tmp_path, num_server_rounds=5, max_empty_rounds=0)
     with pytest.raises(SettingsError, match="no round had a valid reply; client"):
-        run(InlineGrid(broken, 4), settings)
+        serve(InlineGrid(broken, 4), settings)
     assert [row["rejected"] for row in rows_in(tmp_path)] == [4] * 5
 
 
@@ -177,11 +177,11 @@ def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
 
     settings = settings_of(tmp_path, num_server_rounds=9, max_empty_rounds=3)
     with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
-        run(InlineGrid(at_first, 4), settings)
+        serve(InlineGrid(at_first, 4), settings)
     assert settings["checkpoint-every"] == 0
     assert len(list(tmp_path.glob("**/checkpoint.safetensors"))) == 1
     resume = str(next(tmp_path.glob("**/checkpoint.safetensors")).parents[1])
-    run(InlineGrid(client, 4), {**settings, "resume": resume})
+    serve(InlineGrid(client, 4), {**settings, "resume": resume})
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 4, 4, 4, 4, 4]
 
 
@@ -204,7 +204,7 @@ def test_rejected_and_unanswered_clients_are_named(tmp_path):
             reply.content.metric_records["metrics"]["server-round"] = reported
         return reply
 
-    run(Lossy(stale, 4), settings_of(tmp_path, num_server_rounds=3))
+    serve(Lossy(stale, 4), settings_of(tmp_path, num_server_rounds=3))
     first, second, third = rows_in(tmp_path)
     assert "rejected-clients" not in first
     assert "unanswered-clients" not in {**first, **third}

@@ -12,8 +12,8 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.clients import Client, Clients
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server.clients import ClientInfo, Clients
+from flwr_frl.strategies.server_app import serve
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -38,7 +38,7 @@ def settings_of(path, rounds: int, **more):
 
 def go(settings):
     grid = InlineGrid(make_app(settings), int(settings["num-clients"]))
-    run(grid, settings)
+    serve(grid, settings)
     return grid
 
 
@@ -161,7 +161,7 @@ def test_two_runs_of_an_experiment_do_not_disturb_each_other(tmp_path) -> None:
         for i, context in enumerate(grid.contexts.values()):
             context.node_config["state-dir"] = str(tmp_path / "state")
             context.node_config["client-name"] = f"pi-{i}"
-        run(grid, settings)
+        serve(grid, settings)
         return rows_of(tmp_path / output)
 
     device_run("a", 3)
@@ -214,7 +214,7 @@ def test_claim_of_a_single_client_does_not_end_gossip(tmp_path, caplog, late) ->
             nodes = list(super().get_node_ids())
             return [n for n in nodes if n != 4 or not late or self.looks > 1]
 
-    run(Late(call, 5), settings)
+    serve(Late(call, 5), settings)
     rows = rows_of(tmp_path, "choco-sgd")
     assert [rows[r]["clients"] for r in (3, 4)] == [4, 4]
     assert rows[4]["lost"] == 1
@@ -237,7 +237,7 @@ def test_claim_of_a_single_client_does_not_end_gossip(tmp_path, caplog, late) ->
 )
 def test_invalid_claims_of_a_client_are_not_a_rollback(said: dict) -> None:
     clients = Clients()
-    clients.resumed, clients.known = 5, {1: Client("a", said)}
+    clients.resumed, clients.known = 5, {1: ClientInfo("a", said)}
     assert clients.rolled_back([1]) == []
 
 
@@ -247,7 +247,7 @@ def test_after_a_rollback_a_client_continues_from_a_common_round() -> None:
     kept = {"a": [4, 11], "b": [10, 11]}
     for node, (name, rounds) in enumerate(kept.items()):
         said = {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10}
-        clients.known[node] = Client(name, said)
+        clients.known[node] = ClientInfo(name, said)
     for name in clients.rolled_back([0, 1]):
         clients.continue_from(name)
     assert clients.acknowledged == {"a": 4, "b": 11}

@@ -16,8 +16,8 @@ from flwr_frl.strategies import SRPFL, build_strategy
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server.loop import run_rounds
+from flwr_frl.strategies.server_app import serve
 from flwr_frl.strategies.srpfl import FirstReplies
 
 
@@ -26,7 +26,7 @@ def test_only_the_fastest_clients_train(algorithm: str, tmp_path) -> None:
     settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
     inner = InlineGrid(make_app(settings), 20)
     trained = recorded(inner)
-    summary = run(inner, settings)
+    summary = serve(inner, settings)
     times = SpeedModel("fixed", 20).times(1)
     fastest = np.argsort(times)
     assert [sorted(t) for t in trained] == [sorted(fastest[:n]) for n in (5, 5, 10, 10)]
@@ -51,7 +51,7 @@ def test_srpfl_base_selects_the_wrapped_algorithm(base: str, tmp_path) -> None:
     rows = []
     for algorithm in ("srpfl", named):
         chosen = {**settings, "algorithm": algorithm}
-        run(InlineGrid(make_app(chosen), 20), chosen)
+        serve(InlineGrid(make_app(chosen), 20), chosen)
         lines = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()
         rows.append([{**json.loads(line), "seconds": 0} for line in lines])
     assert rows[0] == rows[1]

@@ -9,8 +9,8 @@ from function_clients import averaging, grid_of, honest, reply_with, train_once
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FedAvg, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import as_float16
-from flwr_frl.strategies.server.rounds import run_rounds
 
 
 class Recorder(InlineGrid):

@@ -9,7 +9,7 @@ from flwr_frl.clients.device import rows
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 # Number of test examples of each client; the last client has none.

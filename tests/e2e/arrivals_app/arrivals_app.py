@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 
 from flwr_frl.strategies import SRPFL, FedBuff, Strategy
 from flwr_frl.strategies.grids.inbox import Inbox
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 
 NODES, ROUNDS, VERSIONS = 4, 6, 10
 # Rounds that close while the slow client handles its first message

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies.server_app import run, server_settings
+from flwr_frl.strategies.server_app import serve, server_settings
 
 LARGE = 100_000_000
 
@@ -69,4 +69,4 @@ client = make_app(mods=[tamper])
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    run(grid, server_settings(context.run_config))
+    serve(grid, server_settings(context.run_config))

@@ -26,7 +26,7 @@ class Guest(Strategy, client="guest.client:GuestClient"):
 
     def aggregate(self, round: Round):
         """Return the updated φ."""
-        old, mean = round.sent, round.mean()
+        old, mean = round.arrays, round.mean()
         for name, array in mean.items():
             velocity = self.velocity.get(name, np.zeros_like(array))
             self.velocity[name] = self.roll * velocity + (array - old[name])

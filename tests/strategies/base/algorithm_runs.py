@@ -24,7 +24,7 @@ from flwr_frl.common.settings import declared, defaults, resolve
 from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 
 N, ROUNDS = 5, 3
 # Three of five clients train in a round. With their 9, 9, 4, 13 and 9 examples the last
@@ -200,7 +200,7 @@ def run_tiny(
         output = folder or Path(temporary)
         settings = tiny_settings(algorithm, output=str(output), **more)
         used = grid(settings)
-        run(used, settings)
+        serve(used, settings)
         return read_outcome(output / short_name(algorithm), used)
 
 

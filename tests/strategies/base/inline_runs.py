@@ -9,7 +9,7 @@ from flwr_frl.common.settings import Settings, resolve
 from flwr_frl.results.results import Row, read_rows
 from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 
 
 def kebab(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def settings_of(usual: Mapping[str, Any], /, **more: Any) -> Settings:
 def rows_of(settings: Settings, grid: InlineGrid | None = None) -> list[Row]:
     """Run and return the rows of ``metrics.jsonl``."""
     clients = int(settings["num-clients"])
-    run(grid or InlineGrid(make_app(settings), clients), settings)
+    serve(grid or InlineGrid(make_app(settings), clients), settings)
     return rows_in(Path(str(settings["output"])), str(settings["algorithm"]))
 
 

@@ -26,7 +26,7 @@ from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 N, DIMENSION, CLASSES = 6, 4, 3

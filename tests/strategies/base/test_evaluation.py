@@ -6,8 +6,8 @@ from function_clients import START, evaluate_once, grid_of, honest, partition_of
 
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server.rounds import run_rounds
 
 
 def test_evaluation_returns_plain_means_over_all_clients():

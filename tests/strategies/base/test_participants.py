@@ -20,9 +20,9 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server import clients as clients_table
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 
 
 def names_sampled(strategy: Strategy, grid: InlineGrid, rounds: int) -> list[list[str]]:
@@ -94,10 +94,10 @@ def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
     values = {"algorithm": "fedavg", "output": str(tmp_path), "num-server-rounds": 1}
     # The fraction samples one of 20 clients, and none of 19.
     settings = resolve({**values, "fraction-train": 0.05})
-    assert run(Leaving(honest, 20), settings)["rounds"] == 1
+    assert serve(Leaving(honest, 20), settings)["rounds"] == 1
     few = {**settings, "output": str(tmp_path / "few")}
     with pytest.raises(SettingsError, match=r"of 19 clients it samples nobody"):
-        run(InlineGrid(honest, 19), few)
+        serve(InlineGrid(honest, 19), few)
     assert not (tmp_path / "few").exists()
 
 

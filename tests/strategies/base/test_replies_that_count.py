@@ -18,9 +18,9 @@ from malformed import MALFORMED, RETICENT, Trap, with_one_bad
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.strategies.server.rounds import run_rounds
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -186,7 +186,7 @@ def test_arithmetic_on_the_result_of_aggregate_may_change_its_dtypes():
 
     class Moving(FedAvg):
         def aggregate(self, round):
-            return {n: old + 0.5 * (old + 1 - old) for n, old in round.sent.items()}
+            return {n: old + 0.5 * (old + 1 - old) for n, old in round.arrays.items()}
 
     def client(message, context):
         if message.metadata.message_type != MessageType.TRAIN:

@@ -10,7 +10,7 @@ from flwr_frl.clients import FedRepClient
 from flwr_frl.common.settings import SettingsError, declared, setting
 from flwr_frl.strategies import FedAvg, FedProx, FedRep, Strategy
 from flwr_frl.strategies.server.checkpoint import State
-from flwr_frl.strategies.server.traits import StrategySettings, Traits
+from flwr_frl.strategies.server.traits import StrategySettings, StrategyTraits
 
 
 def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
@@ -20,7 +20,7 @@ def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
     class Below(Mine, evaluate_last_round_only=True):
         pass
 
-    assert Mine._traits == Traits(client="mine:Client", takes_newcomers=False)
+    assert Mine._traits == StrategyTraits(client="mine:Client", takes_newcomers=False)
     assert Below._traits.client == "mine:Client"
     assert not Below._traits.takes_newcomers
     assert FedRep._traits.takes_newcomers

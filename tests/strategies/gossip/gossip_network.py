@@ -18,7 +18,7 @@ from flwr_frl.clients.gossip import base
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import Gossip, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task.tasks import build_task
 
 N = 5

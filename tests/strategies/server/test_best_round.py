@@ -11,7 +11,7 @@ from function_clients import grid_of, honest
 from flwr_frl.common.checkpoint import BEST_FILE, FILE, read
 from flwr_frl.common.settings import resolve
 from flwr_frl.results.results import best_round, read_rows
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 
 # Mean accuracies of rounds 1 to 8
 ACCURACIES = [0.2, 0.4, 0.6, 0.5, 0.6, 0.3, 0.7, 0.8]
@@ -34,7 +34,7 @@ def go(output: Path, **settings) -> list[int]:
     names = {name.replace("_", "-"): value for name, value in settings.items()}
     usual = {"algorithm": "fedavg", "fraction-train": 1.0, "evaluate-every": 1}
     usual |= {"num-server-rounds": 8, "output": str(output), **VALIDATION}
-    run(grid_of(2, scripted), resolve({**usual, **names}))
+    serve(grid_of(2, scripted), resolve({**usual, **names}))
     return [row["round"] for row in read_rows(output / "fedavg" / "metrics.jsonl")]
 
 

@@ -19,7 +19,7 @@ from flwr_frl.results.output import prepare_directory
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.server_app import serve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})
 ARRAYS = {
@@ -146,7 +146,7 @@ def test_error_names_the_settings_that_differ(tmp_path):
 def go(output: Path, rounds: int, every: int) -> None:
     settings = {"algorithm": "fedavg", "fraction-train": 1.0, "output": str(output)}
     settings |= {"num-server-rounds": rounds, "checkpoint-every": every}
-    run(grid_of(3), resolve(settings))
+    serve(grid_of(3), resolve(settings))
 
 
 def round_kept(output: Path) -> int:

@@ -11,9 +11,9 @@ from flwr_frl.common.settings import build
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.rounds import Rounds, Start, seconds_left
+from flwr_frl.strategies.server.loop import Loop, Start, seconds_left
 from flwr_frl.strategies.server.run_settings import RunSettings
-from flwr_frl.strategies.server_app import run, server_settings
+from flwr_frl.strategies.server_app import serve, server_settings
 
 
 def test_time_left_is_estimated_from_the_last_ten_rounds():
@@ -70,7 +70,7 @@ def watched(tmp_path, caplog):
     settings |= {"algorithm": "fedavg", "evaluate-every": 1}
     grid = Coming(honest, 4)
     grid.now = 1
-    run(grid, server_settings(settings))
+    serve(grid, server_settings(settings))
     return caplog.messages, status_in(tmp_path)
 
 
@@ -112,10 +112,10 @@ def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
     settings = {"output": str(tmp_path), "num-server-rounds": 3}
     strategy, report = averaging(), Report(server_settings(settings))
     options, grid = build(RunSettings, report.settings), Owing(honest, 3)
-    rounds = Rounds(strategy, options, report, None, Start(ArrayRecord()), None)
+    loop = Loop(strategy, options, report, None, Start(ArrayRecord()), None)
     for server_round in (1, 2):
         strategy._identify(grid)
-        rounds._after_round(server_round, ArrayRecord(), {"clients": 2})
+        loop._after_round(server_round, ArrayRecord(), {"clients": 2})
     assert strategy._run.clients.here == {1, 2}
     assert caplog.messages[-1] == "round 2 of 3: 2 clients; 0:00:00 left"
 
@@ -151,7 +151,7 @@ def test_status_of_an_interrupted_run_is_stopped(tmp_path, monkeypatch, place):
     monkeypatch.setattr(place, stop)
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
     with pytest.raises(KeyboardInterrupt):
-        run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
+        serve(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
     assert status_in(tmp_path)["state"] == "stopped"
 
 
@@ -163,7 +163,7 @@ def test_a_refused_client_is_in_the_status(tmp_path):
         return reply
 
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
-    run(grid_of(3, app), server_settings({**settings, "num-server-rounds": 1}))
+    serve(grid_of(3, app), server_settings({**settings, "num-server-rounds": 1}))
     status = status_in(tmp_path)
     (refused,) = [client for client in status["clients"] if client["node"] == "2"]
     assert refused["reason"] == "takes no part: no folder <b>"

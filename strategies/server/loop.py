@@ -150,7 +150,7 @@ class Start(NamedTuple):
 
 
 @dataclass
-class Rounds:
+class Loop:
     """Runs the rounds, and reports and saves each.
 
     Parameters
