@@ -151,9 +151,10 @@ def main() -> None:
         return
     words = re.findall(r"[a-z0-9]+", given.works.lower())
     page_name = "-".join(("peers", *words))
+    title = "Other libraries on the same work"
     write(
         page_name,
-        "Other libraries on the same work",
+        f"{title}: {given.works}" if words else title,
         page(
             found,
             left,

@@ -35,12 +35,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "numpydoc",
+    "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+# The generated pages contain the texts of ``methods``.
+exclude_patterns = ["_build", "methods", "**/.ipynb_checkpoints"]
 templates_path: list[str] = []
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 # A tutorial is a Markdown file with a kernel in its header; it runs at every build.
 nb_execution_mode = "force"
@@ -57,21 +59,34 @@ numpydoc_class_members_toctree = False
 default_role = "py:obj"
 
 html_theme = "pydata_sphinx_theme"
-html_title = "flwr-frl"
+html_title = f"flwr-frl {release}"
+html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-# Pages of the top level have no section to navigate.
-html_sidebars = {"*": []}
+html_sidebars = {"index": []}
 html_theme_options = {
+    "logo": {
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo.svg",
+        "text": html_title,
+    },
     "navigation_with_keys": False,
     "show_toc_level": 2,
-    "navigation_depth": 2,
+    "navigation_depth": 3,
     "header_links_before_dropdown": 7,
+    "navbar_persistent": [],
+    "navbar_end": ["search-button", "theme-switcher", "navbar-icon-links"],
     "footer_start": ["copyright"],
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],
 }
+# GitHub's runners set this variable.
+if repository := os.environ.get("GITHUB_REPOSITORY"):
+    html_theme_options["github_url"] = f"https://github.com/{repository}"
+# Outputs and prompts are not copied.
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div:not(.output) > div.highlight > pre"
 
 
 def _relink(app: Any, name: str, source: list[str]) -> None:
