@@ -19,6 +19,7 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.results.comparison import show
 from flwr_frl.results.page import served_for
+from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, points, tune
 from flwr_frl.running import check, output_of, run
@@ -107,9 +108,16 @@ def _tune(
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    with served_for({**defaults(), **overrides}):
-        tuned = tune(algorithms, points(grid), overrides, output.resolve(), sweep)
+    every = points(grid)
+    # Each algorithm also has a test run of its best point.
+    num_runs = len(algorithms) * (len(every) + 1) * (sweep.count or 1)
+    with served_for({**defaults(), **overrides}), counted(num_runs):
+        tuned = tune(algorithms, every, overrides, output.resolve(), sweep)
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
         print(f"{name}: {picked} is the best of {len(entry['points'])} points")
+        for setting, edge in entry["at-edge"].items():
+            value = entry["picked"][setting]
+            text = f"{setting}={value} is the {edge} of the grid; try values beyond it"
+            print(f"{name}: {text}")
     return {name: entry["test"] for name, entry in tuned.items()}

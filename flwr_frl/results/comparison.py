@@ -22,6 +22,7 @@ from rich.table import Table
 from flwr_frl.common.files import atomic_file, write_atomically
 from flwr_frl.common.messages import CLASS_COUNTS, OF_CLIENTS
 from flwr_frl.common.settings import Settings, facts
+from flwr_frl.results.looks import looks
 from flwr_frl.results.page import write_page
 from flwr_frl.results.results import (
     CLIENT_METRICS,
@@ -92,8 +93,6 @@ Runs = Mapping[tuple[str, Any], Path]
 CLOCK = "seconds-simulated"
 # Metrics with a logarithmic axis.
 ERRORS = ("distance", "error", "loss")
-# Line styles. Each is used with all ten colours before the next one is.
-STYLES = ("-", "--", ":", "-.")
 
 
 def read_comparable(settings: Settings) -> dict[str, Any]:
@@ -317,19 +316,20 @@ def plot(output: Path, runs: Runs) -> None:
     panels = [(measure, "round"), ("train-loss", "round")]
     if CLOCK in present:
         panels.append((measure, CLOCK))
+    look = looks(rows)
     figure = Figure(figsize=(4.5 * len(panels) + 1.5, 3.6), layout="constrained")
     every = figure.subplots(1, len(panels))
     for axes, (metric, across) in zip(every, panels, strict=True):
-        for i, (name, seeds) in enumerate(rows.items()):
+        for name, seeds in rows.items():
             rounds, means, deviations = curve(seeds, metric)
             times = dict(zip(*curve(seeds, across)[:2], strict=True))
             if not rounds or not times.keys() >= set(rounds):
                 continue
-            at, style = [times[n] for n in rounds], STYLES[i // 10 % len(STYLES)]
-            axes.plot(at, means, f"C{i % 10}", ls=style, marker=".", ms=3, label=name)
+            at, (colour, style) = [times[n] for n in rounds], look[name]
+            axes.plot(at, means, colour, ls=style, marker=".", ms=3, label=name)
             if len(seeds) > 1:
                 low, high = np.subtract(means, deviations), np.add(means, deviations)
-                axes.fill_between(at, low, high, color=f"C{i % 10}", alpha=0.2, lw=0)
+                axes.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
         axes.set(xlabel=across, ylabel=metric)
         axes.grid(alpha=0.3)
         if metric == "accuracy":

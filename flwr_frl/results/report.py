@@ -7,9 +7,11 @@ plots and the page follow from journals and summaries.
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flwr.common import log
@@ -20,6 +22,7 @@ from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
 from flwr_frl.results.comparison import read_comparable, write_comparison
 from flwr_frl.results.output import locked
+from flwr_frl.results.processes import PLACE
 from flwr_frl.results.results import (
     CLIENT_METRICS,
     CLIENTS,
@@ -31,6 +34,7 @@ from flwr_frl.results.results import (
     client_means,
     describe,
     log_os_errors,
+    quality,
     read_journal,
     strict_json,
     summarize,
@@ -88,12 +92,16 @@ class Report:
         if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
         self.progress = Progress(
-            *("{task.description}", BarColumn(), "{task.completed}/{task.total}"),
-            *(TimeRemainingColumn(), "{task.fields[state]}"),
+            *("{task.description}", BarColumn(20), "{task.completed}/{task.total}"),
+            *(TimeRemainingColumn(), "{task.fields[state]}", "{task.fields[place]}"),
         )
-        rounds = int(settings["num-server-rounds"])
+        of_sweep = re.compile(r"(point|test|seed)-\d+").fullmatch
         self._bar = self.progress.add_task(
-            self.algorithm, total=rounds, completed=after, state=""
+            " ".join([self.algorithm, *filter(of_sweep, self.output.parts[-2:])]),
+            total=int(settings["num-server-rounds"]),
+            completed=after,
+            state="",
+            place=PLACE.get(),
         )
 
     def writing(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -120,7 +128,14 @@ class Report:
         self._write_rows()
         if self.tracking:
             self.tracking.add(row)
-        state = describe(self.latest, str(self.settings["evaluate-on"]))
+        # As in the table, the result is a mean over the last rounds.
+        name, last = quality(self.latest), max(1, int(self.settings["evaluate-last"]))
+        last_rows = self.rows[-last:]
+        values = [r[name] for r in last_rows if r.get(name) is not None]
+        result = {name: fmean(values)} if values else self.latest
+        state = describe(result, str(self.settings["evaluate-on"]))
+        if len(values) > 1:
+            state += f" (mean of {len(values)} rounds)"
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _write_rows(self) -> None:

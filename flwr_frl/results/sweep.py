@@ -32,12 +32,13 @@ from flwr_frl.results.comparison import (
     write_tables,
 )
 from flwr_frl.results.output import archive_run
-from flwr_frl.results.processes import run_parallel
+from flwr_frl.results.processes import counted, run_parallel
 from flwr_frl.results.results import (
     LATEST,
     LOST,
     SUMMARY,
     failure,
+    is_number,
     log_os_errors,
     read_object,
     refuse_losses,
@@ -149,7 +150,8 @@ class Sweep:
         for _, name, settings in planned:
             if not settings["resume"]:
                 archive_run(Path(str(settings["output"])), short_name(name))
-        summaries = iter(run_parallel(_summary, planned, self.jobs))
+        with counted(len(planned)):
+            summaries = iter(run_parallel(_summary, planned, self.jobs))
         return [self._outcome(group, summaries) for group in groups]
 
     def _outcome(self, group: RunGroup, summaries: Iterator[Any]) -> Outcome:
@@ -309,7 +311,7 @@ def tune(
     dict
         The content of ``tune.json``, by algorithm: ``points`` with their ``settings``
         and their ``accuracy`` or ``loss``, or why they ``failed``; the settings
-        ``picked``; and ``test``, the summary.
+        ``picked``; ``at-edge``, as `at_edge` returns it; and ``test``, the summary.
 
     Raises
     ------
@@ -355,6 +357,7 @@ def tune(
             "validation-fraction": fraction,
             "points": [{"settings": grid[i]} | each for i, each in enumerate(scores)],
             "picked": grid[best],
+            "at-edge": at_edge(grid, grid[best]),
             "test": test[short],
         }
         with log_os_errors(TUNED, lost):
@@ -364,6 +367,20 @@ def tune(
             write_tables(output, tested, "test")
     refuse_losses(output, lost)
     return tuned
+
+
+def at_edge(grid: Sequence[Point], picked: Point) -> dict[str, str]:
+    """Return which picked numbers are the ``"smallest"`` or ``"largest"`` of a grid.
+
+    Values beyond them may be better.
+    """
+    edges = dict[str, str]()
+    for name, value in picked.items():
+        values = {point[name] for point in grid}
+        if len(values) > 1 and all(map(is_number, values)):
+            extremes = {min(values): "smallest", max(values): "largest"}
+            edges |= {name: extremes[value]} if value in extremes else {}
+    return edges
 
 
 def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:

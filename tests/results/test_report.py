@@ -218,6 +218,18 @@ def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     assert (list(written["algorithms"]), written["config"]["seed"]) == (["fedper"], 1)
 
 
+def test_the_bar_shows_seed_and_result_by_its_protocol(tmp_path):
+    report = Report(settings_of(tmp_path / "seed-3", evaluate_last=2))
+    states = []
+    for number, accuracy in enumerate([None, 0.9, 0.2, 0.6], 1):
+        report.add(row(number, accuracy))
+        (bar,) = report.progress.tasks
+        states.append(bar.fields["state"])
+    assert states[:2] == ["train loss 1", "accuracy 90.00%"]
+    assert states[3] == "accuracy 40.00% (mean of 2 rounds)"
+    assert bar.description == "fedrep seed-3"
+
+
 def test_evaluate_last_zero_reports_the_last_evaluated_round(tmp_path):
     report = Report(settings_of(tmp_path, evaluate_last=0))
     report.add(row(1, 0.3, evaluated=2))

@@ -20,7 +20,7 @@ from command_line import (
 )
 
 from flwr_frl import commands, running
-from flwr_frl.results.sweep import Sweep, points, tune
+from flwr_frl.results.sweep import Sweep, at_edge, points, tune
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
 QUICK |= {"model": "logistic", "batch_size": 100, "newcomer_epochs": 1}
@@ -179,7 +179,14 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     sweep = Sweep(lambda names, given: given, run)
     tuned = tune(["local"], grid, {}, tmp_path, sweep)["local"]
     assert tuned["picked"] == {"learning-rate": 0.5}
+    assert tuned["at-edge"] == {"learning-rate": "largest"}
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
+
+
+def test_only_extreme_numbers_of_a_grid_are_at_its_edge():
+    grid = points("mu=0.1,1,10 rate=0.5 momentum=0,0.9 optimizer=sgd,adamw")
+    picked = {"mu": 1, "rate": 0.5, "momentum": 0, "optimizer": "sgd"}
+    assert at_edge(grid, picked) == {"momentum": "smallest"}
 
 
 def test_results_of_newcomers_are_in_the_files(tmp_path):
