@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flwr_frl.clients import *  # noqa: F403
     from flwr_frl.predict import load_run as load_run
-    from flwr_frl.running import Run as Run
+    from flwr_frl.run import Run as Run
+    from flwr_frl.run import Runs as Runs
     from flwr_frl.running import simulate as simulate
     from flwr_frl.strategies import *  # noqa: F403
     from flwr_frl.task import *  # noqa: F403
 
 _PACKAGES = ("task", "strategies", "clients")
 # Modules of the names that no package contains.
-_MODULES = {"Run": "running", "simulate": "running", "load_run": "predict"}
+_MODULES = {"Run": "run", "Runs": "run", "simulate": "running", "load_run": "predict"}
 __version__: str
 
 

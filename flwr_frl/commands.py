@@ -4,32 +4,21 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from flwr_frl.common.settings import (
-    Settings,
-    SettingsError,
-    defaults,
-    require,
-)
+from flwr_frl.common.settings import Settings, defaults, require
 from flwr_frl.results.comparison import show
 from flwr_frl.results.page import served_for
 from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, points, tune
-from flwr_frl.running import check, output_of, run
+from flwr_frl.running import carry_out, output_of, sweep_of
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
-
-
-def run_one(backend: str, algorithm: str, settings: Settings) -> dict[str, Any]:
-    """Run an algorithm and return its summary."""
-    return run(algorithm, settings, backend).summary
 
 
 def execute(namespace: Namespace, overrides: Settings) -> int:
@@ -68,23 +57,16 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     chosen = overrides.get("algorithm")
     algorithms = names[tuning:] or ([str(chosen)] if chosen else [*DEFAULT_ALGORITHMS])
 
-    def checked(names: Sequence[str], given: Settings) -> Settings:
-        return check(names, given, backend, algorithms)
-
-    sweep = Sweep(checked, partial(run_one, backend), namespace.seeds, jobs)
+    sweep = sweep_of(algorithms, backend, namespace.seeds, jobs)
     summaries: Mapping[str, Any]
     try:
         if tuning:
             evaluated_on = "test"
             summaries = _tune(algorithms, grid, overrides, sweep)
         else:
-            group = sweep.plan(algorithms, overrides)
-            evaluated_on = str(group.settings[0]["evaluate-on"])
-            with served_for({**group.settings[0], "output": output}):
-                (outcome,) = sweep.carry_out([group])
-            if isinstance(outcome, SettingsError):
-                raise outcome
-            summaries = outcome
+            runs = carry_out(algorithms, overrides, sweep)
+            summaries = {name: run.summary for name, run in runs.items()}
+            evaluated_on = runs.evaluated_on
     except KeyboardInterrupt:
         hint = f"; continue with --run-config 'resume=\"{output}\"'"
         begun = tuning or have_begun(Path(output), algorithms)

@@ -1,10 +1,13 @@
 """Run one algorithm in simulation, from Python or for the command line."""
 
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from logging import WARNING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from logging import DEBUG, WARNING
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, overload
 
 import numpy as np
 from flwr.common import log
@@ -32,14 +35,10 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.common.text import short_name
 from flwr_frl.results.page import served_for
-from flwr_frl.results.results import (
-    LOST,
-    METRICS,
-    Row,
-    failure,
-    read_rows,
-)
+from flwr_frl.results.results import LOST, failure
+from flwr_frl.results.sweep import Sweep
 from flwr_frl.results.trackers import Tracking
+from flwr_frl.run import Run, Runs
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.algorithms import (
     build_strategy,
@@ -55,7 +54,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import find
 from flwr_frl.task.models.adapters import AdapterSettings
 
-__all__ = ["Run", "simulate"]
+__all__ = ["Run", "Runs", "simulate"]
 
 BACKENDS = ("auto", "inline", "ray")
 # Classes that declare the settings of all algorithms.
@@ -68,31 +67,31 @@ OF_ALL: tuple[Maker, ...] = (
 YEAR = 365 * 86400.0
 
 
-class Run(NamedTuple):
-    """A finished run.
-
-    Parameters
-    ----------
-    summary : dict
-        The algorithm's part of ``summary.json``.
-    rows : list of dict
-        The rows of ``metrics.jsonl``, one per round, without clients' metrics.
-    """
-
-    summary: dict[str, Any]
-    rows: list[Row]
-
-
+@overload
 def simulate(
-    algorithm: str | type,
+    algorithm: str | type, backend: str = ..., seeds: int | None = ..., **settings: Any
+) -> Run: ...
+@overload
+def simulate(
+    algorithm: Sequence[str | type],
+    backend: str = ...,
+    seeds: int | None = ...,
+    **settings: Any,
+) -> Runs: ...
+def simulate(
+    algorithm: str | type | Sequence[str | type],
     backend: str = "auto",
+    seeds: int | None = None,
     **settings: Setting | Path | Sequence[str] | np.generic | Callable[..., Any],
-) -> Run:
-    """Run one algorithm in simulation.
+) -> Run | Runs:
+    """Run one or more algorithms in simulation.
+
+    Flower's INFO messages are hidden; ``logging.getLogger("flwr").setLevel("INFO")``
+    shows them.
 
     Parameters
     ----------
-    algorithm : str or type
+    algorithm : str, type, or sequence of them
         The algorithm's name, the import path of its strategy, or the strategy class.
         Workers of ``ray`` must be able to import it; a class that is defined in the
         script or notebook itself only runs ``inline``.
@@ -100,6 +99,8 @@ def simulate(
         ``ray`` uses all cores, ``inline`` only this process, and ``auto`` the one that
         is expected to finish first (`flwr_frl.backend.choose_backend`). The numbers
         agree to rounding, and to the last bit with ``cohort="off"``.
+    seeds : int, optional
+        Number of seeds to run, starting at ``seed``; by default one.
     **settings
         Settings, with ``_`` in place of ``-``. ``rounds``, ``clients`` and ``fraction``
         have the names of the command line. ``task`` may be a function; the restriction
@@ -108,19 +109,20 @@ def simulate(
 
     Returns
     -------
-    Run
-        ``summary`` and ``rows``.
+    Run or Runs
+        The results; for a sequence of algorithms, a dictionary of their `Run`.
 
     Raises
     ------
     SettingsError
-        If a setting is unknown, missing or out of its range, or the run fails. If most
+        If a setting is unknown, missing or out of its range, or a run fails. If most
         replies of the last rounds were lost, the results are written nevertheless.
 
     Examples
     --------
     >>> run = simulate("fedrep", num_clients=20, rounds=30)
     >>> run.summary["accuracy"]
+    >>> simulate(["fedavg", "fedrep"], seeds=5, rounds=30).plot()
     """
     begin_run()
     options: dict[str, Any] = {}
@@ -129,13 +131,60 @@ def simulate(
         options[FLAGS.get(name, name)] = _plain(value)
     if "task" in options:
         options["task"] = import_path(options["task"], "task", backend)
-    algorithm = import_path(algorithm, "algorithm", backend)
-    checked = check([algorithm], options, backend)
-    with served_for(checked):
-        made = run(algorithm, checked, backend)
-    if why := failure(short_name(algorithm), made.summary):
-        raise SettingsError(why, LOST)
-    return made
+    several: Any = algorithm if isinstance(algorithm, list | tuple) else None
+    names = [
+        import_path(each, "algorithm", backend)
+        for each in ([algorithm] if several is None else several)
+    ]
+    unique = len(set(map(short_name, names))) == len(names) > 0
+    require(unique, "algorithm", algorithm, "one or more, with different names")
+    sweep = sweep_of(names, backend, _plain(seeds))
+    with hidden_info():
+        made = carry_out(names, options, sweep)
+    for name, each in made.items():
+        if why := failure(name, each.summary):
+            raise SettingsError(why, LOST)
+    return next(iter(made.values())) if several is None else made
+
+
+@contextlib.contextmanager
+def hidden_info() -> Iterator[None]:
+    """Hide Flower's INFO messages, unless the level of its logger was changed."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    # Flower itself sets the level DEBUG, and INFO for its handler.
+    logger.setLevel(WARNING if level == DEBUG else level)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def sweep_of(
+    algorithms: Sequence[str], backend: str, seeds: int | None, jobs: int = 1
+) -> Sweep:
+    """Return a `Sweep` that checks settings for, and runs, some algorithms."""
+
+    def checked(names: Sequence[str], given: Settings) -> Settings:
+        return check(names, given, backend, algorithms)
+
+    return Sweep(checked, partial(run, backend=backend), seeds, jobs)
+
+
+def carry_out(algorithms: Sequence[str], given: Settings, sweep: Sweep) -> Runs:
+    """Run algorithms, each with one or more seeds, and return their results."""
+    output = output_of(given)
+    group = sweep.plan(algorithms, {**given, "output": output})
+    with served_for({**group.settings[0], "output": output}):
+        (summaries,) = sweep.carry_out([group])
+    if isinstance(summaries, SettingsError):
+        raise summaries
+    return Runs(
+        {
+            name: Run(summary, [{**each, "algorithm": a} for each in group.settings])
+            for a, (name, summary) in zip(algorithms, summaries.items(), strict=True)
+        }
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -162,8 +211,8 @@ def import_path(named: Any, setting: str, backend: str) -> str:
     return str(named)
 
 
-def run(algorithm: str, settings: Settings, backend: str) -> Run:
-    """Run one algorithm with settings that `check` has returned."""
+def run(algorithm: str, settings: Settings, backend: str) -> dict[str, Any]:
+    """Run an algorithm with settings that `check` returned; return its summary."""
     output = Path(str(settings["output"])).resolve()
     name = short_name(algorithm)
     resume = settings["resume"]
@@ -180,8 +229,7 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
         return keep(grid.contexts_with_state(), choice, run_token, acknowledged)
 
-    summary = server_app.serve(grid, choice, keep_clients)
-    return Run(summary, read_rows(output / name / METRICS))
+    return server_app.serve(grid, choice, keep_clients)
 
 
 def output_of(given: Settings) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.common import log
@@ -42,6 +42,9 @@ from flwr_frl.results.results import (
     read_rows,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Settings of a single run, which the summary's ``config`` leaves out.
 PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
@@ -288,10 +291,7 @@ def _metrics_in(directory: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]
 
 
 def plot(output: Path, runs: Runs) -> None:
-    """Plot accuracy (or error) and training loss by round in ``accuracy.png``.
-
-    Runs with a simulated time are plotted by it as well. Of several seeds, the mean and
-    one standard deviation to either side are plotted. Without matplotlib, nothing is.
+    """Write `figure_of` some runs to ``accuracy.png``; without matplotlib, nothing.
 
     Parameters
     ----------
@@ -304,11 +304,27 @@ def plot(output: Path, runs: Runs) -> None:
         text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
         log(INFO, text, PLOT, PAGE)
         return
-    from matplotlib.figure import Figure
-
     rows = dict[str, list[list[Row]]]()
     for (algorithm, _), directory in runs.items():
         rows.setdefault(algorithm, []).append(read_rows(directory / METRICS))
+    image = io.BytesIO()
+    figure_of(rows).savefig(image, format="png", dpi=150)
+    write_atomically(output / PLOT, image.getvalue())
+
+
+def figure_of(rows: Mapping[str, list[list[Row]]]) -> "Figure":
+    """Return a figure of accuracy (or error) and training loss by round.
+
+    Runs with a simulated time are plotted by it as well. Of several seeds, the mean and
+    one standard deviation to either side are plotted.
+
+    Parameters
+    ----------
+    rows : mapping
+        The rows of each seed, by algorithm.
+    """
+    from matplotlib.figure import Figure
+
     present = {
         n for seeds in rows.values() for run in seeds for row in run for n in row
     }
@@ -340,9 +356,7 @@ def plot(output: Path, runs: Runs) -> None:
             axes.set(xlabel="simulated time", xscale="log")
     if lines := {line.get_label(): line for axes in every for line in axes.lines}:
         figure.legend(lines.values(), lines, loc="outside right upper", fontsize=8)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=150)
-    write_atomically(output / PLOT, image.getvalue())
+    return figure
 
 
 def curve(

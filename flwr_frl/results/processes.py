@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -166,8 +165,6 @@ def _start_worker(log_level: int) -> None:
     # The import sets a level of its own, so it must not come later.
     import_module("flwr.common")
     logging.getLogger("flwr").setLevel(log_level)
-    # The progress bars of parallel runs would overwrite each other.
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _end_with_parent() -> None:

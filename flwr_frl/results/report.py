@@ -6,6 +6,7 @@ plots and the page follow from journals and summaries.
 """
 
 import contextlib
+import multiprocessing
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from flwr.common import log
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from flwr_frl.common.files import atomic_file, open_no_follow
@@ -94,6 +96,10 @@ class Report:
         self.progress = Progress(
             *("{task.description}", BarColumn(20), "{task.completed}/{task.total}"),
             *(TimeRemainingColumn(), "{task.fields[state]}", "{task.fields[place]}"),
+            # Without `ipywidgets`, rich's own bar for notebooks shows only a warning.
+            console=Console(stderr=True, force_jupyter=False),
+            # The bars of parallel runs would overwrite each other.
+            disable=multiprocessing.parent_process() is not None,
         )
         of_sweep = re.compile(r"(point|test|seed)-\d+").fullmatch
         self._bar = self.progress.add_task(

@@ -121,7 +121,8 @@ class Sweep:
         """
         output, planned = str(given["output"]), [given]
         if self.count is not None:
-            require(self.count >= 1, "seeds", self.count, "at least 1")
+            valid = isinstance(self.count, int) and self.count >= 1
+            require(valid, "seeds", self.count, "an integer, at least 1")
             default = defaults()["seed"]
             first = int(converted("seed", given.get("seed", default), default))
             planned = [

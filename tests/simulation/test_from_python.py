@@ -28,8 +28,7 @@ def test_a_simulation_from_python_equals_the_command_line(tmp_path, monkeypatch)
     assert_same_rows(result.rows, rows_of(tmp_path / "other"), 0)
     assert result.rows == rows_of(tmp_path / "results")
     written = json_of(tmp_path / "results" / "summary.json")["algorithms"]["fedrep"]
-    # The result can be unpacked.
-    assert tuple(result) == (written, result.rows)
+    assert result.summary == written
 
 
 def test_simulate_accepts_the_names_of_command_line_options_and_classes(tmp_path):
@@ -83,6 +82,9 @@ def nested() -> list:
         ("fedrep", {"metrics": [1]}, "metrics"),
         ("fedrep", {"fraction": 2.0}, "fraction-train"),
         ("fedrep", {"backend": "dask"}, "backend"),
+        ([], {}, "algorithm"),
+        (["fedrep", "fedrep"], {}, "algorithm"),
+        *(("fedrep", {"seeds": seeds}, "seeds") for seeds in (0, 1.5, [0, 1])),
     ],
 )
 def test_bad_input_from_python_gives_a_one_line_error(

@@ -19,7 +19,7 @@ from command_line import (
     run,
 )
 
-from flwr_frl import commands, running
+from flwr_frl import running
 from flwr_frl.results.sweep import Sweep, at_edge, points, tune
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
@@ -62,7 +62,7 @@ def test_sequential_seeds_can_be_resumed(tmp_path, monkeypatch, capsys):
         return original(algorithm, settings, backend)
 
     with monkeypatch.context() as patched:
-        patched.setattr(commands, "run", interrupted)
+        patched.setattr(running, "run", interrupted)
         go(parts, "fedavg", "fedper", "--seeds", "2", "--seed", "3", code=130)
     assert f'resume="{parts}"' in capsys.readouterr().err
     again = ("fedavg", "fedper", "--seeds", "2", "--seed", "3")

@@ -1,0 +1,220 @@
+"""Finished runs in Python and notebooks: tables, plots, models and predictions."""
+
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from flwr_frl.common.settings import Settings, require, unknown
+from flwr_frl.common.text import short_name
+from flwr_frl.predict.predictor import FilePath, Prediction, Predictor
+from flwr_frl.predict.runs import TrainedRun
+from flwr_frl.results.comparison import Summaries, cells, figure_of
+from flwr_frl.results.results import (
+    CLIENTS,
+    METRICS,
+    NEWCOMERS,
+    Row,
+    describe,
+    read_object,
+    read_rows,
+)
+from flwr_frl.task.models import SplitModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Run", "Runs"]
+
+
+class Run:
+    """The finished runs of one algorithm, one for each seed.
+
+    A notebook shows it as a table.
+
+    Parameters
+    ----------
+    summary : dict
+        The algorithm's part of ``summary.json``; with several seeds the means.
+    settings : sequence of mapping
+        All settings of each seed's run.
+
+    Attributes
+    ----------
+    algorithm : str
+        Name of the algorithm.
+    settings : dict of int to mapping
+        All settings of the run of each seed.
+    folders : dict of int to Path
+        The folder with the files of the run of each seed.
+    """
+
+    def __init__(self, summary: dict[str, Any], settings: Sequence[Settings]) -> None:
+        self.summary = summary
+        self.settings = {int(each["seed"]): each for each in settings}
+        self.algorithm = short_name(str(settings[0]["algorithm"]))
+        self.folders = {
+            seed: Path(str(each["output"])).resolve() / self.algorithm
+            for seed, each in self.settings.items()
+        }
+        # A later run may replace the files.
+        self._rows = {n: read_rows(p / METRICS) for n, p in self.folders.items()}
+        self._clients = {n: read_object(p / CLIENTS) for n, p in self.folders.items()}
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of ``metrics.jsonl``, one per round, without clients' metrics.
+
+        With several seeds, each row has its ``seed``.
+        """
+        return [self._of(seed) | row for seed, rs in self._rows.items() for row in rs]
+
+    @property
+    def rounds(self) -> Any:
+        """`rows` as a data frame if pandas is installed, otherwise as they are."""
+        return _frame(self.rows)
+
+    @property
+    def clients(self) -> Any:
+        """Final metrics and numbers of examples, one row per client, as `rounds`."""
+        return _frame(self._client_rows())
+
+    def model(self, client: str = "", seed: int | None = None) -> SplitModel:
+        """Return a client's model, with the parts ``representation`` and ``head``.
+
+        Parameters
+        ----------
+        client : str, default ""
+            Name of the client; not needed if clients have no personal arrays.
+        seed : int, optional
+            Seed of the run, by default the first one.
+
+        Raises
+        ------
+        SettingsError
+            If there is no such client or seed, or a later run has replaced the files.
+        """
+        return self._predictor(client, seed).model
+
+    def predict(
+        self,
+        x: FilePath | Sequence[FilePath] | np.ndarray[Any, Any] | Tensor,
+        client: str = "",
+        seed: int | None = None,
+    ) -> Prediction:
+        """Predict with a client's model; see `Predictor` for the inputs ``x``."""
+        return self._predictor(client, seed)(x)
+
+    def plot(self) -> "Figure":
+        """Return a figure of accuracy (or error) and training loss by round."""
+        return _figure({self.algorithm: self})
+
+    def _of(self, seed: int) -> Row:
+        return {"seed": seed} if len(self.settings) > 1 else {}
+
+    def _client_rows(self) -> list[Row]:
+        return [
+            {**self._of(seed), "client": name, **metrics}
+            for seed, clients in self._clients.items()
+            for name, metrics in clients.items()
+        ]
+
+    def _predictor(self, client: str, seed: int | None) -> Predictor:
+        seeds = list(self.settings)
+        seed = seeds[0] if seed is None else seed
+        require(seed in seeds, "seed", seed, f"one of {', '.join(map(str, seeds))}")
+        folder = self.folders[seed]
+        known = {**self._clients[seed], **read_object(folder / NEWCOMERS)}
+        if client and client not in known:
+            raise unknown("client", client, known)
+        replaced = read_rows(folder / METRICS) != self._rows[seed]
+        allowed = "a folder with this run, which a later one has replaced"
+        require(not replaced, "output", str(folder), allowed)
+        # The user has named all settings of this run.
+        return TrainedRun.read(folder, self.settings[seed]).predictor(client, "")
+
+    @property
+    def evaluated_on(self) -> str:
+        """The examples of all evaluations: ``test`` or ``validation``."""
+        return str(next(iter(self.settings.values()))["evaluate-on"])
+
+    def __repr__(self) -> str:
+        """Return the main results and the folder in one line."""
+        result = describe(self.summary, self.evaluated_on)
+        seeds = f", {len(self.settings)} seeds" if len(self.settings) > 1 else ""
+        folder = os.path.commonpath(list(self.folders.values()))
+        return f"<Run {self.algorithm}: {result}{seeds}, in {folder!r}>"
+
+    def _repr_html_(self) -> str:
+        return _html({self.algorithm: self.summary}, self.evaluated_on)
+
+
+class Runs(dict[str, Run]):
+    """The finished runs of several algorithms, by their names.
+
+    A notebook shows them as a table.
+    """
+
+    @property
+    def evaluated_on(self) -> str:
+        """As `Run.evaluated_on`."""
+        return next(iter(self.values())).evaluated_on
+
+    @property
+    def summary(self) -> Any:
+        """The summaries, one row per algorithm, as `Run.rounds`."""
+        return _frame([{"algorithm": n, **run.summary} for n, run in self.items()])
+
+    @property
+    def rounds(self) -> Any:
+        """`Run.rounds` of all algorithms."""
+        every = ((n, row) for n, run in self.items() for row in run.rows)
+        return _frame([{"algorithm": name, **row} for name, row in every])
+
+    @property
+    def clients(self) -> Any:
+        """`Run.clients` of all algorithms."""
+        every = ((n, row) for n, run in self.items() for row in run._client_rows())
+        return _frame([{"algorithm": name, **row} for name, row in every])
+
+    def plot(self) -> "Figure":
+        """Return a figure of accuracy (or error) and training loss by round."""
+        return _figure(self)
+
+    def __repr__(self) -> str:
+        """Return one line per algorithm."""
+        return "\n".join(map(repr, self.values()))
+
+    def _repr_html_(self) -> str:
+        summaries = {name: run.summary for name, run in self.items()}
+        return _html(summaries, self.evaluated_on)
+
+
+def _frame(records: list[Row]) -> Any:
+    """Return records as a data frame if pandas is installed."""
+    if find_spec("pandas") is None:
+        return records
+    from pandas import DataFrame
+
+    return DataFrame(records)
+
+
+def _figure(runs: Mapping[str, Run]) -> "Figure":
+    # Makes notebooks display figures.
+    import matplotlib.pyplot  # noqa: F401
+
+    return figure_of({name: list(run._rows.values()) for name, run in runs.items()})
+
+
+def _html(summaries: Summaries, evaluated_on: str) -> str:
+    head, *rows = (
+        [escape(cell) for cell in row] for row in cells(summaries, evaluated_on)
+    )
+    lines = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>"]
+    lines += [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows]
+    return f"<table>{''.join(lines)}</table>"

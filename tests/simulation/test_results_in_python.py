@@ -1,0 +1,87 @@
+"""`Run` and `Runs`: the results of `simulate` as tables, plots and models."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from command_line import json_of
+from refusals import code_of
+
+from flwr_frl import Runs, simulate
+from flwr_frl.predict import load_run
+from flwr_frl.task import SplitModel
+from flwr_frl.task.tasks import build_task
+
+QUICK = {"backend": "inline", "model": "mlp-2", "batch_size": 50, "head_epochs": 1}
+QUICK |= {"clients": 5, "rounds": 2, "fraction": 1.0}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    output = tmp_path_factory.mktemp("results")
+    return simulate(["fedavg", "fedrep"], seeds=2, output=output, **QUICK)
+
+
+def test_several_algorithms_and_seeds_are_tables(runs):
+    output = runs["fedrep"].folders[0].parents[1]
+    written = json_of(output / "summary.json")["algorithms"]
+    assert {name: run.summary for name, run in runs.items()} == written
+    table = runs.summary.set_index("algorithm")
+    assert table["accuracy"].to_dict() == {n: written[n]["accuracy"] for n in written}
+    keys = [(name, seed) for name in runs for seed in (0, 1)]
+    for frame, each in ((runs.rounds, 2), (runs.clients, 5)):
+        sizes = frame.groupby(["algorithm", "seed"]).size()
+        assert sizes.to_dict() == dict.fromkeys(keys, each)
+    mean = runs["fedrep"].rounds.groupby("seed")["accuracy"].mean().mean()
+    assert mean == pytest.approx(written["fedrep"]["accuracy"])
+
+
+def test_without_pandas_tables_are_lists_of_dicts(runs, monkeypatch):
+    frame = runs["fedrep"].clients
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    records = runs["fedrep"].clients
+    assert records == frame.to_dict("records")
+    assert [row["client"] for row in records] == [f"{i:06d}" for i in range(5)] * 2
+
+
+def test_notebooks_show_the_table_and_a_short_line(runs):
+    for name, run in runs.items():
+        (line,) = repr(run).splitlines()
+        accuracy = f"{run.summary['accuracy']:.2%}"
+        assert accuracy in line
+        assert len(line) < 100 + len(str(run.folders[0]))
+        assert f"<td>{name}</td><td>{accuracy} ±" in runs._repr_html_()
+        assert f"<td>{accuracy} ±" in run._repr_html_()
+
+
+def test_a_plot_has_a_curve_per_algorithm(runs):
+    axes = runs.plot().axes[0]
+    assert [line.get_label() for line in axes.lines] == ["fedavg", "fedrep"]
+    rounds = runs["fedrep"].rounds
+    means = rounds.groupby("round")["accuracy"].mean()
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), means)
+
+
+def test_models_of_clients_give_their_final_accuracies(runs):
+    run = runs["fedrep"]
+    for _, row in run.clients.iterrows():
+        seed, client = row["seed"], row["client"]
+        test = build_task(run.settings[seed], 5).test_examples(int(client))
+        predicted = run.predict(test.inputs, client, seed).classes
+        hits = np.array(predicted, int) == test.targets.numpy()
+        assert hits.mean() == pytest.approx(row["accuracy"])
+        model = run.model(client, seed)
+        assert isinstance(model, SplitModel)
+        head = load_run(run.folders[seed], client).model.head
+        assert torch.equal(model.head.weight, head.weight)
+
+
+def test_models_of_unknown_clients_seeds_and_later_runs_are_refused(tmp_path):
+    run = simulate("fedavg", output=tmp_path, **QUICK)
+    assert run.model("000002").head.out_features == 10
+    assert code_of(run.model, "nobody") == "client"
+    assert code_of(run.model, "000002", seed=3) == "seed"
+    simulate("fedavg", output=tmp_path, **QUICK | {"rounds": 1})
+    assert code_of(run.model, "000002") == "output"
+    assert len(run.rounds) == 2
