@@ -69,8 +69,8 @@ def timed(settings: Mapping[str, Setting], place: Path) -> dict[str, Any]:
     speeds = SpeedModel(
         str(settings["speed-model"]),
         int(own["num-clients"]),
-        int(own["seed"]),
-        float(settings.get("straggler-fraction", 0.1)),
+        straggler_fraction=float(settings.get("straggler-fraction", 0.1)),
+        seed=int(own["seed"]),
     )
     if algorithm not in (*ASYNCHRONOUS, *PARTIAL):
         fraction = float(own["fraction-train"])
@@ -95,7 +95,7 @@ def set_clock(rows: Rows, speeds: SpeedModel, sampler: Participation) -> None:
     """Set the simulated clock of rounds that wait for all sampled clients."""
     seconds = 0.0
     for row in rows:
-        asked = sampler.sample(row["round"], list(range(speeds.num_clients)))
+        asked = sampler.sample(row["round"], list(range(speeds.clients)))
         seconds += float(speeds.times(row["round"])[asked].max())
         row["seconds-simulated"] = seconds
 
@@ -106,7 +106,7 @@ def shares(rows: Rows, speeds: SpeedModel, job: Job) -> dict[str, float]:
         return {}
     clients = read_json(job.run_folder / "clients.json").values()
     updates = np.array([client["updates"] for client in clients])
-    slow = np.argsort(speeds.times(1))[-max(1, speeds.num_clients // 10) :]
+    slow = np.argsort(speeds.times(1))[-max(1, speeds.clients // 10) :]
     return {
         "staleness": float(np.mean([row["staleness-mean"] for row in rows])),
         "share-of-slow-clients": float(updates[slow].sum() / updates.sum()),

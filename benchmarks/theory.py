@@ -133,7 +133,7 @@ class FedRepTheory:
     def contraction(self, step_size: float | None = None) -> float:
         """Return a of SRPFL's theorem 4.7, ½ η E_0 σ̄²_min,*.
 
-        `flwr_frl.strategies.stages.theory_stages` derives stage lengths from it.
+        `flwr_frl.strategies.srpfl.theory_stages` derives stage lengths from it.
         """
         eta = self.srpfl_step_size if step_size is None else step_size
         return eta * self.e0 * self.sigmas[0] ** 2 / 2

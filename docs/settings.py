@@ -18,7 +18,7 @@ from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.common.settings import Declared, declared, defaults, load
 from flwr_frl.strategies.algorithms import ALGORITHMS, CASES, settings_owners
-from flwr_frl.strategies.grids.speeds import SpeedSettings
+from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.traits import StrategySettings
 from flwr_frl.task.compression import CompressionSettings
@@ -51,7 +51,7 @@ names settings that have no effect in a run.
 COMMON: list[tuple[str, Any]] = [
     ("Run", RunSettings),
     ("All strategies", StrategySettings),
-    ("Simulated speeds", SpeedSettings),
+    ("Simulated speeds", SpeedModel),
     ("All devices", DeviceSettings),
     ("Data", DataSettings),
     ("Partition", PartitionSettings),

@@ -46,7 +46,7 @@ from flwr_frl.strategies.algorithms import (
     simulation_defaults,
 )
 from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
-from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
+from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import check_newcomers
 from flwr_frl.strategies.server.run_settings import RunSettings
@@ -61,7 +61,7 @@ BACKENDS = ("auto", "inline", "ray")
 OF_ALL: tuple[Maker, ...] = (
     RunSettings,
     DeviceSettings,
-    SpeedSettings,
+    SpeedModel,
     AdapterSettings,
 )
 YEAR = 365 * 86400.0

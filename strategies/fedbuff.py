@@ -176,23 +176,21 @@ class Asynchronous(ClosesEarly, Closing):
         nodes = [self._idle.pop() for _ in range(count)]
         return current.register(self.strategy._messages(nodes, *about))
 
-    def end(self, node: int) -> int:
-        """Record that a node is done; return 1 if its change is recent enough."""
+    def end(self, node: int) -> bool:
+        """Record that a node is done; return if its change is recent enough."""
         self.at_work.pop(node)
         _, version = self._since.pop(node)
-        current, self._staleness[node] = (
-            self.strategy._run.round,
-            self.version - version,
-        )
+        self._staleness[node] = staleness = self.version - version
+        current = self.strategy._run.round
         current.asked.add(node)
         current.asked_in[node] = version
-        limit = self.settings.max_staleness
-        return 0 if 0 <= limit < self._staleness[node] else 1
+        limit: int = self.settings.max_staleness
+        return limit < 0 or staleness <= limit
 
-    def take(self, reply: Message, weight: int) -> bool:
+    def take(self, reply: Message, is_used: bool) -> bool:
         """Count a valid reply; of too old a change, only the personal part counts."""
         current, node = self.strategy._run.round, reply.metadata.src_node_id
-        if not weight:
+        if not is_used:
             name = self.strategy._run.clients.name_of(node)
             self._dropped.add(name)
             if reply.has_content():
@@ -200,7 +198,7 @@ class Asynchronous(ClosesEarly, Closing):
             if current.is_valid(reply):
                 made_in = {name: current.asked_in[node]}
                 self.strategy._run.clients.acknowledge(made_in, self.version)
-        return super().take(reply, weight)
+        return super().take(reply, is_used)
 
     # Changes.
 

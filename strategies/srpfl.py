@@ -1,15 +1,15 @@
 """SRPFL (Tziotis et al., TMLR 2023): start with the fastest clients, then double.
 
 Each round ends with the first n replies, and n doubles from stage to stage. A client
-whose reply comes later keeps its previous personal part. FLANP's rules (Reisizadeh et
-al., 2022; SRPFL, remark 3.3) are options: keep the clients of early stages, and end a
-stage once the mean gradient is small.
+whose reply comes later keeps its previous personal part. FLANP's stopping rule
+(Reisizadeh et al., 2022; SRPFL, remark 3.3) is an option: a stage ends once the mean
+gradient is small.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from logging import INFO
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -17,7 +17,6 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import values_of
-from flwr_frl.common.messages import NUM_EXAMPLES
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -28,22 +27,15 @@ from flwr_frl.common.settings import (
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing
-from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
+from flwr_frl.strategies.grids.speeds import SpeedModel, Times, speed_model
 from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm
-from flwr_frl.strategies.stages import exact_stages, theory_stages
 from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
 
-# Values of ``rounds-per-stage`` that follow from the speeds.
-THEORIES = ("theory", "theory-exact")
-# Value of ``rounds-per-stage`` for FLANP's stopping rule.
-BY_GRADIENT = "gradient"
-STAGES = "numbers with commas between, theory, theory-exact, gradient or auto"
+STAGES = "numbers with commas between, theory, gradient or auto"
 # Keys in the strategy's state.
 # Number of rounds that ``auto`` divides into stages.
 STAGED = "staged-rounds"
-# Names of the clients that take part in all later rounds.
-KEPT = "kept-clients"
 # Stage, from 0, with its first round; and the squared change of the first round.
 STAGE, FIRST_CHANGE = "srpfl-stage", "first-change"
 
@@ -75,10 +67,35 @@ def listed_stages(lengths: int | str | Sequence[int]) -> list[int]:
     texts = [text for part in parts if (text := str(part).strip())]
     listed = [int(text) for text in texts if text.isdecimal()]
     allowed = "a number of rounds, several with commas between them or in a list, each "
-    allowed += "at least 1, 'theory', 'theory-exact', 'gradient' or 'auto'"
+    allowed += "at least 1, 'theory', 'gradient' or 'auto'"
     valid = len(listed) == len(texts) and min(listed, default=0) >= 1
     require(valid, "rounds-per-stage", lengths, allowed)
     return listed
+
+
+def theory_stages(
+    initial_nodes: int, expected_arrivals: Times, contraction: float
+) -> list[int]:
+    """Return the lengths of all stages but the last by the theory (section 4).
+
+    Stage r, with n = 2^r n0 replies, has
+    2 log(2 (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)) rounds,
+    rounded up and at least 1, where a is the contraction. ``expected_arrivals`` are
+    E[T_(n)], the expected time of the n-th reply, for n = 1 … N.
+    """
+    total = len(expected_arrivals)
+
+    def arrival(n: int) -> float:
+        return float(expected_arrivals[min(n, total) - 1]) if n else 0.0
+
+    lengths, n = [], initial_nodes
+    while n < total:
+        later, earlier = arrival(2 * n) - arrival(n), arrival(n) - arrival(n // 2)
+        ratio = 2 * later / earlier if earlier > 0 else 1.0
+        rounds = 2 * math.log(max(ratio, 1.0)) / -math.log1p(-contraction)
+        lengths.append(max(1, math.ceil(rounds)))
+        n *= 2
+    return lengths or [1]
 
 
 class FirstReplies(ClosesEarly):
@@ -87,28 +104,20 @@ class FirstReplies(ClosesEarly):
     Parameters
     ----------
     strategy : Strategy
-        The strategy, whose sampling does not change. Its state saves the stages and the
-        clients that are kept, and the number of rounds, so that a run that is resumed
-        with more rounds keeps its stages.
+        The strategy, whose sampling does not change. Its state saves the stages, and
+        the number of rounds, so that a run that is resumed with more rounds keeps its
+        stages.
     initial_nodes : int
         The number of replies n0 in the first stage.
     lengths : sequence of int, optional
         Length of each stage in rounds; the last one also holds for all later stages.
         By default `automatic_stages`.
-    sample_for : {"round", "stage", "run"}, default "round"
-        How long a sample of clients is kept. With ``run``, clients whose replies have
-        counted also take part in all later rounds, and only they do until the next
-        stage.
     threshold : float, default 0
         θ > 0 ends stages by FLANP's rule, and not by their lengths: stage r, with
         n = 2^r n0 clients, ends when ‖Δ‖² ≤ θ n0 / n ‖Δ_1‖². Δ is the change of the
         shared arrays in a round, and Δ_1 that of the first round. With one gradient
         step, Δ = −η ∇L_n, so this is FLANP's ‖∇L_n‖² ≤ 2 μ c / (n s) for s examples a
         client, with θ = 2 μ c / (n0 s ‖∇L_1‖²).
-    by_examples : bool, default False
-        Whether a round closes when the training examples of the replies reach the share
-        n / N of those of all sampled clients, so that they double from stage to stage
-        (appendix C).
     """
 
     def __init__(
@@ -116,16 +125,11 @@ class FirstReplies(ClosesEarly):
         strategy: Strategy,
         initial_nodes: int,
         lengths: Sequence[int] | None = None,
-        sample_for: str = "round",
         threshold: float = 0.0,
-        by_examples: bool = False,
     ) -> None:
         super().__init__(strategy)
         self.initial_nodes, self.lengths = initial_nodes, lengths
-        self.sample_for, self.threshold = sample_for, threshold
-        self.by_examples = by_examples
-        # Whether the last round that was opened was in the last stage.
-        self._is_last = False
+        self.threshold = threshold
 
     def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
         """Raise `SettingsError` unless there are enough clients for the first stage."""
@@ -147,101 +151,58 @@ class FirstReplies(ClosesEarly):
         The round is counted from 1 and belongs to stage r, counted from 0; N clients
         are sampled.
         """
-        stage, _ = self._stage(server_round, sampled)
-        replies: int = self.initial_nodes * 2**stage
+        replies: int = self.initial_nodes * 2 ** self._stage(server_round, sampled)
         return min(sampled, replies)
 
-    def _stage(self, server_round: int, sampled: int) -> tuple[int, int]:
-        """Return a round's stage, from 0, and the first round of the stage."""
-        stage, first = 0, 1
+    def _stage(self, server_round: int, sampled: int) -> int:
+        """Return a round's stage, from 0."""
         if self.threshold:
-            stage, first = self.strategy.state.get(STAGE, (stage, first))
-            return stage, first
+            stage: int = self.strategy.state.get(STAGE, 0)
+            return stage
         lengths, count = self.lengths, number_of_stages(self.initial_nodes, sampled)
         if lengths is None and count:
             rounds = int(self.strategy.state.get(STAGED, 0))
             allowed = "given for rounds-per-stage='auto'"
             require(rounds > 0, "num_rounds", rounds, allowed)
             lengths = automatic_stages(self.initial_nodes, sampled, rounds)
+        stage, end = 0, 0
         while lengths and stage < count:
-            length = lengths[min(stage, len(lengths) - 1)]
-            if server_round < first + length:
+            end += lengths[min(stage, len(lengths) - 1)]
+            if server_round <= end:
                 break
-            stage, first = stage + 1, first + length
-        return stage, first
+            stage += 1
+        return stage
 
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
-        """Return the nodes that train in a round, by ``sample_for``.
-
-        The sample of a stage or a run stays the same while the same nodes are
-        connected.
-        """
+        """Return the nodes that train in a round."""
         # As many are sampled if none owes a reply.
         self.clients = self.target(len(nodes) + others)
-        if self.sample_for == "stage":
-            _, server_round = self._stage(server_round, self.clients)
-        if self.sample_for != "run":
-            return super().sample(server_round, nodes, others)
-        kept, total = self._kept(nodes), len(self.strategy.state.get(KEPT, []))
-        if kept and total >= self.wanted(server_round, self.clients):
-            return [node for node in nodes if node in kept]
-        either = kept.union(super().sample(1, nodes, others))
-        return [node for node in nodes if node in either]
-
-    def _kept(self, nodes: list[int]) -> frozenset[int]:
-        """Return the nodes whose clients take part in all later rounds."""
-        names, name_of = (
-            self.strategy.state.get(KEPT, []),
-            self.strategy._run.clients.name_of,
-        )
-        return frozenset(node for node in nodes if name_of(node) in names)
-
-    def examples_of(self, node: int) -> int:
-        """Return a node's declared number of training examples.
-
-        It is at least 1, so that every reply counts.
-        """
-        client = self.strategy._run.clients.known.get(node)
-        # Some clients, such as those of Flower's templates, report a float.
-        return max(1, int(client.properties.get(NUM_EXAMPLES, 1))) if client else 1
+        return super().sample(server_round, nodes, others)
 
     def open(self, round: Round, messages: list[Message], grid: Grid) -> None:
         """Have the grid close the round at n replies."""
-        sampled = len(messages)
         wanted = self.wanted(round.number, self.clients)
-        self._is_last = wanted == self.clients
-        closing = Closing(is_valid=round.is_valid)
-        if wanted < sampled:
-            nodes = [message.metadata.dst_node_id for message in messages]
-            closing.missing, closing.required = wanted, self._kept(nodes)
-            if self.by_examples:
-                total = sum(map(self.examples_of, nodes))
-                closing.missing = max(1, wanted * total // sampled)
-                closing.weight_of = self.examples_of
-        self.close_by(closing, grid)
+        missing = wanted if wanted < len(messages) else math.inf
+        self.close_by(Closing(missing, round.is_valid), grid)
 
     def close(
         self, round: Round, arrays: ArrayRecord | None
     ) -> dict[str, float | list[int]]:
-        """Record the clients that took part; end the stage if the change is small."""
-        state, names = self.strategy.state, [reply.client for reply in round.replies]
-        if arrays is None:
+        """End the stage if the change is small."""
+        is_last = self.wanted(round.number, self.clients) == self.clients
+        if arrays is None or not self.threshold or is_last:
             return {}
-        if self.sample_for == "run":
-            state[KEPT] = sorted({*state.get(KEPT, []), *names})
-        if not self.threshold or self._is_last:
-            return {}
-        change = 0.0
+        state, change = self.strategy.state, 0.0
         for name, array in arrays.items():
             new, old = values_of(array), round.arrays.get(name)
             if old is not None and new.dtype.kind == "f":
                 moved = np.subtract(new, old, dtype=np.float64)
                 change += float(np.sum(moved**2))
         first: float = state.setdefault(FIRST_CHANGE, change)
-        stage, _ = state.get(STAGE, (0, 1))
+        stage = self._stage(round.number, self.clients)
         if change <= self.threshold / 2**stage * first:
             log(INFO, "SRPFL: stage %d ends with round %d", stage, round.number)
-            state[STAGE] = [stage + 1, round.number + 1]
+            state[STAGE] = stage + 1
         return {}
 
 
@@ -263,31 +224,21 @@ class SRPFL(Wrapping):
         Length of the stages in rounds: one number for all, or a list of numbers, of
         which the last also holds for all later stages. ``auto``: stages of equal
         lengths in the first half of the rounds, and all sampled clients in the second.
-        ``theory`` (with a speed model): lengths by `theory_stages`; ``theory-exact``:
-        by `exact_stages`, without the first stages that have no round. ``gradient``:
+        ``theory`` (with a speed model): lengths by `theory_stages`. ``gradient``:
         FLANP's stopping rule, by ``stage-threshold``.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, if settings choose it.
     contraction : float, default 0.1
-        a in (0, 1), the contraction of linear FedRep in one round, for ``theory`` and
-        ``theory-exact``; smaller values give longer stages.
+        a in (0, 1), the contraction of linear FedRep in one round, for ``theory``;
+        smaller values give longer stages.
     stage_threshold : float, default 0.1
         θ in (0, 1), for ``gradient``: a stage of n clients ends once the squared norm
         of a round's change of the shared arrays is at most θ n0 / n times that of the
         first round (`FirstReplies`).
-    sample_for : {"round", "stage", "run"}, default "round"
-        Sample the N clients in every round, once for a stage (remark 3.2), or once for
-        the run. With ``run``, only the first n clients of a stage train until it ends,
-        and they also take part in all later stages, as in FLANP (remark 3.3).
-    doubles : {"clients", "examples"}, default "clients"
-        Number that doubles from stage to stage: of the replies n, or of the training
-        examples of the replies, beginning with the share n0 / N (appendix C).
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
     speeds : SpeedModel, optional
-        Speeds of the simulated clients, for ``theory`` and ``theory-exact``.
-    communication_time : float, default 0
-        Additional time of a round, for ``theory-exact``.
+        Speeds of the simulated clients, for ``theory``.
     """
 
     initial_nodes: int = setting(2, ge=1)
@@ -297,8 +248,6 @@ class SRPFL(Wrapping):
     srpfl_base: str = setting("fedrep", form="an algorithm", code=True)
     contraction: float = setting(0.1, gt=0, lt=1)
     stage_threshold: float = setting(0.1, gt=0, lt=1)
-    sample_for: Literal["round", "stage", "run"] = setting("round")
-    doubles: Literal["clients", "examples"] = setting("clients")
 
     base_setting = "srpfl-base"
 
@@ -308,40 +257,27 @@ class SRPFL(Wrapping):
         *,
         num_rounds: int | None = None,
         speeds: SpeedModel | None = None,
-        communication_time: float = 0.0,
         **values: Any,
     ) -> Strategy:
         """Return the strategy with `FirstReplies`."""
         cls._check_base(type(strategy), "strategy", type(strategy).__name__)
         settings = cls._settings_type(**values)
-        noise, rule = strategy.settings.server_dp_noise, strategy.settings.aggregation
+        noise = strategy.settings.server_dp_noise
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
-        allowed = f"clients with aggregation={rule!r}: a client that reports many "
-        allowed += "examples would end rounds alone"
-        valid = rule == "mean" or settings.doubles == "clients"
-        require(valid, "doubles", settings.doubles, allowed)
         stages, n0 = settings.rounds_per_stage, settings.initial_nodes
         lengths: Sequence[int] | None = None
-        if stages in THEORIES:
+        if stages == "theory":
             allowed = "another value without a speed-model"
             require(bool(speeds), "rounds-per-stage", stages, allowed)
             assert speeds
-            sampled = len(strategy.sample(1, list(range(speeds.num_clients))))
+            sampled = len(strategy.sample(1, list(range(speeds.clients))))
             arrivals = speeds.expected_arrivals(sampled)
             lengths = theory_stages(n0, arrivals, settings.contraction)
-            if stages == "theory-exact":
-                about = n0, arrivals, settings.contraction, communication_time
-                lengths = exact_stages(*about)
-                # The first stages may have no rounds.
-                while len(lengths) > 1 and lengths[0] == 0:
-                    lengths, n0 = lengths[1:], 2 * n0
-                lengths = [max(1, length) for length in lengths]
-        elif stages not in ("auto", BY_GRADIENT):
+        elif stages not in ("auto", "gradient"):
             lengths = listed_stages(stages)
-        threshold = settings.stage_threshold if stages == BY_GRADIENT else 0.0
-        rules = settings.sample_for, threshold, settings.doubles == "examples"
-        participation = FirstReplies(strategy, n0, lengths, *rules)
+        threshold = settings.stage_threshold if stages == "gradient" else 0.0
+        participation = FirstReplies(strategy, n0, lengths, threshold)
         strategy._run.participation = participation
         if num_rounds:
             participation.set_rounds(num_rounds)
@@ -378,7 +314,6 @@ class SRPFL(Wrapping):
             wrapped,
             num_rounds=int(settings["num-server-rounds"]),
             speeds=speed_model(settings, total - newcomers),
-            communication_time=float(settings["communication-time"]),
         )
         return wrapped
 
@@ -392,7 +327,7 @@ class LGSRPFL(SRPFL):
 class FLANP(SRPFL):
     """SRPFL over FedAvg: the same doubling (Reisizadeh et al., 2022).
 
-    ``rounds-per-stage='gradient' sample-for='run'`` are FLANP's own rules.
+    ``rounds-per-stage='gradient'`` is FLANP's own rule.
     """
 
     base = "fedavg"

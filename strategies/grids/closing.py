@@ -14,23 +14,19 @@ from flwr.serverapp import Grid
 
 
 class Closing:
-    """Close a round once its valid replies have a total weight; by default with all.
+    """Close a round once enough valid replies have arrived; by default with all.
 
     Parameters
     ----------
     missing : float, default inf
-        The total weight.
+        The number of valid replies.
     is_valid : callable, optional
         Returns whether a reply without error counts; by default, all do.
-    weight_of : callable, optional
-        Returns the weight of a node's reply; by default 1.
-    required : frozenset of int, default empty
-        Nodes for whose replies places are reserved, even if other nodes reply earlier.
 
     Attributes
     ----------
     missing : float
-        The weight that is missing.
+        The number of replies that are missing.
     at_work : dict of int to (Message, float)
         Messages that await replies, by node, and when their replies are due.
     ready : deque of (Message, int)
@@ -46,11 +42,8 @@ class Closing:
         self,
         missing: float = math.inf,
         is_valid: Callable[[Message], bool] = lambda reply: True,
-        weight_of: Callable[[int], int] = lambda node: 1,
-        required: frozenset[int] = frozenset(),
     ) -> None:
-        self.missing, self.is_valid, self.weight_of = missing, is_valid, weight_of
-        self.required = required
+        self.missing, self.is_valid = missing, is_valid
         self.at_work: dict[int, tuple[Message, float]] = {}
         self.ready: deque[tuple[Message, int]] = deque()
 
@@ -58,21 +51,16 @@ class Closing:
         """Record that a message was sent, and when its node's reply is due."""
         self.at_work[message.metadata.dst_node_id] = message, due
 
-    def end(self, node: int) -> int:
-        """Record that a node is done, or given up; return the weight of its reply.
-
-        The weight is 0 if the places that are left are reserved for others.
-        """
+    def end(self, node: int) -> bool:
+        """Record that a node is done, or given up; return whether its reply is used."""
         self.at_work.pop(node, None)
-        awaited = (n for n in self.required if n in self.at_work)
-        is_full = self.missing <= sum(map(self.weight_of, awaited))
-        return 0 if is_full and node not in self.required else self.weight_of(node)
+        return True
 
-    def take(self, reply: Message, weight: int) -> bool:
-        """Count a valid reply with a weight, and return whether a reply is used."""
-        if weight and not reply.has_error() and self.is_valid(reply):
-            self.missing -= weight
-        return weight > 0
+    def take(self, reply: Message, is_used: bool) -> bool:
+        """Count a valid reply that is used, and return whether it is."""
+        if is_used and not reply.has_error() and self.is_valid(reply):
+            self.missing -= 1
+        return is_used
 
     def refill(self) -> list[Message]:
         """Return messages to send now, as other nodes are done."""

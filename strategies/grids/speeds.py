@@ -7,6 +7,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 
@@ -33,17 +34,32 @@ FAST_MEAN, STRAGGLER_MEAN = 0.1, 10.0
 DRAWS = 1000
 
 
-class SpeedModel:
-    """Computation times of M clients, in the order of their names.
+NO_SPEEDS = {"speed-model": ("none",)}
+
+
+@dataclass(frozen=True)
+class SpeedModel(Checked):
+    """Computation times of clients, in the order of their names.
 
     Parameters
     ----------
-    name : str
-        As `SpeedSettings.speed_model`.
-    num_clients : int
+    speed_model : str, default "none"
+        ``none``: no simulated speeds. ``fixed``: T_i ~ Exp(1), drawn once.
+        ``dynamic``: λ_i ~ U[1/M, 1] drawn once, T_i ~ Exp(λ_i) in every round.
+        ``groups``: T_i ~ Exp with mean 0.1, or mean 10 for the stragglers, who are the
+        last clients, drawn once. ``correlated``: as ``fixed``, but sorted, so that with
+        the partition ``class-groups`` speed and labels go together. Or the path of a
+        file with one time per line, for each client.
+    clients : int
         Number of clients M.
-    seed, straggler_fraction, redraw
-        As in `SpeedSettings`.
+    straggler_fraction : float, default 0.1
+        Share of stragglers in ``groups``.
+    redraw_speeds : bool, default False
+        True if ``groups`` draws new times in every round instead of once.
+    communication_time : float, default 0
+        Additional time of each round, in the unit of the speeds.
+    seed : int, default 0
+        Fixes all times.
 
     Raises
     ------
@@ -51,39 +67,44 @@ class SpeedModel:
         If the model or file is unknown, or the file has a negative time or too few.
     """
 
-    def __init__(
-        self,
-        name: str,
-        num_clients: int,
-        seed: int = 0,
-        straggler_fraction: float = 0.1,
-        redraw: bool = False,
-    ) -> None:
-        self.name, self.num_clients, self.seed = name, num_clients, seed
-        self.redraw = redraw
-        self.num_stragglers = round(straggler_fraction * num_clients)
-        self._listed: Times | None = None
-        if name not in MODELS:
-            if not Path(name).is_file():
-                known = ("none", *MODELS)
-                raise unknown("speed-model", name, known, others="the path of a file")
-            self._listed = read_times(Path(name), num_clients)
+    speed_model: str = setting(
+        "none", form="none, fixed, dynamic, groups, correlated or a file"
+    )
+    clients: int = 1
+    straggler_fraction: float = setting(0.1, ge=0, le=1, unused_if=NO_SPEEDS)
+    redraw_speeds: bool = setting(False, unused_if=NO_SPEEDS)
+    communication_time: float = setting(0.0, ge=0, unused_if=NO_SPEEDS)
+    seed: int = setting(0, ge=0)
+
+    def __post_init__(self) -> None:
+        """Read the file of a model that is one."""
+        super().__post_init__()
+        if self.speed_model not in ("none", *MODELS):
+            _ = self._listed
+
+    @cached_property
+    def _listed(self) -> Times:
+        """The times in the file that the model names."""
+        name, known = self.speed_model, ("none", *MODELS)
+        if not Path(name).is_file():
+            raise unknown("speed-model", name, known, others="the path of a file")
+        return read_times(Path(name), self.clients)
 
     def times(self, server_round: int) -> Times:
         """Return each client's time in a round (from 1), in the model's unit."""
-        if self._listed is not None:
+        name, n = self.speed_model, self.clients
+        if name not in MODELS:
             return self._listed
-        n = self.num_clients
         once = np.random.default_rng([self.seed, 0x59EED])
         each = np.random.default_rng([self.seed, 0x59EED, server_round])
-        if self.name == "dynamic":
+        if name == "dynamic":
             return each.exponential(1 / once.uniform(1 / n, 1.0, n))
-        if self.name == "groups":
+        if name == "groups":
             means = np.full(n, FAST_MEAN)
-            means[n - self.num_stragglers :] = STRAGGLER_MEAN
-            return (each if self.redraw else once).exponential(means)
+            means[n - round(self.straggler_fraction * n) :] = STRAGGLER_MEAN
+            return (each if self.redraw_speeds else once).exponential(means)
         times = once.exponential(1.0, n)
-        return np.sort(times) if self.name == "correlated" else times
+        return np.sort(times) if name == "correlated" else times
 
     def expected_arrivals(self, sampled: int) -> Times:
         """Return E[T_(n)], when the n-th of N sampled clients is done, for n = 1 … N.
@@ -93,7 +114,7 @@ class SpeedModel:
         rng = np.random.default_rng([self.seed, 0xA221])
         total = np.zeros(sampled)
         for server_round in range(1, DRAWS + 1):
-            chosen = rng.choice(self.num_clients, sampled, replace=False)
+            chosen = rng.choice(self.clients, sampled, replace=False)
             total += np.sort(self.times(server_round)[chosen])
         return total / DRAWS
 
@@ -121,48 +142,10 @@ def read_times(path: Path, num_clients: int) -> Times:
     return times
 
 
-NO_SPEEDS = {"speed-model": ("none",)}
-
-
-@dataclass(frozen=True)
-class SpeedSettings(Checked):
-    """Speeds of simulated clients (SRPFL, section 5 and appendix C).
-
-    Parameters
-    ----------
-    speed_model : str, default "none"
-        ``none``: no simulated speeds. ``fixed``: T_i ~ Exp(1), drawn once.
-        ``dynamic``: λ_i ~ U[1/M, 1] drawn once, T_i ~ Exp(λ_i) in every round.
-        ``groups``: T_i ~ Exp with mean 0.1, or mean 10 for the stragglers, who are the
-        last clients, drawn once. ``correlated``: as ``fixed``, but sorted, so that with
-        the partition ``class-groups`` speed and labels go together. Or the path of a
-        file with one time per line, for each client.
-    straggler_fraction : float, default 0.1
-        Share of stragglers in ``groups``.
-    redraw_speeds : bool, default False
-        True if ``groups`` draws new times in every round instead of once.
-    communication_time : float, default 0
-        Additional time of each round, in the unit of the speeds.
-    seed : int, default 0
-        Fixes all times.
-    """
-
-    speed_model: str = setting(
-        "none", form="none, fixed, dynamic, groups, correlated or a file"
-    )
-    straggler_fraction: float = setting(0.1, ge=0, le=1, unused_if=NO_SPEEDS)
-    redraw_speeds: bool = setting(False, unused_if=NO_SPEEDS)
-    communication_time: float = setting(0.0, ge=0, unused_if=NO_SPEEDS)
-    seed: int = setting(0, ge=0)
-
-
-def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:
-    """Return the speed model of the settings (`SpeedSettings`); None for ``none``."""
-    speeds = build(SpeedSettings, settings)
-    if speeds.speed_model == "none":
-        return None
-    details = speeds.seed, speeds.straggler_fraction, speeds.redraw_speeds
-    return SpeedModel(speeds.speed_model, num_clients, *details)
+def speed_model(settings: Settings, clients: int) -> SpeedModel | None:
+    """Return the speed model of the settings; None for ``none``."""
+    model = build(SpeedModel, settings, clients=clients)
+    return None if model.speed_model == "none" else model
 
 
 class SimulatedArrivals(GridDecorator):
@@ -217,12 +200,12 @@ class SimulatedArrivals(GridDecorator):
             if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
                 return self.grid.send_and_receive(messages, timeout=timeout)
             closing = Closing()
-        # Nodes at work: required ones first, then by the times of their replies.
-        queue: list[tuple[bool, float, int, int]] = []
+        # Nodes at work by the times of their replies.
+        queue: list[tuple[float, int, int]] = []
 
-        def entry(node: int) -> tuple[bool, float, int, int]:
+        def await_reply(node: int) -> None:
             due = closing.at_work[node][1]
-            return node not in closing.required, due, self.position_of(node), node
+            heapq.heappush(queue, (due, self.position_of(node), node))
 
         def start(messages: list[Message]) -> None:
             if messages:
@@ -231,28 +214,28 @@ class SimulatedArrivals(GridDecorator):
             for message in messages:
                 node = message.metadata.dst_node_id
                 closing.begin(message, float(due[self.position_of(node)]))
-                heapq.heappush(queue, entry(node))
+                await_reply(node)
 
         for node in closing.at_work:
-            heapq.heappush(queue, entry(node))
+            await_reply(node)
         start(messages)
         replies: list[Message] = []
         while closing.missing > 0 and queue:
             # Clients whose replies can close the round train together.
             batch: list[tuple[int, Message]] = []
-            weights: dict[int, int] = {}
+            is_used: dict[int, bool] = {}
             expected = 0
             while expected < closing.missing and queue:
-                _, due, position, node = heapq.heappop(queue)
+                due, position, node = heapq.heappop(queue)
                 self.seconds = max(self.seconds, due)
                 batch.append((position, closing.at_work[node][0]))
-                weights[node] = closing.end(node)
-                expected += weights[node]
-                if expected < closing.missing and not (queue and queue[0][1] == due):
+                is_used[node] = closing.end(node)
+                expected += is_used[node]
+                if expected < closing.missing and not (queue and queue[0][0] == due):
                     start(closing.refill())
             asked = [message for _, message in sorted(batch, key=itemgetter(0))]
             for reply in self.grid.send_and_receive(asked, timeout=timeout):
-                if closing.take(reply, weights[reply.metadata.src_node_id]):
+                if closing.take(reply, is_used[reply.metadata.src_node_id]):
                     replies.append(reply)
             if closing.missing > 0:
                 # Clients with an invalid reply are replaced as well.

@@ -178,7 +178,7 @@ CASES = [
     *(
         ("srpfl", {"contraction": value, "rounds-per-stage": stages}, "contraction")
         for value in (0.0, 1.0, 1.5)
-        for stages in ("auto", "theory", "theory-exact")
+        for stages in ("auto", "theory")
     ),
     *(("srpfl", {"new-clients": n, **THEORY}, "new-clients") for n in (20, 21)),
     # Settings of other algorithms
