@@ -69,7 +69,7 @@ def build_strategy(settings: Settings) -> Strategy:
     """
     client_path(settings)
     kind: Any = strategy_class(settings)
-    return cast(Strategy, kind.from_settings(settings))
+    return cast(Strategy, kind._build(settings))
 
 
 def client_path(settings: Settings) -> str:

@@ -24,7 +24,6 @@ from flwr.serverapp.strategy import Result
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import fill, memory_record, message_like
 from flwr_frl.common.settings import (
-    Settings,
     SettingsError,
     require,
     require_all_of_noise,
@@ -57,6 +56,7 @@ from flwr_frl.strategies.server.traits import (
     Algorithm,
     StrategySettings,
     check_settings,
+    uses_claims,
 )
 
 # Metrics under which a client may report its training loss: flwr-frl's, that of
@@ -139,11 +139,6 @@ class Strategy(Algorithm, uses_mean="only"):
             ClientPrivacy(noise, clip, settings.server_dp_delta) if noise else None,
         )
 
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Any:
-        """Return the strategy with its settings; see `Algorithm._from`."""
-        return cls._from(settings)
-
     # Hooks: what an algorithm overrides.
 
     def begin(self, round: Round) -> None:
@@ -181,9 +176,9 @@ class Strategy(Algorithm, uses_mean="only"):
         """Return the weights of checked replies: 1, or numbers of examples.
 
         A number of examples is limited to the one declared first, and by
-        ``largest-share``. They are 1 unless `StrategySettings.uses_claims`.
+        ``largest-share``. They are 1 unless `uses_claims`.
         """
-        if self.settings.weighting == "uniform" or not self.settings.uses_claims:
+        if self.settings.weighting == "uniform" or not uses_claims(self.settings):
             return [1.0] * len(replies)
         name, declared = keys.NUM_EXAMPLES, self._run.clients.declared
         weights = [min(r.metrics[name], declared(r.node, name)) for r in replies]
@@ -375,8 +370,7 @@ class Strategy(Algorithm, uses_mean="only"):
         ``config`` is the round's, with ``server-round``.
         """
         server_round = int(cast(int, config[keys.SERVER_ROUND]))
-        saves = self.settings.checkpoint_every > 0
-        return {**self._run.clients.config(node, server_round, saves), **config}
+        return {**self._run.clients.config(node, server_round), **config}
 
     # Training.
 
@@ -499,7 +493,7 @@ class Strategy(Algorithm, uses_mean="only"):
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
-        The weights are equal unless `StrategySettings.uses_claims`. The seed and the
+        The weights are equal unless `uses_claims`. The seed and the
         round determine the buckets.
         """
         settings, count = self.settings, len(replies)
@@ -507,7 +501,7 @@ class Strategy(Algorithm, uses_mean="only"):
         share = self._run.participation.byzantine_share(byzantine, count)
         share *= max(1, settings.bucket_size)
         rule = rules.make_rule(settings.aggregation, share, settings.clip_norm)
-        if not settings.uses_claims:
+        if not uses_claims(settings):
             weights = [float(weight > 0) for weight in weights]
         if settings.bucket_size > 1 and settings.aggregation != "mean":
             entropy = [settings.seed, rules.BUCKETS, self._run.round.number]

@@ -328,10 +328,10 @@ class AsynchronousRounds(Wrapping):
         return "" if valid else needed
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Strategy:
+    def _build(cls, settings: Settings) -> Strategy:
         """Return the base that the settings name, with asynchronous participation."""
         wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
-        cls._from(settings, wrapped)
+        super()._build(settings, wrapped)
         wrapped._run.participation.set_rounds(int(settings["num-server-rounds"]))
         return wrapped
 

@@ -88,6 +88,7 @@ def serve(
     )
     clients, privacy = strategy._run.clients, strategy._run.privacy
     clients.keyed = options.names_by_key
+    clients.checkpoints = options.checkpoint_every > 0
     clients.round_timeout = options.round_timeout
     grid = reliable_grid(strategy, grid, options.round_timeout)
     place = Path(options.output) / name
@@ -237,16 +238,13 @@ def server_settings(given: Settings) -> Settings:
     return resolve(given, settings_owners, strict=not foreign)
 
 
-class OneLineErrors(logging.Filter):
-    """Shows a `SettingsError` as one line instead of a traceback."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Remove the traceback of a `SettingsError` from a log record."""
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, SettingsError):
-            record.exc_info, record.args = None, ()
-            record.msg = f"error: {error}"
-        return True
+def without_traceback(record: logging.LogRecord) -> bool:
+    """Make the log record of a `SettingsError` one line, as a filter of a logger."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, SettingsError):
+        record.exc_info, record.args = None, ()
+        record.msg = f"error: {error}"
+    return True
 
 
 def make_app(
@@ -268,18 +266,20 @@ def make_app(
         The app.
     """
     app = ServerApp()
-    logger = logging.getLogger("flwr")
-    if not any(isinstance(former, OneLineErrors) for former in logger.filters):
-        logger.addFilter(OneLineErrors())
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         overrides = context.run_config if run_config is None else run_config
-        settings = server_settings(overrides)
-        with served_for(settings):
-            summary = serve(grid, settings)
-        if why := failure(short_name(str(settings["algorithm"])), summary):
-            raise SettingsError(why, LOST)
+        try:
+            settings = server_settings(overrides)
+            with served_for(settings):
+                summary = serve(grid, settings)
+            if why := failure(short_name(str(settings["algorithm"])), summary):
+                raise SettingsError(why, LOST)
+        except SettingsError:
+            # Flower logs it after this function. A filter is not added twice.
+            logging.getLogger("flwr").addFilter(without_traceback)
+            raise
         log(INFO, "finished: %s", summary)
         finished(summary)
 

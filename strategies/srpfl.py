@@ -302,14 +302,14 @@ class SRPFL(Wrapping):
         return "" if samples else "an algorithm that samples clients"
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Strategy:
+    def _build(cls, settings: Settings) -> Strategy:
         """Return the wrapped strategy of the settings, with SRPFL's participation."""
         wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
         total, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
         # The theory needs the speeds of at least one client.
         allowed = f"at most {total - 1}, so that one of {total} clients trains"
         require(newcomers < total, "new-clients", newcomers, allowed)
-        cls._from(
+        super()._build(
             settings,
             wrapped,
             num_rounds=int(settings["num-server-rounds"]),

@@ -112,6 +112,8 @@ class Clients:
         Last round in which each client's reply counted.
     counted : int
         Number of replies that have counted so far.
+    checkpoints : bool
+        True if the run writes checkpoints before it ends.
     checkpointed : int
         Round of the last checkpoint that was written.
     resumed : int or None
@@ -126,7 +128,7 @@ class Clients:
         self._rows: dict[int, ClientInfo] = {}
         self.known: dict[int, ClientInfo] = {}
         self.here = self.busy = self.untrained = frozenset[int]()
-        self.keyed = False
+        self.keyed = self.checkpoints = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
         self.failure = ""
@@ -457,18 +459,16 @@ class Clients:
 
     # Rounds that have counted.
 
-    def config(
-        self, node: int, server_round: int, checkpoints: bool
-    ) -> dict[str, int | str]:
+    def config(self, node: int, server_round: int) -> dict[str, int | str]:
         """Return the entries about the run in the config of a node's client.
 
         They are the run's token, the client's last round that has counted, the round
         to which a resume would return, the first fingerprint of its examples, and the
-        node's registered name. ``checkpoints`` is True if the run writes any.
+        node's registered name.
         """
         row, checkpointed = self._rows.get(node), self.checkpointed
         name = row.name if row else str(node)
-        if not checkpoints and not checkpointed:
+        if not self.checkpoints and not checkpointed:
             checkpointed = server_round - 1
         # If a delayed reply counted after a later round's checkpoint was written, this
         # checkpoint relies on an earlier state of this client.

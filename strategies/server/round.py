@@ -320,13 +320,19 @@ class Round:
         dict of str to ndarray, or None
             None if all weights are 0.
         """
-        strategy = self._strategy
-        if self.running is not None:
+        if replies is not None:
+            valid = self._strategy._traits.uses_mean != "only"
             allowed = 'all of them, as uses_mean="only" promises'
-            require(replies is None, "the replies of round.mean", replies, allowed)
-            mean = self.running.result()
-        else:
-            mean = self._combined(self.replies if replies is None else replies)
+            require(valid, "the replies of round.mean", replies, allowed)
+            return self._combined(replies)
+        # An algorithm may change the dict.
+        return None if self._mean is None else dict(self._mean)
+
+    @cached_property
+    def _mean(self) -> Arrays | None:
+        """The mean of all replies; computed once, as it may change the state."""
+        strategy, running = self._strategy, self.running
+        mean = running.result() if running else self._combined(self.replies)
         if mean is None or strategy.settings.server_optimizer == "none":
             return mean
         about = strategy.settings, strategy.state, self.arrays, self.centre()

@@ -30,7 +30,6 @@ UNCLIPPED = tuple(rule for rule in RULES if "clip" not in rule)
 # Values of `server-optimizer` with which its other settings have no effect
 NO_OPTIMIZER = {"server-optimizer": ("none",)}
 NO_SECOND_MOMENT = {"server-optimizer": ("none", "momentum")}
-NO_BETA2 = {"server-optimizer": ("none", "momentum", "adagrad")}
 # Methods that algorithms override
 STRATEGY_HOOKS = (
     *("aggregate", "begin", "check_reply", "for_evaluation", "initialize", "metrics"),
@@ -130,8 +129,6 @@ class StrategySettings(Checked):
         Step size η; 0 is 1 with ``momentum``, and 0.03 otherwise.
     server_optimizer_beta1 : float, default 0.9
         β1 of the momentum. The paper uses 0 with ``adagrad``.
-    server_optimizer_beta2 : float, default 0.99
-        β2 of ``adam`` and ``yogi``.
     server_optimizer_tau : float, default 0.001
         τ, added to the root of the second moment.
     server_dp_noise : float, default 0
@@ -146,9 +143,6 @@ class StrategySettings(Checked):
         Seed of the sampling, which depends on the seed, the round and the clients'
         names only. In a run it is also the seed of partition, initial model and
         training.
-    checkpoint_every : int, default 0
-        Rounds between two checkpoints, which the caller writes; 0 writes no
-        intermediate checkpoints.
     transport : {"float32", "float16"}, default "float32"
         Precision in which averaged float32 arrays are sent, in both directions (with
         IFCA and FedFomo, only to clients). The server itself keeps float32.
@@ -174,23 +168,21 @@ class StrategySettings(Checked):
     server_optimizer: OptimizerName = setting("none")
     server_optimizer_rate: float = setting(0.0, ge=0, unused_if=NO_OPTIMIZER)
     server_optimizer_beta1: float = setting(0.9, ge=0, lt=1, unused_if=NO_OPTIMIZER)
-    server_optimizer_beta2: float = setting(0.99, ge=0, lt=1, unused_if=NO_BETA2)
     server_optimizer_tau: float = setting(0.001, gt=0, unused_if=NO_SECOND_MOMENT)
     server_dp_noise: float = setting(0.0, ge=0, le=1_000_000)
     server_dp_clip: float = setting(0.0, ge=0)
     server_dp_delta: float = setting(0.0, ge=0, lt=1)
     seed: int = setting(0, ge=0)
-    checkpoint_every: int = setting(0, ge=0, may_differ="always")
     transport: Literal["float32", "float16"] = setting("float32")
 
-    @property
-    def uses_claims(self) -> bool:
-        """True if weights follow from numbers that the clients report.
 
-        A single client can report any number, so a rule that should resist Byzantine
-        clients needs a ``largest-share``.
-        """
-        return self.aggregation == "mean" or self.largest_share < 1
+def uses_claims(settings: StrategySettings) -> bool:
+    """Return whether weights follow from numbers that the clients report.
+
+    A single client can report any number, so a rule that should resist Byzantine
+    clients needs a ``largest-share``.
+    """
+    return settings.aggregation == "mean" or settings.largest_share < 1
 
 
 def check_settings(settings: StrategySettings, traits: StrategyTraits) -> None:
@@ -252,7 +244,7 @@ class Algorithm(FlowerStrategy):
         vars(self).update({name: getattr(self.settings, name) for name in own})
 
     @classmethod
-    def _from(cls, settings: Settings, *positional: Any, **others: Any) -> Any:
+    def _build(cls, settings: Settings, *positional: Any, **others: Any) -> Any:
         """Return the strategy with its declared arguments taken from settings.
 
         Raises `SettingsError` if a setting is out of its range.

@@ -39,7 +39,7 @@ class Target:
             context.node_config["state-dir"] = str(self.state)
         strategy = build_strategy(settings)
         inner = getattr(strategy, "strategy", strategy)
-        inner._run.clients.run_token, inner.checkpoint_every = "abc", 1
+        inner._run.clients.run_token, inner._run.clients.checkpoints = "abc", True
         arrays = strategy.initialize(grid)
         rounds = adapted(inner, grid)
         for server_round in (1, 2):

@@ -40,7 +40,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "server-optimizer": ("lamb",),
         "server-optimizer-rate": (-1.0,),
         "server-optimizer-beta1": (1.0,),
-        "server-optimizer-beta2": (-0.1,),
         "server-optimizer-tau": (0.0,),
         "optimizer": ("adamm",),
         "learning-rate-schedule": ("cosin",),

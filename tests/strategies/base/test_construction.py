@@ -43,7 +43,6 @@ def test_build_strategy_from_settings():
             "min-train-nodes": 3,
             "weighting": "examples",
             "seed": 9,
-            "checkpoint-every": 4,
         }
     )
     strategy = build_strategy(settings)
@@ -52,7 +51,6 @@ def test_build_strategy_from_settings():
     assert strategy.settings.min_train_nodes == 3
     assert strategy.settings.weighting == "examples"
     assert strategy.settings.seed == 9
-    assert strategy.settings.checkpoint_every == 4
     with pytest.raises(SettingsError, match="unknown algorithm 'fedavgft'; did you"):
         build_strategy(resolve({"algorithm": "fedavgft"}))
 

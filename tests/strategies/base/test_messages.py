@@ -33,7 +33,7 @@ def test_bytes_of_rejected_and_repeated_replies_are_counted():
 
 
 def test_messages_of_a_round_and_their_config():
-    strategy, grid = averaging(checkpoint_every=5), grid_of(3)
+    strategy, grid = averaging(), grid_of(3)
     strategy._identify(grid)
     # Round of the last checkpoint that was written
     strategy._run.clients.checkpointed = 5

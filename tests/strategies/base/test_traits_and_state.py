@@ -137,7 +137,7 @@ class Nearly(FedProx):
 
 
 def test_a_setting_that_is_declared_again_keeps_its_value() -> None:
-    near = Nearly.from_settings({"proximal-mu": 0.5, "seed": 7})
+    near = Nearly._build({"proximal-mu": 0.5, "seed": 7})
     assert (near.proximal_mu, near.seed, near.settings.seed) == (0.5, 7, 7)
     assert Nearly(4).extra == 4
     with pytest.raises(SettingsError):
