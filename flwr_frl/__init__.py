@@ -1,8 +1,8 @@
 """Federated representation learning for Flower.
 
 Everything a user needs is imported from here: the strategies and clients of all
-algorithms, the parts of a task, `simulate` and `load_run`. Names are loaded on first
-use, so that a server needs no torch.
+algorithms, the parts of a task, `simulate`, `compare` and `load_run`. Names are loaded
+on first use, so that a server needs no torch.
 """
 
 # ruff: noqa: E402 - the path comes first, as other threads may import modules below.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flwr_frl.clients import *  # noqa: F403
     from flwr_frl.predict import load_run as load_run
+    from flwr_frl.results.methods import compare as compare
     from flwr_frl.run import Run as Run
     from flwr_frl.run import Runs as Runs
     from flwr_frl.running import simulate as simulate
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("task", "strategies", "clients")
 # Modules of the names that no package contains.
-_MODULES = {"Run": "run", "Runs": "run", "simulate": "running", "load_run": "predict"}
+_MODULES = {
+    "Run": "run",
+    "Runs": "run",
+    "compare": "results.methods",
+    "load_run": "predict",
+    "simulate": "running",
+}
 __version__: str
 
 

@@ -173,7 +173,8 @@ def evaluate_rows(
         first = next(iter(nodes))
         config = check_config(messages[first].content[keys.CONFIG])
         client = build_client(contexts[first], setups[first], config)
-        if client.task.metrics or not client.model.is_layered:
+        task = client.task
+        if task.metrics or task.validation_examples or not client.model.is_layered:
             return replies
         client._receive(unpack(messages[first], client), config)
         for batch in _batches(client.task, nodes):

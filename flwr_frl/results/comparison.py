@@ -30,6 +30,7 @@ from flwr_frl.results.results import (
     LOST,
     METRICS,
     METRICS_CSV,
+    OVER_SEEDS,
     PAGE,
     PLOT,
     SUMMARY,
@@ -59,6 +60,7 @@ NO_ROUND = 0
 # four digits.
 COLUMNS: dict[str, tuple[str, str, float]] = {
     "accuracy": ("accuracy", "{:.2%}", 1),
+    "accuracy-last": ("last round", "{:.2%}", 1),
     "accuracy-weighted": ("by examples", "{:.2%}", 1),
     "accuracy-std-clients": ("std over clients", "{:.2%}", 1),
     "accuracy-worst-decile": ("worst tenth", "{:.2%}", 1),
@@ -86,8 +88,6 @@ LEGEND = (
     "worst and best tenth: mean over that tenth of the clients; clients: number of "
     "clients in the means, unless a mean shows another"
 )
-# The suffix of a metric's standard deviation, which is shown with the metric.
-OVER_SEEDS = "-std-seeds"
 
 Summaries = Mapping[str, Mapping[str, Any]]
 # The folder of each run, by algorithm and seed.
@@ -172,7 +172,7 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
         The examples on which accuracies and losses were measured.
     """
     every = dict.fromkeys(name for summary in summaries.values() for name in summary)
-    hidden = {"seeds"}
+    hidden = {"protocol", "seeds"}
     if "accuracy" in every:
         hidden |= {"loss", "loss-weighted"}
     if not any(summary.get(LOST) for summary in summaries.values()):

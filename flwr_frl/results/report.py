@@ -33,14 +33,15 @@ from flwr_frl.results.results import (
     PAGE,
     PLOT,
     Row,
-    client_means,
     describe,
     log_os_errors,
+    protocol_text,
     quality,
     read_journal,
+    result_rows,
     strict_json,
-    summarize,
     summarize_newcomers,
+    summarize_run,
     without_clients,
     write_json,
 )
@@ -86,6 +87,8 @@ class Report:
         self.rows, self.latest = [without_clients(row) for row in kept], Row()
         for row in self.rows:
             self.latest |= row
+        last = int(settings["evaluate-last"])
+        self._protocol = str(settings["result-protocol"]), last
         self._pending = kept
         # The size of the journal up to its last complete line; 0 before it is written.
         self._end = 0
@@ -134,14 +137,13 @@ class Report:
         self._write_rows()
         if self.tracking:
             self.tracking.add(row)
-        # As in the table, the result is a mean over the last rounds.
-        name, last = quality(self.latest), max(1, int(self.settings["evaluate-last"]))
-        last_rows = self.rows[-last:]
-        values = [r[name] for r in last_rows if r.get(name) is not None]
+        # As in the table, the result is that of several rounds.
+        name, final = quality(self.latest), result_rows(self.rows, *self._protocol)
+        values = [each[name] for each in final if each.get(name) is not None]
         result = {name: fmean(values)} if values else self.latest
         state = describe(result, str(self.settings["evaluate-on"]))
-        if len(values) > 1:
-            state += f" (mean of {len(values)} rounds)"
+        if values:
+            state += f" ({protocol_text(final, self._protocol[0])})"
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _write_rows(self) -> None:
@@ -183,12 +185,8 @@ class Report:
         with self.writing(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
         self._write_rows()
-        # The summary has at least one evaluated round.
-        end, last = self.rows[-1]["round"], int(self.settings["evaluate-last"])
-        if tested := [row["round"] for row in self.rows if row.get("evaluated")]:
-            last = max(last, end - tested[-1] + 1)
-        means = client_means(self.directory, "accuracy", end - last)
-        summary = summarize(self.rows, clients, last, means)
+        about = self.directory, self.rows, clients
+        summary = summarize_run(*about, *self._protocol)
         if joined:
             with self.writing(NEWCOMERS):
                 write_json(self.directory / NEWCOMERS, joined)

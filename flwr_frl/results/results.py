@@ -39,8 +39,26 @@ NOT_SUMMARIZED = (
 )
 # Metrics of which a summary has the latest value.
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
+# Metrics by which the best round is chosen, the preferred one first. They are measured
+# beside those of the test examples with the protocol `best-validation`.
+VALIDATED = ("validation-accuracy", "validation-loss")
+# The suffix of a summary's main metric in the last evaluated round.
+LAST_ROUND = "-last"
 # The entry of a summary with `lost_share`, and the code of an error about it.
 LOST = "lost-replies"
+# The suffix of a metric's standard deviation over seeds.
+OVER_SEEDS = "-std-seeds"
+# Entries of which a summary over seeds has the maximum. Their mean would understate the
+# privacy loss, or the failure, of some runs.
+LARGEST = ("epsilon", EXAMPLE_EPSILON, LOST)
+# Entries without a meaningful standard deviation over seeds.
+WITHOUT_DEVIATION = (
+    *("rounds", "seconds", "bytes", "bits", "accuracy-std-clients", "evaluated"),
+    *LARGEST,
+    *LATEST,
+)
+# Rounds of the result of a run: values of the setting `result-protocol`.
+PROTOCOLS = ("mean-last", "last", "best-validation")
 
 
 def quality(names: Container[str]) -> str:
@@ -74,32 +92,71 @@ def without_clients(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != CLIENT_METRICS}
 
 
-def client_means(directory: Path, metric: str, after: int) -> dict[str, float]:
-    """Return each client's mean of a metric over the rounds after round ``after``."""
+def client_means(
+    directory: Path, metric: str, rounds: Container[int]
+) -> dict[str, float]:
+    """Return each client's mean of a metric over some rounds of a run."""
     values: dict[str, list[float]] = {}
     for row in read_journal(directory / METRICS):
         for client, metrics in row.get(CLIENT_METRICS, {}).items():
-            if row["round"] > after and is_number(value := metrics.get(metric)):
+            if row["round"] in rounds and is_number(value := metrics.get(metric)):
                 values.setdefault(client, []).append(value)
     return {client: sum(each) / len(each) for client, each in values.items()}
 
 
-def summarize(
-    rows: list[Row],
-    clients: Mapping[str, Mapping[str, Any]],
-    last: int,
-    means: Mapping[str, float] | None = None,
-) -> dict[str, Any]:
-    """Summarize a run by means over its last rounds, never by its best round.
+def result_rows(rows: Sequence[Row], protocol: str, last: int) -> list[Row]:
+    """Return the rows whose mean is the result of a run.
 
     Parameters
     ----------
-    rows : list of dict
+    rows : sequence of dict
+        The rows of the run so far, at least one.
+    protocol : {"mean-last", "last", "best-validation"}
+        With ``mean-last`` the last ``last`` rounds, and at least the last evaluated
+        one; with ``last`` the last evaluated round; with ``best-validation`` the round
+        with the best validation result (`best_round`). No round is ever chosen by test
+        examples.
+    last : int
+        The setting ``evaluate-last``.
+    """
+    tested = [row for row in rows if row.get("evaluated")] or rows[-1:]
+    if protocol == "mean-last":
+        after = min(rows[-1]["round"] - last, tested[-1]["round"] - 1)
+        return [row for row in rows if row["round"] > after]
+    if protocol == "best-validation":
+        validated = [row for row in tested if any(n in row for n in VALIDATED)]
+        best, _ = best_round(validated)
+        tested = [row for row in validated if row["round"] == best] or tested
+    return [tested[-1]]
+
+
+def protocol_text(final: Sequence[Row], protocol: str) -> str:
+    """Describe the rounds of a result, such as ``mean of last 10 rounds``."""
+    rounds = [row["round"] for row in final if row.get("evaluated")]
+    if protocol == "best-validation":
+        return "round with the best validation result"
+    if len(rounds) <= 1:
+        return "last evaluated round"
+    consecutive = rounds[-1] - rounds[0] < len(rounds)
+    return f"mean of last {len(rounds)} {'rounds' if consecutive else 'evaluations'}"
+
+
+def summarize(
+    rows: Sequence[Row],
+    clients: Mapping[str, Mapping[str, Any]],
+    final: Sequence[Row],
+    means: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Summarize a run by means over some of its rounds, usually the last ones.
+
+    Parameters
+    ----------
+    rows : sequence of dict
         Rows of ``metrics.jsonl``.
     clients : mapping
         The final metrics of each client.
-    last : int
-        The number of rounds to average over.
+    final : sequence of dict
+        The rows to average over, as `result_rows` returns them.
     means : mapping, optional
         The mean accuracy of each client over these rounds. From it follow
         ``accuracy-worst-decile`` and ``accuracy-best-decile``, the means of the worst
@@ -110,12 +167,12 @@ def summarize(
     dict
         Means of `SUMMARIZED` and of the task's metrics, each with ``NAME-clients`` if
         some clients lack it; ``evaluated``, the mean number of clients in an
-        evaluation; ``accuracy-std-clients``, ``lost-replies`` (`lost_share`),
+        evaluation; ``NAME-last``, the first metric of `QUALITY` in the last round
+        that has it; ``accuracy-std-clients``, ``lost-replies`` (`lost_share`),
         ``rounds``, ``seconds``, total ``bytes`` and ``bits``, the values of `LATEST`,
         and the largest ``example-epsilon`` of a client.
     """
     summary: dict[str, Any] = {}
-    final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
     of_clients = {name for metrics in clients.values() for name in metrics}
     task_metrics = sorted(of_clients.difference(SUMMARIZED, NOT_SUMMARIZED))
     for name in (*SUMMARIZED, *task_metrics):
@@ -127,6 +184,9 @@ def summarize(
         if any(key in row for row in with_it):
             counts = [row[key if key in row else "evaluated"] for row in with_it]
             summary[key] = float(np.mean(counts))
+    name = quality(summary)
+    if measured := [row[name] for row in rows if is_number(row.get(name))]:
+        summary[name + LAST_ROUND] = measured[-1]
     if tested := [row["evaluated"] for row in final if row.get("evaluated")]:
         summary["evaluated"] = float(np.mean(tested))
     if found := [c["accuracy"] for c in clients.values() if "accuracy" in c]:
@@ -146,6 +206,59 @@ def summarize(
         **{n: rows[-1][n] for n in LATEST if n in rows[-1]},
         "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
     }
+
+
+def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means of an algorithm's summaries over seeds.
+
+    Parameters
+    ----------
+    summaries : sequence of mapping
+        The summary of each seed.
+
+    Returns
+    -------
+    dict
+        The mean of each entry that all summaries have, or the maximum of `LARGEST`;
+        with at least two seeds ``NAME-std-seeds``, the sample standard deviation
+        (n - 1), except for `WITHOUT_DEVIATION`; ``seeds``, the number of seeds.
+    """
+    combined: dict[str, Any] = {}
+    for name in summaries[0]:
+        values: list[Any] = [summary.get(name) for summary in summaries]
+        same = len(set(map(repr, values))) == 1
+        # Values that are not finite are stored as null.
+        if not (same or all(map(is_number, values))):
+            continue
+        reduce = max if name in LARGEST else np.mean
+        combined[name] = values[0] if same else float(reduce(values))
+        if name not in WITHOUT_DEVIATION and is_number(values[0]) and len(values) > 1:
+            combined[name + OVER_SEEDS] = float(np.std(values, ddof=1))
+    return {**combined, "seeds": len(summaries)}
+
+
+def summarize_run(
+    directory: Path,
+    rows: Sequence[Row],
+    clients: Mapping[str, Mapping[str, Any]],
+    protocol: str,
+    last: int,
+) -> dict[str, Any]:
+    """Summarize a run by its protocol, and describe this in ``protocol``.
+
+    Parameters
+    ----------
+    directory : Path
+        The run's folder, whose journal has the clients' metrics.
+    rows, clients
+        As of `summarize`.
+    protocol, last
+        As of `result_rows`.
+    """
+    final = result_rows(rows, protocol, last)
+    means = client_means(directory, "accuracy", {row["round"] for row in final})
+    summary = summarize(rows, clients, final, means)
+    return {**summary, "protocol": protocol_text(final, protocol)}
 
 
 def summarize_newcomers(joined: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -280,7 +393,8 @@ def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     """Return the best evaluated round, and the number of evaluations after it.
 
     The best one is the first with the highest mean accuracy, or the lowest mean loss if
-    there is no accuracy. Without any mean, the round is 0.
+    there is no accuracy: those of `VALIDATED` if there are any, otherwise those of the
+    examples of ``evaluate-on``. Without any mean, the round is 0.
 
     Parameters
     ----------
@@ -292,7 +406,7 @@ def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
         if not row.get("evaluated"):
             continue
         since += 1
-        value, loss = row.get("accuracy"), row.get("loss")
+        value, loss = (row.get(n, row.get(n.split("-")[1])) for n in VALIDATED)
         if (value is None or math.isnan(value)) and loss is not None:
             value = -loss
         if value is not None and value > best:

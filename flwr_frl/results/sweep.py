@@ -11,11 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.files import refuse_links
-from flwr_frl.common.messages import EXAMPLE_EPSILON
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -26,7 +23,6 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import (
-    OVER_SEEDS,
     folder_of,
     write_comparison,
     write_tables,
@@ -34,25 +30,16 @@ from flwr_frl.results.comparison import (
 from flwr_frl.results.output import archive_run
 from flwr_frl.results.processes import counted, run_parallel
 from flwr_frl.results.results import (
-    LATEST,
-    LOST,
     SUMMARY,
     failure,
     is_number,
     log_os_errors,
+    over_seeds,
     read_object,
     refuse_losses,
     write_json,
 )
 
-# Their mean would understate the privacy loss, or the failure, of some runs.
-LARGEST = ("epsilon", EXAMPLE_EPSILON, LOST)
-# Entries without a meaningful standard deviation over seeds.
-WITHOUT_DEVIATION = (
-    *("rounds", "seconds", "bytes", "bits", "accuracy-std-clients", "evaluated"),
-    *LARGEST,
-    *LATEST,
-)
 TUNED = "tune.json"
 # The fraction of the training examples that is held out by default.
 VALIDATION_FRACTION = 0.2
@@ -224,35 +211,6 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     content = {"algorithms": of_all, "config": config, "seeds": list(seeds)}
     refuse_losses(output, write_comparison(output, content))
     return of_all
-
-
-def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the means of an algorithm's summaries over seeds.
-
-    Parameters
-    ----------
-    summaries : sequence of mapping
-        The summary of each seed.
-
-    Returns
-    -------
-    dict
-        The mean of each entry that all summaries have, or the maximum of `LARGEST`;
-        with at least two seeds ``NAME-std-seeds``, the sample standard deviation
-        (n - 1), except for `WITHOUT_DEVIATION`; ``seeds``, the number of seeds.
-    """
-    combined: dict[str, Any] = {}
-    for name in summaries[0]:
-        values: list[Any] = [summary.get(name) for summary in summaries]
-        # Values that are not finite are stored as null.
-        if None in values:
-            continue
-        same = len(set(map(repr, values))) == 1
-        reduce = max if name in LARGEST else np.mean
-        combined[name] = values[0] if same else float(reduce(values))
-        if name not in WITHOUT_DEVIATION and len(values) > 1:
-            combined[name + OVER_SEEDS] = float(np.std(values, ddof=1))
-    return {**combined, "seeds": len(summaries)}
 
 
 def points(text: str) -> list[Point]:

@@ -1,7 +1,7 @@
 """Settings of a run."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from flwr_frl.common.settings import (
     Checked,
@@ -36,8 +36,15 @@ class RunSettings(Checked):
     evaluate_every : int, default 5
         Rounds between two evaluations; 0 evaluates the last rounds only.
     evaluate_last : int, default 10
-        Number of rounds at the end that are evaluated; the result is their mean. With 0
-        it is the last evaluation by ``evaluate-every``.
+        Number of rounds at the end that are evaluated; with ``result-protocol`` at its
+        default, the result is their mean. With 0 it is the last evaluation by
+        ``evaluate-every``.
+    result_protocol : {"mean-last", "last", "best-validation"}, default "mean-last"
+        Rounds of the result: the mean of the last ``evaluate-last`` rounds, the last
+        evaluated round, or the evaluated round with the best mean validation accuracy
+        (or loss). In the last case every evaluation uses the validation sets as well as
+        the test sets, so ``validation-fraction`` must be above 0 and ``evaluate-on``
+        must be ``test``. No round is chosen by test sets.
     new_clients : int, default 0
         Number of simulated clients, drawn by the seed, that take no part in the
         training. After the last round each of them trains its personal part, such as a
@@ -54,13 +61,13 @@ class RunSettings(Checked):
     patience : int, default 0
         Number of successive evaluations without improvement after which the run ends
         early; 0 disables early stopping. The clients' mean validation accuracy must
-        improve, or their loss if there is no accuracy, so ``evaluate-on`` must be
-        ``validation``.
+        improve, or their loss if there is no accuracy. Requires ``evaluate-on`` to be
+        ``validation``, or ``result-protocol`` to be ``best-validation``.
     keep_best : bool, default False
         Whether to keep a second checkpoint, of the round with the best validation mean,
         as ``checkpoint-best-validation.safetensors``. It contains the server's arrays
-        only: clients save their personal arrays for the last checkpoint. Requires
-        ``evaluate-on`` to be ``validation``.
+        only: clients save their personal arrays for the last checkpoint. It has the
+        requirements of ``patience``.
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
@@ -81,6 +88,9 @@ class RunSettings(Checked):
     max_empty_rounds: int = setting(0, ge=0, may_differ="always")
     evaluate_every: int = setting(5, ge=0, may_differ="on resume")
     evaluate_last: int = setting(10, ge=0, may_differ="on resume")
+    result_protocol: Literal["mean-last", "last", "best-validation"] = setting(
+        "mean-last", may_differ="on resume"
+    )
     new_clients: int = setting(0, ge=0)
     names_by_key: bool = setting(False, may_differ="always")
     output: Annotated[PathText, checked_by(bool)] = setting(
@@ -96,8 +106,18 @@ class RunSettings(Checked):
 
     def check_validation(self, settings: Settings) -> None:
         """Raise `SettingsError` if a round would be chosen by the test sets."""
+        validates = self.result_protocol == "best-validation"
+        valid = settings["validation-fraction"] and settings["evaluate-on"] == "test"
+        allowed = (
+            "mean-last or last, or validation-fraction above 0 and evaluate-on test"
+        )
+        require(
+            valid or not validates, "result-protocol", self.result_protocol, allowed
+        )
         for name, value in (("patience", self.patience), ("keep-best", self.keep_best)):
-            allowed = f"{type(value)()} unless evaluate-on is validation: no round is "
-            allowed += "chosen by test sets"
-            valid = settings["evaluate-on"] == "validation" or not value
+            allowed = f"{type(value)()} unless evaluate-on is validation or "
+            allowed += (
+                "result-protocol best-validation: no round is chosen by test sets"
+            )
+            valid = validates or settings["evaluate-on"] == "validation" or not value
             require(valid, name, value, allowed)

@@ -10,7 +10,14 @@ from named_tasks import dashed
 from flwr_frl.common.settings import resolve
 from flwr_frl.results.comparison import write_csv
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import client_means, lost_share, read_rows, summarize
+from flwr_frl.results.results import (
+    client_means,
+    lost_share,
+    protocol_text,
+    read_rows,
+    result_rows,
+    summarize,
+)
 
 
 def row(number: int, accuracy: float | None = None, **values) -> dict:
@@ -44,6 +51,10 @@ def finished(tmp_path, algorithm: str, accuracy: float, **overrides) -> dict:
     return report.finish({"000000": {"accuracy": accuracy}})
 
 
+def of_last(rows: list[dict], clients: dict, last: int) -> dict:
+    return summarize(rows, clients, result_rows(rows, "mean-last", last))
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "out" / "fedrep" / "metrics.jsonl"
@@ -65,7 +76,9 @@ def test_a_resumed_run_keeps_earlier_undamaged_rows(tmp_path, path):
     Report(settings_of(tmp_path), after=3).add(row(4), accuracies(a=0.9))
     assert [each["round"] for each in read_rows(path)] == [1, 2, 3, 4]
     # Client metrics are kept as well: (0.1 + 0.2 + 0.3 + 0.9) / 4.
-    assert client_means(path.parent, "accuracy", 0) == {"a": pytest.approx(0.375)}
+    assert client_means(path.parent, "accuracy", range(9)) == {
+        "a": pytest.approx(0.375)
+    }
     # A truncated line is dropped, and all lines after it.
     path.write_text(path.read_text().replace('"a": {"accuracy": 0.2', '"a": {"accu'))
     assert Report(settings_of(tmp_path), after=4).rows == read_rows(path) == [row(1)]
@@ -118,7 +131,7 @@ def test_csv_has_one_line_per_number(tmp_path):
 )
 def test_worst_and_best_decile(count, worst, best):
     means = {str(i): i / 10 for i in reversed(range(count))}
-    summary = summarize([row(1)], {}, 1, means)
+    summary = summarize([row(1)], {}, [row(1)], means)
     assert summary["accuracy-worst-decile"] == pytest.approx(worst)
     assert summary["accuracy-best-decile"] == pytest.approx(best)
 
@@ -138,16 +151,16 @@ def test_the_summary_is_the_mean_over_the_last_rounds():
     accuracies = [0.2, 0.3, 0.99, 0.4, 0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.5, 0.6]
     rows = [row(i, a, error=1.0 * i) for i, a in enumerate(accuracies, 1)]
     clients = {"a": {"accuracy": 0.25}, "b": {"accuracy": 0.75}, "c": {"loss": 1.0}}
-    summary = summarize(rows, clients, 10)
+    summary = of_last(rows, clients, 10)
     assert summary["accuracy"] == pytest.approx(sum(accuracies[2:]) / 10)
     assert summary["error"] == pytest.approx(7.5)
     assert (summary["rounds"], summary["seconds"]) == (12, 24.0)
     assert summary["bytes"] == 12 * 110
     # Standard deviation of 0.25 and 0.75
     assert summary["accuracy-std-clients"] == pytest.approx(0.25)
-    assert summarize(rows, clients, 1)["accuracy"] == 0.6
+    assert of_last(rows, clients, 1)["accuracy"] == 0.6
     # With fewer rounds than requested, all rounds are averaged.
-    assert summarize(rows, {}, 50)["accuracy"] == pytest.approx(sum(accuracies) / 12)
+    assert of_last(rows, {}, 50)["accuracy"] == pytest.approx(sum(accuracies) / 12)
 
 
 def test_summary_has_the_number_of_clients_of_each_mean():
@@ -157,7 +170,7 @@ def test_summary_has_the_number_of_clients_of_each_mean():
         row(3, evaluated=0),
         row(4, 0.7, evaluated=6, auc=0.7, **{"auc-clients": 3}),
     ]
-    summary = summarize(rows, {"a": {"auc": 0.5}}, 3)
+    summary = of_last(rows, {"a": {"auc": 0.5}}, 3)
     assert (summary["evaluated"], summary["auc-clients"]) == (5.0, 3.5)
     assert "accuracy-clients" not in summary
 
@@ -222,12 +235,40 @@ def test_the_bar_shows_seed_and_result_by_its_protocol(tmp_path):
     report = Report(settings_of(tmp_path / "seed-3", evaluate_last=2))
     states = []
     for number, accuracy in enumerate([None, 0.9, 0.2, 0.6], 1):
-        report.add(row(number, accuracy))
+        report.add(row(number, accuracy, evaluated=accuracy and 2))
         (bar,) = report.progress.tasks
         states.append(bar.fields["state"])
-    assert states[:2] == ["train loss 1", "accuracy 90.00%"]
-    assert states[3] == "accuracy 40.00% (mean of 2 rounds)"
+    assert states[:2] == ["train loss 1", "accuracy 90.00% (last evaluated round)"]
+    assert states[3] == "accuracy 40.00% (mean of last 2 rounds)"
     assert bar.description == "fedrep seed-3"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "last", "rounds", "text"),
+    [
+        ("mean-last", 4, [5, 6, 7], "mean of last 3 rounds"),
+        ("mean-last", 7, [2, 5, 6, 7], "mean of last 4 evaluations"),
+        # At least the last evaluated round
+        ("mean-last", 0, [7], "last evaluated round"),
+        ("last", 10, [7], "last evaluated round"),
+        # Round 6 has the best test result.
+        ("best-validation", 10, [5], "round with the best validation result"),
+    ],
+)
+def test_rounds_of_the_result(protocol, last, rounds, text):
+    tested = {2: (0.1, 0.5), 5: (0.4, 0.7), 6: (0.9, 0.6), 7: (0.3, 0.7)}
+    rows = [row(i) for i in range(1, 9)]
+    for i, (accuracy, validation) in tested.items():
+        more = {"accuracy": accuracy, "validation-accuracy": validation}
+        rows[i - 1] |= {"evaluated": 2, **more}
+    final = result_rows(rows, protocol, last)
+    assert [each["round"] for each in final if "evaluated" in each] == rounds
+    assert protocol_text(final, protocol) == text
+
+
+def test_best_validation_never_chooses_by_test_results():
+    rows = [row(1, 0.9, evaluated=2), row(2, 0.5, evaluated=2)]
+    assert result_rows(rows, "best-validation", 10) == rows[1:]
 
 
 def test_evaluate_last_zero_reports_the_last_evaluated_round(tmp_path):

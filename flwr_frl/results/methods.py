@@ -1,0 +1,368 @@
+"""Compare methods by the runs in results folders: one row a method, and paired tests.
+
+`compare` reads the journals of finished runs. The methods of a task are compared with
+the best one, or with a baseline, on the same clients and on the same seeds; with
+several tasks their mean ranks are compared as well.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
+from flwr_frl.common.settings import Setting, SettingsError, defaults, require
+from flwr_frl.common.text import several
+from flwr_frl.results.results import (
+    CLIENTS,
+    METRICS,
+    NEWCOMERS,
+    OVER_SEEDS,
+    PROTOCOLS,
+    SUMMARY,
+    VALIDATED,
+    Row,
+    client_means,
+    is_number,
+    over_seeds,
+    quality,
+    read_object,
+    read_rows,
+    result_rows,
+    summarize_newcomers,
+    summarize_run,
+)
+from flwr_frl.results.statistics import PairedTest, Ranking, holm, paired_test, rank
+
+# Settings that two runs must share to be compared.
+COMMON = ("evaluate-on", "result-protocol", "evaluate-last")
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """The results of a method on a task, over all seeds.
+
+    Parameters
+    ----------
+    task : str
+        The task; with several results folders of one task, also the folder's name.
+    method : str
+        The algorithm; if it ran in several folders, also the folder's name.
+    metric : str
+        The metric by which methods are compared, such as ``accuracy``.
+    summary : mapping
+        The results over seeds, with the entries of ``summary.json``.
+    clients : mapping
+        Each client's result, a mean over its seeds; empty if clients do not report the
+        metric.
+    seeds : mapping
+        The result of each seed.
+    reference : bool
+        Whether the other methods are tested against this one.
+    on_clients, on_seeds : PairedTest or None
+        The test against the reference with clients and with seeds as pairs, corrected
+        by Holm over the methods of the task; None for the reference.
+    """
+
+    task: str
+    method: str
+    metric: str
+    summary: Mapping[str, Any]
+    clients: Mapping[str, float]
+    seeds: Mapping[Any, float]
+    reference: bool = False
+    on_clients: PairedTest | None = None
+    on_seeds: PairedTest | None = None
+
+    @property
+    def result(self) -> float | None:
+        """The mean over clients and seeds; None if there is none."""
+        value = self.summary.get(self.metric)
+        return value if is_number(value) else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The sample standard deviation over seeds; None with one seed."""
+        return self.summary.get(self.metric + OVER_SEEDS)
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether it differs from the reference on the clients; None if not tested."""
+        return self.on_clients.differs if self.on_clients else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods that were compared on one or more tasks.
+
+    Parameters
+    ----------
+    rows : tuple of MethodResult
+        One for each method and task; the best method of a task comes first.
+    evaluated_on : {"test", "validation"}
+        The examples of all evaluations.
+    baseline : str
+        The method against which the others are tested; empty if it is the best one.
+    ranking : Ranking or None
+        Mean ranks over at least two tasks of at least three methods that ran on all.
+    """
+
+    rows: tuple[MethodResult, ...]
+    evaluated_on: str
+    baseline: str = ""
+    ranking: Ranking | None = None
+
+    @property
+    def tasks(self) -> dict[str, list[MethodResult]]:
+        """The rows of each task."""
+        names = dict.fromkeys(row.task for row in self.rows)
+        return {name: [r for r in self.rows if r.task == name] for name in names}
+
+    @property
+    def protocol(self) -> str:
+        """The rounds of the results, such as ``mean of last 10 rounds``."""
+        texts = dict.fromkeys(str(row.summary.get("protocol")) for row in self.rows)
+        return " or ".join(texts)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A finished run, with its own folder and the name of the results folder."""
+
+    method: str
+    seed: Any
+    directory: Path
+    config: Mapping[str, Any]
+    place: str
+
+    def setting(self, name: str) -> Setting:
+        """Return a setting; earlier versions lacked some, which had the defaults."""
+        value: Setting = self.config.get(name, defaults()[name])
+        return value
+
+    def summarized(self, protocol: str) -> tuple[dict[str, Any], list[Row]]:
+        """Return the summary by a protocol, and the rows of the result."""
+        rows, last = (
+            read_rows(self.directory / METRICS),
+            int(self.setting("evaluate-last")),
+        )
+        require(
+            bool(rows), "compare", str(self.directory), "a run with a metrics.jsonl"
+        )
+        chosen = protocol != "best-validation" or any(
+            v in r for r in rows for v in VALIDATED
+        )
+        allowed = (
+            "a protocol of the runs; only runs with result-protocol best-validation "
+        )
+        allowed += "have measured validation results beside test results"
+        require(chosen, "result-protocol", protocol, allowed)
+        clients = read_object(self.directory / CLIENTS)
+        summary = summarize_run(self.directory, rows, clients, protocol, last)
+        if joined := read_object(self.directory / NEWCOMERS):
+            summary |= summarize_newcomers(joined)
+        return summary, result_rows(rows, protocol, last)
+
+
+def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
+    """Compare the methods of results folders.
+
+    Folders whose clients have the same numbers of examples in each seed belong to the
+    same task. On each task, every method is tested against the best one, or against the
+    baseline, with Wilcoxon's signed-rank test: a pair is a client, with its mean over
+    the seeds, or a seed, with its mean over the clients. P-values are corrected by
+    Holm. With at least two tasks and three methods that ran on all of them, mean ranks
+    are compared by the tests of Friedman and Nemenyi.
+
+    Parameters
+    ----------
+    *runs : str, Path or Run
+        Results folders, folders of single runs, or runs of `simulate`.
+    protocol : {"", "mean-last", "last", "best-validation"}, default ""
+        The rounds of the results (setting ``result-protocol``); by default that of the
+        runs.
+    baseline : str, default ""
+        The method against which the others are tested; by default the best one.
+
+    Returns
+    -------
+    Comparison
+        One row for each method and task.
+
+    Raises
+    ------
+    SettingsError
+        If a folder has no results, the runs were not evaluated by the same protocol, or
+        no two methods ran on the same clients.
+
+    Examples
+    --------
+    >>> print(compare("results"))
+    """
+    allowed = ", ".join(PROTOCOLS)
+    require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
+    found = [group for each in runs for group in _groups(each)]
+    require(bool(found), "compare", found, "at least one folder of results")
+    every = [run for group in found for run in group]
+    for name in COMMON[:1] if protocol else COMMON:
+        values = sorted({str(run.setting(name)) for run in every})
+        require(len(values) == 1, name, values, "the same value in all compared runs")
+    protocol = protocol or str(every[0].setting("result-protocol"))
+    tasks = dict[str, list[list[_Run]]]()
+    for group in found:
+        tasks.setdefault(_data_of(group), []).append(group)
+    methods = [_by_method(groups) for groups in tasks.values()]
+    if len(found) > 1 and all(len(each) < 2 for each in methods):
+        raise SettingsError(
+            f"compare is {several([group[0].place for group in found])}, whose clients "
+            "or seeds are not the same; expected two methods on the same clients",
+            "clients",
+        )
+    firsts = [groups[0][0] for groups in tasks.values()]
+    names = [str(run.config["task"]) for run in firsts]
+    titles = [
+        f"{name} ({run.place})" if names.count(name) > 1 else name
+        for name, run in zip(names, firsts, strict=True)
+    ]
+    rows = [
+        row
+        for title, each in zip(titles, methods, strict=True)
+        for row in _tested(_results(title, each, protocol), baseline)
+    ]
+    known = dict.fromkeys(row.method for row in rows)
+    allowed = f"one of {', '.join(known)}"
+    require(not baseline or baseline in known, "baseline", baseline, allowed)
+    comparison = Comparison(tuple(rows), str(every[0].setting("evaluate-on")), baseline)
+    return replace(comparison, ranking=_ranking(comparison))
+
+
+def _groups(runs: Any) -> list[list[_Run]]:
+    """Return the runs of each folder among folders, a `Run` or `Runs`."""
+    if isinstance(runs, Mapping):
+        return [group for run in runs.values() for group in _groups(run)]
+    if hasattr(runs, "folders"):
+        return [[each for folder in runs.folders.values() for each in _read(folder)]]
+    return [list(_read(Path(runs)))]
+
+
+def _read(place: Path) -> Iterator[_Run]:
+    """Yield the finished runs of a results folder, or the run with this folder."""
+    place = place.absolute()
+    is_run = (place / METRICS).is_file()
+    output = place.parent if is_run else place
+    content: dict[str, Any] = read_object(output / SUMMARY)
+    names: Any = content.get("algorithms")
+    config: Any = content.get("config")
+    allowed = "a folder of results with a summary.json, or the folder of a finished run"
+    valid = isinstance(config, dict) and isinstance(names, dict) and bool(names)
+    valid = valid and (not is_run or place.name in names)
+    require(valid, "compare", str(place), allowed)
+    for seed in content.get("seeds", [config["seed"]]):
+        folder = output / f"seed-{seed}" if "seeds" in content else output
+        for name in [place.name] if is_run else names:
+            yield _Run(name, seed, folder / name, config, output.name)
+
+
+def _data_of(runs: Sequence[_Run]) -> str:
+    """Return what identifies the data: the task, and each client's numbers of examples.
+
+    Other settings may differ, such as the learning rates of two folders.
+    """
+    counts = {
+        run.seed: {
+            client: [entry.get(n) for n in (NUM_EXAMPLES, NUM_TEST_EXAMPLES)]
+            for client, entry in sorted(read_object(run.directory / CLIENTS).items())
+        }
+        for run in runs
+    }
+    return repr((runs[0].config["task"], counts))
+
+
+def _by_method(groups: Sequence[Sequence[_Run]]) -> dict[str, list[_Run]]:
+    """Return the runs of each method; one of two folders is two methods."""
+    names = [name for runs in groups for name in {run.method for run in runs}]
+    methods = dict[str, list[_Run]]()
+    for run in (run for runs in groups for run in runs):
+        alone = names.count(run.method) == 1
+        name = run.method if alone else f"{run.method} ({run.place})"
+        methods.setdefault(name, []).append(run)
+    return methods
+
+
+def _results(
+    task: str, methods: Mapping[str, Sequence[_Run]], protocol: str
+) -> list[MethodResult]:
+    """Return the results of some methods on a task, not yet compared."""
+    summarized = {
+        name: [run.summarized(protocol) for run in runs]
+        for name, runs in methods.items()
+    }
+    summaries = {
+        name: [summary for summary, _ in seeds] for name, seeds in summarized.items()
+    }
+    of_all = [summary.keys() for seeds in summaries.values() for summary in seeds]
+    metric = quality(set.intersection(*map(set, of_all)))
+    results = []
+    for name, runs in methods.items():
+        by_client = dict[str, list[float]]()
+        for run, (_, final) in zip(runs, summarized[name], strict=True):
+            rounds = {row["round"] for row in final}
+            for client, value in client_means(run.directory, metric, rounds).items():
+                by_client.setdefault(client, []).append(value)
+        seeds = {
+            run.seed: summary[metric]
+            for run, summary in zip(runs, summaries[name], strict=True)
+            if is_number(summary.get(metric))
+        }
+        clients = {c: sum(values) / len(values) for c, values in by_client.items()}
+        summary = summaries[name][0]
+        if len(runs) > 1:
+            summary = over_seeds(summaries[name])
+        results.append(MethodResult(task, name, metric, summary, clients, seeds))
+    return results
+
+
+def _tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:
+    """Test the methods of a task against the best one or the baseline; best first."""
+    sign = 1 if results[0].metric == "accuracy" else -1
+    # Methods without a result come last.
+    ordered = sorted(
+        results, key=lambda each: (each.result is None, -sign * (each.result or 0.0))
+    )
+    named = [each for each in ordered if each.method == baseline]
+    reference = (named or ordered)[0]
+    others = [each for each in ordered if each is not reference]
+
+    def tests(values: str) -> list[PairedTest]:
+        against = getattr(reference, values)
+        made = []
+        for each in others:
+            of_method = getattr(each, values)
+            pairs = [name for name in of_method if name in against]
+            ours, theirs = ([of[n] for n in pairs] for of in (of_method, against))
+            made.append(paired_test(ours, theirs, sign))
+        corrected = holm([test.p for test in made])
+        return [replace(t, p=p) for t, p in zip(made, corrected, strict=True)]
+
+    compared = {
+        each.method: replace(each, on_clients=on_clients, on_seeds=on_seeds)
+        for each, on_clients, on_seeds in zip(
+            others, tests("clients"), tests("seeds"), strict=True
+        )
+    }
+    compared[reference.method] = replace(reference, reference=True)
+    return [compared[each.method] for each in ordered]
+
+
+def _ranking(comparison: Comparison) -> Ranking | None:
+    """Rank the methods that ran on all tasks; None if they are too few."""
+    tasks = list(comparison.tasks.values())
+    results = [
+        {row.method: row.result for row in rows if row.result is not None}
+        for rows in tasks
+    ]
+    methods = [name for name in results[0] if all(name in each for each in results)]
+    if len(tasks) < 2 or len(methods) < 3:
+        return None
+    sign = 1 if tasks[0][0].metric == "accuracy" else -1
+    return rank(methods, [[each[name] for name in methods] for each in results], sign)

@@ -1,0 +1,177 @@
+"""Statistical tests that compare methods on paired results.
+
+Wilcoxon's signed-rank test of two methods on the same clients or seeds, corrected by
+Holm; Friedman's test of several methods on several tasks with Nemenyi's critical
+difference (Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR
+2006).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Differences with a larger p-value are not significant.
+LEVEL = 0.05
+# With five pairs, the smallest p-value of the signed-rank test is 0.0625.
+FEWEST_PAIRS = 6
+# Differences are rounded to this many decimals, so that equal ones are ties.
+DECIMALS = 12
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Wilcoxon's signed-rank test of a method against a reference.
+
+    Parameters
+    ----------
+    pairs : int
+        Number of pairs, which are clients or seeds.
+    wins, ties, losses : int
+        Number of pairs in which the method is better than the reference, equally good,
+        and worse.
+    difference : float
+        Mean of the paired differences, method minus reference.
+    effect : float
+        Matched-pairs rank-biserial correlation, −1 to 1: the rank sum of the wins minus
+        that of the losses, divided by the sum of both; 0 if all pairs are ties.
+    p : float or None
+        Two-sided p-value, after Holm's correction if `holm` has been applied; None with
+        fewer than `FEWEST_PAIRS` pairs.
+    """
+
+    pairs: int
+    wins: int
+    ties: int
+    losses: int
+    difference: float
+    effect: float
+    p: float | None
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether the difference is significant; None if it could not be tested."""
+        return None if self.p is None else self.p < LEVEL
+
+    @property
+    def note(self) -> str:
+        """Why there is no meaningful p-value; empty if there is one."""
+        if self.p is None:
+            return f"{self.pairs} pairs are too few for a test, at least {FEWEST_PAIRS}"
+        return "all pairs are ties" if self.ties == self.pairs else ""
+
+
+def paired_test(
+    method: Sequence[float], reference: Sequence[float], sign: int = 1
+) -> PairedTest:
+    """Compare paired results of a method and a reference.
+
+    Parameters
+    ----------
+    method, reference : sequence of float
+        The results of both, in the same order.
+    sign : {1, -1}, default 1
+        −1 if lower results are better.
+    """
+    from scipy.stats import rankdata, wilcoxon
+
+    differences = np.round(np.subtract(method, reference), DECIMALS)
+    better = sign * differences
+    ranks = rankdata(abs(better[better != 0]))
+    total = ranks.sum()
+    effect = float(np.sign(better[better != 0]) @ ranks / total) if total else 0.0
+    p = None
+    if len(differences) >= FEWEST_PAIRS:
+        p = float(wilcoxon(differences).pvalue) if total else 1.0
+    return PairedTest(
+        pairs=len(differences),
+        wins=int(np.sum(better > 0)),
+        ties=int(np.sum(better == 0)),
+        losses=int(np.sum(better < 0)),
+        difference=float(np.mean(differences)) if len(differences) else math.nan,
+        effect=effect,
+        p=p,
+    )
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values with Holm's correction; None stays None and is not counted."""
+    tested = sorted((p, i) for i, p in enumerate(values) if p is not None)
+    corrected, largest = list(values), 0.0
+    for rank, (p, i) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Friedman's test of methods on several tasks, and Nemenyi's comparison of ranks.
+
+    Parameters
+    ----------
+    methods : tuple of str
+        The methods, the best mean rank first.
+    ranks : tuple of float
+        Their mean ranks; rank 1 is the best.
+    tasks : int
+        Number of tasks.
+    statistic, p : float
+        Friedman's χ² and its p-value.
+    critical_difference : float
+        Smallest difference of two mean ranks that is significant.
+    """
+
+    methods: tuple[str, ...]
+    ranks: tuple[float, ...]
+    tasks: int
+    statistic: float
+    p: float
+    critical_difference: float
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """First and last position of each largest group without a difference."""
+        groups = list[tuple[int, int]]()
+        for first, rank in enumerate(self.ranks):
+            within = [r for r in self.ranks if r - rank < self.critical_difference]
+            last = len(within) - 1
+            if last > first and (not groups or last > groups[-1][1]):
+                groups.append((first, last))
+        return groups
+
+
+def rank(
+    methods: Sequence[str], results: Sequence[Sequence[float]], sign: int = 1
+) -> Ranking:
+    """Rank at least three methods on at least two tasks.
+
+    Parameters
+    ----------
+    methods : sequence of str
+        The methods.
+    results : sequence of sequence of float
+        For each task, the result of each method.
+    sign : {1, -1}, default 1
+        −1 if lower results are better.
+    """
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    table = np.round(np.asarray(results, float), DECIMALS)
+    tasks, count = table.shape
+    ranks = rankdata(-sign * table, axis=1).mean(0)
+    order = np.argsort(ranks, kind="stable")
+    # The test divides by zero if all methods tie on all tasks.
+    tied = bool((table == table[:, :1]).all())
+    statistic, p = (0.0, 1.0) if tied else friedmanchisquare(*table.T)
+    quantile = studentized_range.ppf(1 - LEVEL, count, np.inf) / math.sqrt(2)
+    return Ranking(
+        methods=tuple(methods[i] for i in order),
+        ranks=tuple(ranks[order].tolist()),
+        tasks=tasks,
+        statistic=float(statistic),
+        p=float(p),
+        critical_difference=float(quantile)
+        * math.sqrt(count * (count + 1) / 6 / tasks),
+    )

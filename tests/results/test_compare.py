@@ -1,0 +1,151 @@
+"""Comparison of the methods of results folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+from refusals import code_of
+
+from flwr_frl import compare
+from flwr_frl.common.settings import resolve
+from flwr_frl.results.results import write_json
+
+CLIENTS = [f"{i:06d}" for i in range(8)]
+# Accuracies of eight clients with one seed. FedPer and FedRep differ in one of them.
+FEDAVG = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+FEDREP = [0.2, 0.4, 0.5, 0.7, 0.9, 0.9, 0.9, 1.0]
+FEDPER = [0.2, 0.4, 0.5, 0.7, 0.9, 0.9, 0.9, 0.9]
+
+
+def write_runs(output: Path, seed=0, examples=10, rounds=4, **methods) -> Path:
+    """Write the files of finished runs, whose last rounds are equal."""
+    config = resolve({"seed": seed, "output": str(output)})
+    for name, values in methods.items():
+        of_clients = dict(zip(CLIENTS, values, strict=False))
+        folder = output / name
+        folder.mkdir(parents=True)
+        lines = []
+        for number in range(1, rounds + 1):
+            # A round before the last ten is no part of the result.
+            metrics = {
+                c: {"accuracy": v * (number > rounds - 10)}
+                for c, v in of_clients.items()
+            }
+            accuracy = sum(m["accuracy"] for m in metrics.values()) / len(metrics)
+            row = {"round": number, "seconds": 2.0 * number, "accuracy": accuracy}
+            row |= {"evaluated": len(metrics), "bytes-up": 10, "bytes-down": 20}
+            lines.append(json.dumps({**row, "client-metrics": metrics}))
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+        sizes = {"num-examples": examples, "num-test-examples": 5}
+        write_json(folder / "clients.json", dict.fromkeys(of_clients, sizes))
+    content = {"algorithms": {key: {} for key in methods}, "config": dict(config)}
+    write_json(output / "summary.json", content)
+    return output
+
+
+def with_seeds(output: Path, seeds: int, **methods) -> Path:
+    """Write runs of several seeds; each has results that are 0.01 lower."""
+    for seed in range(seeds):
+        lower = {n: [v - 0.01 * seed for v in of] for n, of in methods.items()}
+        write_runs(output / f"seed-{seed}", seed, **lower)
+    config = dict(resolve({"output": str(output)}))
+    content = {"algorithms": {key: {} for key in methods}, "config": config}
+    write_json(output / "summary.json", {**content, "seeds": list(range(seeds))})
+    return output
+
+
+def test_methods_are_tested_against_the_best_one(tmp_path):
+    write_runs(tmp_path, rounds=12, fedavg=FEDAVG, fedrep=FEDREP, fedper=FEDPER)
+    comparison = compare(tmp_path)
+    best, second, third = comparison.rows
+    assert [row.method for row in comparison.rows] == ["fedrep", "fedper", "fedavg"]
+    assert best.result == pytest.approx(5.5 / 8)
+    assert best.reference
+    assert best.on_clients is None
+    assert (second.result, second.deviation) == (pytest.approx(5.4 / 8), None)
+    # One of eight pairs differs: p = 1. FedAvg loses all: 2 / 2^8, times 2 by Holm.
+    assert second.on_clients.p == 1
+    assert second.differs is False
+    assert (second.on_clients.ties, second.on_clients.losses) == (7, 1)
+    assert third.on_clients.losses == 8
+    assert third.differs is True
+    assert third.on_clients.difference == pytest.approx(-1.9 / 8)
+    # One seed is one pair.
+    assert third.on_seeds.pairs == 1
+    assert third.on_seeds.p is None
+    assert comparison.protocol == "mean of last 10 rounds"
+    assert comparison.ranking is None
+    # By name, path or folder of a run
+    assert compare(str(tmp_path / "fedper")).rows[0].method == "fedper"
+
+
+def test_other_protocols_and_a_baseline(tmp_path):
+    write_runs(tmp_path, rounds=12, fedavg=FEDAVG, fedrep=FEDREP)
+    comparison = compare(tmp_path, protocol="last", baseline="fedavg")
+    first, second = comparison.rows
+    assert comparison.protocol == "last evaluated round"
+    assert (first.method, first.on_clients.wins, second.reference) == (
+        "fedrep",
+        8,
+        True,
+    )
+    assert code_of(compare, tmp_path, baseline="fedpre") == "baseline"
+    assert code_of(compare, tmp_path, protocol="best-validation") == "result-protocol"
+    assert code_of(compare, tmp_path, protocol="best") == "result-protocol"
+
+
+def test_seeds_are_one_row_and_pairs(tmp_path):
+    with_seeds(tmp_path, 6, fedavg=FEDAVG, fedrep=FEDREP)
+    best, other = compare(tmp_path).rows
+    # Mean of 0.6875 and of 0, 0.01, … 0.05 less; deviation 0.01 * sqrt(3.5)
+    assert best.result == pytest.approx(0.6875 - 0.025)
+    assert best.deviation == pytest.approx(0.01 * 3.5**0.5)
+    assert list(best.seeds) == [0, 1, 2, 3, 4, 5]
+    assert best.clients["000003"] == pytest.approx(0.7 - 0.025)
+    # Six equal differences of one sign
+    assert (other.on_seeds.pairs, other.on_seeds.losses) == (6, 6)
+    assert other.on_clients.pairs == 8
+
+
+def test_methods_of_several_tasks_are_ranked(tmp_path):
+    places = [
+        write_runs(
+            tmp_path / f"{i}", examples=i, fedavg=FEDAVG, fedrep=FEDREP, fedper=FEDPER
+        )
+        for i in range(1, 4)
+    ]
+    comparison = compare(*places)
+    assert list(comparison.tasks) == ["digits (1)", "digits (2)", "digits (3)"]
+    assert comparison.ranking.methods == ("fedrep", "fedper", "fedavg")
+    assert comparison.ranking.ranks == (1.0, 2.0, 3.0)
+    # Friedman: 12 * 3 / 12 * (1 + 0 + 1)
+    assert comparison.ranking.statistic == pytest.approx(6.0)
+
+
+def test_folders_with_the_same_clients_are_one_task(tmp_path):
+    one = write_runs(tmp_path / "slow", fedavg=FEDAVG, fedrep=FEDPER)
+    two = write_runs(tmp_path / "fast", fedrep=FEDREP)
+    comparison = compare(one, two)
+    assert list(comparison.tasks) == ["digits"]
+    names = [row.method for row in comparison.rows]
+    assert names == ["fedrep (fast)", "fedrep (slow)", "fedavg"]
+
+
+def test_runs_that_cannot_be_compared(tmp_path):
+    one = write_runs(tmp_path / "one", fedavg=FEDAVG)
+    other = write_runs(tmp_path / "other", examples=11, fedrep=FEDREP)
+    seed = write_runs(tmp_path / "seed", seed=1, fedrep=FEDREP)
+    assert code_of(compare, one, other) == "clients"
+    assert code_of(compare, one, seed) == "clients"
+    last = write_runs(tmp_path / "last", fedper=FEDPER)
+    content = json.loads((last / "summary.json").read_text())
+    for name, value in (("evaluate-last", 5), ("result-protocol", "last")):
+        content["config"][name] = value
+        write_json(last / "summary.json", content)
+        assert code_of(compare, one, last) == name
+    compare(one, last, protocol="last")
+    content["config"]["evaluate-on"] = "validation"
+    write_json(last / "summary.json", content)
+    assert code_of(compare, one, last, protocol="last") == "evaluate-on"
+    assert code_of(compare) == "compare"
+    assert code_of(compare, tmp_path) == "compare"
