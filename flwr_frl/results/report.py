@@ -34,6 +34,7 @@ from flwr_frl.results.results import (
     PLOT,
     Row,
     describe,
+    is_number,
     log_os_errors,
     protocol_text,
     quality,
@@ -138,12 +139,13 @@ class Report:
         if self.tracking:
             self.tracking.add(row)
         # As in the table, the result is that of several rounds.
-        name, final = quality(self.latest), result_rows(self.rows, *self._protocol)
-        values = [each[name] for each in final if each.get(name) is not None]
-        result = {name: fmean(values)} if values else self.latest
-        state = describe(result, str(self.settings["evaluate-on"]))
-        if values:
-            state += f" ({protocol_text(final, self._protocol[0])})"
+        name, result, text = quality(self.latest), self.latest, ""
+        if name in self.latest:
+            final = result_rows(self.rows, *self._protocol)
+            values = [each[name] for each in final if is_number(each.get(name))]
+            result = {name: fmean(values)} if values else self.latest
+            text = f" ({protocol_text(final, self._protocol[0])})"
+        state = describe(result, str(self.settings["evaluate-on"])) + text
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _write_rows(self) -> None:
