@@ -136,7 +136,8 @@ class Run:
         allowed = "a folder with this run, which a later one has replaced"
         require(not replaced, "output", str(folder), allowed)
         # The user has named all settings of this run.
-        return TrainedRun.read(folder, self.settings[seed]).predictor(client, "")
+        run = TrainedRun.read(folder, self.settings[seed], client)
+        return run.predictor(client, "")
 
     @property
     def evaluated_on(self) -> str:

@@ -97,7 +97,7 @@ def personalize(
     exists = os.path.exists(os.path.expanduser(data_dir))
     require(exists, "data-dir", str(data_dir), "a folder or file that is there")
     named = {"device": "auto", **settings, "data_dir": data_dir}
-    run = TrainedRun.read(checkpoint, named)
+    run = TrainedRun.read(checkpoint, named, client_name)
     known = {*run.values.acknowledged, *run.values.labels.values()}
     new = client_name not in known and not SIMULATED.fullmatch(client_name)
     allowed = "that of a device that arrives after the training"

@@ -29,6 +29,7 @@ from flwr_frl.clients.device.state import (
 )
 from flwr_frl.common import checkpoint
 from flwr_frl.common.messages import FROZEN_DIGEST
+from flwr_frl.common.ownership import SIGNATURE, is_own
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -74,10 +75,12 @@ def load_run(
         ``state-dir`` of a device; by default the folder beside the checkpoint in which
         a simulation keeps its clients' states.
     **settings
-        Settings that the file alone cannot set, with ``_`` in place of ``-``, as for
-        `load_model`: ``task`` and ``algorithm`` if they are import paths, and
-        ``data_dir`` if the model depends on the client's data, such as the fine-tuned
-        one of ``-ft``, FedBABU and Per-FedAvg, or if no file names the classes.
+        Settings, with ``_`` in place of ``-``, of a run that another user or machine
+        has made. As for `load_model`, a file alone cannot set ``task`` and
+        ``algorithm`` if they are import paths, and ``data_dir`` if the model depends on
+        the client's data, such as the fine-tuned one of ``-ft``, FedBABU and
+        Per-FedAvg, or if no file names the classes. A device's ``data_dir`` must always
+        be named. Your own runs are recognised by a key in your cache.
 
     Returns
     -------
@@ -91,7 +94,7 @@ def load_run(
         fit the model.
     """
     require(isinstance(client, str), "client", client, "a string")
-    return TrainedRun.read(path, settings).predictor(client, str(state_dir))
+    return TrainedRun.read(path, settings, client).predictor(client, str(state_dir))
 
 
 class _NeedsDataError(SettingsError):
@@ -110,6 +113,13 @@ class Values(BaseModel):
     # Digests of the class names, and of the frozen part of the shared groups.
     classes: str = ""
     model: dict[str, Any] = {}
+
+    def name_of(self, client: str) -> str:
+        """Return the name of a simulated client that may be named by its folder.
+
+        The folder may have the name of another client.
+        """
+        return {label: n for n, label in self.labels.items()}.get(client, client)
 
 
 @dataclass(frozen=True)
@@ -141,8 +151,11 @@ class TrainedRun:
     heads: Tensors
 
     @classmethod
-    def read(cls, path: FilePath, named: Mapping[str, Any]) -> Self:
+    def read(cls, path: FilePath, named: Mapping[str, Any], client: str) -> Self:
         """Read a server's checkpoint.
+
+        The settings of a run of this user are used as if they were named, except for
+        the place of a device's data.
 
         Parameters
         ----------
@@ -150,6 +163,8 @@ class TrainedRun:
             The file, or the folder that contains it.
         named : mapping
             Settings that the user names.
+        client : str
+            Name or label of the client, if any.
 
         Raises
         ------
@@ -173,6 +188,10 @@ class TrainedRun:
         except Exception as error:
             line = f"checkpoint {str(file)!r} is not that of a run: {error_line(error)}"
             raise SettingsError(line, "checkpoint") from None
+        if is_own(written, about.get(SIGNATURE)):
+            of_run = SIMULATED.fullmatch(values.name_of(client) or "000000")
+            mine = {n: v for n, v in written.items() if of_run or n != "data-dir"}
+            named = {**mine, **named}
         files = FileSettings.of(written, named)
         files.need_algorithm()
         settings, heads = complete(files.settings), under("heads/", kept)
@@ -185,10 +204,7 @@ class TrainedRun:
 
     def predictor(self, client: str, state_dir: str) -> Predictor:
         """Return a client's model; see `load_run`."""
-        # Users name a simulated client by its folder, which may be named as another
-        # client.
-        names = {label: name for name, label in self.values.labels.items()}
-        client = names.get(client, client)
+        client = self.values.name_of(client)
         directory = self.directory_of(client, state_dir)
         about, personal = self.personal_arrays(client, directory)
         task: Task

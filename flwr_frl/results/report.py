@@ -49,6 +49,14 @@ from flwr_frl.results.results import (
 from flwr_frl.results.trackers import Tracking
 
 
+def console_of_bars() -> Console:
+    """Return the console of progress bars, which also works in notebooks."""
+    if not Console().is_jupyter:
+        return Console()
+    # Without `ipywidgets`, rich's own bar for notebooks shows only a warning.
+    return Console(stderr=True, force_jupyter=False, force_terminal=True)
+
+
 class Report:
     """Report one run of one algorithm in ``output/<algorithm>``.
 
@@ -100,8 +108,7 @@ class Report:
         self.progress = Progress(
             *("{task.description}", BarColumn(20), "{task.completed}/{task.total}"),
             *(TimeRemainingColumn(), "{task.fields[state]}", "{task.fields[place]}"),
-            # Without `ipywidgets`, rich's own bar for notebooks shows only a warning.
-            console=Console(stderr=True, force_jupyter=False),
+            console=console_of_bars(),
             # The bars of parallel runs would overwrite each other.
             disable=multiprocessing.parent_process() is not None,
         )

@@ -90,7 +90,7 @@ def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tm
     assert len({metrics["loss"] for metrics in clients.values()}) == 3
 
 
-def test_a_custom_partition_must_be_named_by_the_user(tmp_path, write_module):
+def test_a_stranger_must_name_a_custom_partition(tmp_path, write_module, stranger):
     body = "return [range(i, len(labels), num_clients) for i in range(num_clients)]"
     text = f"def in_turn(labels, num_clients, seed):\n    {body}\n"
     partition = f"{write_module('turns', text)}:in_turn"
@@ -102,12 +102,14 @@ def test_a_custom_partition_must_be_named_by_the_user(tmp_path, write_module):
     examples = build_task({"task": "digits", "partition": partition}, 3).test_examples(
         1
     )
-    classes, _ = load_run(place, "000001", partition=partition)(examples.inputs)
-    right = np.mean(
-        [int(c) == t for c, t in zip(classes, examples.targets, strict=True)]
-    )
-    assert right == pytest.approx(clients["000001"]["accuracy"], abs=1e-6)
-    # Otherwise the clients' examples are refused: code that files name is not run.
+    named = {"partition": partition}
+    # Who made the run need not name it.
+    for given in ({}, named):
+        classes, _ = load_run(place, "000001", **given)(examples.inputs)
+        hits = np.array(classes, int) == examples.targets.numpy()
+        assert hits.mean() == pytest.approx(clients["000001"]["accuracy"], abs=1e-6)
+        stranger()
+    # Code that only a file names is not run.
     assert code_of(load_run, place, "000001") == "partition"
 
 
@@ -129,7 +131,8 @@ def test_an_invalid_line_gives_a_one_line_error(table, own, capsys, text, line):
     assert line in one_error(capsys.readouterr().err)
 
 
-def test_personalize_needs_the_name_of_a_custom_task(table, own, tmp_path, capsys):
+def test_a_stranger_must_name_a_custom_task(table, own, tmp_path, capsys, stranger):
+    stranger()
     (tmp_path / "mine").write_text("2")
     run = table / "results" / "fedrep"
     arguments = ["--checkpoint", str(run)]
