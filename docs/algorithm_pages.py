@@ -1,36 +1,46 @@
-"""Generate a page for each algorithm from its strategy, its client and their settings.
+"""Assemble a page for each algorithm from its text and from facts of the code.
 
-Each row of ``strategies/table.py`` has a page. Docstrings describe what the algorithm
-does, parameter groups what it shares and keeps, traits its requirements, and
-declarations its settings. Published and measured accuracies are those of the pages of
-results.
+``methods/NAME.md`` has the idea, what server and client do, and when to use it. The
+picture of what travels, the settings, the command and the results follow from the
+classes, and from the data of the pages of results.
 """
 
-import inspect
+import html
 import re
-import tomllib
 from typing import Any, NamedTuple
 
-from docs.algorithm_results import results
-from docs.links import DOCS
+from docs.algorithm_results import comparison, results, title_of
+from docs.links import DOCS, for_site
 from docs.settings import COMMON, Row, cases_of, descriptions, table, wraps
-from flwr_frl.clients.algorithms import client_class, complete, load_client
+from flwr_frl.clients.algorithms import client_class, load_client
 from flwr_frl.clients.base import Client, tests_received
-from flwr_frl.clients.device.groups import HEAD, REPRESENTATION
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
-from flwr_frl.common.settings import SettingsError, declared, defaults
+from flwr_frl.clients.fedbn import batch_norms
+from flwr_frl.common.settings import declared, defaults
 from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.flute import HeadsOnServer
 from flwr_frl.strategies.gossip.base import Gossip
-from flwr_frl.task.names import GENERATED
-from flwr_frl.task.tasks import build_task
+from flwr_frl.strategies.table import SIMULATION_DEFAULTS
 
-# Settings that are tried, in this order, to find an example that the algorithm can run.
-EXAMPLES: list[dict[str, Any]] = [
-    {},
-    {"model": "resnet20"},
-    *({"task": task} for task in GENERATED[1:]),
-]
-GROUPS = {REPRESENTATION: "representation", HEAD: "head", "model.": "a second model"}
+METHODS = DOCS / "methods"
+# Words for groups of arrays whose names do not explain themselves; "" is not shown.
+WORDS = {
+    "model.": "personal model",
+    "before.": "model before training",
+    "previous.": "previous representation",
+    "candidates.": "models of other clients",
+    "clusters.": "a model for each cluster",
+    "lora-b.": "matrices B",
+    "gossip.": "momentum and estimates",
+    "started.": "",
+}
+PICTURE = """<div class="exchange">
+<div class="end"><b>{server} keeps</b><br>{stored}</div>
+<div class="wire"><div class="down">{down}</div><div class="up">{up}</div></div>
+<div class="end many"><b>Each {client} keeps</b><br>{stays}</div>
+</div>
+"""
 
 
 class Algorithm(NamedTuple):
@@ -47,10 +57,15 @@ class Algorithm(NamedTuple):
         return issubclass(self.strategy, Gossip)
 
     @property
-    def title(self) -> str:
-        """The name before the citation, or that of the class if it has a space."""
-        before = self.about.partition(" (")[0]
-        return self.strategy.__name__ if " " in before else before
+    def kept_for_each(self) -> str:
+        """What the server keeps for each client and sends to it alone; or ""."""
+        strategy = self.strategy
+        if wraps(strategy):
+            settings = {**defaults(), "algorithm": self.name}
+            strategy = strategy_class(strategy.wrapped_settings(settings))
+        if strategy.per_client is Strategy.per_client:
+            return ""
+        return "head" if issubclass(strategy, HeadsOnServer) else "model"
 
 
 def algorithm_pages() -> dict[str, str]:
@@ -74,95 +89,111 @@ def overview(known: list[Algorithm]) -> str:
     text = "| name | algorithm | travels | stays on the client |\n"
     text += "| --- | --- | --- | --- |\n"
     for each in known:
+        down, up, stays = (", ".join(groups) or "\N{EN DASH}" for groups in flow(each))
+        travels = down if down == up else f"to the client: {down}; back: {up}"
+        about = each.about.replace("*", r"\*")
         name = f"[`{each.name}`](/algorithms/{each.name}.md)"
-        text += f"| {name} | {each.about} | {travels(each)} | {stays(each)} |\n"
+        text += f"| {name} | {about} | {travels} | {stays} |\n"
     return text
 
 
-def travels(each: Algorithm) -> str:
-    """Return which arrays clients and server exchange."""
+def flow(each: Algorithm) -> tuple[list[str], list[str], list[str]]:
+    """Return what a client receives, what it sends, and what stays, in words."""
+    client, stays = each.client, in_words(each.client.personal)
     if each.relays:
-        return "messages to neighbours"
-    received, sent = groups(each.client.shared), each.client.sent
-    if sent is Client.sent:
-        return received
-    return f"to the client: {received}; to the server: {groups(sent)}"
+        return ["messages of neighbours"], ["a message"], stays
+    down = in_words(client.shared)
+    up = down if client.sent is Client.sent else in_words(client.sent)
+    if ALGORITHMS[each.name][0] in SIMULATION_DEFAULTS:
+        # The rest of the representation is frozen.
+        down, up = (["adapters", *words[1:]] for words in (down, up))
+    if each.kept_for_each != "head":
+        down, up = whole(down), whole(up)
+    return down, up, whole(stays)
 
 
-def stays(each: Algorithm) -> str:
-    """Return which arrays never leave a client."""
-    return groups(each.client.personal)
+def whole(words: list[str]) -> list[str]:
+    """Return words with the two parts of a model as one."""
+    both = words[:2] == ["representation", "head"]
+    return ["model", *words[2:]] if both else words
 
 
-def groups(names: object) -> str:
-    """Return parameter groups in words; properties depend on the settings."""
-    if not isinstance(names, tuple):
-        return "depends on the settings"
-    if {*names} >= {REPRESENTATION, HEAD}:
-        rest = [name for name in names if name not in GROUPS]
-        return ", ".join(["the model", *(f"`{name[:-1]}`" for name in rest)])
-    words = [GROUPS.get(name, f"`{name[:-1]}`") for name in names]
-    return ", ".join(words) or "\N{EN DASH}"
+def in_words(groups: object) -> list[str]:
+    """Return groups of arrays in words; properties depend on the settings."""
+    if not isinstance(groups, tuple):
+        return ["depends on the role"]
+    words = [WORDS.get(g, g.rstrip(".").replace("-", " ")) for g in groups]
+    return [word for word in words if word]
 
 
 def page(each: Algorithm) -> str:
     """Return the page of an algorithm."""
-    parts = [
-        f"# {each.title}\n\n`{each.name}`: {each.about}{paper(each.name)}\n",
-        "## What it does\n",
-        described("On the server", each.strategy),
-        described("On the client", each.client),
-        *(
-            described(f"On the task `{task}`: the server", case)
-            + "\n"
-            + described(
-                f"On the task `{task}`: the client",
-                load_client(case._traits.client),
-            )
-            for task, case in cases_of(each.strategy).items()
-        ),
-        "## What is shared and what stays\n",
-        f"| travels | stays on the client |\n| --- | --- |\n"
-        f"| {travels(each)} | {stays(each)} |\n",
-        "[Who sees what](/privacy.md)\n",
-        "## Needs and capabilities\n\n" + "".join(f"- {t}\n" for t in traits(each)),
-        "## Settings\n\n" + settings_table(each),
-        "## Run it\n\n" + command(each),
-        "## Results\n\n" + results(each.name),
-        "## Source\n\n" + source(each),
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def paper(name: str) -> str:
-    """Return a link to the paper, if ``papers.toml`` has one."""
-    links = tomllib.loads((DOCS / "papers.toml").read_text(encoding="utf-8"))
-    plain = name.removesuffix("-ft")
-    return f" · [paper]({links[plain]})" if plain in links else ""
-
-
-def prose(docstring: str | None) -> str:
-    """Return a docstring's text above its sections, as Markdown."""
-    text = inspect.cleandoc(docstring or "")
-    text = re.split(r"\n\n[A-Z]\w+( \w+)?\n-+\n", text)[0]
-    # Literal blocks become fenced blocks.
-    text = re.sub(
-        r"::\n\n((?:    .*\n?|\n)+)",
-        lambda m: ":\n\n```text\n" + inspect.cleandoc(m[1]) + "\n```\n\n",
-        text,
+    file = METHODS / f"{each.name}.md"
+    text = for_site(file.read_text(encoding="utf-8"), file)
+    idea, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    written = dict(section.split("\n", 1) for section in sections)
+    server, client, use = (
+        written.pop(title).strip() for title in ("Server", "Client", "When to use it")
     )
-    code = re.split(r"(`+[^`]+`+)", text)
-    code[::2] = [re.sub(r"([*<|])", r"\\\1", part) for part in code[::2]]
-    return "".join(code).strip()
+    steps, _, notes = client.partition("\n\n")
+    parts = [
+        f"# {title_of(each.name)}\n\n{idea.strip()}",
+        "## Algorithm\n\n" + side_by_side(each, server, steps),
+        notes,
+        "The symbols are those of [all algorithms](/algorithms.md#notation). "
+        f"In the code: {classes(each)}.",
+        "## What travels, and what stays\n\n" + picture(each),
+        "[Privacy](/privacy.md) describes who can see what.",
+        f"## When to use it\n\n{use}",
+        comparison(each.name),
+        "## Run it\n\n" + command(each) + "\n" + traits(each),
+        "## Results\n\n" + results(each.name),
+        "## Settings\n\n" + settings_table(each),
+        *(f"## {title}\n\n{text.strip()}" for title, text in written.items()),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def described(title: str, kind: type) -> str:
-    """Return the docstring of a strategy or a client as a section."""
-    return f"### {title}\n\n{prose(kind.__doc__)}\n"
+def side_by_side(each: Algorithm, server: str, client: str) -> str:
+    """Return the steps of both ends in two columns."""
+    ends = ("Relay", "Node $i$") if each.relays else ("Server", "Client $i$")
+    cards = "".join(
+        f":::{{grid-item-card}} {end}\n{steps}\n:::\n"
+        for end, steps in zip(ends, (server, client), strict=True)
+    )
+    return f"::::{{grid}} 1 1 2 2\n:gutter: 3\n\n{cards}::::"
 
 
-def traits(each: Algorithm) -> list[str]:
-    """Return sentences on an algorithm's requirements and capabilities."""
+def picture(each: Algorithm) -> str:
+    """Return the picture of what travels and what stays, as HTML."""
+    down, up, stays = flow(each)
+    own = each.kept_for_each
+    for_each = f"each client's {own}"
+    stored = [for_each if word == own else word for word in down]
+    return PICTURE.format(
+        server="Relay" if each.relays else "Server",
+        client="node" if each.relays else "client",
+        stored=chips([] if each.relays else stored, for_each),
+        down=chips(down, own),
+        up=chips(up, own),
+        stays=chips(stays, *stays),
+    )
+
+
+def chips(words: list[str], *personal: str) -> str:
+    """Return labels in the colour of shared or of personal arrays, as HTML."""
+    return (
+        "".join(
+            f'<span class="{"personal" if word in personal else "shared"}">'
+            f"{html.escape(word)}</span>"
+            for word in words
+        )
+        or "nothing"
+    )
+
+
+def traits(each: Algorithm) -> str:
+    """Return a list of an algorithm's requirements and capabilities."""
     server, client = each.strategy._traits, each.client._traits
     sentences = []
     for check in client.requires:
@@ -171,7 +202,7 @@ def traits(each: Algorithm) -> list[str]:
         elif check is needs_classes:
             sentences.append("Targets must be classes.")
         else:
-            need = prose(check.__doc__).partition("\n")[0]
+            need = (check.__doc__ or "").partition("\n")[0]
             sentences.append(need.replace("Refuse", "It refuses", 1))
     if server.evaluate_last_round_only:
         sentences.append("Only the last round is evaluated.")
@@ -185,7 +216,7 @@ def traits(each: Algorithm) -> list[str]:
         sentences.append(
             "[Noise on the device](/privacy.md) (`dp-noise`) can be counted."
         )
-    return sentences
+    return "".join(f"- {sentence}\n" for sentence in sentences)
 
 
 def settings_table(each: Algorithm) -> str:
@@ -205,29 +236,18 @@ def settings_table(each: Algorithm) -> str:
 
 def command(each: Algorithm) -> str:
     """Return a command that runs the algorithm on data that need no download."""
-    settings = next((g for g in EXAMPLES if _runs(each, g)), {})
     words = f"flwr-frl {each.name}"
-    if "task" in settings:
-        words += f" --task {settings['task']}"
-    if "model" in settings:
-        words += f" --run-config 'model=\"{settings['model']}\"'"
+    if batch_norms in each.client._traits.requires:
+        words += " --run-config 'model=\"resnet20\"'"
     if each.relays:
         words += " --clients 10"
     return f"```sh\n{words}\n```\n"
 
 
-def _runs(each: Algorithm, given: dict[str, Any]) -> bool:
-    settings = {**defaults(), "algorithm": each.name, "num-clients": 5, **given}
-    try:
-        kind = client_class(settings)
-        kind._traits.check(build_task(complete(settings), 5))
-    except SettingsError:
-        return False
-    return True
-
-
-def source(each: Algorithm) -> str:
-    """Return links to the classes in the reference."""
-    kinds = {each.strategy, each.client}
-    names = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
-    return "".join(f"- {{py:obj}}`{name}`\n" for name in names)
+def classes(each: Algorithm) -> str:
+    """Return links to the classes in the reference, also those of other tasks."""
+    cases = cases_of(each.strategy).values()
+    clients = [load_client(case._traits.client) for case in cases]
+    kinds = dict.fromkeys([each.strategy, each.client, *cases, *clients])
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+    return ", ".join(f"{{py:obj}}`~{name}`" for name in names)

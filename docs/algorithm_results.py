@@ -1,10 +1,78 @@
 """Measured and published accuracies of an algorithm, for its page."""
 
 import json
+from functools import cache
 from statistics import fmean
+from typing import Any
 
 from benchmarks.derived import published
 from docs.links import RESULTS
+from flwr_frl.strategies.algorithms import ALGORITHMS
+
+# Methods beside which an algorithm is shown.
+OTHERS = ("fedavg", "fedavg-ft", "fedrep", "local")
+# Cells of two pages, in words.
+DATA = {
+    "leaderboard-20x40": {
+        "shards-2": "CIFAR-10, 2 classes a client",
+        "shards-5": "CIFAR-10, 5 classes a client",
+        "dirichlet-0.5": "CIFAR-10, Dirichlet 0.5",
+    },
+    "natural": {
+        "wisdm": "activities of 36 people",
+        "speech": "digits spoken by 6 people",
+        "writers": "digits by 12 writers",
+        "roles": "next characters of 30 roles",
+        "landmine": "mines in 29 fields (AUROC)",
+        "parkinson": "42 patients (error, lower is better)",
+    },
+}
+
+
+@cache
+def measured(page: str) -> dict[str, Any]:
+    """Return the results of a page by algorithm and cell."""
+    file = RESULTS / f"{page}.json"
+    return dict(json.loads(file.read_text("utf-8"))["results"])
+
+
+def comparison(name: str) -> str:
+    """Return a table of an algorithm beside `OTHERS` on several data sets."""
+    columns = [name, *(other for other in OTHERS if other != name)]
+    lines = []
+    for page, cells in DATA.items():
+        of_page = measured(page)
+        for cell, words in cells.items():
+            values = [_mean(of_page.get(c, {}).get(cell, [])) for c in columns]
+            if values[0]:
+                lines.append(f"| {words} | {' | '.join(values)} |\n")
+    if not lines:
+        return ""
+    heads = " | ".join(title_of(column) for column in columns)
+    return (
+        "Accuracy in %, mean over the seeds. The clients of CIFAR-10 have [80 training "
+        "images each](/results/leaderboard-20x40.md), the others are [natural "
+        "clients](/results/natural.md).\n\n"
+        f"| | {heads} |\n| --- |{' --: |' * len(columns)}\n{''.join(lines)}"
+    )
+
+
+def title_of(name: str) -> str:
+    """Return an algorithm's name as in its paper, as Markdown."""
+    return ALGORITHMS[name][1].partition(" (")[0].replace("*", r"\*")
+
+
+def _mean(runs: list[dict[str, float]]) -> str:
+    """Return the mean of a cell's runs in words; empty without any."""
+    for metric, factor, form in (
+        ("accuracy", 100, ".1f"),
+        ("auroc", 100, ".1f"),
+        ("rmse", 1, ".3f"),
+    ):
+        values = [factor * run[metric] for run in runs if metric in run]
+        if values:
+            return format(fmean(values), form)
+    return ""
 
 
 def results(name: str) -> str:
@@ -22,7 +90,7 @@ def results(name: str) -> str:
 
 def _beside_papers(name: str) -> str:
     """Return the algorithm's rows in the papers' tables of CIFAR-10, in %."""
-    results = json.loads((RESULTS / "papers_tables.json").read_text("utf-8"))["results"]
+    results = measured("papers_tables")
     # A global method is tested in the runs of its fine-tuned variant.
     tuned, rows = f"{name}-ft", []
     for cell in ("100x5", "100x2", "50x5", "50x2", "1000x2"):

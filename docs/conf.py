@@ -79,7 +79,8 @@ html_theme_options = {
     "navbar_end": ["search-button", "theme-switcher", "navbar-icon-links"],
     "footer_start": ["copyright"],
     "footer_end": [],
-    "secondary_sidebar_items": ["page-toc"],
+    # The two columns of an algorithm need the width.
+    "secondary_sidebar_items": {"*": ["page-toc"], "[!a]*/*": ["page-toc"]},
 }
 # GitHub's runners set this variable.
 if repository := os.environ.get("GITHUB_REPOSITORY"):

@@ -87,6 +87,7 @@ def _page(target: str) -> str | None:
         name = COPIES.get(target) or ELSEWHERE[target]
     elif target.startswith("docs/") and target.endswith(".md"):
         name = target.removeprefix("docs/").removesuffix(".md")
+        name = name.replace("methods/", "algorithms/")
     else:
         return None
     return f"/{name}.md"

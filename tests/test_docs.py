@@ -29,6 +29,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "deploy" / "README.md",
     *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "methods").glob("*.md")),
     *sorted((DOCS / "tutorials").glob("*.md")),
     *sorted(RESULTS.glob("*.md")),
 ]
@@ -83,7 +84,7 @@ def test_every_algorithm_has_a_page_with_its_settings():
     assert all(f"(/algorithms/{name}.md)" in table for name in ALGORITHMS)
 
 
-@pytest.mark.parametrize("name", ["choco-sgd", "multi-task", "fedrep"])
+@pytest.mark.parametrize("name", ["choco-sgd", "multi-task", "fedrep", "fedbn"])
 def test_the_command_on_the_page_of_an_algorithm_passes_the_checks(name):
     _, words, _ = command(algorithm(name)).split("\n", 2)
     namespace, given = parse(shlex.split(words)[1:])
