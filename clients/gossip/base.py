@@ -30,7 +30,6 @@ from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND, SERVER
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task import compression
 from flwr_frl.task.base import Task
-from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import trainable_examples
@@ -41,8 +40,6 @@ Gradients = tuple[Tensor, Tensor] | None
 # neighbours' models.
 LARGEST_ENTRY = 1e6
 VECTORS = "gossip."
-# Vector with the mean of ``x`` over the iterations.
-AVERAGE = "average"
 # Threshold of a vector that is sent regardless of its norm.
 ALWAYS = -1.0
 COLUMNS = ("relayed-senders", "relayed-weights", "relayed-data")
@@ -218,8 +215,6 @@ class Node(GraphClient):
         super().__init__(task, index, state, settings)
         self.x = self.flat.vector[None]
         self.rate = self.settings.rate()
-        if self.settings.averaged_output:
-            self.vectors = (*self.vectors, AVERAGE)
 
     @staticmethod
     def fit_nodes(*arguments: Any) -> dict[int, Message]:
@@ -280,12 +275,6 @@ class Node(GraphClient):
         self.catch_up(parameters, config)
         self.attach_sketch()
         return self._test(self.deployed_model())
-
-    def deployed_model(self) -> SplitModel:
-        """Return the model, or its mean over the iterations (``averaged-output``)."""
-        if self.settings.averaged_output and self._state.round:
-            self.x.copy_(self.vector(AVERAGE))
-        return self.model
 
     def catch_up(self, parameters: NDArrays, config: Config) -> None:
         """Load this node's state and replay the exchanges since its round."""
@@ -432,7 +421,6 @@ class Node(GraphClient):
         self.model.train()
         total, steps = self.x.new_zeros(len(self.x)), 0
         for t in self.iterations(server_round):
-            self.average(t)
             if (result := next(gradients)) is None:
                 continue
             g, losses = result
@@ -466,14 +454,6 @@ class Node(GraphClient):
         """Return the iterations (r − 1) H, ..., r H − 1 of round r ≥ 1."""
         steps = self.settings.local_steps
         return range((server_round - 1) * steps, server_round * steps)
-
-    def average(self, t: int) -> None:
-        """Include x before iteration t in its mean (``averaged-output``)."""
-        if self.settings.averaged_output:
-            # Iterations that this node has missed enter the mean with the current x.
-            first = t % self.settings.local_steps == 0
-            counted = self._state.round * self.settings.local_steps if first else t
-            self.vector(AVERAGE).lerp_(self.x, 1 - counted / (t + 1))
 
     def step(self, t: int, g: Tensor) -> None:
         """Apply iteration t with the gradient g, of the shape of ``x``.

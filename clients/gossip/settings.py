@@ -88,9 +88,6 @@ class GossipSettings(SGD):
         ``inverse:A`` for base / (t + A); or ``steps:WARMUP:T1,T2,...:FACTOR`` for a
         linear warm-up over WARMUP iterations and a division by FACTOR at each of the
         iterations T1, T2, ….
-    averaged_output : bool, default False
-        Use the mean of a node's models of all iterations as its model, as the theorems
-        do, instead of the last one.
     num_clients : int, default 20
         Number of nodes n, for ``theory``.
     num_server_rounds : int, default 30
@@ -102,7 +99,6 @@ class GossipSettings(SGD):
         form="constant, theory, inverse:A or steps:WARMUP:T1,T2,...:FACTOR",
         safe=True,
     )
-    averaged_output: bool = setting(False)
     num_clients: int = setting(20, ge=1, le=1_000_000)
     num_server_rounds: int = setting(30, ge=1)
     # Number of iterations H between two exchanges.

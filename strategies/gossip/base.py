@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
 from logging import WARNING
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -43,25 +43,20 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     Parameters
     ----------
     graph : str, default "ring"
-        ``ring``, ``torus``, ``complete`` or ``star``; a random graph, ``erdos-renyi``,
-        ``k-regular`` or ``small-world``; or a file with one edge (two node numbers) per
-        line. Node i is the i-th of the sorted names of the initial clients.
+        ``ring``, ``torus``, ``complete`` or ``star``; a random graph, ``erdos-renyi``
+        or ``k-regular``; or a file with one edge (two node numbers) per line. Node i is
+        the i-th of the sorted names of the initial clients.
     edge_probability : float, default 0.5
         Probability of an edge of ``erdos-renyi``.
     graph_degree : int, default 4
-        Degree of the nodes of ``k-regular``; even mean degree of ``small-world`` (Watts
-        and Strogatz 1998).
-    rewiring_probability : float, default 0.1
-        Probability that an edge of ``small-world``'s ring lattice gets a new end.
-    mixing : {"metropolis", "uniform"}, default "metropolis"
-        The weights w_ij.
+        Degree of the nodes of ``k-regular``.
     max_missed_rounds : int, default 1000
         Number of consecutive rounds that a node may miss; after more, it is excluded
         permanently.
     consensus_step : float or str, default "auto"
         γ, in (0, 1]. ``auto`` derives it from the fraction of a Gaussian vector that a
-        message conveys; ``theory`` (Theorem 2) and ``theorem-1`` from the worst case,
-        which gives a small γ. With RandK of 1 %, the nodes did not converge for any
+        message conveys; ``theory`` (Theorem 2) from the worst case, which gives a small
+        γ. With RandK of 1 %, the nodes did not converge for any
         step that was tried.
     **base
         The settings of `Strategy`.
@@ -88,8 +83,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     graph: str = setting("ring", form=FORMS)
     edge_probability: float = setting(0.5, gt=0, le=1)
     graph_degree: int = setting(4, ge=2)
-    rewiring_probability: float = setting(0.1, ge=0, le=1)
-    mixing: Literal["metropolis", "uniform"] = setting("metropolis")
     max_missed_rounds: int = setting(1000, ge=1)
     consensus_step: Annotated[float | str, number_or(graphs.RULES, is_step)] = setting(
         "auto", form=graphs.ALLOWED, safe=True
@@ -121,15 +114,14 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def build_graph(self, n: int) -> graphs.Edges:
         """Return the graph of n nodes."""
-        seed, degree = self.settings.seed, self.graph_degree
-        drawn = self.edge_probability, seed, degree, self.rewiring_probability
+        drawn = self.edge_probability, self.settings.seed, self.graph_degree
         return graphs.build_graph(self.graph, n, *drawn)
 
     def set_graph(self, names: list[str], edges: graphs.Edges) -> None:
         """Connect the nodes of these names."""
         self.names, self.edges = names, edges
         self.number = {name: i for i, name in enumerate(names)}
-        self.mixing_weights = weights = graphs.mixing_matrix(edges, self.mixing)
+        self.mixing_weights = weights = graphs.mixing_matrix(edges)
         others = weights * (1 - np.eye(len(names)))
         self.neighbours = [np.flatnonzero(row).tolist() for row in others]
         self.pending = [[] for _ in names]

@@ -25,12 +25,12 @@ from flwr_frl.common.settings import SettingsError, require, unknown
 Edges = NDArray[np.int64]
 Weights = NDArray[np.float64]
 GRAPHS = ("ring", "torus", "complete", "star")
-RANDOM_GRAPHS = ("erdos-renyi", "k-regular", "small-world")
+RANDOM_GRAPHS = ("erdos-renyi", "k-regular")
 # Number of attempts at drawing a connected graph.
 DRAWS = 1000
 # Rules that derive γ.
-RULES = ("auto", "theory", "theorem-1")
-ALLOWED = "auto, theory, theorem-1 or a number in (0, 1]"
+RULES = ("auto", "theory")
+ALLOWED = "auto, theory or a number in (0, 1]"
 # A smaller step needs thousands of rounds to bring the nodes together.
 SMALL = 1e-3
 
@@ -41,7 +41,6 @@ def build_graph(
     probability: float = 0.5,
     seed: int = 0,
     degree: int = 4,
-    rewiring: float = 0.1,
 ) -> Edges:
     """Return the connected graph selected by the setting ``graph``.
 
@@ -58,10 +57,7 @@ def build_graph(
     seed : int, default 0
         Seed of random graphs, at least 0.
     degree : int, default 4
-        Degree of the nodes of ``k-regular`` (Steger and Wormald 1999); mean degree of
-        ``small-world`` (Watts and Strogatz 1998).
-    rewiring : float, default 0.1
-        Probability that an edge of ``small-world`` gets a new end, in [0, 1].
+        Degree of the nodes of ``k-regular`` (Steger and Wormald 1999).
 
     Raises
     ------
@@ -91,25 +87,21 @@ def build_graph(
             return from_file(name, n)
         error = unknown("graph", name, [*GRAPHS, *RANDOM_GRAPHS])
         raise SettingsError(f"{error}, or a file of edges", error.code)
-    if name != "erdos-renyi":
-        even = n * degree if name == "k-regular" else degree
-        allowed = f"from 2 to {n - 1} for {n} nodes, and even for a small world or an "
-        allowed += "odd number of nodes"
-        valid = 2 <= degree < n and even % 2 == 0
+    if name == "k-regular":
+        allowed = f"from 2 to {n - 1} for {n} nodes, and even for an odd number of them"
+        valid = 2 <= degree < n and n * degree % 2 == 0
         require(valid, "graph-degree", degree, allowed)
     rng = Random(seed)
     for attempt in range(DRAWS):
         if name == "erdos-renyi":
             edges = _erdos_renyi(n, probability, seed, attempt).tolist()
-        elif name == "k-regular":
-            edges = networkx.random_regular_graph(degree, n, rng).edges
         else:
-            edges = networkx.watts_strogatz_graph(n, degree, rewiring, rng).edges
+            edges = networkx.random_regular_graph(degree, n, rng).edges
         with suppress(SettingsError):
             return connected(edges, n)
     raise SettingsError(
         f"graph is {name!r}; none of {DRAWS} drawn graphs of {n} nodes is connected; "
-        "choose a larger edge-probability or graph-degree, or less rewiring"
+        "choose a larger edge-probability or graph-degree"
     )
 
 
@@ -157,21 +149,17 @@ def connected(edges: Iterable[tuple[int, int]], n: int) -> Edges:
     return np.array(sorted(map(sorted, graph.edges)), np.int64)
 
 
-def mixing_matrix(edges: Edges, rule: str) -> Weights:
-    """Return the mixing matrix W, shape (n, n).
+def mixing_matrix(edges: Edges) -> Weights:
+    """Return the mixing matrix W of Metropolis weights, shape (n, n).
 
-    For neighbours, ``metropolis`` has w_ij = 1 / (1 + max(deg_i, deg_j)), and
-    ``uniform`` w_ij = 1 / (1 + max_k deg_k), that is W = I − L / (1 + max_k deg_k) with
-    the graph's Laplacian L. In both, w_ii = 1 − Σ_j w_ij. The added 1 keeps every w_ii
-    positive, and so δ > 0 even for bipartite graphs such as even rings.
+    w_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, and w_ii = 1 − Σ_j w_ij. The
+    added 1 keeps every w_ii positive, and so δ > 0 even for bipartite graphs such as
+    even rings.
     """
     degrees = np.bincount(edges.ravel())
     i, j = edges.T
-    most = np.maximum(degrees[i], degrees[j])
-    if rule == "uniform":
-        most = degrees.max()
     weights = np.zeros((len(degrees), len(degrees)))
-    weights[i, j] = weights[j, i] = 1 / (1 + most)
+    weights[i, j] = weights[j, i] = 1 / (1 + np.maximum(degrees[i], degrees[j]))
     np.fill_diagonal(weights, 1 - weights.sum(axis=1))
     return weights
 
@@ -202,17 +190,6 @@ def consensus_step(weights: Weights, omega: float) -> float:
     return (2 * delta * omega) / (divisor - 16 * delta * omega)
 
 
-def relaxed_consensus_step(weights: Weights, omega: float) -> float:
-    """Return the γ of Theorem 1, under weaker assumptions and without a trigger.
-
-    γ = 2 δ ω³ / (4 δ² ω² + δ² + 128 λ² + 24 ω² λ²) (section 3.3.1), smaller than that
-    of `consensus_step`.
-    """
-    delta, top = spectrum(weights)
-    divisor = 4 * delta**2 * omega**2 + delta**2 + 128 * top**2 + 24 * omega**2 * top**2
-    return (2 * delta * omega**3) / divisor
-
-
 def practical_step(omega: float) -> float:
     """Return ω / (2 − ω): 1 for exact messages, and about ω / 2 for small ω.
 
@@ -231,8 +208,7 @@ def derived_step(
     ----------
     rule : str
         ``auto`` for `practical_step` with ω at a Gaussian vector; ``theory`` for
-        `consensus_step` and ``theorem-1`` for `relaxed_consensus_step`, both with the
-        worst-case ω; or a number.
+        `consensus_step` with the worst-case ω; or a number.
     weights : ndarray, shape (n, n)
         The mixing matrix W.
     omega, typical_omega : float
@@ -243,8 +219,6 @@ def derived_step(
         step = practical
     elif rule == "theory":
         step = consensus_step(weights, omega)
-    elif rule == "theorem-1":
-        step = relaxed_consensus_step(weights, omega)
     else:
         step = float(rule)
     log(INFO, "consensus step: %.3g (%s)", step, rule)

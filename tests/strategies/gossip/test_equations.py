@@ -154,50 +154,6 @@ def test_automatic_consensus_step(compressor, share):
 # Assumptions of the theorems
 
 
-@pytest.mark.parametrize("algorithm", ["dpsgd", "choco-sgd"])
-@pytest.mark.parametrize("cohort", ["off", "auto"])
-def test_averaged_output_is_the_mean_of_all_iterates(algorithm, cohort):
-    network = Network(algorithm, averaged_output=True, cohort=cohort)
-    iterates = []
-    for _ in range(8):
-        iterates.append(network.models())
-        network.go(evaluate=True)
-    averages = [node.saved["average"] for node in network.nodes()]
-    expected = np.mean(iterates, axis=0)
-    np.testing.assert_allclose(averages, expected, rtol=0, atol=1e-6)
-    # Clients are tested with the averaged model.
-    losses = []
-    for i, x in enumerate(expected):
-        test = network.task.test_examples(i)
-        (inputs, targets), *_ = test.batches(len(test))
-        logits = inputs.flatten(1).numpy() @ x[:-10].reshape(10, 64).T + x[-10:]
-        logits -= logits.max(1, keepdims=True)
-        right = logits[np.arange(len(test)), targets.numpy()]
-        losses.append(np.mean(np.log(np.exp(logits).sum(1)) - right))
-    assert network.rows[-1]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
-    plain = Network(algorithm, cohort=cohort).go(8)
-    np.testing.assert_array_equal(network.models(), plain.models())
-
-
-def test_averaged_output_counts_local_steps_and_missed_rounds():
-    network = Network("squarm-sgd", averaged_output=True, local_steps=3)
-    network.grid.down = away
-    network.go(2)
-    before = network.node(2)
-    network.go(3)  # Node 2 is offline.
-    after = network.node(2)
-    np.testing.assert_array_equal(before.saved["average"], after.saved["average"])
-    # Of 18 iterations, node 2 ran the first 6 and missed 9, for which its current model
-    # counts. The last 3 are new.
-    x0, examples = after.x, data_of(network)[2]
-    x1 = x0 - 0.1 * gradient(x0, *examples)
-    x2 = x1 - 0.1 * gradient(x1, *examples)
-    expected = (6 * before.saved["average"] + 10 * x0 + x1 + x2) / 18
-    average = network.go().node(2).saved["average"]
-    np.testing.assert_allclose(average, expected, rtol=0, atol=1e-6)
-    assert np.abs(x2 - x0).max() > 1e-3
-
-
 @pytest.mark.parametrize(
     ("algorithm", "steps"), [("dpsgd", 1), ("choco-sgd", 1), ("squarm-sgd", 4)]
 )
