@@ -67,8 +67,6 @@ class Kill:
 class Outcome:
     kills: list[Kill]
     server: Kill
-    # Times at which rounds closed, in seconds on the same clock as the kills
-    closed: dict[int, float]
     rounds: list[dict[str, object]]
     states_checked: int
     losses: list[str]
@@ -119,7 +117,6 @@ class Chaos:
         return Outcome(
             self.done,
             server,
-            self.closed,
             rows,
             checked,
             losses,

@@ -8,7 +8,6 @@ from federation import Federation
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=4, help="kills in test_chaos.py")
-    parser.addoption("--chaos-report", default="", help="its report's directory")
 
 
 @pytest.fixture
