@@ -451,39 +451,27 @@ class Strategy(Algorithm, uses_mean="only"):
         Raises `SettingsError` for a result that clients cannot receive. Otherwise
         every later reply would be rejected, as if the clients were wrong.
         """
-        arrays: Any = None
+        result: Any = None
         why = "aggregate returned None"
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                arrays = self.aggregate(round)
+                result = self.aggregate(round)
         except np.linalg.LinAlgError as error:
             why = str(error)
-        name = f"{type(self).__name__}.aggregate"
-        if arrays is round.arrays:
+        if result is round.arrays:
             return round.record
-        if arrays is not None:
-            any_names = self._traits.uses_mean == "never"
-            sent = {} if any_names else round.arrays
-            arrays = as_arrays(arrays, sent, name)
-            for key in () if any_names else {**sent, **arrays}:
-                has, needs = (
-                    f"{each[key].dtype}{list(each[key].shape)}" if key in each else ""
-                    for each in (arrays, sent)
-                )
-                if has != needs:
-                    raise SettingsError(
-                        f"{name} returns {key!r} as {has or 'no array'}; expected "
-                        f"{needs or 'no array'}, as it was sent"
-                    )
-            if not is_finite(arrays):
-                arrays, why = None, "the result is not finite"
-        if arrays is None:
+        if result is not None:
+            sent = {} if self._traits.uses_mean == "never" else round.arrays
+            result = as_arrays(result, sent, f"{type(self).__name__}.aggregate")
+            if not is_finite(result):
+                result, why = None, "the result is not finite"
+        if result is None:
             log(WARNING, "round %d: %s; the old arrays stay", round.number, why)
             return None
-        for array in arrays.values():
+        for array in result.values():
             # The messages and the checkpoint hold them without copies.
             array.flags.writeable = False
-        return memory_record({n: np.asarray(a, order="C") for n, a in arrays.items()})
+        return memory_record({n: np.asarray(a, order="C") for n, a in result.items()})
 
     def _apply_rule(
         self,
@@ -566,23 +554,34 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
 
     Arithmetic turns arrays without dimensions, such as the counter of a batch norm,
     into scalars, and integers into floats. Raises `SettingsError`, which names the
-    method, unless the result is a dict of arrays.
+    method, unless the result is a dict of arrays with the names and shapes that were
+    sent; they are free if ``sent`` is empty.
     """
-    # NumPy takes milliseconds to describe arrays.
-    others = [] if isinstance(result, dict) else [repr(result)]
-    if isinstance(result, dict):
-        result = dict(result)
-        for key in result.keys() & sent.keys():
-            value, dtype = result[key], sent[key].dtype
-            is_array = isinstance(value, np.ndarray)
-            if isinstance(value, np.number) or (is_array and value.dtype != dtype):
-                result[key] = rounded_to(dtype, np.asarray(value))
-        pairs = result.items()
-        others = [f"{n!r}: {a!r}" for n, a in pairs if not isinstance(a, np.ndarray)]
-    if others:
-        text = f"{name} returns {one_line(others[0], 60)}; expected a dict of NumPy "
-        raise SettingsError(text + "arrays, by name, or None")
-    return cast(Arrays, result)
+
+    def described(value: Any) -> str:
+        # NumPy takes milliseconds to describe arrays.
+        if isinstance(value, np.ndarray):
+            return f"an array of the shape {list(value.shape)}"
+        return "no array" if value is None else one_line(repr(value), 60)
+
+    if not isinstance(result, dict):
+        allowed = "expected a dict of NumPy arrays, by name, or None"
+        raise SettingsError(f"{name} returns {described(result)}; {allowed}")
+    arrays = dict(result)
+    for key in {**sent, **result}:
+        value, like = result.get(key), sent.get(key)
+        is_array = isinstance(value, np.ndarray)
+        if like is not None and (is_array or isinstance(value, np.number)):
+            if not is_array or value.dtype != like.dtype:
+                arrays[key] = value = rounded_to(like.dtype, np.asarray(value))
+            valid = value.shape == like.shape
+        else:
+            valid = is_array and not sent
+        if not valid:
+            allowed = described(like) if sent else "an array"
+            line = f"{name} returns {key!r} as {described(value)}; expected {allowed}"
+            raise SettingsError(line)
+    return arrays
 
 
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:

@@ -167,7 +167,7 @@ def test_type_of_the_result_of_aggregate_is_checked(returned):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a: {n: v.T for n, v in a.items()}, r"expected float32\[2, 3\]"),
+        (lambda a: {n: v.T for n, v in a.items()}, r"expected .*\[2, 3\]"),
         (lambda a: {"w": a["w"]}, "returns 'b' as no array"),
     ],
 )
