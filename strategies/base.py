@@ -56,7 +56,6 @@ from flwr_frl.strategies.server.traits import (
     Algorithm,
     StrategySettings,
     check_settings,
-    uses_claims,
 )
 
 # Metrics under which a client may report its training loss: flwr-frl's, that of
@@ -175,14 +174,12 @@ class Strategy(Algorithm, uses_mean="only"):
     def weights(self, replies: list[Reply]) -> list[float]:
         """Return the weights of checked replies: 1, or numbers of examples.
 
-        A number of examples is limited to the one declared first, and by
-        ``largest-share``. They are 1 unless `uses_claims`.
+        A number of examples is limited to the one declared first.
         """
-        if self.settings.weighting == "uniform" or not uses_claims(self.settings):
+        if self.settings.weighting == "uniform":
             return [1.0] * len(replies)
         name, declared = keys.NUM_EXAMPLES, self._run.clients.declared
-        weights = [min(r.metrics[name], declared(r.node, name)) for r in replies]
-        return rules.capped(weights, self.settings.largest_share)
+        return [min(r.metrics[name], declared(r.node, name)) for r in replies]
 
     def metrics(self, round: Round) -> dict[str, float]:
         """Return metrics of a round with at least one valid reply.
@@ -439,7 +436,6 @@ class Strategy(Algorithm, uses_mean="only"):
             # read from them.
             and all(getattr(kind, name) is getattr(Strategy, name) for name in hooks)
             and settings.aggregation == "mean"
-            and (settings.weighting == "uniform" or settings.largest_share == 1)
             and not self._run.privacy
             # Other participations may combine replies of several rounds.
             and type(self._run.participation) is Participation
@@ -481,15 +477,15 @@ class Strategy(Algorithm, uses_mean="only"):
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
-        The weights are equal unless `uses_claims`. The seed and the
-        round determine the buckets.
+        All rules but the mean give every client one vote, as a client can report any
+        number of examples. The seed and the round determine the buckets.
         """
         settings, count = self.settings, len(replies)
         byzantine = settings.byzantine_fraction
         share = self._run.participation.byzantine_share(byzantine, count)
         share *= max(1, settings.bucket_size)
         rule = rules.make_rule(settings.aggregation, share, settings.clip_norm)
-        if not uses_claims(settings):
+        if settings.aggregation != "mean":
             weights = [float(weight > 0) for weight in weights]
         if settings.bucket_size > 1 and settings.aggregation != "mean":
             entropy = [settings.seed, rules.BUCKETS, self._run.round.number]
@@ -569,7 +565,8 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
         raise SettingsError(f"{name} returns {described(result)}; {allowed}")
     arrays = dict(result)
     for key in {**sent, **result}:
-        value, like = result.get(key), sent.get(key)
+        value: Any = result.get(key)
+        like = sent.get(key)
         is_array = isinstance(value, np.ndarray)
         if like is not None and (is_array or isinstance(value, np.number)):
             if not is_array or value.dtype != like.dtype:

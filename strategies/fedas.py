@@ -2,7 +2,6 @@
 
 from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.replies import InvalidReplyError
 from flwr_frl.strategies.server.round import Reply
 
@@ -13,10 +12,9 @@ class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
     A client's weight is the trace of its empirical Fisher information after training
     (client synchronisation), so that clients that have trained little count less. With
     ``weighting="examples"`` it is also multiplied by the number of examples, which the
-    paper does not do. No client has more than ``largest-share`` of the weights. If all
-    traces are 0, the plain weights are used. Rules of ``aggregation`` other than the
-    mean do not use the traces, which the server cannot verify, unless ``largest-share``
-    is below 1; rules that give every client one vote, such as ``median``, never do.
+    paper does not do. If all traces are 0, the plain weights are used. Rules of
+    ``aggregation`` other than the mean do not use the traces, which the server cannot
+    verify.
     """
 
     def check_reply(self, reply: Reply) -> None:
@@ -29,4 +27,4 @@ class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
         plain = super().weights(replies)
         traces = [reply.metrics[FISHER_TRACE] for reply in replies]
         weights = [w * trace for w, trace in zip(plain, traces, strict=True)]
-        return capped(weights if any(weights) else plain, self.settings.largest_share)
+        return weights if any(weights) else plain

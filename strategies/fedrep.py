@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from flwr_frl.common.messages import NUM_EXAMPLES, STATISTICS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.strategies.server.round import Round
 
@@ -69,8 +68,7 @@ def mean_statistic(strategy: Strategy, grid: Grid, name: str) -> npt.NDArray[Any
     weights = [1.0] * len(sent)
     if settings.weighting == "examples":
         known = {c.name: c.properties for c in run.clients.known.values()}
-        counts = [float(known[client].get(NUM_EXAMPLES, 1)) for client in sent]
-        weights = capped(counts, settings.largest_share)
+        weights = [float(known[client].get(NUM_EXAMPLES, 1)) for client in sent]
     return (strategy._apply_rule(weights, arrays, centre) or centre)[name]
 
 

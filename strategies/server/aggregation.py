@@ -41,8 +41,6 @@ RuleName = Literal[
 RULES = get_args(RuleName)
 # Distinguishes the draws of buckets from others of the same seed.
 BUCKETS = 0xB0C4
-# Rules that use weights; in the others each client has one vote.
-WEIGHED = ("mean", "clip", CENTERED_CLIP, "geometric-median")
 # Rules that need the arrays that were sent.
 CENTRED = ("clip", CENTERED_CLIP, "multi-krum", "geometric-median")
 # ν of the smoothed Weiszfeld algorithm, as in its authors' experiments, and its number
@@ -295,23 +293,3 @@ def _is_float(array: NDArray) -> bool:
 def norm(arrays: Mapping[str, NDArray]) -> float:
     """Return the Euclidean norm of all arrays together."""
     return float(np.sqrt(sum(np.square(a).sum() for a in arrays.values())))
-
-
-def capped(weights: Sequence[float], share: float) -> list[float]:
-    """Limit each weight to a share of their sum.
-
-    The largest weights are reduced to the same value, the others are kept. If there are
-    too few weights for the share, all positive ones become equal. One or two weights
-    are kept as they are.
-    """
-    if len(weights) < 3:
-        return list(weights)
-    total, ordered = sum(weights), sorted(weights, reverse=True)
-    for count, weight in enumerate(ordered):
-        rest = total - sum(ordered[:count])
-        if count * share >= 1 or (count and rest <= 0):
-            break
-        limit = share * rest / (1 - count * share)
-        if weight <= limit * (1 + 1e-12):
-            return [min(w, limit) for w in weights] if count else list(weights)
-    return [float(w > 0) for w in weights]

@@ -22,7 +22,7 @@ from flwr_frl.common.settings import (
     settings_of,
     with_traits,
 )
-from flwr_frl.strategies.server.aggregation import RULES, WEIGHED, RuleName
+from flwr_frl.strategies.server.aggregation import RULES, RuleName
 from flwr_frl.strategies.server.optimizer import OptimizerName
 
 # Rules that do not use `clip-norm`
@@ -96,11 +96,8 @@ class StrategySettings(Checked):
         Number of clients to wait for before the run begins.
     weighting : {"uniform", "examples"}, default "uniform"
         Weights of the mean: equal, or the number of training examples, limited to the
-        number that the client reported at first. The server cannot verify this number.
-    largest_share : float, default 1
-        With ``weighting="examples"``, the largest fraction of a round's total weight
-        that one of three or more clients can have. 1 sets no limit for the mean; with
-        another ``aggregation``, all clients then have the same weight.
+        number that the client reported at first. The server cannot verify this number,
+        so only the mean uses it.
     aggregation : str, default "mean"
         Aggregation rule (`flwr_frl.strategies.server.aggregation`). A single Byzantine
         client can ruin the ``mean``. ``median``, ``trimmed-mean`` and ``multi-krum``
@@ -158,7 +155,6 @@ class StrategySettings(Checked):
     min_train_nodes: int = setting(1, ge=1)
     min_available_nodes: int = setting(1, ge=1, may_differ="always")
     weighting: Literal["uniform", "examples"] = setting("uniform")
-    largest_share: float = setting(1.0, gt=0, le=1)
     aggregation: RuleName = setting("mean")
     byzantine_fraction: float = setting(
         0.2, ge=0, lt=0.5, unused_if={"aggregation": ("mean",)}
@@ -176,22 +172,13 @@ class StrategySettings(Checked):
     transport: Literal["float32", "float16"] = setting("float32")
 
 
-def uses_claims(settings: StrategySettings) -> bool:
-    """Return whether weights follow from numbers that the clients report.
-
-    A single client can report any number, so a rule that should resist Byzantine
-    clients needs a ``largest-share``.
-    """
-    return settings.aggregation == "mean" or settings.largest_share < 1
-
-
 def check_settings(settings: StrategySettings, traits: StrategyTraits) -> None:
     """Raise `SettingsError` if an algorithm with these traits cannot use settings."""
     rule, noise = settings.aggregation, settings.server_dp_noise
     never = traits.uses_mean == "never" and rule != "mean"
     require(not never, "aggregation", rule, "mean: this algorithm averages no models")
     allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
-    valid = settings.weighting == "uniform" or rule in WEIGHED
+    valid = settings.weighting == "uniform" or rule == "mean"
     require(valid, "weighting", settings.weighting, allowed)
     steps = settings.server_optimizer
     valid = traits.uses_mean == "only" and not traits.replies_are_changes

@@ -131,12 +131,10 @@ def reply_of(node: int, **metrics: float) -> Message:
     return Message(content, reply_to=Message(RecordDict(), node, MessageType.TRAIN))
 
 
-def test_weights_are_traces_capped_at_the_largest_share():
+def test_weights_are_traces():
     traces = [1.0, 2.0, 9.0]
     replies = [seen(reply_of(i + 1, fisher_trace=t)) for i, t in enumerate(traces)]
     assert FedAS().weights(replies) == traces
-    # The third client's share is capped at 5/8.
-    assert FedAS(largest_share=0.625).weights(replies) == [1.0, 2.0, 5.0]
     none = [seen(reply_of(i, fisher_trace=0.0)) for i in (1, 2)]
     assert FedAS().weights(none) == [1.0, 1.0]
 

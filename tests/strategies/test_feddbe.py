@@ -95,14 +95,3 @@ def learn_mean_of_last_batch(a, w, i):
         of_a, of_w, _ = gradients(a, w, i)
         a, w = a - RATE * of_a, w - RATE * of_w
     return last
-
-
-def test_largest_share_limits_shares_of_the_consensus():
-    # Six clients have 6, 9, … 21 examples. A cap of one sixth makes their shares equal.
-    usual = {"fraction_train": 1.0, **PLAIN, **TASK}
-    equal = run("feddbe", 1, **usual).arrays[0]["consensus.mean"]
-    more = {"weighting": "examples", **usual}
-    capped = run("feddbe", 1, largest_share=1 / N, **more).arrays[0]["consensus.mean"]
-    free = run("feddbe", 1, **more).arrays[0]["consensus.mean"]
-    np.testing.assert_allclose(capped, equal, atol=1e-6)
-    assert np.abs(free - equal).max() > 1e-3

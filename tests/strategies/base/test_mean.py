@@ -110,8 +110,6 @@ def test_strategy_with_a_custom_aggregate_gets_all_arrays():
     assert FedAvg()._averages_on_arrival
     assert not Largest()._averages_on_arrival
     assert not FedAvg(aggregation="median")._averages_on_arrival
-    limited = FedAvg(weighting="examples", largest_share=0.5)
-    assert not limited._averages_on_arrival
     arrays, _ = train_once(Largest(fraction_train=1.0), grid_of(3), order=iter)
     assert arrays is not None
 

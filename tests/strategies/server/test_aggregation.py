@@ -8,7 +8,6 @@ from function_clients import (
     averaging,
     grid_of,
     honest,
-    partition_of,
     replies_of,
     reply_with,
     train_once,
@@ -21,7 +20,6 @@ from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.aggregation import (
     RULES,
     assumed_byzantine,
-    capped,
     clip,
     make_rule,
     multi_krum,
@@ -145,25 +143,6 @@ def test_only_the_mean_follows_byzantine_clients(liars: int, lie: float) -> None
 # Weights
 
 
-@pytest.mark.parametrize(
-    ("weights", "share", "expected"),
-    [
-        ([1, 1, 1], 0.5, [1, 1, 1]),
-        ([100, 1, 1], 0.5, [2, 1, 1]),
-        # 1.5 is 30 % of 5.
-        ([100, 100, 1, 1], 0.3, [1.5, 1.5, 1, 1]),
-        ([2**53, 3, 5, 0], 0.5, [8, 3, 5, 0]),
-        ([5, 5, 9], 0.1, [1, 1, 1]),
-        ([9, 0, 0], 0.5, [1, 0, 0]),
-        ([0, 0, 0], 0.5, [0, 0, 0]),
-        ([9, 1], 0.5, [9, 1]),
-        ([9, 1, 1], 1.0, [9, 1, 1]),
-    ],
-)
-def test_weights_are_capped_at_a_share_of_their_sum(weights, share, expected) -> None:
-    assert capped(weights, share) == pytest.approx(expected)
-
-
 def boasting(message: Message, context: Context) -> Message:
     reply = honest(message, context)
     reply.content.metric_records["metrics"]["num-examples"] = 10**6
@@ -176,30 +155,6 @@ def test_number_of_examples_is_limited_to_the_declared_one() -> None:
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(boasting)))
     assert arrays["b"].numpy().tolist() == [30 / 10] * 4
     assert metrics["clients"] == 4
-
-
-WEIGHING = ("clip", "centered-clip", "geometric-median")
-
-
-@pytest.mark.parametrize("rule", WEIGHING)
-def test_client_that_declares_many_examples_is_not_the_model(rule) -> None:
-    def claiming(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if partition_of(context) == 3:
-            for record in reply.content.values():
-                if "num-examples" in record:
-                    record["num-examples"] = 10**6
-        return reply
-
-    grid = grid_of(4, claiming)
-    equal, _ = train_once(averaging(aggregation=rule), grid)
-    strategy = averaging(aggregation=rule, weighting="examples")
-    arrays, _ = train_once(strategy, grid)
-    assert arrays["b"].numpy().tolist() == equal["b"].numpy().tolist()
-    # The mean uses the declared numbers.
-    mean = averaging(weighting="examples")
-    arrays, _ = train_once(mean, grid)
-    np.testing.assert_allclose(arrays["b"].numpy(), 4, rtol=1e-4)
 
 
 # Strategies
@@ -259,7 +214,6 @@ def test_rules_alone_in_srpfl_and_in_flowers_dp_wrapper(
         ),
         (FedAvg, {"aggregation": "krum"}, "aggregation is 'krum'; expected mean, "),
         (FedAvg, {"byzantine_fraction": 0.5}, "byzantine-fraction is 0.5"),
-        (FedAvg, {"largest_share": 0.0}, "largest-share is 0.0"),
         (FedAvg, {"clip_norm": -1.0}, "clip-norm is -1.0"),
     ],
 )
