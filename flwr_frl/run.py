@@ -1,5 +1,6 @@
 """Finished runs in Python and notebooks: tables, plots, models and predictions."""
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -206,10 +207,16 @@ def _frame(records: list[Row]) -> Any:
 
 
 def _figure(runs: Mapping[str, Run]) -> "Figure":
-    # Makes notebooks display figures.
-    import matplotlib.pyplot  # noqa: F401
+    figure = figure_of({name: list(run._rows.values()) for name, run in runs.items()})
 
-    return figure_of({name: list(run._rows.values()) for name, run in runs.items()})
+    def png() -> bytes:
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        return image.getvalue()
+
+    # Notebooks show other figures only after pyplot has made one.
+    setattr(figure, "_repr_png_", png)  # noqa: B010
+    return figure
 
 
 def _html(summaries: Summaries, evaluated_on: str) -> str:

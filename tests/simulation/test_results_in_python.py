@@ -56,7 +56,9 @@ def test_notebooks_show_the_table_and_a_short_line(runs):
 
 
 def test_a_plot_has_a_curve_per_algorithm(runs):
-    axes = runs.plot().axes[0]
+    figure = runs.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    axes = figure.axes[0]
     assert [line.get_label() for line in axes.lines] == ["fedavg", "fedrep"]
     rounds = runs["fedrep"].rounds
     means = rounds.groupby("round")["accuracy"].mean()
