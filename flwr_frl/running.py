@@ -14,7 +14,7 @@ from flwr.common import log
 
 from flwr_frl.backend import choose_backend
 from flwr_frl.cli import FLAGS
-from flwr_frl.clients.algorithms import owners
+from flwr_frl.clients.algorithms import client_class, owners
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.clients.simulated import keep, try_out
@@ -53,6 +53,7 @@ from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import find
 from flwr_frl.task.models.adapters import AdapterSettings
+from flwr_frl.task.tasks import task_defaults
 
 __all__ = ["Run", "Runs", "simulate"]
 
@@ -244,6 +245,16 @@ def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
     return [*OF_ALL, *(maker for makers in each for maker in makers)]
 
 
+def _task_defaults(algorithms: Sequence[str], given: Settings) -> dict[str, Setting]:
+    """Return the defaults of the task, without those that an algorithm refuses."""
+    settings = {**defaults(), **given}
+    named = task_defaults(settings)
+    kinds = [client_class({**settings, "algorithm": name}) for name in algorithms]
+    if any(kind._traits.assumes_sgd for kind in kinds):
+        named.pop("max-gradient-norm", None)
+    return named
+
+
 @run_cache(maxsize=None)
 def _warn(line: str) -> None:
     """Log a warning, once per command."""
@@ -285,9 +296,11 @@ def check(
     # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     given = {**given, "output": output_of(given)}
+    of_task = _task_defaults(algorithms, given)
     for algorithm in algorithms:
         named = {**defaults(), **given, "algorithm": algorithm}
         given = {**simulation_defaults(named), **given}
+    given = {**of_task, **given}
     every = [*algorithms, *others]
     settings = resolve(given, lambda named: _makers(every, named))
     build(RunSettings, settings).check_validation(settings)

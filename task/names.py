@@ -8,7 +8,8 @@ GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
 DOWNLOADED = ("mnist", "emnist", "cifar10", "cifar100")
 # Tasks that read their data from data-dir.
 IN_FOLDERS = (
-    *("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf", "hf-text"),
+    *("table", "image-folder", "femnist", "arrays", "pfllib", "text-folder"),
+    *("hf", "hf-text"),
 )
 TASKS = (*GENERATED, *DOWNLOADED, *IN_FOLDERS)
 MODELS = {
@@ -20,4 +21,6 @@ MODELS = {
     "mlp-2": "FedRep's two-layer MLP for FEMNIST (width 256)",
     "resnet20": "ResNet-20 for CIFAR-10 (He et al. 2016)",
     "logistic": "multinomial logistic regression, from 0",
+    "cnn-1d": "a small CNN for windows of a series",
+    "gru": "a GRU for windows of a series (width 64)",
 }

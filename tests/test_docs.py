@@ -64,12 +64,17 @@ def test_the_readme_has_at_most_900_words():
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/compare.md", "docs/errors.md", "docs/flower-app.md"]
+    "name",
+    [
+        "README.md",
+        *(f"docs/{n}.md" for n in ("compare", "errors", "flower-app", "table")),
+    ],
 )
 def test_the_python_blocks_of_a_page_run(name, monkeypatch, tmp_path):
     text = (ROOT / name).read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- python -->\n```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)

@@ -262,7 +262,7 @@ def personal_state(
         of_run = run, setup.device.experiment, setup.states
         directory = state_directory(context.node_config, setup.name, *of_run)
         task = built_task(setup.task, setup.num_clients)
-        about = about_state(task, setup.kind)
+        about = about_state(task, setup.partition, setup.kind)
     rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)
     state = PersonalState(context, directory, *rounds, run, setup.name, about)
     return state, directory

@@ -130,7 +130,7 @@ def personalize(
         directory,
         run=PERSONALIZED,
         client=client_name,
-        about=about_state(task, run.kind),
+        about=about_state(task, index, run.kind),
     )
     saved = tuple(dict.fromkeys((*client.personal, *groups)))
     path = state.save(personal_arrays(client, saved), run.server_round)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_frl.clients.device.card import CARD, ImageCard, read_json
+from flwr_frl.clients.device.card import CARD, card_of, read_card, read_json
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import (
     Setting,
@@ -32,6 +32,7 @@ from flwr_frl.task.models.frozen import frozen_tensors, new_model
 from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
 from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.tasks.table import TableTask
 
 # Values of a model that a file of arrays may lack; 256 MiB of float32.
 MAX_MISSING_VALUES = 2**26
@@ -92,9 +93,10 @@ class Predictor:
         Parameters
         ----------
         inputs : str, path, sequence of them, or array
-            Image files of any size and folders of images, or other tasks' lines of
-            text. An array holds inputs of the model; for an image task uint8 pixels
-            (n, height, width, channels) like those of the training.
+            Image files of any size and folders of images; tables with a header; or
+            lines of text, of other tasks. An array holds inputs of the model; for an
+            image task uint8 pixels (n, height, width, channels) like those of the
+            training, for a table numbers in its units.
 
         Returns
         -------
@@ -113,19 +115,27 @@ class Predictor:
             texts = [os.fspath(each) for each in listed]
             if isinstance(self.task, ImageTask):
                 texts = list(map(str, files_in(texts)))
-            several = [(repr(text), text) for text in texts]
+            several = [pair for text in texts for pair in self._inputs_of(text)]
         require(len(several) > 0, "inputs", inputs, "one or more")
         parts = [prediction for _, prediction in self._batches(several)]
         classes = [name for part in parts for name in part.classes]
         return Prediction(classes, np.concatenate([part.outputs for part in parts]))
 
+    def _inputs_of(self, text: str) -> Iterator[tuple[str, str | Tensor]]:
+        """Yield the inputs that a text names, each with its place."""
+        if isinstance(self.task, TableTask) and os.path.isfile(text):
+            yield from self._lines(Path(text))
+        else:
+            yield repr(text), text
+
     def rows(self, paths: Sequence[FilePath]) -> Iterator[tuple[str, ...]]:
-        """Yield the predictions for images, or for nonempty lines of text files.
+        """Yield the predictions for images, rows of tables or nonempty lines of text.
 
         Parameters
         ----------
         paths : sequence of paths
-            Images, folders of images, or text files whose lines the task reads.
+            Images, folders of images, tables with a header, or text files whose lines
+            the task reads.
 
         Yields
         ------
@@ -176,16 +186,19 @@ class Predictor:
         write_atomically(path, pack_model(copies, self._about()))
 
     def _about(self) -> dict[str, str]:
-        if card := ImageCard.of(self.task):
-            return {"format": FORMAT, CARD: card.write()}
+        if card := card_of(self.task):
+            return {"format": FORMAT, CARD: card}
         # The file has the weights. Some values that it lacks are drawn with the seed.
         names = {*model_settings(str(self._settings["task"]))} - {"weights"}
         names = (names | {"task", "seed", "num-clients"}) & self._settings.keys()
         settings = {name: self._settings[name] for name in sorted(names)}
         return {"format": FORMAT, TASK: json.dumps(settings)}
 
-    def _lines(self, path: Path) -> Iterator[tuple[str, str]]:
-        """Yield each place in a file with the text for ``task.read``."""
+    def _lines(self, path: Path) -> Iterator[tuple[str, str | Tensor]]:
+        """Yield each place in a file with an input, or the text for ``task.read``."""
+        if isinstance(self.task, TableTask):
+            yield from self.task.rows(path)
+            return
         if isinstance(self.task, ImageTask) or path.suffix.lower() in IMAGE_SUFFIXES:
             yield str(path), str(path)
             return
@@ -200,6 +213,8 @@ class Predictor:
     def _rows(self, inputs: NDArray[Any] | Tensor) -> Tensor:
         """Return an array as the model takes it."""
         tensor = torch.as_tensor(inputs)
+        if isinstance(self.task, TableTask):
+            return self.task.prepared(tensor.numpy())
         if not isinstance(self.task, ImageTask):
             dtype = next(self.model.parameters()).dtype
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -214,7 +229,8 @@ class Predictor:
     ) -> Iterator[tuple[tuple[str, ...], Prediction]]:
         """Yield places and predictions of inputs, each with its place."""
         # Texts may differ in length.
-        size = BATCH_SIZE if isinstance(self.task, ImageTask) else 1
+        alike = isinstance(self.task, ImageTask | TableTask)
+        size = BATCH_SIZE if alike else 1
         for start in range(0, len(inputs), size):
             places, batch = zip(*inputs[start : start + size], strict=True)
             read = []
@@ -233,6 +249,8 @@ class Predictor:
     def _prediction(self, outputs: Tensor) -> Prediction:
         names = self.classes
         if not names:
+            if isinstance(self.task, TableTask):
+                outputs = self.task.numbers(outputs)
             return Prediction([], outputs.numpy())
         # The last position of a sequence holds the prediction.
         scores = outputs if outputs.ndim == 2 else outputs[..., -1]
@@ -275,7 +293,7 @@ def load_model(path: FilePath, **settings: Setting | Path) -> Predictor:
     require(valid, "model", str(path), "a file that --export has written")
     of_task: Settings = {}
     if CARD in metadata:
-        task: Task = ImageCard.read(metadata[CARD]).task()
+        task: Task = read_card(metadata[CARD]).task()
     else:
         written = read_json(dict[str, Setting], metadata.get(TASK, ""))
         files = FileSettings.of(written, settings)

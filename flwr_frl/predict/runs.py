@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from flwr_frl.clients.algorithms import client_class, complete
 from flwr_frl.clients.base import Client, deployed_groups, digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
-from flwr_frl.clients.device.card import CARD, CLASSES, ImageCard, algorithm_of
+from flwr_frl.clients.device.card import CARD, CLASSES, algorithm_of, read_card
 from flwr_frl.clients.device.groups import HEAD, Tensors, initial_arrays, under
 from flwr_frl.clients.device.setup import torch_seed
 from flwr_frl.clients.device.state import (
@@ -51,6 +51,7 @@ from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.table import of_client
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
 # Names of simulated clients; no device has one.
@@ -209,7 +210,7 @@ class TrainedRun:
         about, personal = self.personal_arrays(client, directory)
         task: Task
         if CARD in about:
-            task, index = ImageCard.read(about[CARD]).task(), 0
+            task, index = read_card(about[CARD]).task(), 0
         else:
             task, index = self.task(client)
             classes = json.dumps(tuple(task.classes))
@@ -229,7 +230,8 @@ class TrainedRun:
             self.prepare(trainer, client, directory)
             model = trainer.deployed_model()
         # The clients of a process share the deployed model.
-        return Predictor(copy.deepcopy(model).cpu(), task, self.settings_of(client))
+        copied, settings = copy.deepcopy(model).cpu(), self.settings_of(client)
+        return Predictor(copied, of_client(task, index), settings)
 
     def personal_arrays(
         self, client: str, directory: Path | None

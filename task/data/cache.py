@@ -33,6 +33,8 @@ Integers = npt.NDArray[np.int64]
 
 PARTS = ("train", "test")
 ABOUT = "about.json"
+# Fields of a data set that the file `ABOUT` has.
+TEXTS = ("classes", "clients", "notes", "columns")
 # Larger integers are probably not classes.
 MAX_CLASSES = 100_000
 
@@ -86,15 +88,15 @@ class ImageSet:
     ----------
     images : ndarray of uint8, shape (n, height, width, channels), or Pictures
         The images, possibly not decoded yet. For a table, its float32 inputs of shape
-        (n, width).
+        (n, width), or (n, width, time) for windows; NaN if missing.
     labels : ndarray of int64, shape (n,)
-        Class of each image, from 0.
+        Class of each image, from 0; or float32, the number to predict from each row.
     owners : ndarray of int64, shape (n,), optional
         Client of each image, if the data is already split over clients.
     """
 
     images: Any
-    labels: Integers
+    labels: npt.NDArray[Any]
     owners: Integers | None = None
 
     def __len__(self) -> int:
@@ -116,11 +118,13 @@ class Dataset:
     train, test : ImageSet
         The two sets.
     classes : tuple of str
-        Names of the classes, by label.
+        Names of the classes, by label; empty if labels are numbers.
     clients : tuple of str, default ()
         Names of the clients if the data is already split over clients.
     notes : tuple of str, default ()
         Notices for users.
+    columns : tuple of str, default ()
+        Names of a table's input columns.
     """
 
     train: ImageSet
@@ -128,6 +132,7 @@ class Dataset:
     classes: tuple[str, ...]
     clients: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 # Reads a data set from its source.
@@ -217,6 +222,8 @@ def load(key: str, read: Read, settings: DataSettings) -> Dataset:
 
 def _first_classes(examples: ImageSet, count: int) -> ImageSet:
     """Return the examples of the first classes."""
+    if not count:
+        return examples
     selected = examples.labels < count
     # Images sorted by class stay memory-mapped: a slice copies nothing.
     leading = bool((np.diff(selected.astype(np.int8)) <= 0).all())
@@ -233,7 +240,7 @@ def _mapped(directory: Path) -> Dataset:
         )
         for part in PARTS
     )
-    texts = (tuple(about[name]) for name in ("classes", "clients", "notes"))
+    texts = (tuple(about.get(name, ())) for name in TEXTS)
     return Dataset(train, test, *texts)
 
 
@@ -248,6 +255,5 @@ def _write(dataset: Dataset, directory: Path) -> None:
                     values.write(file)
                 else:
                     np.save(file, np.ascontiguousarray(values), allow_pickle=False)
-    texts = ("classes", "clients", "notes")
-    about = {name: getattr(dataset, name) for name in texts}
+    about = {name: getattr(dataset, name) for name in TEXTS}
     write_atomically(directory / ABOUT, json.dumps(about).encode())

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,13 @@ from flwr_frl.task.data.cache import (
     ImageSet,
     Integers,
     Read,
+    named_classes,
     stamp,
 )
 from flwr_frl.task.data.images import FORM, INSPECTED, Pictures, Source, common_shape
 
 # Suffixes of files; a folder is read by the first of them for which it has files.
-FORMATS = (".parquet", ".arrow", ".csv", ".jsonl", ".json")
+FORMATS = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".json")
 # Words in the names of files and folders that tell their split.
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -47,8 +49,17 @@ SPLITS = {
 HELD_OUT_SEED = 0x4E1D
 # An integer as a program writes it if other cells of its column are empty.
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
-# Common names of label columns, for data sets without a `ClassLabel` column.
+# Common names of columns of labels and of clients, the latter without the words of
+# `NUMBERS`, which are those of columns that only count the rows.
 LABEL_NAMES = ("label", "labels", "target", "class")
+CLIENT_NAMES = (
+    *("client", "user", "subject", "person", "participant", "patient", "device"),
+)
+NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp"}
+# Cells of CSV files without a value, besides those that pandas writes.
+EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
+# Whole numbers with more different values are no classes, unless the user says so.
+MANY = 20
 
 
 @dataclass(frozen=True)
@@ -58,15 +69,30 @@ class ColumnSettings(DataSettings):
     Parameters
     ----------
     input_columns : str, default ""
-        The column of images, or comma-separated columns of numbers; ``*`` uses all
-        numeric columns except the label and the client. By default the only column of
-        images or of lists.
+        The column of images, or comma-separated columns of numbers. By default the only
+        column of images or of lists, otherwise, or with ``*``, all columns of numbers
+        except the label, the client and those that count the rows, such as ``id``.
     label_column : str, default ""
-        The column of classes; by default the only ``ClassLabel`` column, or one named
+        The column to predict; by default the only ``ClassLabel`` column, or one named
         ``label``, ``labels``, ``target`` or ``class``.
+    label_type : {"auto", "class", "number"}, default "auto"
+        Whether the labels are classes, or numbers (regression). ``auto``: numbers if
+        they have fractions or more than 20 different values.
     client_column : str, default ""
-        The column whose values are the names of the clients; by default the examples
-        are divided by ``partition``.
+        The column whose values are the names of the clients. By default, the task
+        ``table`` has a client for each file of a folder, or a column with a name such
+        as ``user`` or ``subject_id``; otherwise ``partition`` divides the examples.
+    missing : {"error", "mean"}, default "error"
+        What happens to empty cells of the inputs: an error, or the mean of the column
+        in the training data takes their place.
+    window : int, default 0
+        Number of successive rows that form an example, for rows in the order of time; 0
+        uses single rows. The rows of a window have one client and, if labels are
+        classes, one class. The label is that of the last row. The last rows of each
+        such series form the test set, so no window overlaps both sets.
+    stride : int, default 0
+        Number of rows between the starts of two windows; 0 stands for ``window``, so
+        that windows do not overlap.
     train_split : str, default "train"
         Split for training.
     test_split : str, default ""
@@ -74,21 +100,27 @@ class ColumnSettings(DataSettings):
         part of the training split is held out.
     test_fraction : float, default 0.2
         Fraction of the training split that is held out; the same examples for all
-        seeds. With ``client-column``, it is a fraction of each client's examples.
+        seeds. If there are clients, it is a fraction of each client's examples.
     data_subset : str, default ""
         A folder in the data set, to use only its files.
     """
 
     input_columns: str = setting("", form="columns, separated by commas", safe=True)
     label_column: str = setting("", form="a column", safe=True)
+    label_type: Literal["auto", "class", "number"] = setting("auto")
     client_column: str = setting("", form="a column", safe=True)
+    missing: Literal["error", "mean"] = setting("error")
+    window: int = setting(0, ge=0, le=100_000)
+    stride: int = setting(0, ge=0)
     train_split: str = setting("train", form="a split", safe=True)
     test_split: str = setting("", form="a split", safe=True)
     test_fraction: float = setting(0.2, gt=0, lt=1)
     data_subset: str = setting("", form="a folder", safe=True)
 
 
-def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
+def table_files(
+    name: str, settings: ColumnSettings, guess: bool = False, alone: bool = False
+) -> tuple[str, Read]:
     """Return the key of a table, and a function that reads it.
 
     Parameters
@@ -99,6 +131,11 @@ def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
         downloaded and read like a folder. The cache does not notice that it changes.
     settings : ColumnSettings
         Columns and splits; ``data_dir`` overrides the name.
+    guess : bool, default False
+        Whether the clients may be those of files, or of a column that no setting names.
+        The name is then that of a local table.
+    alone : bool, default False
+        Whether all rows are those of one client.
 
     Raises
     ------
@@ -107,23 +144,25 @@ def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
         is unreadable, or a split or a column is missing or unsuitable.
     """
     name = settings.data_dir or name
-    valid = bool(name) and is_possible(name)
+    valid = guess or (bool(name) and is_possible(name))
     require(valid, "task", f"hf:{name}", "hf:NAME, with the name or path of a data set")
     path = Path(name).expanduser()
-    is_local = path.exists()
-    exists = is_local or not name.startswith((".", "/", "~"))
-    require(exists, "data-dir", name, "the path of a data set")
+    is_local = bool(name) and path.exists()
+    exists = is_local or not (guess or name.startswith((".", "/", "~")))
+    require(exists, "data-dir", name, "the path of a table, or of a folder of tables")
     version = name
     if is_local:
         files = _files(path, settings.data_subset, follow_links=False)
         version = f"{path.resolve()}/{stamp(files)}"
 
     def read() -> Dataset:
-        need("pyarrow", "hf", f"the data set {name!r}")
         try:
+            if not is_local:
+                need("huggingface_hub", "hf", f"the data set {name!r}")
             root = path if is_local else _downloaded(name, settings)
             files = _files(root, settings.data_subset, follow_links=not is_local)
-            return _dataset(name, _splits(root, files), settings)
+            table = _joined(_splits(root, files), settings)
+            return _dataset(name, table, settings, guess, alone)
         except SettingsError:
             raise
         # Files and the network raise nearly any exception.
@@ -133,7 +172,7 @@ def table_files(name: str, settings: ColumnSettings) -> tuple[str, Read]:
             raise SettingsError(line, "task") from error
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"hf/5{FORM}/{version}/{chosen}", read
+    return f"table/1{FORM}/{version}/{chosen}/{guess}{alone}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -169,11 +208,30 @@ def _splits(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     return splits
 
 
-def _table(files: Sequence[Path]) -> Any:
-    """Return the rows of files with the same columns."""
-    import pyarrow
+class Table(NamedTuple):
+    """Rows of the training split, followed by those of the test split if there is one.
 
-    return pyarrow.concat_tables(map(_read, files), promote_options="permissive")
+    Parameters
+    ----------
+    rows : pyarrow.Table
+        The rows.
+    trained : int
+        Number of rows of the training split.
+    files : list of tuple
+        Each file with its number of rows.
+    """
+
+    rows: Any
+    trained: int
+    files: list[tuple[Path, int]]
+
+    def place(self, row: int) -> str:
+        """Return where a row is, for messages; the first of a file is row 1."""
+        for path, count in self.files:
+            if row < count:
+                return f"row {row + 1} of {path.name!r}"
+            row -= count
+        raise IndexError(row)
 
 
 def _read(path: Path) -> Any:
@@ -185,49 +243,180 @@ def _read(path: Path) -> Any:
             return parquet.ParquetFile(file).read()
         if suffix == ".arrow":
             return ipc.open_stream(file).read_all()
-        if suffix == ".csv":
-            options = csv.ConvertOptions(strings_can_be_null=True)
-            table = csv.read_csv(file, convert_options=options)
-            # The header may have blanks around names.
-            return table.rename_columns([name.strip() for name in table.column_names])
-        return json.read_json(file)
+        if suffix not in (".csv", ".tsv"):
+            return json.read_json(file)
+        # Spreadsheets of some countries separate cells by semicolons.
+        separator = chr(max(b",;\t", key=file.readline().count))
+        file.seek(0)
+        table = csv.read_csv(
+            file,
+            parse_options=csv.ParseOptions(delimiter=separator),
+            convert_options=csv.ConvertOptions(
+                null_values=EMPTY, strings_can_be_null=True
+            ),
+        )
+        # The header may have blanks around names.
+        return table.rename_columns([name.strip() for name in table.column_names])
 
 
-def _dataset(name: str, splits: Mapping[str, list[Path]], s: ColumnSettings) -> Dataset:
+def read_inputs(
+    path: Path, columns: Sequence[str], missing: str
+) -> npt.NDArray[np.float32]:
+    """Return the columns of a file with a header, of shape (rows, width).
+
+    Parameters
+    ----------
+    path : Path
+        A file of a format in `FORMATS`. It may have other columns, too.
+    columns : sequence of str
+        Names of the columns.
+    missing : {"error", "mean"}
+        As in `ColumnSettings`; with ``mean``, missing numbers are NaN.
+
+    Raises
+    ------
+    SettingsError
+        If the file lacks a column, or has a cell that is not a number.
+    """
+    valid = path.suffix.lower() in FORMATS
+    require(valid, "file", str(path), f"a table: {', '.join(FORMATS)}")
+    rows = _read(path)
+    absent = [name for name in columns if name not in rows.column_names]
+    allowed = f"those of the training, with {absent[:1]}"
+    require(not absent, "the columns", rows.column_names, allowed, "columns")
+    table = Table(rows, len(rows), [(path, len(rows))])
+    return np.concatenate([_numbers(table, name, missing) for name in columns], axis=1)
+
+
+def _joined(splits: Mapping[str, list[Path]], s: ColumnSettings) -> Table:
+    """Return the rows for training and for testing."""
+    import pyarrow
+
+    choices = f"one of {', '.join(splits)}"
+    require(s.train_split in splits, "train-split", s.train_split, choices)
+    others = [split for split in splits if split != s.train_split]
+    usual = [split for split in ("test", "validation") if split in others]
+    tested = s.test_split or next(iter(usual), "")
+    allowed = f"{choices}, but not train-split"
+    require(not tested or tested in others, "test-split", tested, allowed)
+    parts = [splits[split] for split in (s.train_split, tested) if split]
+    files = [[(path, _read(path)) for path in part] for part in parts]
+    tables = [
+        pyarrow.concat_tables([t for _, t in part], promote_options="permissive")
+        for part in files
+    ]
+    # Equal integers must stand for equal classes.
+    names = [_class_names(table) for table in tables]
+    allowed = f"for testing the same classes as for training, {names[0]}"
+    require(names[0] == names[-1], "label-column", names[-1], allowed)
+    rows = pyarrow.concat_tables(tables, promote_options="permissive")
+    counts = [(path, len(table)) for part in files for path, table in part]
+    return Table(rows, len(tables[0]), counts)
+
+
+def _dataset(
+    name: str, table: Table, s: ColumnSettings, guess: bool, alone: bool
+) -> Dataset:
     """Return a data set; its images are decoded when it is written."""
-    table, n = _joined(splits, s)
-    total = len(table)
-    rows, notes = [np.arange(n), np.arange(n, total)], tuple[str, ...]()
-    inputs, label = _choose_columns(table, s)
-    clients, owners = (
-        _numbered(table, s.client_column) if s.client_column else ((), None)
-    )
-    if n == total:
-        tested = held_out(n, s.test_fraction, owners)
+    rows, n = table.rows, table.trained
+    client = s.client_column.strip() or (_client_column(rows) if guess else "")
+    inputs, label = _choose_columns(rows, s, client)
+    clients, owners = _clients(table, client, guess, alone)
+    is_image = _is_image(rows.schema.field(inputs[0]).type)
+    targets, classes = _targets(table, label, s, is_image)
+    numbers, notes = np.empty(0, np.float32), tuple[str, ...]()
+    if not is_image:
+        arrays = [_numbers(table, column, s.missing) for column in inputs]
+        numbers = np.concatenate(arrays, axis=1)
+        left = [c for c in rows.column_names if c not in {*inputs, label, client}]
+        kind = f"one of {len(classes)} classes" if classes else "a number"
+        by = f"the {len(clients)} of {client!r}" if client else f"{len(clients)} files"
+        notes = (
+            f"{name!r}: {label!r} is predicted as {kind}, from {_listed(inputs)}; "
+            + (f"not used: {_listed(left)}; " if left else "")
+            + f"clients: {by if clients else 'set by partition'}",
+        )
+    parts = [np.arange(n), np.arange(n, len(rows))]
+    if s.window and not is_image:
+        kinds = targets if classes else np.zeros_like(owners)
+        order, parts = _windows(np.stack([owners, kinds], axis=1), n, s)
+        view = np.lib.stride_tricks.sliding_window_view
+        numbers = view(numbers[order], s.window, axis=0)
+        targets, owners = (each[order][s.window - 1 :] for each in (targets, owners))
+    elif n == len(rows):
+        tested = held_out(n, s.test_fraction, owners if clients else None)
         allowed = f"smaller, so that some of the {n} examples remain for training"
         require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
-        rows = [np.setdiff1d(rows[0], tested), tested]
-        notes = (
+        parts = [np.setdiff1d(parts[0], tested), tested]
+        notes += (
             f"{name!r} has no test split: {len(tested)} of the {n} examples of "
             f"{s.train_split!r} are held out for testing",
         )
-    codes, classes = _labels(table, label)
     images: list[Any]
-    if _is_image(table.schema.field(inputs[0]).type):
-        cells = table[inputs[0]]
-        some = rows[0][:: -(-len(rows[0]) // INSPECTED)]
+    if is_image:
+        cells = rows[inputs[0]]
+        some = parts[0][:: -(-len(parts[0]) // INSPECTED)]
         shape = common_shape(_sources(name, cells, some), s.image_size)
         images = [
-            Pictures(_sources(name, cells, part), len(part), shape) for part in rows
+            Pictures(_sources(name, cells, part), len(part), shape) for part in parts
         ]
     else:
-        numbers = np.concatenate([_numbers(table, c) for c in inputs], axis=1)
-        images = [numbers[part] for part in rows]
+        images = [numbers[part] for part in parts]
     train, test = (
-        ImageSet(own, codes[part], None if owners is None else owners[part])
-        for own, part in zip(images, rows, strict=True)
+        ImageSet(own, targets[part], owners[part] if clients else None)
+        for own, part in zip(images, parts, strict=True)
     )
-    return Dataset(train, test, classes, clients, notes)
+    return Dataset(train, test, classes, clients, notes, tuple(inputs))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names of columns, of many only some."""
+    shown = [*names[:4], "…", names[-1]] if len(names) > 6 else names
+    # Names may contain line breaks.
+    return " ".join(", ".join(shown).split())
+
+
+def _windows(
+    series: Integers, trained: int, s: ColumnSettings
+) -> tuple[Integers, list[Integers]]:
+    """Return the rows in the order of their series, and where the windows start.
+
+    Parameters
+    ----------
+    series : ndarray, shape (rows, 2)
+        Client and class of each row. Successive rows with the same are one series.
+    trained : int
+        Number of rows of the training split.
+    s : ColumnSettings
+        Size of the windows. Without a test split, the last ``test-fraction`` of each
+        series, at least one window if there are two, is for testing.
+
+    Returns
+    -------
+    order : ndarray
+        All rows: those of each split by client.
+    starts : list of ndarray
+        First positions, in this order, of the windows for training and for testing.
+    """
+    count = len(series)
+    tested = np.arange(count) >= trained
+    order = np.lexsort((series[:, 0], tested))
+    keys = np.column_stack([series, tested])[order]
+    edges = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
+    starts: list[list[int]] = [[], []]
+    longest = 0
+    for first, end in pairwise([0, *edges.tolist(), count]):
+        length, cut = end - first, end if first < trained else first
+        longest = max(longest, length)
+        if trained == count and length >= 2 * s.window:
+            cut = end - max(int(length * s.test_fraction), s.window)
+        step = s.stride or s.window
+        starts[0] += range(first, cut - s.window + 1, step)
+        starts[1] += range(cut, end - s.window + 1, step)
+    allowed = "fewer rows: the longest series of one client, and of one class if there "
+    allowed += f"are classes, has {longest}, for training and testing"
+    require(all(starts), "window", s.window, allowed)
+    return order, [np.array(each) for each in starts]
 
 
 def held_out(
@@ -260,26 +449,9 @@ def held_out(
     return np.sort(np.concatenate(chosen))
 
 
-def _joined(splits: Mapping[str, list[Path]], s: ColumnSettings) -> tuple[Any, int]:
-    """Return the training and the test examples, and the number of the former."""
-    import pyarrow
-
-    choices = f"one of {', '.join(splits)}"
-    require(s.train_split in splits, "train-split", s.train_split, choices)
-    others = [split for split in splits if split != s.train_split]
-    usual = [split for split in ("test", "validation") if split in others]
-    tested = s.test_split or next(iter(usual), "")
-    allowed = f"{choices}, but not train-split"
-    require(not tested or tested in others, "test-split", tested, allowed)
-    tables = [_table(splits[split]) for split in (s.train_split, tested) if split]
-    # Equal integers must stand for equal classes.
-    names = [_class_names(table) for table in tables]
-    allowed = f"for testing the same classes as for training, {names[0]}"
-    require(names[0] == names[-1], "label-column", names[-1], allowed)
-    return pyarrow.concat_tables(tables, promote_options="permissive"), len(tables[0])
-
-
-def _choose_columns(table: Any, s: ColumnSettings) -> tuple[list[str], str]:
+def _choose_columns(
+    table: Any, s: ColumnSettings, client: str
+) -> tuple[list[str], str]:
     """Return the names of the input columns and of the label column."""
     kinds = {field.name: field.type for field in table.schema}
     # Names of columns may contain line breaks.
@@ -288,20 +460,41 @@ def _choose_columns(table: Any, s: ColumnSettings) -> tuple[list[str], str]:
     only = candidates[0] if len(candidates) == 1 else ""
     label = s.label_column.strip() or only
     require(label in kinds, "label-column", label, f"one {listed}")
-    rest = {name: kind for name, kind in kinds.items() if name != label}
+    rest = {n: kind for n, kind in kinds.items() if n not in (label, client)}
     images = [name for name, kind in rest.items() if _is_image(kind)]
     numbers = [name for name, kind in rest.items() if _is_numeric(kind)]
     lists = [name for name in numbers if hasattr(rest[name], "value_type")]
     inputs = [name.strip() for name in s.input_columns.split(",")]
-    if s.input_columns == "*":
-        inputs = [name for name in numbers if name != s.client_column]
-    elif not s.input_columns and len(images or lists) == 1:
-        inputs = images or lists
+    if s.input_columns in ("", "*"):
+        arrays = [] if s.input_columns else images or lists
+        usual = [name for name in numbers if not _counts_rows(name)]
+        inputs = arrays if len(arrays) == 1 else usual
+    texts = [name for name in inputs if name in kinds and name not in numbers + images]
+    allowed = f"columns of numbers; {texts[:1]} has other cells, such as "
+    shown = table[texts[0]][0].as_py() if texts else None
+    require(not texts, "input-columns", s.input_columns, f"{allowed}{shown!r}")
     usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
     allowed = "one column of images, columns of numbers separated by commas, or '*' for"
     allowed += f" all columns of numbers, {listed}"
     require(bool(inputs) and usable, "input-columns", s.input_columns, allowed)
     return inputs, label
+
+
+def _words(name: str) -> set[str]:
+    return {*re.findall("[a-z]+", name.lower())}
+
+
+def _counts_rows(name: str) -> bool:
+    """Return whether a column only counts the rows, to judge by its name."""
+    return not name or set() < _words(name) <= NUMBERS
+
+
+def _client_column(table: Any) -> str:
+    """Return the only column that varies and has a name such as ``subject_id``."""
+    usual = [{name} for name in CLIENT_NAMES]
+    names = [n for n in table.column_names if _words(n) - NUMBERS in usual]
+    names = [n for n in names if len(table[n].unique()) > 1]
+    return names[0] if len(names) == 1 else ""
 
 
 def _class_names(table: Any) -> dict[str, tuple[str, ...]]:
@@ -332,11 +525,29 @@ def _is_numeric(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _numbered(table: Any, name: str) -> tuple[tuple[str, ...], Integers]:
-    """Return the names of the clients, and the client of each row."""
-    valid = name in table.column_names and table[name].null_count == 0
-    require(valid, "client-column", name, "a column with a client in every row")
-    found, numbers = np.unique(table[name].to_numpy(), return_inverse=True)
+def _clients(
+    table: Table, column: str, guess: bool, alone: bool
+) -> tuple[tuple[str, ...], Integers]:
+    """Return the names of the clients, none without any, and the client of each row."""
+    count = len(table.rows)
+    if alone:
+        return (), np.zeros(count, np.int64)
+    if column:
+        valid = column in table.rows.column_names
+        valid = valid and table.rows[column].null_count == 0
+        require(valid, "client-column", column, "a column with a client in every row")
+        cells = table.rows[column].to_numpy()
+    else:
+        named = [path.stem for path, _ in table.files]
+        by_file = guess and len(set(named)) > 1
+        # Files such as train-0.csv are parts of a split.
+        if not by_file or any(_words(name) & {*SPLITS} for name in named):
+            return (), np.zeros(count, np.int64)
+        cells = np.repeat(named, [rows for _, rows in table.files])
+    found, numbers = np.unique(cells, return_inverse=True)
+    allowed = "a column with at least 2 clients that have several rows each, not "
+    allowed += f"{len(found)} in {count} rows"
+    require(1 < len(found) < count, "client-column", column, allowed)
     return tuple(map(str, found)), numbers
 
 
@@ -347,36 +558,74 @@ def class_name(label: str) -> str:
     return whole[1] if whole else label
 
 
-def _labels(table: Any, label: str) -> tuple[Integers, tuple[str, ...]]:
-    """Return the class of each row, and the names of the classes.
+def _targets(
+    table: Table, label: str, s: ColumnSettings, is_image: bool
+) -> tuple[npt.NDArray[Any], tuple[str, ...]]:
+    """Return the target of each row, and the names of the classes.
 
-    Strings are numbered in the sorted order of their names (see `class_name`); integers
-    must be classes from 0.
+    Classes are numbered in the order of their names (see `class_name`), or of the
+    numbers that they are. Without classes, targets are numbers.
     """
-    values = table[label].to_numpy()
-    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-        texts = [class_name(value) for value in values]
-        found, codes = np.unique(texts, return_inverse=True)
-        return codes, tuple(map(str, found))
-    allowed = f"a column of strings, or of integers from 0 below {MAX_CLASSES}"
-    valid = values.dtype.kind in "biu" and values.min() >= 0
-    valid = valid and values.max() < MAX_CLASSES
-    require(bool(valid), "label-column", label, f"{allowed}, without empty cells")
-    counted = tuple(map(str, range(int(values.max()) + 1)))
-    return values.astype(np.int64), _class_names(table).get(label, counted)
+    cells = table.rows[label]
+    if cells.null_count:
+        place = table.place(cells.is_null().index(True).as_py())
+        raise SettingsError(f"{label!r} is empty in {place}", "label-column")
+    values = cells.to_numpy()
+    if named := _class_names(table.rows).get(label):
+        valid = values.min() >= 0 and values.max() < len(named)
+        require(bool(valid), "label-column", label, f"integers below {len(named)}")
+        return values.astype(np.int64), named
+    is_number = values.dtype.kind in "biuf"
+    is_whole = is_number and bool((values == np.rint(values)).all())
+    texts = values.astype(np.int64) if is_whole else values
+    valid = is_number or all(isinstance(value, str) for value in values)
+    require(valid, "label-column", label, "a column of classes or numbers")
+    if not is_number:
+        texts = np.array([class_name(value) for value in values])
+    found, codes = np.unique(texts, return_inverse=True)
+    is_class = not is_number or (is_whole and (is_image or len(found) <= MANY))
+    if s.label_type != "auto":
+        is_class = s.label_type == "class"
+    require(is_class or is_number, "label-type", s.label_type, f"class for {label!r}")
+    if not is_class:
+        finite = bool(np.isfinite(values).all() and len(found) > 1)
+        require(finite, "label-column", label, "a column of different finite numbers")
+        return values.astype(np.float32), ()
+    allowed = f"a column of at most {MAX_CLASSES} classes with several rows each, not "
+    allowed += f"{len(found)} different cells in {len(values)} rows"
+    valid = len(found) <= min(MAX_CLASSES, max(2, len(values) // 2))
+    require(valid, "label-column", label, allowed)
+    classes = named_classes(s.classes, tuple(map(str, found)))
+    numbers = np.array([classes.index(str(name)) for name in found])
+    return numbers[codes], classes
 
 
-def _numbers(table: Any, column: str) -> npt.NDArray[np.float32]:
-    """Return a column of numbers, or of lists of equal length, as (n, width)."""
+def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]:
+    """Return a column of numbers, or of lists of equal length, as (n, width).
+
+    Cells without a number are NaN if ``missing`` is ``mean``.
+    """
+    cells = table.rows[column]
     try:
-        values = np.array(table[column].to_pylist(), np.float32)
-        valid = bool(np.isfinite(values).all())
+        if hasattr(cells.type, "value_type"):
+            values = np.array(cells.to_pylist(), np.float32)
+        else:
+            values = cells.cast("float64").to_numpy().astype(np.float32)
     # Lists of unequal length, and empty cells
     except (TypeError, ValueError):
-        valid = False
-    allowed = "a column with a number, or a list of equal length, in every row"
-    require(valid, "input-columns", column, allowed)
-    return values.reshape(len(values), -1)
+        allowed = "a column with a number, or a list of equal length, in every row"
+        require(False, "input-columns", column, allowed)
+    values = values.reshape(len(values), -1)
+    invalid = np.isinf(values) if missing == "mean" else ~np.isfinite(values)
+    if invalid.any():
+        row = int(np.flatnonzero(invalid.any(axis=1))[0])
+        raise SettingsError(
+            f"column {column!r} has no finite number in {table.place(row)}, nor in "
+            f"{int(invalid.any(axis=1).sum()) - 1} other rows; fill or remove them, or "
+            'set missing="mean"',
+            "missing",
+        )
+    return values
 
 
 def _sources(name: str, cells: Any, rows: Integers) -> Iterator[Source]:

@@ -123,6 +123,33 @@ def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
     return [[("flatten", nn.Flatten())], [("fc1", linear)]]
 
 
+def _cnn_1d(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    """Return two convolutions over time, each with pooling, and two dense layers."""
+    channels, length = shape
+    blocks: Blocks = []
+    for i, (fan_in, fan_out) in enumerate(pairwise((channels, 32, 64)), 1):
+        layers = [nn.Conv1d(fan_in, fan_out, 5, padding=2), nn.MaxPool1d(2), nn.ReLU()]
+        names = (f"conv{i}", f"pool{i}", f"convrelu{i}")
+        blocks.append([*zip(names, layers, strict=True)])
+    blocks[1].append(("flatten", nn.Flatten()))
+    return blocks + _dense([64 * (length // 4), 64, num_classes])
+
+
+class LastState(nn.GRU):
+    """A GRU that maps a series (n, channels, time) to its last state, (n, width)."""
+
+    def forward(self, series: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the last state of the last layer."""
+        state: Tensor = super().forward(series.transpose(1, 2))[1][-1]
+        return state
+
+
+def _gru(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    channels, _ = shape
+    gru = LastState(channels, 64, batch_first=True)
+    return [[("gru", gru)], *_dense([64, num_classes])]
+
+
 # The functions that return the layers, by the names in `flwr_frl.task.names`.
 MODELS: dict[str, Builder] = {
     "cifar10-cnn": _cnn((64, 64), [120, 64]),
@@ -133,6 +160,8 @@ MODELS: dict[str, Builder] = {
     "mlp-2": _mlp(256),
     "resnet20": _resnet20,
     "logistic": _logistic,
+    "cnn-1d": _cnn_1d,
+    "gru": _gru,
 }
 
 

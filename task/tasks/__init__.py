@@ -13,6 +13,7 @@ from flwr_frl.common.settings import (
     declared,
     is_path,
     load,
+    made_by,
     require,
     unknown,
 )
@@ -21,9 +22,10 @@ from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
-from flwr_frl.task.tasks.image import FromHub, ImageTask
+from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
+from flwr_frl.task.tasks.table import FromTable
 from flwr_frl.task.tasks.text import TextTask, TransformerText
 from flwr_frl.task.tasks.transfer import TransferTask
 
@@ -33,7 +35,8 @@ TaskKey = tuple[str, tuple[tuple[str, Setting], ...]]
 # The functions that make the tasks, by the names in `flwr_frl.task.names`.
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
-    "hf": FromHub(),
+    "table": FromTable(guess=True),
+    "hf": FromTable(),
     "text-folder": TextTask,
     "hf-text": partial(TransformerText, ""),
     "linear": LinearTask,
@@ -70,7 +73,7 @@ def task_maker(name: str) -> Callable[..., Task]:
         require(callable(maker), "task", name, "a function that returns a task")
         return maker
     if name.startswith("hf:"):
-        return FromHub(name.removeprefix("hf:"))
+        return FromTable(name.removeprefix("hf:"))
     if name.startswith("hf-text:"):
         return partial(TransformerText, name.removeprefix("hf-text:"))
     if name not in TASKS:
@@ -107,6 +110,18 @@ def task_key(settings: Settings) -> TaskKey:
     name = str(settings["task"])
     names = sorted({*model_settings(name), *declared(EvaluationSettings)})
     return name, tuple((n, settings[n]) for n in names if n in settings)
+
+
+def task_defaults(settings: Settings) -> dict[str, Setting]:
+    """Return the defaults of settings that a task declares, or its data determine.
+
+    Raises `SettingsError` if the data cannot be read.
+    """
+    maker = task_maker(str(settings["task"]))
+    declares = getattr(made_by(maker), "defaults", None)
+    if declares is None:
+        return {}
+    return dict(declares(build(maker._settings_type, settings)))  # type: ignore[attr-defined]
 
 
 def reads_data_dir(task: Task, name: str) -> bool:

@@ -1,11 +1,12 @@
-"""Classification of images and table rows on a data set that is split over clients."""
+"""Classification of images from a data set that is split over clients."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +15,23 @@ from torch import nn
 
 from flwr_frl.common.settings import PathText, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.cache import Dataset, DataSettings, load
+from flwr_frl.task.data.cache import Dataset, DataSettings
 from flwr_frl.task.data.datasets import SOURCES, load_dataset
 from flwr_frl.task.data.images import read_image
 from flwr_frl.task.data.partitions import CLUSTERED, PartitionSettings, partition
-from flwr_frl.task.data.tables import ColumnSettings, table_files
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.types import Loss
 
-# Default models of some data sets, and of tables.
+# Default models of some data sets.
 DEFAULT_MODELS = {
     "mnist": "digits-cnn",
     "emnist": "mlp",
     "femnist": "mlp",
     "cifar100": "cifar100-cnn",
 }
-TABLE_MODEL = "mlp-2"
 
 # Means and standard deviations of pixels in [0, 1]; those of CIFAR-100 are from the
 # code of FedRep's authors.
@@ -55,7 +54,6 @@ SMALL, LARGE = 16, 64
 COPIED = 8 * 2**20
 # Copies are cached for at least FEWEST_CACHED clients, and for more up to CACHED bytes.
 FEWEST_CACHED, CACHED = 16, 128 * 2**20
-OF_IMAGES = ("augment", "augment-all", "grey-to-rgb", "image-size")
 OF_SOURCES = {name for source in SOURCES.values() for name in source.settings}
 
 
@@ -96,9 +94,7 @@ class ImageSettings(DataSettings, PartitionSettings):
 
 
 class PartitionedTask(BaseTask):
-    """Classification with a model by name, on a data set that is split over clients.
-
-    This class is for tables of numbers, which are not normalised.
+    """A task with a model by name, on a data set that is split over clients.
 
     Parameters
     ----------
@@ -111,17 +107,13 @@ class PartitionedTask(BaseTask):
         The data set.
     """
 
-    mean: torch.Tensor | None = None
-    std: torch.Tensor | None = None
-    augment = False
+    model_name: str
 
-    def __init__(
-        self, settings: ImageSettings, num_clients: int, dataset: Dataset
-    ) -> None:
+    def __init__(self, settings: Any, num_clients: int, dataset: Dataset) -> None:
         self.settings, self.dataset, self.seed = settings, dataset, settings.seed
         self.classes, self.notes = dataset.classes, dataset.notes
-        self.num_classes = len(self.classes)
-        self.model_name = settings.model or TABLE_MODEL
+        # Numbers are predicted with one output.
+        self.num_classes = len(self.classes) or 1
         self.shape: tuple[int, ...] = dataset.train.images.shape[1:]
         # 0 means that the algorithm sets no default either.
         self.head_layers = settings.head_layers or 1
@@ -134,12 +126,6 @@ class PartitionedTask(BaseTask):
         largest = max(map(len, self.train)) * int(dataset.train.images[:1].nbytes)
         clients = max(FEWEST_CACHED, CACHED // max(1, largest))
         self._examples = lru_cache(2 * clients)(self._select)
-
-    @property
-    def unused_settings(self) -> Mapping[str, str]:
-        """Settings that neither the partition nor a table uses, with reasons."""
-        unused = self.settings.unused(bool(self.dataset.clients))
-        return {**unused, **dict.fromkeys(OF_IMAGES, "there are no images")}
 
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values from the seed or from ``weights``."""
@@ -161,31 +147,20 @@ class PartitionedTask(BaseTask):
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples, which are never augmented."""
-        permuted = self.settings.partition == CLUSTERED
-        # With test-partition "all", a single test set serves all clients.
-        is_shared = self.test[client] is self.test[0] and not permuted
-        return self._examples(0 if is_shared else client, False)
+        return self._examples(client, False)
 
+    @abstractmethod
     def _select(self, client: int, training: bool) -> ExampleSet:
-        part = self.dataset.train if training else self.dataset.test
-        rows = (self.train if training else self.test)[client]
-        copied = len(rows) * part.images[:1].nbytes <= COPIED
-        inputs = as_tensor(part.images[rows] if copied else part.images)
-        if self.shape[0] > inputs.shape[-1]:
-            inputs = inputs.expand(-1, -1, -1, self.shape[0])
-        labels = part.labels[rows]
+        """Return the training or the test examples of a client."""
+
+    def _labels(self, labels: npt.NDArray[Any], client: int) -> npt.NDArray[Any]:
+        """Return labels as a client sees them."""
         # A data set that comes split over clients is not partitioned.
-        if not self.dataset.clients:
-            counts = self.num_classes, len(self.train)
-            labels = self.settings.labels(labels, client, *counts)
-        return ExampleSet(
-            inputs,
-            torch.from_numpy(labels),
-            self.mean,
-            self.std,
-            self.augment and training,
-            None if copied else torch.from_numpy(rows),
-        )
+        if self.dataset.clients:
+            return labels
+        counts = self.num_classes, len(self.train)
+        seen: npt.NDArray[Any] = self.settings.labels(labels, client, *counts)
+        return seen
 
 
 class ImageTask(PartitionedTask):
@@ -255,10 +230,33 @@ class ImageTask(PartitionedTask):
     @property
     def unused_settings(self) -> Mapping[str, str]:
         """Settings that the data set, its partition or the model does not use."""
-        unused = self.settings.unused(bool(self.dataset.clients))
+        unused: dict[str, str] = self.settings.unused(bool(self.dataset.clients))
         for name in OF_SOURCES - {*SOURCES[self.source].settings}:
             unused[name] = "the data set does not use it"
         return unused
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test examples, which are never augmented."""
+        permuted = self.settings.partition == CLUSTERED
+        # With test-partition "all", a single test set serves all clients.
+        is_shared = self.test[client] is self.test[0] and not permuted
+        return super().test_examples(0 if is_shared else client)
+
+    def _select(self, client: int, training: bool) -> ExampleSet:
+        part = self.dataset.train if training else self.dataset.test
+        rows = (self.train if training else self.test)[client]
+        copied = len(rows) * part.images[:1].nbytes <= COPIED
+        inputs = as_tensor(part.images[rows] if copied else part.images)
+        if self.shape[0] > inputs.shape[-1]:
+            inputs = inputs.expand(-1, -1, -1, self.shape[0])
+        return ExampleSet(
+            inputs,
+            torch.from_numpy(self._labels(part.labels[rows], client)),
+            self.mean,
+            self.std,
+            self.augment and training,
+            None if copied else torch.from_numpy(rows),
+        )
 
     def read(self, line: str) -> torch.Tensor:
         """Return the normalised image of a file; the line is its path."""
@@ -275,34 +273,6 @@ class ImageTask(PartitionedTask):
         is_tried = type(self) is ImageTask and "initial_model" not in vars(self)
         if self.held_out or self.metrics or not is_tried:
             super().check(client)
-
-
-@dataclass(frozen=True)
-class HubSettings(ImageSettings, ColumnSettings):
-    """Settings of a task with a table."""
-
-
-@dataclass(frozen=True)
-class FromHub:
-    """Make the task of a table: an `ImageTask`, or a `PartitionedTask` for numbers.
-
-    Parameters
-    ----------
-    name : str, default ""
-        Name or path of the data set (see `table_files`); ``data-dir`` overrides it.
-    """
-
-    name: str = ""
-
-    _settings_type: ClassVar[type] = HubSettings
-
-    def __call__(self, settings: HubSettings, num_clients: int) -> PartitionedTask:
-        """Return the task; with 0 clients, client 0 has the whole data set."""
-        dataset = load(*table_files(self.name, settings), settings)
-        if dataset.train.images.ndim == 4:
-            # The defaults of image folders apply.
-            return ImageTask("image-folder", settings, num_clients, dataset)
-        return PartitionedTask(settings, num_clients, dataset)
 
 
 def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:

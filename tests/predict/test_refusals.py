@@ -35,7 +35,7 @@ def broken(devices, tmp_path):
     about, tensors = read_safetensors(root / "model.safetensors")
     cut = {n: t for n, t in tensors.items() if n != "head.bias"}
     wide = {**tensors, "head.bias": torch.zeros(4)}
-    nameless = {**about, "image-model": about["image-model"].replace("classes", "c")}
+    nameless = {**about, "model-card": about["model-card"].replace("classes", "c")}
     for name, arrays, metadata in (
         ("cut", cut, about),
         ("wide", wide, about),

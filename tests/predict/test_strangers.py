@@ -202,7 +202,7 @@ IMAGES |= {"grey_to_rgb": True, "shape": (8, 8, 3), "classes": ("a", "b")}
     ],
 )
 def test_a_hostile_card_of_an_image_model_is_refused(change, line, tmp_path):
-    about = {"format": FORMAT, "image-model": json.dumps({**IMAGES, **change})}
+    about = {"format": FORMAT, "model-card": json.dumps({**IMAGES, **change})}
     path = tmp_path / "model.safetensors"
     path.write_bytes(pack_model({"x": torch.zeros(1)}, about))
     assert_says(line, load_model, path)

@@ -15,7 +15,7 @@ from flwr_frl.strategies.grids.simulation import RayGrid
 @pytest.fixture
 def lean(monkeypatch):
     """Pretend that no extra is installed."""
-    uninstall(monkeypatch, "ray", "sklearn", "matplotlib", "pyarrow")
+    uninstall(monkeypatch, "ray", "sklearn", "matplotlib", "huggingface_hub")
 
 
 def test_a_missing_package_is_named_with_its_extra(lean, tmp_path, monkeypatch):
@@ -24,7 +24,7 @@ def test_a_missing_package_is_named_with_its_extra(lean, tmp_path, monkeypatch):
     for call, package, extra in (
         (lambda: RayGrid(lambda message, context: message, 2), "ray", "simulation"),
         (lambda: task_of("digits", 5), "sklearn", "simulation"),
-        (lambda: task_of("hf:some/set", 5), "pyarrow", "hf"),
+        (lambda: task_of("hf:some/set", 5), "huggingface_hub", "hf"),
     ):
         line = f"needs the package {package!r}, which is missing: pip install "
         assert_says(f"{line}'flwr-frl[{extra}]'", call)

@@ -8,7 +8,7 @@ import torch
 from refusals import assert_says
 from torch import nn
 
-from flwr_frl.task.models import MODELS, SplitModel, build_model
+from flwr_frl.task.models import SplitModel, build_model
 
 # Shapes of weights (outputs, inputs, ...) in the order of the layers; each layer has a
 # bias. CIFAR: 32 - 4 = 28, pooled 14, - 4 = 10, pooled 5, so 5 x 5 x channels features.
@@ -24,10 +24,12 @@ LAYERS = {
     "mlp": ((1, 28, 28), 26, [(512, 784), (256, 512), (64, 256), (26, 64)]),
     "mlp-2": ((1, 28, 28), 62, [(256, 784), (62, 256)]),
     "logistic": ((1, 28, 28), 10, [(10, 784)]),
+    # Windows of 3 channels and 10 rows, pooled twice: 2 x 64 features
+    "cnn-1d": ((3, 10), 4, [(32, 3, 5), (64, 32, 5), (64, 128), (4, 64)]),
 }
 
 
-@pytest.mark.parametrize("name", sorted({*MODELS} - {"resnet20"}))
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_match_the_papers(name):
     shape, num_classes, layers = LAYERS[name]
     model = build_model(name, shape, num_classes)

@@ -1,0 +1,269 @@
+"""Learning from a table: classes or numbers, of single rows or of windows in time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from flwr_frl.common.settings import Setting, require, setting
+from flwr_frl.task.base import BaseTask
+from flwr_frl.task.data.cache import Dataset, load
+from flwr_frl.task.data.tables import ColumnSettings, read_inputs, table_files
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.held_out import changed
+from flwr_frl.task.tasks.image import ImageSettings, ImageTask, PartitionedTask
+
+Array = npt.NDArray[Any]
+
+# Default models of rows and of windows.
+ROW_MODEL, WINDOW_MODEL = "mlp-2", "cnn-1d"
+OF_IMAGES = ("augment", "augment-all", "grey-to-rgb", "image-size")
+# Spread of a column, relative to its mean, below which it is constant up to rounding.
+CONSTANT = 1e-6
+
+
+@dataclass(frozen=True)
+class TableSettings(ImageSettings, ColumnSettings):
+    """Columns, partition, standardisation and model of a table.
+
+    Parameters
+    ----------
+    standardize : {"global", "client", "none"}, default "global"
+        Whether the columns of numbers, and labels that are numbers, are shifted and
+        scaled to mean 0 and standard deviation 1 in the training data of all clients,
+        or of each client. A device knows its own data only, so that ``global`` has the
+        effect of ``client`` there.
+    """
+
+    standardize: Literal["global", "client", "none"] = setting("global")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Shift and scale of each input, and of labels that are numbers.
+
+    Parameters
+    ----------
+    mean : tuple of float
+        Means, which take the place of missing numbers.
+    shift, factor : tuple of float
+        Inputs become (x - shift) · factor. The factor of a constant column is 0, so it
+        has no effect if other data differ.
+    label_mean, label_std : float
+        Labels become (y - mean) / std.
+    """
+
+    mean: tuple[float, ...]
+    shift: tuple[float, ...]
+    factor: tuple[float, ...]
+    label_mean: float = 0.0
+    label_std: float = 1.0
+
+    @classmethod
+    def of(cls, inputs: Array, labels: Array | None, is_applied: bool) -> Self:
+        """Return the scaling of inputs (n, width) or (n, width, time), and of labels.
+
+        If it is not applied, it only replaces missing numbers.
+        """
+        axes = (0, *range(2, inputs.ndim))
+        known = np.isfinite(inputs)
+        count = np.maximum(known.sum(axes), 1)
+        mean = np.where(known, inputs, 0).sum(axes, np.float64) / count
+        centred = inputs - mean.reshape(-1, *[1] * (inputs.ndim - 2))
+        std = np.sqrt(np.where(known, centred, 0).__pow__(2).sum(axes) / count)
+        if not is_applied:
+            width = len(mean)
+            return cls((*mean.tolist(),), (0.0,) * width, (1.0,) * width)
+        varies = std > CONSTANT * np.abs(mean)
+        factor = np.where(varies, 1 / np.where(varies, std, 1), 0)
+        both = (*mean.tolist(),), (*mean.tolist(),), (*factor.tolist(),)
+        if labels is None:
+            return cls(*both)
+        return cls(
+            *both, float(labels.mean(dtype=np.float64)), float(labels.std()) or 1
+        )
+
+    def inputs(self, values: Array) -> Tensor:
+        """Return scaled inputs, float32; missing ones become the mean."""
+        shape = -1, *[1] * (values.ndim - 2)
+        mean, shift, factor = (
+            np.array(each).reshape(shape)
+            for each in (self.mean, self.shift, self.factor)
+        )
+        filled = np.where(np.isnan(values), mean, values)
+        return torch.from_numpy(((filled - shift) * factor).astype(np.float32))
+
+    def labels(self, values: Array) -> Tensor:
+        """Return scaled labels, float32 of shape (n, 1)."""
+        scaled = (values[:, None] - self.label_mean) / self.label_std
+        return torch.from_numpy(scaled.astype(np.float32))
+
+
+def r2(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 - Σ(y - ŷ)² / Σ(y - ȳ)²; not finite if all targets are equal."""
+    spread = (targets - targets.mean()).square().sum()
+    return 1 - (targets - outputs).square().sum() / spread
+
+
+def rmse(outputs: Tensor, targets: Tensor, *, unit: float) -> Tensor:
+    """Return the root of the mean squared error, in units of the labels."""
+    return (outputs - targets).square().mean().sqrt() * unit
+
+
+class TableTask(PartitionedTask):
+    """Classes or numbers, predicted from the columns of a table.
+
+    Parameters
+    ----------
+    settings : TableSettings
+        Partition, standardisation and model.
+    num_clients : int
+        Number of clients; 0 gives client 0 the whole data set, as on a device with its
+        own data set.
+    dataset : Dataset
+        The table.
+    scaling : Scaling, optional
+        The scaling of all clients; by default that of the training data.
+    """
+
+    def __init__(
+        self,
+        settings: TableSettings,
+        num_clients: int,
+        dataset: Dataset,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(settings, num_clients, dataset)
+        usual = WINDOW_MODEL if len(self.shape) == 2 else ROW_MODEL
+        self.model_name = settings.model or usual
+        self.columns = dataset.columns
+        self.standardize = settings.standardize
+        if self.standardize == "global" and not num_clients and not scaling:
+            self.standardize = "client"
+            self.notes += ("a device standardises with the statistics of its own data",)
+        if len(self.shape) == 2:
+            # Windows of a series follow each other.
+            self.overlap = -(-self.shape[1] // (settings.stride or self.shape[1])) - 1
+        self._scaling = lru_cache(None)(lambda client: scaling or self._fitted(client))
+        if not self.classes:
+            self.loss = nn.functional.mse_loss
+            self.metrics = {"r2": r2}
+            # Clients that differ in the unit have no common error.
+            if self.standardize != "client" or not num_clients:
+                unit = self.scaling(0).label_std
+                self.metrics = {"r2": r2, "rmse": partial(rmse, unit=unit)}
+
+    @property
+    def unused_settings(self) -> Mapping[str, str]:
+        """Settings that neither the partition nor a table uses, with reasons."""
+        unused = self.settings.unused(bool(self.dataset.clients))
+        return {**unused, **dict.fromkeys(OF_IMAGES, "there are no images")}
+
+    def scaling(self, client: int) -> Scaling:
+        """Return the scaling of a client's data."""
+        return self._scaling(client if self.standardize == "client" else 0)
+
+    def _fitted(self, client: int) -> Scaling:
+        """Return the scaling by the training data of a client, or of all."""
+        part, is_all = self.dataset.train, self.standardize != "client"
+        rows: Any = slice(None) if is_all else self.train[client]
+        labels = None if self.classes else part.labels[rows]
+        return Scaling.of(part.images[rows], labels, self.standardize != "none")
+
+    def _select(self, client: int, training: bool) -> ExampleSet:
+        part = self.dataset.train if training else self.dataset.test
+        rows = (self.train if training else self.test)[client]
+        scaling, labels = self.scaling(client), self._labels(part.labels[rows], client)
+        targets = torch.from_numpy(labels) if self.classes else scaling.labels(labels)
+        return ExampleSet(scaling.inputs(part.images[rows]), targets)
+
+    # Inputs and outputs of a trained model
+
+    def prepared(self, inputs: Array) -> Tensor:
+        """Return rows or windows, in the table's units, as the model takes them."""
+        allowed = f"(n, {', '.join(map(str, self.shape))}): {', '.join(self.columns)}"
+        valid = inputs.shape[1:] == self.shape
+        require(valid, "the shape of the inputs", inputs.shape, allowed, "inputs")
+        return self.scaling(0).inputs(inputs)
+
+    def read(self, line: str) -> Tensor:
+        """Return the inputs of a row: numbers with commas, in the order of columns."""
+        return self.prepared(super().read(line)[None].numpy())[0]
+
+    def rows(self, path: Path) -> Iterator[tuple[str, Tensor]]:
+        """Yield each row of a file with a header, or each window, with its place."""
+        numbers = read_inputs(path, self.columns, self.settings.missing)
+        first = np.arange(len(numbers))
+        if len(self.shape) == 2:
+            size = self.shape[1]
+            allowed = f"at least {size}, those of a window"
+            require(len(numbers) >= size, "the number of rows", len(numbers), allowed)
+            first = first[: len(numbers) - size + 1 : self.settings.stride or size]
+            view = np.lib.stride_tricks.sliding_window_view
+            numbers = view(numbers, size, axis=0)[first]
+        places = (f"{path}:{row + 1}" for row in first)
+        yield from zip(places, self.prepared(numbers), strict=True)
+
+    def numbers(self, outputs: Tensor) -> Tensor:
+        """Return the outputs of a model in the unit of the labels."""
+        scaling = self.scaling(0)
+        return outputs * scaling.label_std + scaling.label_mean
+
+
+def of_client(task: BaseTask, client: int) -> BaseTask:
+    """Return a task with which one client's model is used on other data.
+
+    The scaling of a table is then that client's.
+    """
+    if not isinstance(task, TableTask):
+        return task
+    scaling = task.scaling(client)
+    return changed(task, {"_scaling": lambda _: scaling})
+
+
+@dataclass(frozen=True)
+class FromTable:
+    """Make the task of a table: a `TableTask`, or an `ImageTask` for images.
+
+    Parameters
+    ----------
+    name : str, default ""
+        Name or path of the data set (see `table_files`); ``data-dir`` overrides it.
+    guess : bool, default False
+        Whether clients may be those of files, or of a column that no setting names.
+    """
+
+    name: str = ""
+    guess: bool = False
+
+    _settings_type: ClassVar[type] = TableSettings
+
+    def __call__(self, settings: TableSettings, num_clients: int) -> PartitionedTask:
+        """Return the task; with 0 clients, client 0 has the whole data set."""
+        dataset = self._dataset(settings, not num_clients)
+        if dataset.train.images.ndim == 4:
+            # The defaults of image folders apply.
+            return ImageTask("image-folder", settings, num_clients, dataset)
+        return TableTask(settings, num_clients, dataset)
+
+    def _dataset(self, settings: TableSettings, alone: bool) -> Dataset:
+        return load(*table_files(self.name, settings, self.guess, alone), settings)
+
+    def defaults(self, settings: TableSettings) -> dict[str, Setting]:
+        """Return the number of clients, if the table has them, and of a gradient norm.
+
+        Without a limit, outliers among the inputs of a regression make SGD diverge.
+        """
+        dataset = self._dataset(settings, False)
+        values: dict[str, Setting] = {}
+        if dataset.clients:
+            values["num-clients"] = len(dataset.clients)
+        if not dataset.classes:
+            values["max-gradient-norm"] = 1.0
+        return values
