@@ -4,6 +4,8 @@ FedAvg, FedRep and FLUTE on the bundled digits:
   python simulation.py
 Two algorithms; http://127.0.0.1:8765/ shows the results during the run:
   python simulation.py fedrep local --clients 10 --rounds 20 --page 8765
+Statistical tests, and the tables and figures of a paper:
+  python simulation.py compare results --output paper
 Your own images, and settings that have no flag (docs/settings.md):
   python simulation.py fedrep --task image-folder --data-dir photos \
       --run-config 'image-size=32 head-epochs=5'
@@ -13,13 +15,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from flwr_frl.common.command_line import Parser, exit_code, run_config
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import defaults
+from flwr_frl.common.settings import defaults, require
 from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
@@ -99,6 +102,10 @@ def parse(
     add("--jobs", type=int, default=1, metavar="N", help=text)
     text = "with `tune ALGORITHM …`: values to choose from by validation accuracy"
     add("--grid", action="append", default=[], metavar="'k=v,v …'", help=text)
+    text = "with `compare DIR …`: test against this method (default: the best one)"
+    add("--baseline", default="", metavar="ALGORITHM", help=text)
+    text = "with `compare DIR …`: columns of table.tex, entries of summary.json"
+    add("--columns", default="", metavar="NAME,…", help=text)
     add("--list", action="store_true", help="list algorithms, tasks and models")
     add("--verbose", action="store_true", help="show Flower's log")
     for flag, (name, meaning) in SETTING_FLAGS.items():
@@ -143,7 +150,26 @@ def _run(arguments: Sequence[str] | None) -> int:
     if namespace.list:
         Console().out(list_all(), highlight=False)
         return 0
+    if namespace.algorithms[:1] == ["compare"]:
+        return _compare(namespace, overrides)
     # Loads torch and Flower, which `--list` and `--help` do without.
     from flwr_frl.commands import execute
 
     return execute(namespace, overrides)
+
+
+def _compare(namespace: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    """Compare results folders; with ``--output``, write what a paper needs."""
+    from flwr_frl.results.methods import compare
+    from flwr_frl.results.paper import write_paper
+
+    allowed = "output and result-protocol, the only settings that compare reads"
+    others = overrides.keys() - {"output", "result-protocol"}
+    require(not others, "compare", sorted(others), allowed)
+    protocol, folders = overrides.get("result-protocol", ""), namespace.algorithms[1:]
+    comparison = compare(*folders, protocol=protocol, baseline=namespace.baseline)
+    if output := overrides.get("output"):
+        columns = [name for name in namespace.columns.split(",") if name]
+        write_paper(Path(output).expanduser(), comparison, columns)
+    Console().out(comparison, highlight=False)
+    return 0

@@ -11,11 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from flwr_frl.common.settings import Settings, defaults, require
-from flwr_frl.results.comparison import show
+from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
+from flwr_frl.results.paper import write_paper
 from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
+from flwr_frl.results.statistics import OF_TESTS
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, points, tune
+from flwr_frl.results.tables import DETAILS, cells, legend, terminal
 from flwr_frl.running import carry_out, output_of, sweep_of
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
@@ -61,21 +64,24 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     summaries: Mapping[str, Any]
     try:
         if tuning:
-            evaluated_on = "test"
             summaries = _tune(algorithms, grid, overrides, sweep)
         else:
             runs = carry_out(algorithms, overrides, sweep)
             summaries = {name: run.summary for name, run in runs.items()}
-            evaluated_on = runs.evaluated_on
     except KeyboardInterrupt:
         hint = f"; continue with --run-config 'resume=\"{output}\"'"
         begun = tuning or have_begun(Path(output), algorithms)
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
-    show(summaries, evaluated_on)
-    files = "metrics, clients, summary, tables and plot"
     if tuning:
-        files = f"{TUNED} and tables"
+        text = terminal(cells(summaries, "test", DETAILS)) + legend(summaries, "test")
+        files = f"{TUNED} and table"
+    else:
+        comparison = compare(output)
+        write_paper(Path(output), comparison)
+        text = comparison.text((*DETAILS, *OF_TESTS))
+        files = "metrics, clients, summary, tables and figures"
+    print(text)
     Console().print(f"{files}: {output}", soft_wrap=True, markup=False)
     reasons = [failure(name, summary) for name, summary in summaries.items()]
     for reason in filter(None, reasons):

@@ -3,7 +3,6 @@
 import io
 import os
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from flwr_frl.common.settings import Settings, require, unknown
 from flwr_frl.common.text import short_name
 from flwr_frl.predict.predictor import FilePath, Prediction, Predictor
 from flwr_frl.predict.runs import TrainedRun
-from flwr_frl.results.comparison import Summaries, cells, figure_of
+from flwr_frl.results.comparison import figure_of
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
@@ -25,6 +24,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
 )
+from flwr_frl.results.tables import cells, html
 from flwr_frl.task.models import SplitModel
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Run:
         return f"<Run {self.algorithm}: {result}{seeds}, in {folder!r}>"
 
     def _repr_html_(self) -> str:
-        return _html({self.algorithm: self.summary}, self.evaluated_on)
+        return html(cells({self.algorithm: self.summary}, self.evaluated_on))
 
 
 class Runs(dict[str, Run]):
@@ -194,7 +194,7 @@ class Runs(dict[str, Run]):
 
     def _repr_html_(self) -> str:
         summaries = {name: run.summary for name, run in self.items()}
-        return _html(summaries, self.evaluated_on)
+        return html(cells(summaries, self.evaluated_on))
 
 
 def _frame(records: list[Row]) -> Any:
@@ -217,12 +217,3 @@ def _figure(runs: Mapping[str, Run]) -> "Figure":
     # Notebooks show other figures only after pyplot has made one.
     setattr(figure, "_repr_png_", png)  # noqa: B010
     return figure
-
-
-def _html(summaries: Summaries, evaluated_on: str) -> str:
-    head, *rows = (
-        [escape(cell) for cell in row] for row in cells(summaries, evaluated_on)
-    )
-    lines = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>"]
-    lines += [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows]
-    return f"<table>{''.join(lines)}</table>"

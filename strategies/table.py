@@ -85,6 +85,16 @@ def full(path: str) -> str:
     return f"{__package__}.{path}"
 
 
+def title(algorithm: str) -> str:
+    """Return an algorithm's name as in its paper: its description up to the citation.
+
+    Words after the name, such as a folder in brackets, are kept.
+    """
+    name, *words = algorithm.split(" ", 1)
+    about = ALGORITHMS[name][1].partition(" (")[0] if name in ALGORITHMS else name
+    return " ".join([about, *words])
+
+
 # Import path and description, by name.
 ALGORITHMS = {n: (full(path), about) for n, (path, about) in _TABLE.items()}
 # Import paths, by import path and task.

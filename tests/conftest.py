@@ -21,6 +21,7 @@ from hypothesis import settings as hypothesis_settings
 from torch import nn
 
 from flwr_frl.results.comparison import plot
+from flwr_frl.results.paper import write_figures
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import local_training as calls
 
@@ -34,6 +35,7 @@ NUMBERS = count()
 # few rounds.
 FIGURES = {
     "flwr_frl.results.comparison.plot": plot,
+    "flwr_frl.results.paper.write_figures": write_figures,
 }
 
 

@@ -49,6 +49,8 @@ ROOMS = {
     "flwr_frl.clients.device": (2, "device"),
     "flwr_frl.clients.gossip": (2, "nodes"),
     "flwr_frl.strategies": (3, "strategies"),
+    # Names and descriptions only
+    "flwr_frl.strategies.table": (0, "common"),
     "flwr_frl.clients": (3, "clients"),
     "flwr_frl.predict": (4, "predict"),
     "flwr_frl.strategies.server_app": (5, "doors"),

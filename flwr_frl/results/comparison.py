@@ -14,23 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.common import log
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from flwr_frl.common.files import atomic_file, write_atomically
-from flwr_frl.common.messages import CLASS_COUNTS, OF_CLIENTS
+from flwr_frl.common.messages import CLASS_COUNTS
 from flwr_frl.common.settings import Settings, facts
 from flwr_frl.results.looks import looks
 from flwr_frl.results.page import write_page
 from flwr_frl.results.results import (
     CLIENT_METRICS,
     CLIENTS,
-    LOST,
     METRICS,
     METRICS_CSV,
-    OVER_SEEDS,
     PAGE,
     PLOT,
     SUMMARY,
@@ -43,53 +37,21 @@ from flwr_frl.results.results import (
     read_rows,
     write_json,
 )
+from flwr_frl.results.tables import Summaries, cells, legend, markdown
+from flwr_frl.strategies.table import title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Settings of a single run, which the summary's ``config`` leaves out.
 PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
-MARKDOWN, LATEX = "table.md", "table.tex"
+MARKDOWN = "table.md"
 CSV_COLUMNS = (
     *("algorithm", "seed", "evaluated-on"),
     *("round", "client", "metric", "value"),
 )
 # The round of lines about a client's data, which belong to no round.
 NO_ROUND = 0
-# Heading, number format and divisor of entries of a summary. Others have their name and
-# four digits.
-COLUMNS: dict[str, tuple[str, str, float]] = {
-    "accuracy": ("accuracy", "{:.2%}", 1),
-    "accuracy-last": ("last round", "{:.2%}", 1),
-    "accuracy-weighted": ("by examples", "{:.2%}", 1),
-    "accuracy-std-clients": ("std over clients", "{:.2%}", 1),
-    "accuracy-worst-decile": ("worst tenth", "{:.2%}", 1),
-    "accuracy-best-decile": ("best tenth", "{:.2%}", 1),
-    "accuracy-newcomers": ("new clients", "{:.2%}", 1),
-    "accuracy-global": ("global model", "{:.2%}", 1),
-    "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
-    "loss-point": ("cost", "{:.4g}", 1),
-    "evaluated": ("clients", "{:.7g}", 1),
-    LOST: ("lost replies", "{:.0%}", 1),
-    "epsilon": ("ε", "{:.4g}", 1),
-    "example-epsilon": ("ε of examples", "{:.4g}", 1),
-    "delta": ("δ", "{:g}", 1),
-    "rounds": ("rounds", "{:.7g}", 1),
-    "seconds": ("seconds", "{:.1f}", 1),
-    "seconds-simulated": ("simulated", "{:.1f}", 1),
-    "bits": ("Mbit of messages", "{:,.3f}", 1e6),
-    "bytes": ("MB", "{:,.1f}", 1e6),
-    "loss-weighted": ("loss by examples", "{:.4g}", 1),
-}
-# Explains the headings. Completed by the setting `evaluate-on`.
-LEGEND = (
-    "accuracy: mean over clients and the last rounds, ± standard deviation over seeds; "
-    "by examples: mean over all {} examples; std over clients: in the last round; "
-    "worst and best tenth: mean over that tenth of the clients; clients: number of "
-    "clients in the means, unless a mean shows another"
-)
-
-Summaries = Mapping[str, Mapping[str, Any]]
 # The folder of each run, by algorithm and seed.
 Runs = Mapping[tuple[str, Any], Path]
 # The simulated time of a run so far.
@@ -161,95 +123,11 @@ def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
     return lost
 
 
-def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
-    """Return the rows of the table; the first row has the headings.
-
-    Parameters
-    ----------
-    summaries : mapping
-        The summary of each algorithm.
-    evaluated_on : {"test", "validation"}, default "test"
-        The examples on which accuracies and losses were measured.
-    """
-    every = dict.fromkeys(name for summary in summaries.values() for name in summary)
-    hidden = {"protocol", "seeds"}
-    if "accuracy" in every:
-        hidden |= {"loss", "loss-weighted"}
-    if not any(summary.get(LOST) for summary in summaries.values()):
-        hidden.add(LOST)
-    beside = (OVER_SEEDS, OF_CLIENTS)
-    present = [n for n in every if n not in hidden and not n.endswith(beside)]
-    named = {"accuracy": "validation accuracy"} if evaluated_on == "validation" else {}
-    named["loss"] = f"{evaluated_on} loss"
-    rows = [["algorithm", *(named.get(n, _look(n)[0]) for n in present)]]
-    for algorithm, summary in summaries.items():
-        rows.append([algorithm, *(_cell(summary, name) for name in present)])
-    return rows
-
-
-def _look(name: str) -> tuple[str, str, float]:
-    return COLUMNS.get(name, (name, "{:.4g}", 1))
-
-
-def _cell(summary: Mapping[str, Any], name: str) -> str:
-    value, (_, form, unit) = summary.get(name), _look(name)
-    if not is_number(value):
-        return ""
-    text = form.format(value / unit)
-    if (deviation := summary.get(name + OVER_SEEDS)) is not None:
-        text += f" ± {form.format(deviation)}"
-    if (clients := summary.get(name + OF_CLIENTS)) is not None:
-        text += f" ({clients:.7g} clients)"
-    return text
-
-
-def show(summaries: Summaries, evaluated_on: str) -> None:
-    """Print the table."""
-    head, *rows = cells(summaries, evaluated_on)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading, *column in zip(head, *rows, strict=True):
-        # Words are never cut, however narrow the terminal is.
-        words = " ".join([heading, *column]).split()
-        table.add_column(escape(heading), min_width=max(map(len, words)))
-    for row in rows:
-        table.add_row(*map(escape, row))
-    # Lines of a table that is wider than the terminal are wrapped.
-    Console().print(table, crop=False)
-
-
 def write_tables(output: Path, summaries: Summaries, evaluated_on: str) -> None:
-    """Write ``table.md`` and ``table.tex``."""
-    rows, legend = cells(summaries, evaluated_on), LEGEND.format(evaluated_on)
-    write_atomically(output / MARKDOWN, f"{markdown(rows)}\n{legend}.\n".encode())
-    write_atomically(output / LATEX, f"% {legend}.\n{latex(rows)}".encode())
-
-
-def markdown(rows: list[list[str]]) -> str:
-    """Format rows as a Markdown table. The first row has the headings."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
-    lines = ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
-    return "\n".join(lines) + "\n"
-
-
-def latex(rows: list[list[str]]) -> str:
-    """Format rows as a LaTeX tabular. The first row has the headings."""
-    head, *body = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
-    columns = "l" + "r" * (len(rows[0]) - 1)
-    lines = [
-        r"% needs \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        *(r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _tex(text: str) -> str:
-    special = {**{c: "\\" + c for c in "&%$#_{}"}, "±": r"$\pm$"}
-    special |= {"ε": r"$\varepsilon$", "δ": r"$\delta$"}
-    special |= {"\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
-    return "".join(special.get(c, c) for c in text)
+    """Write ``table.md``."""
+    table = markdown(cells(summaries, evaluated_on))
+    text = f"{table}\n{legend(summaries, evaluated_on)}\n"
+    write_atomically(output / MARKDOWN, text.encode())
 
 
 def write_csv(path: Path, runs: Runs, evaluated_on: str) -> None:
@@ -312,7 +190,7 @@ def plot(output: Path, runs: Runs) -> None:
     write_atomically(output / PLOT, image.getvalue())
 
 
-def figure_of(rows: Mapping[str, list[list[Row]]]) -> "Figure":
+def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure":
     """Return a figure of accuracy (or error) and training loss by round.
 
     Runs with a simulated time are plotted by it as well. Of several seeds, the mean and
@@ -322,6 +200,8 @@ def figure_of(rows: Mapping[str, list[list[Row]]]) -> "Figure":
     ----------
     rows : mapping
         The rows of each seed, by algorithm.
+    width : float, default 0
+        Width in inches of a figure of accuracy (or error) alone; 0 draws all.
     """
     from matplotlib.figure import Figure
 
@@ -333,8 +213,10 @@ def figure_of(rows: Mapping[str, list[list[Row]]]) -> "Figure":
     if CLOCK in present:
         panels.append((measure, CLOCK))
     look = looks(rows)
-    figure = Figure(figsize=(4.5 * len(panels) + 1.5, 3.6), layout="constrained")
-    every = figure.subplots(1, len(panels))
+    panels, size = panels[:1] if width else panels, 7 if width else 8
+    figsize = (width, 0.8 * width) if width else (4.5 * len(panels) + 1.5, 3.6)
+    figure = Figure(figsize=figsize, layout="constrained")
+    every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (metric, across) in zip(every, panels, strict=True):
         for name, seeds in rows.items():
             rounds, means, deviations = curve(seeds, metric)
@@ -342,20 +224,26 @@ def figure_of(rows: Mapping[str, list[list[Row]]]) -> "Figure":
             if not rounds or not times.keys() >= set(rounds):
                 continue
             at, (colour, style) = [times[n] for n in rounds], look[name]
-            axes.plot(at, means, colour, ls=style, marker=".", ms=3, label=name)
+            line = {"ls": style, "marker": ".", "ms": 3, "label": title(name)}
+            axes.plot(at, means, colour, lw=1 if width else 1.5, **line)
             if len(seeds) > 1:
                 low, high = np.subtract(means, deviations), np.add(means, deviations)
                 axes.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
-        axes.set(xlabel=across, ylabel=metric)
+        axes.set_xlabel(across, size=size + 1)
+        axes.set_ylabel(metric, size=size + 1)
+        axes.tick_params(labelsize=size)
         axes.grid(alpha=0.3)
         if metric == "accuracy":
+            axes.set_ylim(0, 1)
             axes.yaxis.set_major_formatter("{x:.0%}")
         elif metric in ERRORS and all(min(x.get_ydata()) > 0 for x in axes.lines):
             axes.set_yscale("log")
         if across == CLOCK:
             axes.set(xlabel="simulated time", xscale="log")
     if lines := {line.get_label(): line for axes in every for line in axes.lines}:
-        figure.legend(lines.values(), lines, loc="outside right upper", fontsize=8)
+        below = {"loc": "outside lower center", "ncols": 3, "frameon": False}
+        place = below if width else {"loc": "outside right upper"}
+        figure.legend(lines.values(), lines, fontsize=size, **place)
     return figure
 
 

@@ -7,6 +7,7 @@ several tasks their mean ranks are compared as well.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,23 @@ from flwr_frl.results.results import (
     summarize_newcomers,
     summarize_run,
 )
-from flwr_frl.results.statistics import PairedTest, Ranking, holm, paired_test, rank
+from flwr_frl.results.statistics import (
+    LEVEL,
+    OF_TESTS,
+    PairedTest,
+    Ranking,
+    holm,
+    paired_test,
+    rank,
+)
+from flwr_frl.results.tables import (
+    DETAILS,
+    cells,
+    formatted,
+    html,
+    legend,
+    terminal,
+)
 
 # Settings that two runs must share to be compared.
 COMMON = ("evaluate-on", "result-protocol", "evaluate-last")
@@ -62,6 +79,8 @@ class MethodResult:
     on_clients, on_seeds : PairedTest or None
         The test against the reference with clients and with seeds as pairs, corrected
         by Holm over the methods of the task; None for the reference.
+    folders : tuple of Path
+        The folders of the runs.
     """
 
     task: str
@@ -73,6 +92,20 @@ class MethodResult:
     reference: bool = False
     on_clients: PairedTest | None = None
     on_seeds: PairedTest | None = None
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The summary with the tests, as entries of a table."""
+        entries = {n: v for n, v in self.summary.items() if n.startswith(self.metric)}
+        if self.reference:
+            entries |= dict.fromkeys([*OF_TESTS, "p"], "")
+        if self.on_clients:
+            difference = formatted(self.metric, self.on_clients.difference)
+            entries |= {"difference": difference, **self.on_clients.entries}
+        if self.on_seeds and self.on_seeds.p is not None:
+            entries["p by seed"] = self.on_seeds.entries["p"]
+        return entries | {n: v for n, v in self.summary.items() if n not in entries}
 
     @property
     def result(self) -> float | None:
@@ -123,6 +156,38 @@ class Comparison:
         """The rounds of the results, such as ``mean of last 10 rounds``."""
         texts = dict.fromkeys(str(row.summary.get("protocol")) for row in self.rows)
         return " or ".join(texts)
+
+    def __str__(self) -> str:
+        """Return a table for each task, with the tests and what they mean."""
+        return self.text()
+
+    def text(self, hidden: Sequence[str] = DETAILS) -> str:
+        """Return the tables for a terminal, without some entries."""
+        parts = []
+        for name, rows in self.tasks.items():
+            summaries = {row.method: row.entries for row in rows}
+            table = terminal(cells(summaries, self.evaluated_on, hidden))
+            parts += [f"{name}\n{table}" if len(self.tasks) > 1 else table]
+        return "".join([*parts, self.legend])
+
+    def _repr_html_(self) -> str:
+        tables = [
+            html(cells({row.method: row.entries for row in rows}, self.evaluated_on))
+            for rows in self.tasks.values()
+        ]
+        return f"{''.join(tables)}<p>{escape(self.legend)}</p>"
+
+    @property
+    def legend(self) -> str:
+        """An explanation of the results and of the tests."""
+        text = legend({row.method: row.summary for row in self.rows}, self.evaluated_on)
+        if any(row.on_clients for row in self.rows):
+            text += (
+                f" p: Wilcoxon's signed-rank test on the same clients against "
+                f"{self.baseline or 'the best'}, corrected by Holm; significant below "
+                f"{LEVEL}."
+            )
+        return f"{text} {self.ranking}" if self.ranking else text
 
 
 @dataclass(frozen=True)
@@ -227,7 +292,7 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     rows = [
         row
         for title, each in zip(titles, methods, strict=True)
-        for row in _tested(_results(title, each, protocol), baseline)
+        for row in tested(_results(title, each, protocol), baseline)
     ]
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
@@ -318,11 +383,13 @@ def _results(
         summary = summaries[name][0]
         if len(runs) > 1:
             summary = over_seeds(summaries[name])
-        results.append(MethodResult(task, name, metric, summary, clients, seeds))
+        folders = tuple(run.directory for run in runs)
+        result = MethodResult(task, name, metric, summary, clients, seeds)
+        results.append(replace(result, folders=folders))
     return results
 
 
-def _tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:
+def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:
     """Test the methods of a task against the best one or the baseline; best first."""
     sign = 1 if results[0].metric == "accuracy" else -1
     # Methods without a result come last.

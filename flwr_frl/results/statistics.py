@@ -9,6 +9,7 @@ difference (Demšar, Statistical Comparisons of Classifiers over Multiple Data S
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ import numpy as np
 LEVEL = 0.05
 # With five pairs, the smallest p-value of the signed-rank test is 0.0625.
 FEWEST_PAIRS = 6
+# Entries of a table about the size of a difference
+OF_TESTS = ("difference", "effect", "wins/ties/losses")
 # Differences are rounded to this many decimals, so that equal ones are ties.
 DECIMALS = 12
 
@@ -55,11 +58,17 @@ class PairedTest:
         return None if self.p is None else self.p < LEVEL
 
     @property
-    def note(self) -> str:
-        """Why there is no meaningful p-value; empty if there is one."""
+    def entries(self) -> dict[str, Any]:
+        """The test as entries of a table."""
         if self.p is None:
-            return f"{self.pairs} pairs are too few for a test, at least {FEWEST_PAIRS}"
-        return "all pairs are ties" if self.ties == self.pairs else ""
+            p = f"{self.pairs} pairs"
+        else:
+            p = "<0.001" if self.p < 0.001 else f"{self.p:.3f}"
+        return {
+            "effect": f"{self.effect:+.2f}",
+            "wins/ties/losses": f"{self.wins}/{self.ties}/{self.losses}",
+            "p": p,
+        }
 
 
 def paired_test(
@@ -129,6 +138,16 @@ class Ranking:
     statistic: float
     p: float
     critical_difference: float
+
+    def __str__(self) -> str:
+        """Return the ranks and what their differences mean, in one line."""
+        of_methods = zip(self.methods, self.ranks, strict=True)
+        ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in of_methods)
+        return (
+            f"Mean ranks over {self.tasks} tasks: {ranks}. "
+            f"Friedman's test: p = {self.p:.3g}. Differences of at least "
+            f"{self.critical_difference:.2f} are significant (Nemenyi)."
+        )
 
     @property
     def groups(self) -> list[tuple[int, int]]:

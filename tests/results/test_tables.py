@@ -5,7 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from flwr_frl.results.comparison import cells, latex, markdown, show, write_tables
+from flwr_frl.results.comparison import write_tables
+from flwr_frl.results.tables import cells, html, latex, markdown, terminal
 
 SUMMARIES = {
     "fedavg": {"accuracy": 0.5, "accuracy-weighted": 0.25, "bytes": 1_500_000},
@@ -41,6 +42,13 @@ def test_number_of_clients_is_shown_beside_the_means():
     assert cells({"fedavg": {"rounds": 100 / 3}})[1][1] == "33.33333"
 
 
+def test_details_and_empty_entries_are_left_out():
+    summary = {"accuracy": 0.5, "rounds": 4, "p": "", "protocol": "last"}
+    every = {"fedavg": summary, "local": {**summary, "rounds": 5}}
+    assert cells(every)[0] == ["algorithm", "accuracy", "rounds"]
+    assert cells(every, without=["rounds"])[0] == ["algorithm", "accuracy"]
+
+
 def test_files_in_markdown_and_latex(tmp_path):
     assert markdown(ROWS) == (
         "| algorithm | accuracy | by examples | MB | r\\|2 |\n"
@@ -48,17 +56,21 @@ def test_files_in_markdown_and_latex(tmp_path):
         "| fedavg | 50.00% | 25.00% | 1.5 |  |\n"
         "| own_50% | 75.00% ± 1.25% |  |  | 1.5 |\n"
     )
-    lines = latex(ROWS).splitlines()
+    lines = latex(ROWS, bold={(2, 1)}).splitlines()
     assert lines[1] == r"\begin{tabular}{lrrrr}"
-    assert lines[-3] == r"own\_50\% & 75.00\% $\pm$ 1.25\% &  &  & 1.5 \\"
+    assert lines[3] == r"algorithm & accuracy (\%) & by examples (\%) & MB & r|2 \\"
+    assert lines[-3] == r"own\_50\% & \textbf{75.00 $\pm$ 1.25} &  &  & 1.5 \\"
     assert lines[-1] == r"\end{tabular}"
+    assert html([["a", "b"], ["<c>", "d"]]) == (
+        "<table><tr><th>a</th><th>b</th></tr>"
+        "<tr><td>&lt;c&gt;</td><td>d</td></tr></table>"
+    )
     write_tables(tmp_path, SUMMARIES, "validation")
     rows = cells(SUMMARIES, "validation")
     text = (tmp_path / "table.md").read_text()
     assert text.startswith(markdown(rows))
     # The legend names the evaluated examples.
-    assert "all validation examples;" in text
-    assert (tmp_path / "table.tex").read_text().endswith(latex(rows))
+    assert "on validation examples" in text
 
 
 MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
@@ -72,8 +84,7 @@ MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
     ],
 )
 def test_narrow_terminal_shows_all_words_and_columns(monkeypatch, summaries, words):
-    text = StringIO()
-    narrow = Console(file=text, width=50)
-    monkeypatch.setattr("flwr_frl.results.comparison.Console", lambda: narrow)
-    show(summaries, "test")
-    assert [word for word in words if word not in text.getvalue()] == []
+    narrow = Console(file=StringIO(), width=50)
+    monkeypatch.setattr("flwr_frl.results.tables.Console", lambda: narrow)
+    text = terminal(cells(summaries, "test"))
+    assert [word for word in words if word not in text] == []

@@ -34,7 +34,7 @@ def test_the_files_of_a_run(compared):
     own = ("metrics.jsonl", "clients.json", "status.json", "checkpoint.safetensors")
     assert files - heads == {
         *("accuracy.png", "metrics.csv", "report.html", "summary.json"),
-        *("table.md", "table.tex"),
+        *("table.md", "table.tex", "references.bib"),
         *(f"{name}/{file}" for name in ("fedavg", "fedrep") for file in own),
     }
     with Image.open(compared / "accuracy.png") as image:

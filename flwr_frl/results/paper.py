@@ -1,0 +1,171 @@
+"""What a paper needs of a comparison: a LaTeX table, references and figures.
+
+Table and figures fit into a column.
+"""
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr_frl.common.files import write_atomically
+from flwr_frl.results.comparison import figure_of
+from flwr_frl.results.methods import Comparison
+from flwr_frl.results.results import METRICS, read_rows
+from flwr_frl.results.statistics import Ranking
+from flwr_frl.results.tables import chosen_cells, latex
+from flwr_frl.strategies.table import title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Width of a column, in inches
+WIDTH = 3.3
+# Columns of the table after the main result
+COLUMNS = ("accuracy-worst-decile", "bytes", "seconds")
+# BibTeX entries, each with the algorithms that it describes as keywords. A Flower
+# bundle has no file of this kind.
+REFERENCES = Path(__file__).with_name("references.bib")
+
+
+def write_paper(
+    output: Path, comparison: Comparison, columns: Sequence[str] = ()
+) -> None:
+    """Write ``table.tex``, ``references.bib`` and figures as PDF and SVG.
+
+    Figures need matplotlib.
+
+    Parameters
+    ----------
+    output : Path
+        The folder.
+    comparison : Comparison
+        The comparison.
+    columns : sequence of str
+        Entries of ``summary.json`` in the table of a single task; by default the main
+        result and `COLUMNS`.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "table.tex", table(comparison, columns).encode())
+    text = references([row.method for row in comparison.rows])
+    write_atomically(output / "references.bib", text.encode())
+    if find_spec("matplotlib") is not None:
+        write_figures(output, comparison)
+
+
+def write_figures(output: Path, comparison: Comparison) -> None:
+    """Write the curves of each task, and the diagram of mean ranks if there is one."""
+    import matplotlib
+
+    figures = {}
+    for name, rows in comparison.tasks.items():
+        of_methods = {
+            row.method: [read_rows(folder / METRICS) for folder in row.folders]
+            for row in rows
+        }
+        ending = f"-{name}" if len(comparison.tasks) > 1 else ""
+        figures[rows[0].metric + ending] = figure_of(of_methods, WIDTH)
+    if comparison.ranking:
+        figures["ranks"] = rank_diagram(comparison.ranking)
+    for name, figure in figures.items():
+        for kind in ("pdf", "svg"):
+            image = io.BytesIO()
+            # Many publishers do not accept the default fonts, which are of type 3.
+            with matplotlib.rc_context({"pdf.fonttype": 42}):
+                figure.savefig(image, format=kind)
+            path = output / f"{name.replace(' ', '-')}.{kind}"
+            write_atomically(path, image.getvalue())
+
+
+def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
+    """Return the LaTeX table: methods by metrics or, with several tasks, by tasks.
+
+    The best result of a task is bold, and so are results that do not differ from it
+    significantly. With a baseline, only the best result is.
+    """
+    tasks, ranking = comparison.tasks, comparison.ranking
+    methods = list(dict.fromkeys(row.method for row in comparison.rows))
+    if len(tasks) == 1:
+        columns = columns or [comparison.rows[0].metric, *COLUMNS]
+        summaries = {row.method: row.summary for row in comparison.rows}
+        head, *rows = chosen_cells(summaries, columns, comparison.evaluated_on)
+    else:
+        ranks = (
+            dict(zip(ranking.methods, ranking.ranks, strict=True)) if ranking else {}
+        )
+        methods.sort(key=lambda name: ranks.get(name, math.inf))
+        results = {
+            (row.method, row.task): chosen_cells({"": row.summary}, [row.metric])[1][1]
+            for row in comparison.rows
+        }
+        head = ["algorithm", *tasks]
+        rows = [
+            [method, *(results.get((method, task), "") for task in tasks)]
+            for method in methods
+        ]
+        if ranks:
+            head.append("mean rank")
+            rows = [[*r, f"{ranks[r[0]]:.2f}" if r[0] in ranks else ""] for r in rows]
+    column = {task: j for j, task in enumerate(tasks, 1)}
+    bold = {
+        (methods.index(row.method) + 1, column[row.task])
+        for best, *others in tasks.values()
+        for row in (best, *others)
+        if row is best or (not comparison.baseline and row.differs is False)
+    }
+    titled = [[title(method), *cells] for method, *cells in rows]
+    return f"% {comparison.legend}\n{latex([head, *titled], bold)}"
+
+
+def references(methods: Sequence[str]) -> str:
+    """Return the BibTeX entries of some methods."""
+    text = REFERENCES.read_text(encoding="utf-8") if REFERENCES.is_file() else ""
+    names = {method.partition(" ")[0] for method in methods}
+    chosen = []
+    for entry in text.split("\n\n"):
+        keywords = re.search(r"keywords = {(.*)}", entry)
+        if keywords and not names.isdisjoint(keywords[1].split(", ")):
+            chosen.append(f"{entry.strip()}\n")
+    return "\n".join(chosen)
+
+
+def rank_diagram(ranking: Ranking) -> "Figure":
+    """Return a critical-difference diagram (Demšar 2006, figure 1).
+
+    Methods are at their mean ranks, the best on the left. Bars connect groups of
+    methods that do not differ significantly.
+    """
+    from matplotlib.figure import Figure
+
+    count, groups = len(ranking.methods), ranking.groups
+    half = (count + 1) // 2
+    depth = 0.45 + 0.25 * len(groups)
+    height = depth + 0.5 * half
+    figure = Figure(figsize=(WIDTH, 0.35 + 0.32 * height))
+    # The names are left and right of the axes.
+    axes = figure.add_axes((0.22, 0.02, 0.56, 0.96))
+    axes.set(xlim=(1 - 0.05, count + 0.05), ylim=(height, -1.2))
+    axes.spines[:].set_visible(False)
+    axes.spines["top"].set(visible=True, position=("data", 0))
+    axes.xaxis.tick_top()
+    axes.tick_params(labelsize=8, pad=1)
+    axes.set(xticks=range(1, count + 1), yticks=[])
+    # The critical difference, above the axis
+    width = min(ranking.critical_difference, count - 1)
+    axes.plot([1, 1 + width], [-1, -1], "k|-", lw=1.5, ms=5)
+    label = f" CD = {ranking.critical_difference:.2f}"
+    axes.text(1 + width, -1, label, fontsize=7, va="center")
+    for i, (method, at) in enumerate(zip(ranking.methods, ranking.ranks, strict=True)):
+        left = i < half
+        y = depth + 0.5 * (i if left else count - 1 - i)
+        edge = 1 - 0.05 if left else count + 0.05
+        axes.plot([at, at, edge], [0, y, y], "k-", lw=0.7)
+        side = "right" if left else "left"
+        axes.text(edge, y, f" {title(method)} ", fontsize=8, va="center", ha=side)
+    for i, (first, last) in enumerate(groups):
+        ends = [ranking.ranks[first] - 0.04, ranking.ranks[last] + 0.04]
+        axes.plot(ends, [0.3 + 0.25 * i] * 2, "k-", lw=2.5)
+    return figure

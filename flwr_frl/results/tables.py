@@ -1,0 +1,193 @@
+"""Tables of results for the terminal, Markdown, LaTeX and notebooks.
+
+A table is a list of rows of cells; the first row has the headings.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from html import escape as escape_html
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flwr_frl.common.messages import OF_CLIENTS
+from flwr_frl.results.results import LOST, OVER_SEEDS, is_number
+
+# Heading, number format and divisor of entries of a summary. Others have their name and
+# four digits.
+COLUMNS: dict[str, tuple[str, str, float]] = {
+    "accuracy": ("accuracy", "{:.2%}", 1),
+    "accuracy-last": ("last round", "{:.2%}", 1),
+    "accuracy-weighted": ("by examples", "{:.2%}", 1),
+    "accuracy-std-clients": ("std over clients", "{:.2%}", 1),
+    "accuracy-worst-decile": ("worst tenth", "{:.2%}", 1),
+    "accuracy-best-decile": ("best tenth", "{:.2%}", 1),
+    "accuracy-newcomers": ("new clients", "{:.2%}", 1),
+    "accuracy-global": ("global model", "{:.2%}", 1),
+    "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
+    "loss-point": ("cost", "{:.4g}", 1),
+    "evaluated": ("clients", "{:.7g}", 1),
+    LOST: ("lost replies", "{:.0%}", 1),
+    "epsilon": ("ε", "{:.4g}", 1),
+    "example-epsilon": ("ε of examples", "{:.4g}", 1),
+    "delta": ("δ", "{:g}", 1),
+    "rounds": ("rounds", "{:.7g}", 1),
+    "seconds": ("seconds", "{:.1f}", 1),
+    "seconds-simulated": ("simulated", "{:.1f}", 1),
+    "bits": ("Mbit of messages", "{:,.3f}", 1e6),
+    "bytes": ("MB", "{:,.1f}", 1e6),
+    "loss-weighted": ("loss by examples", "{:.4g}", 1),
+}
+# Entries that a terminal does not show; ``table.md`` has them.
+DETAILS = (
+    *("accuracy-weighted", "accuracy-best-decile", "evaluated", "rounds"),
+    *("validation-accuracy", "validation-loss"),
+)
+# Explains the headings, after the meaning of the main result.
+LEGEND = (
+    "±: standard deviation over seeds; worst and best tenth: mean over that tenth of "
+    "the clients; by examples: mean over all examples"
+)
+
+Summaries = Mapping[str, Mapping[str, Any]]
+
+
+def cells(
+    summaries: Summaries, evaluated_on: str = "test", without: Sequence[str] = ()
+) -> list[list[str]]:
+    """Return the rows of a table of summaries.
+
+    Parameters
+    ----------
+    summaries : mapping
+        The summary of each algorithm. Entries may also be text.
+    evaluated_on : {"test", "validation"}, default "test"
+        The examples on which accuracies and losses were measured.
+    without : sequence of str
+        Entries that are left out.
+    """
+    every = dict.fromkeys(name for summary in summaries.values() for name in summary)
+    hidden = {"protocol", "seeds", *without}
+    if "accuracy" in every:
+        hidden |= {"loss", "loss-weighted"}
+    if not any(summary.get(LOST) for summary in summaries.values()):
+        hidden.add(LOST)
+    beside = (OVER_SEEDS, OF_CLIENTS)
+    shown = [n for n in every if n not in hidden and not n.endswith(beside)]
+    present = [n for n in shown if any(_cell(s, n) for s in summaries.values())]
+    return chosen_cells(summaries, present, evaluated_on)
+
+
+def chosen_cells(
+    summaries: Summaries, columns: Sequence[str], evaluated_on: str = "test"
+) -> list[list[str]]:
+    """Return the rows of a table with some entries of summaries, as `cells`."""
+    named = {"accuracy": "validation accuracy"} if evaluated_on == "validation" else {}
+    named["loss"] = f"{evaluated_on} loss"
+    rows = [["algorithm", *(named.get(n, _look(n)[0]) for n in columns)]]
+    for algorithm, summary in summaries.items():
+        rows.append([algorithm, *(_cell(summary, name) for name in columns)])
+    return rows
+
+
+def legend(summaries: Summaries, evaluated_on: str) -> str:
+    """Explain the results and the headings of a table in one line."""
+    protocols = dict.fromkeys(str(s.get("protocol", "")) for s in summaries.values())
+    of = " or ".join(filter(None, protocols))
+    return f"Results: mean over the clients on {evaluated_on} examples, {of}; {LEGEND}."
+
+
+def _look(name: str) -> tuple[str, str, float]:
+    return COLUMNS.get(name, (name, "{:.4g}", 1))
+
+
+def formatted(name: str, value: float) -> str:
+    """Return the value of an entry as it is shown."""
+    _, form, unit = _look(name)
+    return form.format(value / unit)
+
+
+def _cell(summary: Mapping[str, Any], name: str) -> str:
+    value = summary.get(name)
+    if not is_number(value):
+        return value or ""
+    text = formatted(name, value)
+    if (deviation := summary.get(name + OVER_SEEDS)) is not None:
+        text += f" ± {formatted(name, deviation)}"
+    if (clients := summary.get(name + OF_CLIENTS)) is not None:
+        text += f" ({clients:.7g} clients)"
+    return text
+
+
+def terminal(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows for a terminal. Words are never cut, however narrow it is."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading, *column in zip(*rows, strict=True):
+        words = " ".join([heading, *column]).split()
+        table.add_column(escape(heading), min_width=max(map(len, words), default=1))
+    for row in rows[1:]:
+        table.add_row(*map(escape, row))
+    console = Console()
+    with console.capture() as captured:
+        # Lines of a table that is wider than the terminal are wrapped.
+        console.print(table, crop=False)
+    return captured.get()
+
+
+def html(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows as an HTML table."""
+    kinds = ["th", *["td"] * (len(rows) - 1)]
+    lines = [
+        "".join(f"<{kind}>{escape_html(cell)}</{kind}>" for cell in row)
+        for kind, row in zip(kinds, rows, strict=True)
+    ]
+    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows as a Markdown table."""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+    lines = ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
+    return "\n".join(lines) + "\n"
+
+
+def latex(rows: Sequence[Sequence[str]], bold: Container[tuple[int, int]] = ()) -> str:
+    """Format rows as a LaTeX tabular. Signs of percent move to the headings.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of str
+        The rows.
+    bold : container of (int, int)
+        Row and column of each cell in bold.
+    """
+    columns = [[_tex(row[0]) for row in rows]]
+    for j, (heading, *column) in enumerate(list(zip(*rows, strict=True))[1:], 1):
+        unit = " (%)" if any("%" in cell for cell in column) else ""
+        body = [_tex(cell.replace("%", "")) for cell in column]
+        body = [
+            rf"\textbf{{{cell}}}" if (i, j) in bold else cell
+            for i, cell in enumerate(body, 1)
+        ]
+        columns.append([_tex(heading + unit), *body])
+    head, *lines = [" & ".join(row) + r" \\" for row in zip(*columns, strict=True)]
+    kinds = "l" + "r" * (len(columns) - 1)
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            rf"\begin{{tabular}}{{{kinds}}}",
+            *(r"\toprule", head, r"\midrule", *lines, r"\bottomrule"),
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def _tex(text: str) -> str:
+    special = {**{c: "\\" + c for c in "&%$#_{}"}, "±": r"$\pm$"}
+    special |= {"ε": r"$\varepsilon$", "δ": r"$\delta$"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
+    return "".join(special.get(c, c) for c in text)

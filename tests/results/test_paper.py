@@ -1,0 +1,61 @@
+"""The LaTeX table, references and figures of a comparison."""
+
+import re
+
+from compared_runs import FEDAVG, FEDPER, FEDREP, with_seeds, write_runs
+
+from flwr_frl import compare
+from flwr_frl.results.paper import references, write_paper
+from flwr_frl.strategies.table import ALGORITHMS
+
+
+def lines_of(output) -> list[str]:
+    text = (output / "table.tex").read_text()
+    return [line for line in text.splitlines() if "&" in line]
+
+
+def test_best_results_and_those_that_do_not_differ_are_bold(tmp_path):
+    with_seeds(tmp_path, 2, fedavg=FEDAVG, fedrep=FEDREP, fedper=FEDPER)
+    write_paper(tmp_path, compare(tmp_path))
+    # With eight clients, FedPer differs from FedRep in one, and FedAvg in all.
+    assert lines_of(tmp_path) == [
+        r"algorithm & accuracy (\%) & worst tenth (\%) & MB & seconds \\",
+        r"FedRep & \textbf{68.25 $\pm$ 0.71} & 19.50 $\pm$ 0.71 & 0.0 & 8.0 \\",
+        r"FedPer & \textbf{67.00 $\pm$ 0.71} & 19.50 $\pm$ 0.71 & 0.0 & 8.0 \\",
+        r"FedAvg & 44.50 $\pm$ 0.71 & 9.50 $\pm$ 0.71 & 0.0 & 8.0 \\",
+    ]
+    write_paper(tmp_path, compare(tmp_path, baseline="fedavg"), ["accuracy", "rounds"])
+    assert lines_of(tmp_path)[:3] == [
+        r"algorithm & accuracy (\%) & rounds \\",
+        r"FedRep & \textbf{68.25 $\pm$ 0.71} & 4 \\",
+        r"FedPer & 67.00 $\pm$ 0.71 & 4 \\",
+    ]
+
+
+def test_several_tasks_are_columns_with_mean_ranks(tmp_path, figures):
+    one = write_runs(tmp_path / "one", fedavg=FEDAVG, fedrep=FEDREP, fedper=FEDPER)
+    methods = {"fedavg": FEDAVG, "fedrep": FEDPER, "fedper": FEDREP, "local": FEDAVG}
+    two = write_runs(tmp_path / "two", examples=9, **methods)
+    paper = tmp_path / "paper"
+    write_paper(paper, compare(one, two))
+    assert lines_of(paper) == [
+        r"algorithm & digits (one) (\%) & digits (two) (\%) & mean rank \\",
+        r"FedRep & \textbf{68.75} & \textbf{67.50} & 1.50 \\",
+        r"FedPer & \textbf{67.50} & \textbf{68.75} & 1.50 \\",
+        r"FedAvg & 45.00 & 45.00 & 3.00 \\",
+        r"Local training &  & 45.00 &  \\",
+    ]
+    names = {path.name for path in paper.iterdir()}
+    assert {"ranks.pdf", "ranks.svg", "accuracy-digits-(one).pdf"} <= names
+    # 3.3 inches of 72 points
+    assert b"/MediaBox [ 0 0 237.6" in (paper / "ranks.pdf").read_bytes()
+    keys = re.findall(r"@\w+{(.*),", (paper / "references.bib").read_text())
+    assert sorted(keys) == [
+        *("arivazhagan2019federated", "collins2021exploiting"),
+        "mcmahan2017communication",
+    ]
+
+
+def test_each_algorithm_has_a_reference():
+    assert [name for name in ALGORITHMS if not references([name])] == ["local"]
+    assert references(["fedrep (slow)"]) == references(["fedrep"])
