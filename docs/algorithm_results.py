@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.derived import published
 from docs.links import RESULTS
-from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.strategies.table import title
 
 # Methods beside which an algorithm is shown.
 OTHERS = ("fedavg", "fedavg-ft", "fedrep", "local")
@@ -59,7 +59,7 @@ def comparison(name: str) -> str:
 
 def title_of(name: str) -> str:
     """Return an algorithm's name as in its paper, as Markdown."""
-    return ALGORITHMS[name][1].partition(" (")[0].replace("*", r"\*")
+    return title(name).replace("*", r"\*")
 
 
 def _mean(runs: list[dict[str, float]]) -> str:
